@@ -1,0 +1,57 @@
+# Commands of the project. `make demo` and `make test` set up everything they need.
+.DEFAULT_GOAL := help
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+STACK  ?= vllm-ascend-0.23.0
+MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
+STAMP  := $(VENV)/.installed
+DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
+	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
+
+.PHONY: help demo test test-unit test-sim lint format types bench golden check sim clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev,html]'
+	@touch $@
+
+sim: $(STAMP)  ## Set up the simulated device and its engine stack
+	$(BIN)/memprof sim setup --stack $(STACK)
+
+demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
+	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
+
+test: lint test-unit test-sim  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
+
+test-unit: $(STAMP)  ## Unit tests: no engine, no device
+	$(BIN)/python -m pytest tests/unit tests/golden
+
+test-sim: sim  ## Shim tests and the real engine on the simulated device
+	$(BIN)/python -m pytest tests/shim tests/integration
+
+lint: $(STAMP)  ## ruff, codespell, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell vllm_memprof tests scripts docs README.md CHANGELOG.md Makefile
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
+	$(BIN)/python scripts/bench_overhead.py
+
+golden: $(STAMP)  ## Rewrite the golden files; read the diff before you commit it
+	$(BIN)/python -m pytest tests/golden --update-golden
+
+check:  ## What CI runs
+	bash .ci/run
+
+clean:  ## Remove the virtual environment and caches of the tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,47 @@
+"""The error tree. Every error a user may meet carries its exit status.
+
+MemprofError                 exit 1
+├── UsageError               exit 2   a wrong argument, an unknown profile, a bad size
+├── RunRecordError           exit 3   a run folder or a log that cannot be read
+├── LaunchError              exit 1   the engine could not be started or died
+├── SetupError               exit 1   a simulated stack could not be installed or built
+└── UnsupportedVersionError  exit 1   an engine version without a row in a table
+"""
+
+from __future__ import annotations
+
+
+class MemprofError(Exception):
+    """What failed, where (path, rank, phase), and what to try next.
+
+    Args:
+        message: what failed and where, one sentence.
+        hint: what to try next; printed on its own line.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(MemprofError):
+    exit_code = 2
+
+
+class RunRecordError(MemprofError):
+    exit_code = 3
+
+
+class LaunchError(MemprofError):
+    pass
+
+
+class SetupError(MemprofError):
+    pass
+
+
+class UnsupportedVersionError(MemprofError):
+    pass

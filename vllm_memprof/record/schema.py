@@ -1,0 +1,180 @@
+"""The run record: names and shapes shared by capture, launcher, loader and ledger. Standard library only.
+
+A run folder holds ``run.json`` (one object), ``events/<host>-<pid>.jsonl`` (one object per line, flushed per
+event), ``engine.log`` and the reports. Each event line has ``kind`` and ``t_ns`` (CLOCK_MONOTONIC); the other
+keys depend on the kind:
+
+======================  ==========================================================================================
+kind                    keys
+======================  ==========================================================================================
+process (first line)    schema, host, pid, ppid, role, wall, argv, python, versions {package: version}
+identity                role, rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank, device_index, label,
+                        soc, world_size (null where unknown); may repeat, the last one counts
+hook                    hook, phase, need, state (pending|bound|missing|absent_ok|overwritten|never_called|error),
+                        target, detail
+phase                   phase, edge (before|after), id, parent, hook, snapshot, error, detail
+figures                 source, values {FIGURES name: number or null}
+kv_plan                 KV_PLAN keys, role engine_core
+ready                   what (model|server|plan)
+error                   where, message
+======================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+RUN_SCHEMA = "memprof.run/1"
+EVENTS_SCHEMA = "memprof.events/1"
+REPORT_SCHEMA = "memprof.report/1"
+
+#: Environment variable that switches capture on: the run folder. Without it the plugin is inert.
+ENV_RUN_DIR = "MEMPROF_RUN_DIR"
+#: "1": a required hook that cannot bind ends the engine instead of leaving a finding.
+ENV_STRICT = "MEMPROF_STRICT"
+#: Phase after which the engine is to stop; set by ``memprof plan`` to ``kv_plan``.
+ENV_STOP_AFTER = "MEMPROF_STOP_AFTER"
+
+RUN_FILE = "run.json"
+EVENTS_DIR = "events"
+ENGINE_LOG = "engine.log"
+REPORT_JSON = "report.json"
+REPORT_MD = "report.md"
+
+ROLES = ("api", "engine_core", "worker", "unknown")
+STATUSES = ("running", "ok", "failed", "oom", "truncated")
+
+#: Phase ids in the order of a start-up. (DESIGN: run record)
+PHASES = (
+    "device_init",
+    "hccl_init",
+    "communicator",
+    "weight_load",
+    "mm_profile",
+    "profile_run",
+    "empty_cache",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+    "request",
+    "sleep",
+    "wake_up",
+    "weight_update",
+    "oom",
+    "shutdown",
+)
+
+#: Keys of a snapshot event besides ``t_ns``. Unknown is null.
+SNAPSHOT_FIELDS = (
+    "device_total_bytes",
+    "device_free_bytes",
+    "allocated_bytes",
+    "allocated_peak_bytes",
+    "allocated_run_peak_bytes",
+    "reserved_bytes",
+    "reserved_peak_bytes",
+    "reserved_run_peak_bytes",
+    "npu_workspace_bytes",
+    "non_torch_bytes",
+    "host_rss_bytes",
+    "alloc_retries",
+    "ooms",
+)
+
+#: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says otherwise.
+FIGURES = (
+    "device_total_bytes",  # init_snapshot.total_memory
+    "initial_free_bytes",  # init_snapshot.free_memory
+    "initial_non_torch_bytes",  # init_snapshot.non_torch_memory
+    "gpu_memory_utilization",  # float
+    "requested_bytes",  # float: requested_memory, unrounded where the engine does not round
+    "weights_bytes",  # model_runner.model_memory_usage
+    "peak_activation_bytes",  # torch_peak_increase that the equation charges
+    "non_torch_increase_bytes",  # non_torch_increase that the equation charges
+    "profile_before_allocated_peak_bytes",  # before_profile.torch_peak
+    "profile_before_non_torch_bytes",
+    "profile_after_allocated_peak_bytes",
+    "profile_after_non_torch_bytes",
+    "profile_after_free_bytes",
+    "graph_bytes",  # npugraph_memory_bytes, null when no graph was captured
+    "kv_cache_bytes",  # what determine_available_memory returned
+    "kv_cache_memory_bytes_arg",  # --kv-cache-memory-bytes, null when not given
+)
+
+#: Keys of a ``kv_plan`` event.
+KV_PLAN = (
+    "blocks",  # blocks the engine serves with (min over workers)
+    "block_size",  # tokens per block
+    "tokens",  # what the engine prints as KV cache size, null where it cannot be recomputed
+    "max_model_len",
+    "max_concurrency",  # float
+    "available_bytes",  # list, one per worker: what the equation granted
+    "planned_bytes",  # list, one per worker: what the plan's tensors sum to
+    "bytes_per_token",  # per worker, all layers
+    "groups",  # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype"}
+    "gpu_memory_utilization",
+)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One reading of one device by one process. Integers of bytes; None is unknown, never 0."""
+
+    t_ns: int  # time.monotonic_ns()
+    device_total_bytes: int | None = None  # aclrtGetMemInfo / cudaMemGetInfo
+    device_free_bytes: int | None = None
+    allocated_bytes: int | None = None  # allocated_bytes.all.current
+    allocated_peak_bytes: int | None = None  # allocated_bytes.all.peak: since the engine last reset it
+    allocated_run_peak_bytes: int | None = None  # the same, folded over resets: since the process began
+    reserved_bytes: int | None = None  # reserved_bytes.all.current
+    reserved_peak_bytes: int | None = None
+    reserved_run_peak_bytes: int | None = None
+    npu_workspace_bytes: int | None = None  # per-stream operator workspace, outside reserved
+    non_torch_bytes: int | None = None  # (total - free) - reserved; all processes on the device
+    host_rss_bytes: int | None = None  # resident set of this process
+    alloc_retries: int | None = None  # num_alloc_retries (a count)
+    ooms: int | None = None  # num_ooms (a count)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Snapshot:
+        return cls(**{key: data.get(key) for key in cls.__dataclass_fields__})  # type: ignore[arg-type]
+
+
+@dataclass
+class RunInfo:
+    """``run.json``. Written by the launcher at the start (status running) and at the end."""
+
+    id: str
+    mode: str  # serve | offline | plan
+    model: str
+    command: list[str]  # as typed, secrets redacted
+    engine_command: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)  # memory-relevant variables, secrets redacted
+    versions: dict[str, str] = field(default_factory=dict)
+    engine: str | None = None  # vllm-ascend | vllm
+    engine_version: str | None = None
+    device: str | None = None  # SoC name, or profile name when simulated
+    simulated: bool = False
+    device_profile: str | None = None
+    host: str | None = None
+    started: str | None = None  # ISO 8601 UTC
+    ended: str | None = None
+    seconds: float | None = None
+    start_t_ns: int | None = None  # CLOCK_MONOTONIC at launch, same clock as the events
+    status: str = "running"
+    exit_code: int | None = None
+    exit_reason: str | None = None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
+    notes: list[str] = field(default_factory=list)
+    schema: str = RUN_SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RunInfo:
+        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        return cls(**known)

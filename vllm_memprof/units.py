@@ -1,0 +1,38 @@
+"""The only place where bytes become GiB, and text becomes bytes. GiB is 2**30."""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_SUFFIX = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+_SIZE = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
+    """Bytes as GiB text without the unit, ``-`` where the figure is unknown."""
+    if size_bytes is None:
+        return "-"
+    return f"{size_bytes / GIB:,.{digits}f}"
+
+
+def format_bytes(size_bytes: int | None) -> str:
+    """Exact bytes with thousands separators, ``-`` where the figure is unknown."""
+    if size_bytes is None:
+        return "-"
+    return f"{size_bytes:,}"
+
+
+def parse_size(text: str) -> int:
+    """``"43.5GiB"``, ``"512MiB"``, ``"4096"`` to bytes.
+
+    Raises:
+        ValueError: not a size; decimal units (GB, MB) are refused because engines write GB and mean GiB.
+    """
+    match = _SIZE.match(text)
+    if match is None or match.group(2).lower() not in _SUFFIX:
+        raise ValueError(f"not a size: {text!r} (write bytes, or KiB, MiB, GiB)")
+    return round(float(match.group(1).replace(",", "").replace("_", "")) * _SUFFIX[match.group(2).lower()])
