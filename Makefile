@@ -32,7 +32,7 @@ test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest tests/unit tests/golden
 
 test-sim: sim  ## Shim tests and the real engine on the simulated device
-	$(BIN)/python -m pytest tests/shim tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest tests/shim tests/integration
 
 lint: $(STAMP)  ## ruff, codespell, mypy
 	$(BIN)/ruff check .

@@ -1,0 +1,42 @@
+"""Two runs on one simulated device: the second sees the memory of the first."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.conftest import finish, read_events, start_memprof, wait_until
+from vllm_memprof.units import GIB
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+
+ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096"]
+
+
+def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup_processes):
+    """The first plan is stopped (SIGSTOP) right after its weights are loaded, so that both hold memory at once."""
+    first_dir, second_dir = tmp_path / "first", tmp_path / "second"
+    first = start_memprof(["plan", "Qwen/Qwen3-14B", *ARGS, "--gpu-memory-utilization", "0.6"], first_dir)
+    cleanup_processes.append(first)
+
+    def weights_loaded():
+        assert first.poll() is None, (tmp_path / "first.out").read_text()[-3000:]
+        for event in read_events(first_dir):
+            if event["kind"] == "phase" and event["phase"] == "weight_load" and event["edge"] == "after":
+                pid = int(event["file"].removesuffix(".jsonl").rsplit("-", 1)[1])
+                os.kill(pid, signal.SIGSTOP)
+                return pid, event["snapshot"]["reserved_bytes"]
+        return None
+
+    worker, held = wait_until(weights_loaded, 200, "the first run holds its weights")
+    assert held > 27 * GIB
+    try:
+        second = start_memprof(["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization", "0.2"], second_dir)
+        cleanup_processes.append(second)
+        seen = finish(second, second_dir).report["ranks"][0]
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert finish(first, first_dir).returncode == 0
+    assert seen["initial_free_bytes"] <= seen["device_total_bytes"] - held

@@ -1,0 +1,85 @@
+"""``memprof serve`` on the simulated device: the HTTP interface answers, Ctrl-C leaves nothing, the report is whole."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import socket
+import struct
+import urllib.request
+import zlib
+
+import pytest
+
+from tests.conftest import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def png(width: int, height: int) -> bytes:
+    """A grey picture, written by hand so that the test needs no imaging library."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + b"\x80\x80\x80" * width for _ in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def request(port: int, path: str, body: dict | None = None, timeout_s: float = 90):
+    data = None if body is None else json.dumps(body).encode()
+    call = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", data=data, headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call, timeout=timeout_s) as answer:
+        return json.loads(answer.read())
+
+
+def models(port: int):
+    try:
+        return request(port, "/v1/models", timeout_s=2)
+    except OSError:
+        return None
+
+
+def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(sim_stack, tmp_path, cleanup_processes):
+    port = free_port()
+    run_dir = tmp_path / "run"
+    model = "Qwen/Qwen3-VL-8B-Instruct"
+    args = ["serve", model, "--device", "sim:910b", "--tensor-parallel-size", "2", "--enforce-eager"]
+    args += ["--max-model-len", "16384", "--max-num-seqs", "4", "--port", str(port), "--host", "127.0.0.1"]
+    process = start_memprof(args, run_dir)
+    cleanup_processes.append(process)
+    answer = wait_until(lambda: models(port) or process.poll() is not None, 200, "the server answers")
+    assert answer is not True, (tmp_path / "run.out").read_text()[-3000:]
+    assert [entry["id"] for entry in answer["data"]] == [model]
+
+    picture = "data:image/png;base64," + base64.b64encode(png(640, 480)).decode()
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": picture}}]
+    reply = request(
+        port,
+        "/v1/chat/completions",
+        {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 8},
+    )
+    assert reply["usage"]["completion_tokens"] == 8
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["prompt_tokens"] > 300  # 640 x 480 is 20 x 15 merged patches
+
+    pids = engine_pids(run_dir)
+    assert len(pids) >= 4  # API server, engine core, two workers
+    process.send_signal(signal.SIGINT)
+    run = finish(process, run_dir, 60)
+    assert_nothing_left(pids)
+    assert run.returncode == 0, run.output[-3000:]
+    assert run.info["status"] == "ok"
+    for rank in run.report["ranks"]:
+        assert rank["budget"]["residual_bytes"] == 0
+    assert (run_dir / "report.md").read_text().startswith("#")
