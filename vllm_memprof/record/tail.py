@@ -1,0 +1,76 @@
+"""Incremental reader of a run's event files, for the launcher's live view. Standard library only.
+
+Runs in the launcher while the engine's processes append. A line counts once its newline is there, so an event
+that is still being written is delivered by a later poll, whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.record.schema import EVENTS_DIR
+
+#: Bytes read per file and poll, so that one chatty process cannot stall the others.
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass
+class _Cursor:
+    offset: int = 0  # bytes of the file consumed so far
+    pending: bytes = b""  # the start of a line whose newline has not arrived
+
+
+class EventTail:
+    """Follows ``events/*.jsonl`` of one run folder.
+
+    The folder, the files and the lines may appear at any time. Lines that are not a JSON object are skipped and
+    counted in ``skipped_lines``; nothing here raises because of what a dying process left behind.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._events_dir = Path(run_dir) / EVENTS_DIR
+        self._cursors: dict[str, _Cursor] = {}
+        self.skipped_lines = 0
+
+    def poll(self) -> list[tuple[str, dict[str, Any]]]:
+        """Events completed since the last poll, as (file name, event), file by file in the order of their lines."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        try:
+            paths = sorted(self._events_dir.glob("*.jsonl"))
+        except OSError:
+            return found
+        for path in paths:
+            cursor = self._cursors.setdefault(path.name, _Cursor())
+            found.extend((path.name, event) for event in self._read_new(path, cursor))
+        return found
+
+    def _read_new(self, path: Path, cursor: _Cursor) -> list[dict[str, Any]]:
+        try:
+            with path.open("rb") as stream:
+                stream.seek(cursor.offset)
+                data = stream.read(_CHUNK_BYTES)
+        except OSError:
+            return []
+        cursor.offset += len(data)
+        *lines, cursor.pending = (cursor.pending + data).split(b"\n")
+        events = []
+        for line in lines:
+            if not line.strip():
+                continue
+            event = _parse(line)
+            if event is None:
+                self.skipped_lines += 1
+            else:
+                events.append(event)
+        return events
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
