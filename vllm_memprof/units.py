@@ -8,7 +8,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
-_SUFFIX = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
+_SUFFIX = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
+_SUFFIX |= {"k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 _SIZE = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
