@@ -1,0 +1,316 @@
+"""Closes the books of a run: a ``Run`` enters, a ``Report`` leaves. No files, no clocks, no device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vllm_memprof.ledger import equations
+from vllm_memprof.ledger.findings import find
+from vllm_memprof.ledger.honest import Evidence, honest_budget, uncharged_items
+from vllm_memprof.ledger.identity import device_memory
+from vllm_memprof.ledger.kv import build_kv, tokens_for_bytes, worth_in_tokens
+from vllm_memprof.ledger.model import (
+    Budget,
+    Check,
+    DeviceMemory,
+    EmptyCacheCall,
+    Kv,
+    NotMeasured,
+    PhaseRow,
+    RankReport,
+    Report,
+    RunSummary,
+)
+from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.schema import Snapshot
+
+#: Phases that every start-up passes. One that a run lacks is reported as not measured, with the reason.
+REQUIRED_PHASES = (
+    "device_init",
+    "hccl_init",
+    "weight_load",
+    "profile_run",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+)
+#: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
+_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
+_OOM_KEYS = (
+    "requested_bytes",
+    "device_total_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "free_bytes",
+    "active_bytes",
+    "device",
+)
+
+
+def build_report(run: Run) -> Report:
+    """Reconciles every rank of a run.
+
+    Works on partial runs as well: what a rank did not reach is None, and listed under ``not_measured``.
+
+    Args:
+        run: a loaded run folder, or what was read from a log.
+    """
+    summary = _summarise(run)
+    workers = [process for process in run.processes if process.is_worker]
+    labels = _labels(workers)
+    equation = equations.select(summary.engine, summary.engine_version)
+    ranks = [_rank_report(run, process, labels[i], summary, equation) for i, process in enumerate(workers)]
+    return Report(
+        run=summary,
+        ranks=ranks,
+        findings=find(run, ranks),
+        not_measured=_not_measured(run, summary, workers, labels),
+    )
+
+
+def _summarise(run: Run) -> RunSummary:
+    info = run.info
+    versions = dict(info.versions)
+    for process in run.processes:
+        versions.update(process.versions)
+    versions = {name.replace("_", "-"): version for name, version in versions.items()}
+    engine = info.engine or next((name for name in ("vllm-ascend", "vllm") if name in versions), None)
+    soc = next((process.identity.soc for process in run.processes if process.identity.soc), None)
+    return RunSummary(
+        id=info.id,
+        source=run.source,
+        status=info.status,
+        model=info.model,
+        mode=info.mode,
+        engine=engine,
+        engine_version=info.engine_version or versions.get(engine or ""),
+        device=info.device or soc,
+        simulated=info.simulated,
+        device_profile=info.device_profile,
+        command=info.command,
+        started=info.started,
+        seconds=info.seconds,
+        exit_code=info.exit_code,
+        exit_reason=info.exit_reason,
+        truncated=run.truncated,
+        eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
+        notes=[*info.notes, *run.notes],
+    )
+
+
+def _labels(workers: list[ProcessRecord]) -> list[str]:
+    """One name per worker, distinct also where several replicas have a TP0 each."""
+    named = []
+    for process in workers:
+        who = process.identity
+        named.append(who.label or (f"rank {who.rank}" if who.rank is not None else f"pid {who.pid}"))
+    twice = {name for name in named if named.count(name) > 1}
+    for i, process in enumerate(workers):
+        if named[i] in twice:
+            dp_rank = process.identity.dp_rank
+            named[i] = f"{named[i]} pid {process.identity.pid}" if dp_rank is None else f"DP{dp_rank} {named[i]}"
+    return named
+
+
+def _rank_report(
+    run: Run, process: ProcessRecord, label: str, summary: RunSummary, equation: equations.Equation | None
+) -> RankReport:
+    who = process.identity
+    figures = _figures(process)
+    kv = _rank_kv(run, process)
+    total = figures.get("device_total_bytes")
+    free = figures.get("initial_free_bytes")
+    return RankReport(
+        rank=who.rank,
+        label=label,
+        pid=who.pid,
+        host=who.host,
+        dp_rank=who.dp_rank,
+        pp_rank=who.pp_rank,
+        tp_rank=who.tp_rank,
+        ep_rank=who.ep_rank,
+        device_total_bytes=_first_total(process) if total is None else int(total),
+        initial_free_bytes=None if free is None else int(free),
+        phases=[_phase_row(span) for span in process.phases],
+        device_memory=_device_memory(process, summary.simulated),
+        budget=_budget(process, figures, kv, summary, equation),
+        kv=kv,
+        empty_cache=[_empty_cache_call(run, process, span) for span in process.phases if span.phase == "empty_cache"],
+        oom=_oom(process),
+        errors=process.errors,
+    )
+
+
+def _figures(process: ProcessRecord) -> equations.Figures:
+    """The engine's figures; its graph figure starts at 0 and means something only once a capture has run."""
+    figures = dict(process.figures)
+    if not figures.get("graph_bytes") and not any(span.phase == "graph_capture" for span in process.phases):
+        figures["graph_bytes"] = None
+    return figures
+
+
+def _first_total(process: ProcessRecord) -> int | None:
+    for span in process.phases:
+        for snapshot in (span.before, span.after):
+            if snapshot is not None and snapshot.device_total_bytes is not None:
+                return snapshot.device_total_bytes
+    return None
+
+
+def _phase_row(span: PhaseSpan) -> PhaseRow:
+    return PhaseRow(
+        phase=span.phase,
+        order=span.order,
+        depth=span.depth,
+        parent=span.parent,
+        seconds=span.seconds,
+        before=span.before,
+        after=span.after,
+        open=span.open,
+        error=span.error,
+        detail=span.detail,
+    )
+
+
+def _device_memory(process: ProcessRecord, simulated: bool) -> list[DeviceMemory]:
+    return [
+        device_memory(span, edge, snapshot, simulated)
+        for span in process.phases
+        for edge, snapshot in (("before", span.before), ("after", span.after))
+        if snapshot is not None
+    ]
+
+
+def _budget(
+    process: ProcessRecord,
+    figures: equations.Figures,
+    kv: Kv,
+    summary: RunSummary,
+    equation: equations.Equation | None,
+) -> Budget:
+    total, granted = figures.get("device_total_bytes"), figures.get("kv_cache_bytes")
+    common: dict[str, Any] = {
+        "device_total_bytes": None if total is None else int(total),
+        "gpu_memory_utilization": figures.get("gpu_memory_utilization"),
+        "engine_kv_cache_bytes": None if granted is None else int(granted),
+    }
+    if equation is None:
+        return Budget(**common, requested=figures.get("requested_bytes"))
+    result = equations.evaluate(equation, figures)
+    evidence = Evidence(figures, process.phases, summary.simulated)
+    items = [
+        replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
+        for item in uncharged_items(equation.uncharged, evidence)
+    ]
+    honest = None if result.override else honest_budget(result.kv_cache_bytes, items)
+    return Budget(
+        **common,
+        equation=equation.id,
+        cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
+        chosen_by=f"{summary.engine} {summary.engine_version}",
+        override=result.override,
+        formula=equation.formula,
+        requested=result.requested,
+        terms=result.terms,
+        kv_cache_bytes=result.kv_cache_bytes,
+        tolerance_bytes=result.tolerance_bytes,
+        checks=_budget_checks(equation, figures),
+        uncharged=items,
+        honest_kv_cache_bytes=honest,
+        honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
+    )
+
+
+def _budget_checks(equation: equations.Equation, figures: equations.Figures) -> list[Check]:
+    """The engine's own figures against what they are said to be made of."""
+    asked = equations.computed_request(equation, figures)
+    pairs = [("requested = device total x utilization", asked, figures.get("requested_bytes"))]
+    for term in equation.terms:
+        if term.plus and term.figure is not None:
+            text = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
+            pairs.append((text, term.derived(figures), figures.get(term.figure)))
+    return [
+        Check(
+            name,
+            None if expected is None else int(expected),
+            None if found is None else int(found),
+            None if expected is None or found is None else expected == found,
+        )
+        for name, expected, found in pairs
+    ]
+
+
+def _rank_kv(run: Run, process: ProcessRecord) -> Kv:
+    plans = [other for other in run.processes if other.kv_plan is not None]
+    same_replica = [other for other in plans if other.identity.dp_rank == process.identity.dp_rank]
+    candidates = [process] if process.kv_plan is not None else (same_replica or plans)
+    plan = candidates[0].kv_plan if candidates else None
+    return build_kv(plan, process.identity.rank, _kv_allocation(process))
+
+
+def _kv_allocation(process: ProcessRecord) -> int | None:
+    span = next((span for span in process.phases if span.phase == "kv_cache_alloc"), None)
+    if span is None or span.before is None or span.after is None:
+        return None
+    return _minus(span.after.allocated_bytes, span.before.allocated_bytes)
+
+
+def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> EmptyCacheCall:
+    nothing = Snapshot(t_ns=0)
+    before, after = span.before or nothing, span.after or nothing
+    workspace = _minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
+    non_torch = _minus(before.non_torch_bytes, after.non_torch_bytes)
+    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
+    site = span.detail.get("site")
+    return EmptyCacheCall(
+        phase=None if span.parent is None else process.phases[span.parent].phase,
+        site=None if site is None else str(site),
+        seconds=span.seconds,
+        freed_cached_bytes=_minus(before.reserved_bytes, after.reserved_bytes),
+        freed_npu_workspace_bytes=workspace,
+        freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
+        while_serving=ready is not None and span.start_t_ns is not None and span.start_t_ns > ready,
+    )
+
+
+def _minus(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left - right
+
+
+def _oom(process: ProcessRecord) -> dict[str, Any] | None:
+    span = next((span for span in process.phases if span.phase == "oom"), None)
+    return None if span is None else {key: span.detail.get(key) for key in _OOM_KEYS}
+
+
+def _not_measured(run: Run, summary: RunSummary, workers: list[ProcessRecord], labels: list[str]) -> list[NotMeasured]:
+    rows = []
+    for phase in REQUIRED_PHASES:
+        reasons: dict[str, list[str]] = {}
+        for process, label in zip(workers, labels, strict=True):
+            if not any(span.phase == phase for span in process.phases):
+                reasons.setdefault(_why_absent(run, summary, process, phase), []).append(label)
+        for reason, concerned in reasons.items():
+            everyone = len(concerned) == len(workers)
+            rows.append(NotMeasured(phase, reason, None if everyone else concerned))
+    return rows
+
+
+def _why_absent(run: Run, summary: RunSummary, process: ProcessRecord, phase: str) -> str:
+    if phase == "graph_capture" and summary.eager:
+        return "eager mode"
+    if phase in _AFTER_PLAN and summary.mode == "plan" and any(other.kv_plan is not None for other in run.processes):
+        return "memprof plan stops after the KV plan"
+    states = {hook.state for hook in process.hooks.values() if hook.phase == phase}
+    if states and not states & {"bound", "pending"}:
+        return f"its hook is {', '.join(sorted(states)).replace('_', ' ')}"
+    seen = [REQUIRED_PHASES.index(span.phase) for span in process.phases if span.phase in REQUIRED_PHASES]
+    if max(seen, default=-1) < REQUIRED_PHASES.index(phase):
+        unfinished = [span.phase for span in process.phases if span.open]
+        if unfinished:
+            return f"not reached: {unfinished[-1]} was not finished"
+        if summary.status != "ok":
+            return "not reached"
+    if phase == "graph_capture":
+        return "no graph was captured"
+    return "no record of it"

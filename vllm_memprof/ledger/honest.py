@@ -1,0 +1,186 @@
+"""The honest budget: the same request with everything charged that the run really held.
+
+Each kind of memory that an equation may leave out is one function here and one name in ``Equation.uncharged``. An
+item that cannot be read makes the honest figure unknown; an item that does not apply to the run is left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_memprof.ledger.equations import Figures
+from vllm_memprof.ledger.model import INFERRED, MEASURED, MODELLED, UnchargedItem
+from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import GIB, format_gib
+
+#: More than this in use before the engine allocates anything is not a runtime context alone: other processes are on
+#: the device. The largest context baseline known from hardware is 0.36 GiB (Ascend A2).
+CONTEXT_CEILING_BYTES = 1 * GIB
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one rank recorded, as far as the honest budget needs it."""
+
+    figures: Figures
+    spans: list[PhaseSpan]
+    simulated: bool
+
+    def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, str]:
+        """Around the last ``empty_cache`` of the profile run: where the engine reads its non-torch figure."""
+        inside = [span for span in self.spans if span.phase == "empty_cache" and self._in_profile(span)]
+        if inside:
+            return inside[-1].before, inside[-1].after, "the last empty_cache of the profile run"
+        last = self.last("profile_run")
+        return None, last.after if last else None, "the end of the profile run"
+
+    def last(self, phase: str) -> PhaseSpan | None:
+        return next((span for span in reversed(self.spans) if span.phase == phase), None)
+
+    def _in_profile(self, span: PhaseSpan) -> bool:
+        parent = span.parent
+        while parent is not None:
+            if self.spans[parent].phase == "profile_run":
+                return True
+            parent = self.spans[parent].parent
+        return False
+
+
+def uncharged_items(names: tuple[str, ...], evidence: Evidence) -> list[UnchargedItem]:
+    """The items that an equation leaves out, in its order; bytes None where an ingredient is missing."""
+    return [_ITEMS[name](evidence) for name in names]
+
+
+def honest_budget(kv_cache_bytes: int | None, items: list[UnchargedItem]) -> int | None:
+    """The equation's result less every uncharged item; None where the result or a required item is unknown."""
+    if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
+        return None
+    return kv_cache_bytes - sum(item.bytes for item in items if item.bytes is not None)
+
+
+def _persistent_torch(evidence: Evidence) -> UnchargedItem:
+    """Tensors that live before profiling and are not weights: input buffers, rope tables, the sampler's state."""
+    before, weights = evidence.figures.get("profile_before_allocated_peak_bytes"), evidence.figures.get("weights_bytes")
+    size = None if before is None or weights is None else int(before) - int(weights)
+    return UnchargedItem(
+        name="persistent_torch",
+        title="torch memory outside the weights",
+        bytes=size,
+        how=MEASURED,
+        formula="profile_before_allocated_peak - weights",
+        source="the engine's snapshot before the profile run, right after its peak reset",
+        reason=None if size is not None else "no profile run was recorded",
+    )
+
+
+def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
+    """What was in use before the engine's first snapshot: the runtime context, and any other process."""
+    value = evidence.figures.get("initial_non_torch_bytes")
+    size, reason = (None, "no start-up snapshot was recorded") if value is None else (int(value), None)
+    if size is not None and size > CONTEXT_CEILING_BYTES:
+        held = format_gib(size)
+        size, reason = None, f"{held} GiB were in use at the start: other processes' memory cannot be told apart"
+    return UnchargedItem(
+        name="initial_non_torch",
+        title="runtime context, held at the start",
+        bytes=size,
+        how=MODELLED if evidence.simulated else INFERRED,
+        formula="initial_non_torch",
+        source="the engine's first snapshot",
+        reason=reason,
+    )
+
+
+def _cached(evidence: Evidence) -> UnchargedItem:
+    """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
+    _, after, where = evidence.profile_end()
+    size = None
+    if after is not None and after.reserved_bytes is not None and after.allocated_bytes is not None:
+        size = after.reserved_bytes - after.allocated_bytes
+    return UnchargedItem(
+        name="cached",
+        title="reserved, not allocated, after empty_cache",
+        bytes=size,
+        how=MEASURED,
+        formula="reserved - allocated",
+        source=f"after {where}",
+        reason=None if size is not None else "no snapshot after the profile run was recorded",
+    )
+
+
+def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
+    """Operator workspace and the like that empty_cache freed just before the reading, and that serving takes again."""
+    before, after, where = evidence.profile_end()
+    size = None
+    if before is not None and after is not None:
+        high, low = before.non_torch_bytes, after.non_torch_bytes
+        size = None if high is None or low is None else max(0, high - low)
+    return UnchargedItem(
+        name="non_torch_cleared",
+        title="non-torch memory that empty_cache freed before the reading",
+        bytes=size,
+        how=MODELLED if evidence.simulated else MEASURED,
+        formula="max(0, non_torch before - non_torch after)",
+        source=f"around {where}",
+        reason=None if size is not None else "no empty_cache inside the profile run was recorded",
+    )
+
+
+def _graph(evidence: Evidence) -> UnchargedItem:
+    """Graph pools, captured after the budget was settled."""
+    value = evidence.figures.get("graph_bytes")
+    return UnchargedItem(
+        name="graph",
+        title="captured graphs",
+        bytes=None if value is None else int(value),
+        how=MEASURED,
+        formula="graph_bytes",
+        source="the engine's figure for its graph capture",
+        reason="no graph was captured in this run" if value is None else None,
+        required=value is not None,
+    )
+
+
+def _late_non_torch(evidence: Evidence) -> UnchargedItem:
+    """Non-torch memory that came after profiling, graphs aside: ATB pools, communicators first used in warm-up."""
+    warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
+    before, after, _ = evidence.profile_end()
+    size = None
+    if warm_up is not None and warm_up.after is not None and warm_up.after.non_torch_bytes is not None:
+        known = [edge.non_torch_bytes for edge in (before, after) if edge is not None]
+        peaks = [value for value in known if value is not None]
+        in_graphs = _growth(capture)
+        if peaks and in_graphs is not None:
+            size = max(0, warm_up.after.non_torch_bytes - max(peaks) - in_graphs)
+    return UnchargedItem(
+        name="late_non_torch",
+        title="non-torch memory that came after profiling",
+        bytes=size,
+        how=MODELLED if evidence.simulated else MEASURED,
+        formula="max(0, non_torch after warm_up - non_torch peak of the profile run - growth in graph_capture)",
+        source="after warm_up",
+        reason=None if size is not None else "the run did not get through its warm-up",
+        required=size is not None,
+    )
+
+
+def _growth(capture: PhaseSpan | None) -> int | None:
+    """Growth of non-torch memory during graph capture, which the graph figure holds already; 0 without a capture."""
+    if capture is None:
+        return 0
+    if capture.before is None or capture.after is None:
+        return None
+    low, high = capture.before.non_torch_bytes, capture.after.non_torch_bytes
+    return None if low is None or high is None else high - low
+
+
+_ITEMS: dict[str, Callable[[Evidence], UnchargedItem]] = {
+    "persistent_torch": _persistent_torch,
+    "initial_non_torch": _initial_non_torch,
+    "cached": _cached,
+    "non_torch_cleared": _non_torch_cleared,
+    "graph": _graph,
+    "late_non_torch": _late_non_torch,
+}

@@ -1,0 +1,432 @@
+"""The ledger's result: what every reporter starts from, and ``report.json`` as other programs read it.
+
+Made by ``ledger.build`` from a ``Run``; holds no file, no clock and no engine object. Bytes are integers, None is
+unknown. ``Report.to_json`` is the schema ``memprof.report/1``: its keys may grow, never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_memprof.record.schema import REPORT_SCHEMA, SNAPSHOT_FIELDS, Snapshot
+
+#: Where a figure comes from: read from the device or the allocator, derived from other figures, or set by the
+#: profile of a simulated device.
+MEASURED, INFERRED, MODELLED = "measured", "inferred", "modelled"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The head of a report."""
+
+    id: str
+    source: str  # hooks | log
+    status: str  # as recorded; "running" when the report was made before the end
+    model: str
+    mode: str  # serve | offline | plan
+    engine: str | None
+    engine_version: str | None
+    device: str | None
+    simulated: bool
+    device_profile: str | None
+    command: list[str]
+    started: str | None
+    seconds: float | None
+    exit_code: int | None = None
+    exit_reason: str | None = None
+    truncated: bool = False
+    eager: bool = False  # --enforce-eager was given
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        status = self.status
+        if status == "running" or (status == "ok" and self.truncated):
+            status = "truncated"
+        return {
+            "id": self.id,
+            "source": self.source,
+            "status": status,
+            "model": self.model,
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "device": self.device,
+            "command": self.command,
+            "started": self.started,
+            "seconds": self.seconds,
+            "mode": self.mode,
+            "simulated": self.simulated,
+            "device_profile": self.device_profile,
+            "running": self.status == "running",
+            "truncated": self.truncated,
+            "exit_code": self.exit_code,
+            "exit_reason": self.exit_reason,
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """One passage of one rank through a phase."""
+
+    phase: str
+    order: int  # by start, within the rank
+    depth: int
+    parent: int | None  # order of the enclosing passage
+    seconds: float | None
+    before: Snapshot | None
+    after: Snapshot | None
+    open: bool  # never left
+    error: str | None
+    detail: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "order": self.order,
+            "seconds": self.seconds,
+            "before": None if self.before is None else self.before.to_json(),
+            "after": None if self.after is None else self.after.to_json(),
+            "delta": snapshot_delta(self.before, self.after),
+            "depth": self.depth,
+            "parent": self.parent,
+            "open": self.open,
+            "error": self.error,
+            "detail": self.detail,
+        }
+
+
+def snapshot_delta(before: Snapshot | None, after: Snapshot | None) -> dict[str, int | None] | None:
+    """After minus before, field by field; None where either is unknown."""
+    if before is None or after is None:
+        return None
+    delta: dict[str, int | None] = {}
+    for name in ("t_ns", *SNAPSHOT_FIELDS):
+        old, new = getattr(before, name), getattr(after, name)
+        delta[name] = None if old is None or new is None else new - old
+    return delta
+
+
+@dataclass(frozen=True)
+class ComponentRow:
+    """One owner of device memory at one moment."""
+
+    component: str
+    bytes: int | None
+    how: str  # measured | inferred | modelled
+
+    def to_json(self) -> dict[str, Any]:
+        return {"component": self.component, "bytes": self.bytes, "how": self.how}
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The device, divided up: the rows that are known plus ``unaccounted_bytes`` are the device's total."""
+
+    phase: str
+    order: int
+    edge: str  # before | after
+    rows: list[ComponentRow]
+    unaccounted_bytes: int | None  # signed; None where the device's total is unknown
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.phase,
+            "order": self.order,
+            "edge": self.edge,
+            "rows": [row.to_json() for row in self.rows],
+            "unaccounted_bytes": self.unaccounted_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class TermRow:
+    """A term of the budget equation with its figure in this run."""
+
+    name: str
+    bytes: int | None
+    charged: bool  # False: reported by the engine, subtracted by no one
+    half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "half_unit_bytes": self.half_unit_bytes,
+            "charged": self.charged,
+        }
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two figures that have to agree."""
+
+    name: str
+    expected_bytes: int | None  # a count of tokens or blocks where the name says so
+    found_bytes: int | None
+    ok: bool | None  # None: one of them is unknown
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "expected": self.expected_bytes, "found": self.found_bytes, "ok": self.ok}
+
+
+@dataclass(frozen=True)
+class UnchargedItem:
+    """Memory that the run held and that no term of its equation charges."""
+
+    name: str
+    title: str
+    bytes: int | None
+    how: str
+    formula: str  # in the names of figures and snapshots
+    source: str  # the moment or the file it was read at
+    reason: str | None = None  # why bytes is None
+    required: bool = True  # False: does not apply to this run, so the honest figure does without it
+    kv_tokens: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "bytes": self.bytes,
+            "kv_tokens": self.kv_tokens,
+            "how": self.how,
+            "formula": self.formula,
+            "source": self.source,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The engine's equation, recomputed, and the honest figure beside it."""
+
+    equation: str | None = None  # E0 ... E6; None where no row fits the version
+    cite: str | None = None
+    chosen_by: str | None = None
+    override: str | None = None  # "kv_cache_memory_bytes" where a fixed size replaced the equation
+    formula: str | None = None
+    device_total_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    requested: float | int | None = None  # exactly as the engine holds it; a float where it does not round
+    terms: list[TermRow] = field(default_factory=list)
+    kv_cache_bytes: int | None = None  # recomputed
+    engine_kv_cache_bytes: int | None = None
+    tolerance_bytes: int = 0
+    checks: list[Check] = field(default_factory=list)
+    uncharged: list[UnchargedItem] = field(default_factory=list)
+    honest_kv_cache_bytes: int | None = None
+    honest_kv_tokens: int | None = None
+
+    @property
+    def residual_bytes(self) -> int | None:
+        """What the engine granted minus what its equation gives from the recorded figures."""
+        if self.kv_cache_bytes is None or self.engine_kv_cache_bytes is None:
+            return None
+        return self.engine_kv_cache_bytes - self.kv_cache_bytes
+
+    @property
+    def balanced(self) -> bool | None:
+        if self.residual_bytes is None:
+            return None
+        return abs(self.residual_bytes) <= self.tolerance_bytes
+
+    @property
+    def requested_bytes(self) -> int | None:
+        return None if self.requested is None else int(self.requested)
+
+    def term(self, name: str) -> int | None:
+        return next((row.bytes for row in self.terms if row.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equation": self.equation,
+            "requested_bytes": self.requested_bytes,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "terms": [term.to_json() for term in self.terms],
+            "kv_cache_bytes": self.kv_cache_bytes,
+            "engine_kv_cache_bytes": self.engine_kv_cache_bytes,
+            "residual_bytes": self.residual_bytes,
+            "tolerance_bytes": self.tolerance_bytes,
+            "balanced": self.balanced,
+            "honest_kv_cache_bytes": self.honest_kv_cache_bytes,
+            "honest_kv_tokens": self.honest_kv_tokens,
+            "uncharged": [item.to_json() for item in self.uncharged],
+            "requested_exact": self.requested,
+            "override": self.override,
+            "cite": self.cite,
+            "chosen_by": self.chosen_by,
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+
+@dataclass(frozen=True)
+class KvGroup:
+    """The layers that share one layout of KV blocks."""
+
+    type: str  # class name of the engine's KV cache spec
+    layers: int | None
+    block_size: int | None  # tokens
+    page_size_bytes: int | None  # of one layer
+    bytes_per_token: float | None  # all layers of the group
+    dtype: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Kv:
+    """The KV cache that the engine serves with, as one rank holds it."""
+
+    tokens: int | None = None
+    block_size: int | None = None
+    blocks: int | None = None
+    bytes_per_token: float | int | None = None
+    max_model_len: int | None = None
+    max_concurrency: float | None = None
+    bytes_per_block: int | None = None
+    available_bytes: int | None = None
+    planned_bytes: int | None = None
+    groups: list[KvGroup] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "block_size": self.block_size,
+            "blocks": self.blocks,
+            "bytes_per_token": self.bytes_per_token,
+            "max_model_len": self.max_model_len,
+            "max_concurrency": self.max_concurrency,
+            "bytes_per_block": self.bytes_per_block,
+            "available_bytes": self.available_bytes,
+            "planned_bytes": self.planned_bytes,
+            "groups": [group.to_json() for group in self.groups],
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+
+@dataclass(frozen=True)
+class EmptyCacheCall:
+    """One call of the allocator's ``empty_cache`` and what it gave back to the device."""
+
+    phase: str | None  # the enclosing phase
+    site: str | None  # file.py:line of the caller
+    seconds: float | None
+    freed_cached_bytes: int | None
+    freed_npu_workspace_bytes: int | None
+    freed_other_bytes: int | None
+    while_serving: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One worker."""
+
+    rank: int | None
+    label: str
+    pid: int | None
+    host: str | None
+    dp_rank: int | None
+    pp_rank: int | None
+    tp_rank: int | None
+    ep_rank: int | None
+    device_total_bytes: int | None
+    initial_free_bytes: int | None
+    phases: list[PhaseRow]
+    device_memory: list[DeviceMemory]
+    budget: Budget
+    kv: Kv
+    empty_cache: list[EmptyCacheCall]
+    oom: dict[str, Any] | None = None
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def open_phases(self) -> list[str]:
+        """Phases that the rank never left, outermost first."""
+        return [row.phase for row in self.phases if row.open]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "label": self.label,
+            "pid": self.pid,
+            "device_total_bytes": self.device_total_bytes,
+            "initial_free_bytes": self.initial_free_bytes,
+            "phases": [row.to_json() for row in self.phases],
+            "device_memory": [memory.to_json() for memory in self.device_memory],
+            "budget": self.budget.to_json(),
+            "kv": self.kv.to_json(),
+            "empty_cache": [call.to_json() for call in self.empty_cache],
+            "oom": self.oom,
+            "host": self.host,
+            "dp_rank": self.dp_rank,
+            "pp_rank": self.pp_rank,
+            "tp_rank": self.tp_rank,
+            "ep_rank": self.ep_rank,
+            "open_phases": self.open_phases,
+            "errors": self.errors,
+        }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a reader should know, with the figure that shows it."""
+
+    id: str
+    severity: str  # info | warning | error
+    rank: int | None  # None: the run as a whole
+    label: str | None
+    title: str
+    evidence: str
+    bytes: int | None = None
+    kv_tokens: int | None = None
+    action: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "severity": self.severity,
+            "rank": self.rank,
+            "bytes": self.bytes,
+            "kv_tokens": self.kv_tokens,
+            "title": self.title,
+            "evidence": self.evidence,
+            "action": self.action,
+            "label": self.label,
+        }
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A phase that a start-up has, and that this run has no figure for."""
+
+    phase: str
+    reason: str
+    labels: list[str] | None = None  # ranks it concerns; None: all
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a reporter needs."""
+
+    run: RunSummary
+    ranks: list[RankReport]
+    findings: list[Finding] = field(default_factory=list)
+    not_measured: list[NotMeasured] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """``memprof.report/1``."""
+        return {
+            "schema": REPORT_SCHEMA,
+            "run": self.run.to_json(),
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "findings": [finding.to_json() for finding in self.findings],
+            "not_measured": [row.to_json() for row in self.not_measured],
+        }

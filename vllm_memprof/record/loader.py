@@ -1,0 +1,390 @@
+"""A run folder becomes a ``Run``: what enters is files, what leaves is frozen facts without any file handle.
+
+Runs in the launcher or in ``memprof report``. Half a line left by a killed process is dropped and the run marked
+truncated; anything that is not a run record is refused with the path and what to try.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.record.schema import (
+    EVENTS_DIR,
+    EVENTS_SCHEMA,
+    RUN_FILE,
+    RUN_SCHEMA,
+    SNAPSHOT_FIELDS,
+    RunInfo,
+    Snapshot,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a process was. A rank alone never identifies it: under data parallelism several are rank 0."""
+
+    host: str | None = None
+    pid: int | None = None
+    ppid: int | None = None
+    role: str = "unknown"  # the last role that the process claimed
+    roles: frozenset[str] = frozenset()  # every role it claimed: one process may be engine core and worker
+    rank: int | None = None
+    local_rank: int | None = None
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+    tp_rank: int | None = None
+    ep_rank: int | None = None
+    device_index: int | None = None
+    label: str | None = None  # as the process calls itself, e.g. TP0
+    soc: str | None = None
+    world_size: int | None = None
+
+
+@dataclass(frozen=True)
+class PhaseSpan:
+    """One passage through a phase: the two edges, paired by id."""
+
+    phase: str
+    order: int  # position by start within the process, from 0
+    id: int | None
+    parent: int | None  # order of the enclosing span; None at the top level
+    depth: int  # 0 at the top level
+    hook: str | None
+    before: Snapshot | None  # None: the edge was not recorded
+    after: Snapshot | None
+    start_t_ns: int | None  # time.monotonic_ns()
+    end_t_ns: int | None
+    error: str | None = None  # the exception that left the phase
+    detail: dict[str, Any] = field(default_factory=dict)  # both edges merged, the later one wins
+
+    @property
+    def open(self) -> bool:
+        """True when the process never left the phase: it died there, or is still inside."""
+        return self.end_t_ns is None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.start_t_ns is None or self.end_t_ns is None:
+            return None
+        return (self.end_t_ns - self.start_t_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class HookState:
+    """The last thing heard of one hook in one process."""
+
+    hook: str
+    phase: str | None
+    need: str | None  # required | optional | expected_absent
+    state: str
+    target: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One event file."""
+
+    file: str  # name within events/
+    identity: Identity
+    versions: dict[str, str]
+    argv: list[str]
+    python: str | None
+    phases: list[PhaseSpan]
+    figures: dict[str, int | float | None]  # FIGURES; a later event overrides, null never overrides a number
+    kv_plan: dict[str, Any] | None
+    hooks: dict[str, HookState]
+    errors: list[str]  # "where: message" of hooks that failed
+    ready_t_ns: dict[str, int]  # what became ready -> time.monotonic_ns()
+    last_t_ns: int | None
+    dropped_lines: int = 0  # lines that were not a whole JSON object
+
+    @property
+    def truncated(self) -> bool:
+        return self.dropped_lines > 0
+
+    @property
+    def is_worker(self) -> bool:
+        roles = self.identity.roles
+        return "worker" in roles or (bool(self.phases) and not roles & {"api", "engine_core"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a run folder says. ``source`` tells whether hooks or log text made it."""
+
+    name: str  # of the folder, for messages
+    info: RunInfo
+    processes: list[ProcessRecord]
+    truncated: bool = False
+    notes: list[str] = field(default_factory=list)  # what was dropped, one sentence each
+    source: str = "hooks"
+
+
+def load_run(run_dir: Path) -> Run:
+    """Reads a run folder.
+
+    Args:
+        run_dir: the folder that holds ``run.json`` and ``events/``.
+
+    Raises:
+        RunRecordError: there is no such folder, it is not a run folder, a file cannot be read or is not a
+            record, or another release with a different schema wrote it.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        what = "is not a folder" if run_dir.exists() else "does not exist"
+        raise RunRecordError(f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed")
+    info = _load_info(run_dir / RUN_FILE)
+    processes: list[ProcessRecord] = []
+    notes: list[str] = []
+    for path in _event_files(run_dir / EVENTS_DIR):
+        process = _load_process(path)
+        if process is None:
+            notes.append(f"{path.name}: the process died before its first record was complete")
+            continue
+        processes.append(process)
+        if process.dropped_lines:
+            notes.append(f"{path.name}: {process.dropped_lines} incomplete line(s) dropped")
+    processes.sort(key=_process_order)
+    return Run(name=run_dir.name, info=info, processes=processes, truncated=bool(notes), notes=notes)
+
+
+def _load_info(path: Path) -> RunInfo:
+    try:
+        data = json.loads(_read(path))
+    except ValueError as exc:
+        raise RunRecordError(f"{path} is not a JSON object", hint="was it cut short or edited?") from exc
+    if not isinstance(data, dict):
+        raise RunRecordError(f"{path} is not a JSON object", hint="is this a run folder of memprof?")
+    _check_schema(data.get("schema"), RUN_SCHEMA, path)
+    try:
+        info = RunInfo.from_json(data)
+    except TypeError as exc:
+        raise RunRecordError(f"{path} lacks a field of {RUN_SCHEMA}: {exc}") from exc
+    if not isinstance(info.model, str) or not isinstance(info.command, list) or not isinstance(info.status, str):
+        raise RunRecordError(f"{path}: a field has the wrong type", hint="was it edited?")
+    return info
+
+
+def _check_schema(found: object, wanted: str, path: Path) -> None:
+    if found != wanted:
+        raise RunRecordError(
+            f"{path} has schema {found!r}, this memprof reads {wanted!r}",
+            hint="read it with the memprof release that recorded it",
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as exc:
+        raise RunRecordError(f"no {path.name} in {path.parent}", hint="is this a run folder of memprof?") from exc
+    except PermissionError as exc:
+        hint = "run records are private to their owner: read them as that user, or chmod them"
+        raise RunRecordError(f"no permission to read {path}", hint=hint) from exc
+    except OSError as exc:
+        raise RunRecordError(f"cannot read {path}: {exc.strerror}") from exc
+
+
+def _event_files(events_dir: Path) -> list[Path]:
+    try:
+        return sorted(path for path in events_dir.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []  # the engine died before any process reported
+    except OSError as exc:
+        raise RunRecordError(f"cannot list {events_dir}: {exc.strerror}") from exc
+
+
+def _load_process(path: Path) -> ProcessRecord | None:
+    """One event file; None when not even its first line was finished."""
+    lines = _read(path).split(b"\n")
+    if len(lines) == 1 and _parse(lines[0]) is None:
+        if lines[0][:1] not in (b"", b"{"):
+            raise RunRecordError(f"{path} is not an event file", hint="is this a run folder of memprof?")
+        return None
+    events = [_parse(line) for line in lines if line.strip()]
+    head = events[0] if events else None
+    if head is None or head.get("kind") != "process":
+        raise RunRecordError(f"{path} does not begin with a process record", hint="is this an event file of memprof?")
+    _check_schema(head.get("schema"), EVENTS_SCHEMA, path)
+    whole = [event for event in events if event is not None]
+    return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:
+    by_kind: dict[str, list[Event]] = {}
+    for event in events:
+        by_kind.setdefault(str(event.get("kind")), []).append(event)
+    figures: dict[str, int | float | None] = {}
+    for event in by_kind.get("figures", []):
+        for name, value in (event.get("values") or {}).items():
+            if value is not None or name not in figures:
+                figures[name] = value
+    plans = by_kind.get("kv_plan", [])
+    return ProcessRecord(
+        file=file,
+        identity=_build_identity(head, by_kind.get("identity", []), by_kind.get("kv_plan", [])),
+        versions=dict(head.get("versions") or {}),
+        argv=list(head.get("argv") or []),
+        python=head.get("python"),
+        phases=_pair_phases(by_kind.get("phase", [])),
+        figures=figures,
+        kv_plan=plans[-1] if plans else None,
+        hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
+        errors=[f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])],
+        ready_t_ns={str(event.get("what")): event["t_ns"] for event in by_kind.get("ready", []) if "t_ns" in event},
+        last_t_ns=max((t for event in events if isinstance(t := event.get("t_ns"), int)), default=None),
+        dropped_lines=dropped,
+    )
+
+
+def _build_identity(head: Event, identities: list[Event], plans: list[Event]) -> Identity:
+    values: dict[str, Any] = {}
+    roles: set[str] = set()
+    for event in (head, *identities):
+        for name in Identity.__dataclass_fields__:
+            if event.get(name) is not None:
+                values[name] = event[name]
+        if event.get("role") not in (None, "unknown"):
+            roles.add(str(event["role"]))
+    if plans:
+        roles.add("engine_core")
+    values["roles"] = frozenset(roles)
+    return Identity(**values)
+
+
+def _hook_state(event: Event) -> HookState:
+    detail = event.get("detail")
+    return HookState(
+        hook=str(event.get("hook")),
+        phase=event.get("phase"),
+        need=event.get("need"),
+        state=str(event.get("state")),
+        target=event.get("target"),
+        detail=None if detail is None else str(detail),
+    )
+
+
+@dataclass
+class _Passage:
+    """Edges of one phase while they are collected."""
+
+    before: Event | None = None
+    after: Event | None = None
+
+    @property
+    def either(self) -> Event:
+        event = self.before or self.after
+        assert event is not None
+        return event
+
+
+def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
+    """Pairs the edges by id, in the order in which the phases began."""
+    passages: list[_Passage] = []
+    by_id: dict[Any, _Passage] = {}
+    for event in events:
+        key = event.get("id")
+        passage = by_id.get(key) if key is not None else None
+        if event.get("edge") == "before" or passage is None or passage.after is not None:
+            passage = _Passage()
+            passages.append(passage)
+            by_id[key] = passage
+        if event.get("edge") == "before":
+            passage.before = event
+        else:
+            passage.after = event
+    order_of = {passage.either.get("id"): order for order, passage in enumerate(passages)}
+    spans: list[PhaseSpan] = []
+    for order, passage in enumerate(passages):
+        parent = order_of.get(passage.either.get("parent")) if passage.either.get("parent") is not None else None
+        if parent is not None and parent >= order:
+            parent = None  # an id that was reused; nesting is unknown
+        spans.append(_build_span(order, passage, parent, spans[parent].depth + 1 if parent is not None else 0))
+    return spans
+
+
+def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -> PhaseSpan:
+    before, after = passage.before or {}, passage.after or {}
+    return PhaseSpan(
+        phase=str(passage.either.get("phase")),
+        order=order,
+        id=passage.either.get("id"),
+        parent=parent,
+        depth=depth,
+        hook=passage.either.get("hook"),
+        before=_snapshot(before),
+        after=_snapshot(after),
+        start_t_ns=before.get("t_ns"),
+        end_t_ns=after.get("t_ns"),
+        error=after.get("error") or before.get("error"),
+        detail={**(before.get("detail") or {}), **(after.get("detail") or {})},
+    )
+
+
+def _snapshot(event: Event) -> Snapshot | None:
+    data = event.get("snapshot")
+    if not isinstance(data, dict):
+        return None
+    return Snapshot.from_json({"t_ns": event.get("t_ns"), **data})
+
+
+def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
+    who = process.identity
+    return (not process.is_worker, who.dp_rank or 0, who.rank if who.rank is not None else 1 << 30, process.file)
+
+
+def snapshot_frame(run: Run) -> pd.DataFrame:
+    """One row per rank, phase and edge, in the order of ranks, then of time within each.
+
+    Columns: ``file`` (str), ``label`` (str, nullable), ``host`` (str), ``pid`` (Int64), ``rank`` (Int64, nullable),
+    ``order`` (Int64, position of the phase in its process), ``phase`` (str), ``edge`` (before | after),
+    ``t_ns`` (Int64, monotonic nanoseconds), and every snapshot field (Int64, bytes or a count; <NA> is unknown).
+    Edges that were not recorded have no row.
+    """
+    import pandas as pd
+
+    rows = []
+    for process in run.processes:
+        for span in process.phases:
+            for edge, snapshot in (("before", span.before), ("after", span.after)):
+                if snapshot is not None:
+                    rows.append(_frame_row(process, span, edge, snapshot))
+    integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
+    columns = ["file", "label", "host", "pid", "rank", "order", "phase", "edge", "t_ns", *SNAPSHOT_FIELDS]
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict.fromkeys(integers, "Int64"))
+    return frame
+
+
+def _frame_row(process: ProcessRecord, span: PhaseSpan, edge: str, snapshot: Snapshot) -> dict[str, Any]:
+    who = process.identity
+    return {
+        "file": process.file,
+        "label": who.label,
+        "host": who.host,
+        "pid": who.pid,
+        "rank": who.rank,
+        "order": span.order,
+        "phase": span.phase,
+        "edge": edge,
+        "t_ns": snapshot.t_ns,
+        **{name: getattr(snapshot, name) for name in SNAPSHOT_FIELDS},
+    }
