@@ -1,0 +1,238 @@
+"""Puts wrappers on the hook table's targets: rows enter, wrapped functions and binding states leave.
+
+Nothing is imported to bind it. A module that is already loaded is bound at once, any other right after its own
+import has run, through an entry in ``sys.meta_path``. The loader found by the import system is left in place; only its
+``exec_module`` is lent for that one execution. Wrappers go into the defining class's ``__dict__`` and keep static and
+class methods as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from vllm_memprof.capture.hooks import Hook
+
+Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
+
+PENDING, BOUND, MISSING, OVERWRITTEN = "pending", "bound", "missing", "overwritten"
+
+
+#: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere presence proves nothing.
+_SENTINEL = "__memprof__"
+
+
+def is_ours(function: Any) -> bool:
+    """Whether this very function is one of our wrappers."""
+    return getattr(function, _SENTINEL, None) is function
+
+
+class Binding:
+    """One target of one row. ``owner`` is the class or module that holds the attribute once it is found."""
+
+    def __init__(self, hook: Hook, target: str) -> None:
+        self.hook = hook
+        self.target = target
+        self.module_name, _, path = target.partition(":")
+        self.parents, self.attribute = path.split(".")[:-1], path.split(".")[-1]
+        self.state = PENDING
+        self.owner: Any = None
+        self.original: Any = None
+        self.wrapper: Any = None
+        self.detail: str | None = None
+
+    def resolve_owner(self) -> Any:
+        owner: Any = sys.modules.get(self.module_name)
+        for name in self.parents:
+            owner = getattr(owner, name, None)
+        return owner
+
+    def bind(self, wrap: Wrap, owner: Any = None) -> None:
+        """Wrap the attribute where it is defined; a second call does nothing."""
+        owner = self.resolve_owner() if owner is None else owner
+        found = None if owner is None else vars(owner).get(self.attribute, _inherited(owner, self.attribute))
+        if found is None:
+            self.state = MISSING
+            return
+        function, rebuild = _unpack(found)
+        if is_ours(function):
+            return
+        wrapper = wrap(self.hook, function)
+        vars(wrapper)[_SENTINEL] = wrapper
+        self.owner, self.original, self.wrapper = owner, found, rebuild(wrapper)
+        setattr(owner, self.attribute, self.wrapper)
+        self.state = BOUND
+
+    def current(self) -> Any:
+        return vars(self.owner).get(self.attribute)
+
+    def check(self) -> None:
+        """Notice that somebody replaced the wrapper without calling through it."""
+        if self.state == BOUND and self.current() is not self.wrapper and not _wraps(self.current(), self.wrapper):
+            self.state = OVERWRITTEN
+            self.detail = f"replaced by {getattr(self.current(), '__module__', '?')}"
+
+    def unbind(self) -> None:
+        """Take the wrapper off, unless somebody has put theirs over it."""
+        if self.state == BOUND and self.current() is self.wrapper:
+            setattr(self.owner, self.attribute, self.original)
+
+
+class Binder(importlib.abc.MetaPathFinder):
+    """All bindings of a process.
+
+    Args:
+        hooks: rows in force.
+        wrap: makes the wrapper of a row around a function.
+        on_error: told about a binding that failed.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], wrap: Wrap, on_error: Callable[[str, BaseException], None]) -> None:
+        self.bindings = [Binding(hook, target) for hook in hooks for target in hook.targets]
+        self._wrap = wrap
+        self._on_error = on_error
+        self._watched: dict[str, list[Binding]] = {}
+        for binding in self.bindings:
+            self._watched.setdefault(binding.hook.after or binding.module_name, []).append(binding)
+        self._finding: set[str] = set()
+
+    def install(self) -> None:
+        """Bind what is loaded, watch for the rest."""
+        for name in list(self._watched):
+            module = sys.modules.get(name)
+            if module is not None and not _is_initialising(module):
+                self._bind_module(name)
+        sys.meta_path.insert(0, self)
+
+    def uninstall(self) -> None:
+        """Take everything off again (tests)."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for binding in self.bindings:
+            binding.unbind()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._watched or fullname in self._finding:
+            return None
+        with self._asking_others(fullname):
+            spec = _find_spec_elsewhere(self, fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            self._bind_after_execution(fullname, spec.loader)
+        return spec
+
+    def bind_pending(self) -> None:
+        """Try again what has not been found so far and whose module is loaded now."""
+        for binding in self.bindings:
+            if binding.state in (PENDING, MISSING) and binding.resolve_owner() is not None:
+                self._bind(binding)
+
+    def bind_overrides(self, instance: object) -> None:
+        """Bind methods that a subclass of a bound class overrides, for the class that was really instantiated."""
+        bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
+        for cls in type(instance).__mro__:
+            for binding in bound:
+                if cls is not binding.owner and issubclass(cls, binding.owner) and binding.attribute in vars(cls):
+                    override = Binding(binding.hook, f"{cls.__module__}:{cls.__qualname__}.{binding.attribute}")
+                    self._bind(override, cls)
+                    if override.state == BOUND:
+                        self.bindings.append(override)
+
+    def check(self) -> None:
+        """Re-bind once what was overwritten; it stays marked as overwritten with the culprit's name."""
+        for binding in self.bindings:
+            binding.check()
+            if binding.state == OVERWRITTEN:
+                detail = binding.detail
+                self._bind(binding)
+                binding.detail = f"{detail}; bound again"
+
+    def release(self, moment: str) -> None:
+        """Take off the rows that are only wanted until this moment."""
+        for binding in self.bindings:
+            if binding.hook.until == moment:
+                binding.unbind()
+
+    def of(self, hook: Hook) -> list[Binding]:
+        return [binding for binding in self.bindings if binding.hook.id == hook.id]
+
+    @contextmanager
+    def _asking_others(self, fullname: str) -> Iterator[None]:
+        self._finding.add(fullname)
+        try:
+            yield
+        finally:
+            self._finding.discard(fullname)
+
+    def _bind_after_execution(self, fullname: str, loader: Any) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        @functools.wraps(execute)
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self._bind_module(fullname)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError as error:
+            self._on_error(f"bind {fullname}", error)
+
+    def _bind_module(self, name: str) -> None:
+        for binding in self._watched[name]:
+            if binding.state in (PENDING, MISSING):
+                self._bind(binding)
+
+    def _bind(self, binding: Binding, owner: Any = None) -> None:
+        try:
+            binding.bind(self._wrap, owner)
+        except Exception as error:
+            binding.state, binding.detail = "error", str(error)
+            self._on_error(f"bind {binding.target}", error)
+
+
+def _find_spec_elsewhere(
+    finder: Binder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+) -> importlib.machinery.ModuleSpec | None:
+    for other in list(sys.meta_path):
+        find = getattr(other, "find_spec", None)
+        if other is finder or find is None:
+            continue
+        spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_initialising(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+def _inherited(owner: Any, attribute: str) -> Any:
+    """An attribute that pybind classes and C modules show without listing it in their ``__dict__``."""
+    return None if isinstance(owner, type) else getattr(owner, attribute, None)
+
+
+def _unpack(found: Any) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__, type(found)
+    return found, lambda wrapper: wrapper
+
+
+def _wraps(current: Any, ours: Any) -> bool:
+    """Whether a decorator chain leads to our wrapper: then calls still reach us."""
+    seen = 0
+    while current is not None and seen < 32:
+        if current is ours:
+            return True
+        current, seen = getattr(current, "__wrapped__", None), seen + 1
+    return False

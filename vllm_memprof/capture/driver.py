@@ -1,0 +1,219 @@
+"""Runs the engine without a server: ``python -m vllm_memprof.capture.driver {offline|plan} --model M ... -- ARGS``.
+
+Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that any of them works and
+a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve`` would be (the same defaults for batch
+sizes), with the engine core in this process, and ends when the KV plan is known; ``offline`` is ``vllm.LLM``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import mimetypes
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.record.schema import ENV_STOP_AFTER
+
+_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+_DEFAULT_PROMPT = "Hello"
+_DEFAULT_IMAGE_PROMPT = "Describe this image."
+
+
+class DriverError(Exception):
+    """A wrong argument of the driver itself: exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one mode; returns the exit status."""
+    own, engine_args = _split(list(sys.argv[1:] if argv is None else argv))
+    options = _parser().parse_args(own)
+    try:
+        if options.mode == "plan":
+            return run_plan(options.model, engine_args)
+        return run_offline(options, engine_args)
+    except DriverError as error:
+        print(f"memprof {options.mode}: {error}", file=sys.stderr)
+        return 2
+
+
+def run_plan(model: str, engine_args: list[str]) -> int:
+    """Bring the engine up to its KV plan and stop.
+
+    The engine core runs in this process: the workers, and with them every figure, are the same as behind a server, but
+    no front end, tokenizer or second process has to start. Data parallelism needs the engine's own processes.
+    """
+    os.environ[ENV_STOP_AFTER] = "kv_plan"
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # what vllm serve does
+    args = _parse_engine_args("plan", model, engine_args, server=True)
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    from vllm_memprof.capture.actions import StopAfterPlan
+
+    vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        raise DriverError("--data-parallel-size: a plan covers one data-parallel rank; leave the option out")
+    try:
+        core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
+    except StopAfterPlan:
+        return 0
+    core.shutdown()
+    print("memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?", file=sys.stderr)
+    return 1
+
+
+def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
+    """Serve prompts one after the other in this process and shut the engine down in good order."""
+    requests = load_requests(options.prompts, options.prompt, options.images)
+    args = _parse_engine_args("offline", options.model, engine_args, server=False)
+
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+
+    llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
+    sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
+    try:
+        for number, request in enumerate(requests, start=1):
+            started = time.perf_counter()
+            [output] = _generate(llm, request, sampling)
+            seconds = time.perf_counter() - started
+            print(
+                f"request {number}/{len(requests)}: {len(output.prompt_token_ids or ())} prompt tokens, "
+                f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
+                flush=True,
+            )
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    return 0
+
+
+def load_requests(prompts: Path | None, texts: Sequence[str], images: Path | None) -> list[dict[str, Any]]:
+    """The requests of an offline run: ``{"prompt": text}`` or ``{"messages": [...]}``.
+
+    Args:
+        prompts: JSON lines of ``{"prompt"}``, ``{"messages"}`` or ``{"text", "image"}``, or None.
+        texts: prompts from the command line.
+        images: folder that relative image paths start from; if no prompt names an image, each one in it is asked about.
+
+    Raises:
+        DriverError: a file is missing or a line has none of these shapes.
+    """
+    rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
+    if prompts is not None:
+        rows += _read_lines(prompts)
+    if images is not None and not any("image" in row or "messages" in row for row in rows):
+        rows = [
+            {"text": row["prompt"], "image": str(path)}
+            for path in _image_files(images)
+            for row in rows or [{"prompt": _DEFAULT_IMAGE_PROMPT}]
+        ]
+    return [_to_request(row, images) for row in rows or [{"prompt": _DEFAULT_PROMPT}]]
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in argv:
+        return argv, []
+    cut = argv.index("--")
+    return argv[:cut], argv[cut + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_memprof.capture.driver",
+        description="Run the engine without a server. Arguments after -- are vLLM's.",
+        allow_abbrev=False,
+    )
+    modes = parser.add_subparsers(dest="mode", required=True)
+    plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
+    offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
+    for mode in (plan, offline):
+        mode.add_argument("--model", required=True, help="model folder or hub name")
+    offline.add_argument("--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}")
+    offline.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
+    offline.add_argument("--images", type=Path, help="folder of images")
+    offline.add_argument("--max-tokens", type=int, default=16, help="output tokens per request (default 16)")
+    return parser
+
+
+def _parse_engine_args(mode: str, model: str, engine_args: list[str], server: bool) -> argparse.Namespace:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog=f"memprof {mode}")
+    if server:  # so that the arguments of a vllm serve command can be planned unchanged
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+        parser = make_arg_parser(parser)
+    else:
+        parser = EngineArgs.add_cli_args(parser)
+    args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
+    return args
+
+
+def _generate(llm: Any, request: dict[str, Any], sampling: Any) -> Any:
+    if "messages" in request:
+        return llm.chat(request["messages"], sampling, use_tqdm=False)
+    return llm.generate([request["prompt"]], sampling, use_tqdm=False)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DriverError(f"--prompts {path}: {error.strerror or error}") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DriverError(f"--prompts {path}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict) or not {"prompt", "messages", "text", "image"} & row.keys():
+            raise DriverError(
+                f'--prompts {path}, line {number}: expected {{"prompt"}}, {{"messages"}} or {{"text", "image"}}'
+            )
+        rows.append(row)
+    return rows
+
+
+def _to_request(row: dict[str, Any], images: Path | None) -> dict[str, Any]:
+    if "image" not in row:
+        return row if "messages" in row else {"prompt": row.get("prompt", row.get("text"))}
+    text = row.get("text", row.get("prompt", _DEFAULT_IMAGE_PROMPT))
+    picture = {"type": "image_url", "image_url": {"url": _data_url(Path(row["image"]), images)}}
+    return {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": text}]}]}
+
+
+def _data_url(path: Path, images: Path | None) -> str:
+    if images is not None and not path.is_absolute() and not path.exists():
+        path = images / path
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DriverError(f"image {path}: {error.strerror or error}") from error
+    kind = mimetypes.guess_type(path.name)[0] or "image/png"
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _image_files(folder: Path) -> list[Path]:
+    try:
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
+    except OSError as error:
+        raise DriverError(f"--images {folder}: {error.strerror or error}") from error
+    if not found:
+        raise DriverError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The engine's own numbers, read in bytes from its worker object. Nothing is computed here and nothing is called.
+
+Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory, peak_activation_memory,
+non_torch_memory), ``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
+CUDA's ``gpu_worker.py::Worker`` has the same names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_memprof.capture.session import Session
+
+#: FIGURES name -> attribute path from the worker.
+_OF_WORKER = {
+    "device_total_bytes": "init_snapshot.total_memory",
+    "initial_free_bytes": "init_snapshot.free_memory",
+    "initial_non_torch_bytes": "init_snapshot.non_torch_memory",
+    "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
+    "requested_bytes": "requested_memory",
+    "weights_bytes": "model_runner.model_memory_usage",
+    "kv_cache_memory_bytes_arg": "cache_config.kv_cache_memory_bytes",
+}
+
+#: The terms that the equation charged: set by determine_available_memory, later used for the engine's suggestion.
+_OF_PROFILED_WORKER = {
+    "peak_activation_bytes": "peak_activation_memory",
+    "non_torch_increase_bytes": "non_torch_memory",
+}
+
+#: FIGURES name -> attribute path from the MemoryProfilingResult.
+_OF_RESULT = {
+    "profile_before_allocated_peak_bytes": "before_profile.torch_peak",
+    "profile_before_non_torch_bytes": "before_profile.non_torch_memory",
+    "profile_after_allocated_peak_bytes": "after_profile.torch_peak",
+    "profile_after_non_torch_bytes": "after_profile.non_torch_memory",
+    "profile_after_free_bytes": "after_profile.free_memory",
+}
+
+
+def read_worker(session: Session, worker: Any) -> None:
+    """Take over what the worker holds; what it does not hold yet stays unknown."""
+    _read(session, worker, _OF_WORKER)
+
+
+def read_profile(session: Session, worker: Any, granted: Any) -> None:
+    """Take over the terms of the budget equation after determine_available_memory returned ``granted`` bytes."""
+    read_worker(session, worker)
+    result = session.notes.pop("profile_result", None)
+    if result is not None:
+        _read(session, worker, _OF_PROFILED_WORKER)
+        _read(session, result, _OF_RESULT)
+        session.figures["peak_activation_bytes"] = _number(getattr(result, "torch_peak_increase", None))
+        session.figures["non_torch_increase_bytes"] = _number(getattr(result, "non_torch_increase", None))
+    session.figures["kv_cache_bytes"] = _number(granted)
+
+
+def _read(session: Session, source: Any, paths: dict[str, str]) -> None:
+    for name, path in paths.items():
+        value = _follow(source, path)
+        if value is not None:
+            session.figures[name] = value
+
+
+def _follow(source: Any, path: str) -> int | float | None:
+    for attribute in path.split("."):
+        source = getattr(source, attribute, None)
+    return _number(source)
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None

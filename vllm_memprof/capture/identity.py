@@ -1,0 +1,79 @@
+"""Who a process is: its ranks from the worker object and vLLM's parallel groups. Never a rank alone: under data
+parallelism several workers call themselves rank 0."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_memprof.capture.session import Session
+
+_ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
+
+
+def device_index(worker: Any) -> int | None:
+    index = getattr(getattr(worker, "device", None), "index", None)
+    return None if index is None else int(index)
+
+
+def of_worker(worker: Any, session: Session) -> dict[str, Any]:
+    """Keys of an identity event, once the parallel groups exist."""
+    parallel = getattr(worker, "parallel_config", None)
+    ranks = {name: _rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep")}
+    dp_rank, dp_known = data_parallel_rank(parallel)
+    device = device_index(worker)
+    backend = session.probe.backend
+    return {
+        "role": session.role,
+        "roles": sorted(session.roles),
+        "rank": _int(getattr(worker, "rank", None)),
+        "local_rank": _int(getattr(worker, "local_rank", None)),
+        "dp_rank": dp_rank,
+        "pp_rank": ranks["pp"],
+        "tp_rank": ranks["tp"],
+        "ep_rank": ranks["ep"],
+        "device_index": device,
+        "label": label(
+            dp_rank if dp_known else None, ranks["pp"] if _size(parallel, "pipeline") > 1 else None, ranks["tp"]
+        ),
+        "soc": None if backend is None or device is None else backend.device_name(device),
+        "world_size": _int(getattr(parallel, "world_size", None)),
+    }
+
+
+def label(dp_rank: int | None, pp_rank: int | None, tp_rank: int | None) -> str:
+    """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is."""
+    parts = [("DP", dp_rank), ("PP", pp_rank), ("TP", 0 if tp_rank is None else tp_rank)]
+    return " ".join(f"{name}{rank}" for name, rank in parts if rank is not None)
+
+
+def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
+    """The data-parallel rank, and whether the run has several.
+
+    vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still carries its rank.
+    """
+    for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
+        match = _ENGINE_NAME.search(getattr(process, "name", "") or "")
+        if match:
+            return int(match.group(1)), True
+    several = _size(parallel, "data") > 1
+    return _int(getattr(parallel, "data_parallel_rank", None)), several
+
+
+def _size(parallel: Any, kind: str) -> int:
+    return int(getattr(parallel, f"{kind}_parallel_size", 1) or 1)
+
+
+def _rank_in(getter: str) -> int | None:
+    state = sys.modules.get("vllm.distributed.parallel_state")
+    try:
+        return int(getattr(state, getter)().rank_in_group)
+    except Exception:  # vLLM asserts that the group exists; a dense model has no expert group
+        return None
+
+
+def _int(value: Any) -> int | None:
+    return None if value is None else int(value)

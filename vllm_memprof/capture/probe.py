@@ -1,0 +1,212 @@
+"""Reads memory, and only reads: a device index enters, a schema snapshot leaves. Runs in worker processes.
+
+No reading initialises a device, synchronises, empties a cache or resets a peak. What the allocator keeps (allocated,
+reserved, peaks) is host-side bookkeeping and exact at any moment; free and total come from the driver. While a stream
+is capturing a graph only the counters are read.
+
+Cost, on the simulated device: about 7 µs for the counters, 1.5 µs for free and total (a driver call on hardware),
+80 µs for the workspace with 50 segments of 300 blocks, growing with the number of blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_memprof.record.schema import Snapshot
+
+NOT_INITIALISED = "the device is not initialised in this process"
+CAPTURING = "a graph is being captured: counters only"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How one device runtime is read. All figures in bytes."""
+
+    name: str
+    is_ready: Callable[[], bool]  # already initialised in this process; never initialises
+    is_capturing: Callable[[], bool]
+    current_device: Callable[[], int]
+    stats: Callable[[int], dict[str, Any]]  # nested: {"reserved_bytes": {"all": {"current": ...}}}
+    mem_info: Callable[[int], tuple[int, int]]  # free, total
+    segments: Callable[[], list[dict[str, Any]]] | None  # allocator and workspace segments, where the latter exist
+    device_name: Callable[[int], str | None]
+
+
+def _npu() -> Any:
+    return sys.modules["torch_npu"]
+
+
+def _cuda() -> Any:
+    return sys.modules["torch"].cuda
+
+
+def _npu_ready() -> bool:
+    module = sys.modules.get("torch_npu")
+    npu = getattr(module, "npu", None)
+    return npu is not None and bool(npu.is_initialized())
+
+
+def _cuda_ready() -> bool:
+    module = sys.modules.get("torch")
+    cuda = getattr(module, "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+BACKENDS = {
+    "npu": Backend(
+        name="npu",
+        is_ready=_npu_ready,
+        is_capturing=lambda: bool(_npu().npu.is_current_stream_capturing()),
+        current_device=lambda: int(_npu()._C._npu_getDevice()),
+        stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
+        mem_info=lambda device: _npu().npu.mem_get_info(device),
+        segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
+        device_name=lambda device: str(_npu().npu.get_device_name(device)),
+    ),
+    "cuda": Backend(
+        name="cuda",
+        is_ready=_cuda_ready,
+        is_capturing=lambda: bool(_cuda().is_current_stream_capturing()),
+        current_device=lambda: int(_cuda().current_device()),
+        stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),
+        mem_info=lambda device: _cuda().mem_get_info(device),
+        segments=None,  # no operator workspace outside the caching allocator
+        device_name=lambda device: str(_cuda().get_device_name(device)),
+    ),
+}
+
+
+def detect_backend() -> Backend | None:
+    """The backend of this process by what it has imported; None on a machine that only has CPUs."""
+    if "torch_npu" in sys.modules:
+        return BACKENDS["npu"]
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
+        return BACKENDS["cuda"]  # a CUDA build of torch; with torch_npu beside it, it only has to import
+    return None
+
+
+@dataclass
+class Probe:
+    """Readings of one process, with the peaks kept across the engine's own peak resets.
+
+    Attributes:
+        backend: None until one is known.
+        device: the worker's device index; None means the current device of the calling thread.
+    """
+
+    backend: Backend | None = None
+    device: int | None = None
+    _run_peaks: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def is_ready(self) -> bool:
+        return self.backend is not None and self.backend.is_ready()
+
+    def snapshot(self, workspace: bool = False) -> tuple[dict[str, Any], str | None]:
+        """Read the memory of this process and its device.
+
+        Args:
+            workspace: also read the operator workspace from the allocator's segments (start-up only: its cost grows
+                with the number of blocks).
+
+        Returns:
+            The snapshot as JSON and None, or a snapshot that lacks something and the reason.
+        """
+        backend = self.backend
+        if backend is None or not backend.is_ready():
+            return self.host_only(), NOT_INITIALISED
+        t_ns = time.monotonic_ns()
+        rss = host_rss_bytes()
+        device = self._device(backend)
+        figures = self._counters(backend, device)
+        reason = None
+        if backend.is_capturing():
+            reason = CAPTURING
+        else:
+            free, total = backend.mem_info(device)
+            figures["device_free_bytes"], figures["device_total_bytes"] = int(free), int(total)
+            reserved = figures["reserved_bytes"]
+            if reserved is not None:
+                figures["non_torch_bytes"] = int(total) - int(free) - reserved
+                if workspace:
+                    figures["npu_workspace_bytes"] = _workspace_bytes(backend, device, reserved)
+        return Snapshot(t_ns=t_ns, host_rss_bytes=rss, **figures).to_json(), reason
+
+    def host_only(self) -> dict[str, Any]:
+        """A snapshot that leaves the device alone."""
+        return Snapshot(t_ns=time.monotonic_ns(), host_rss_bytes=host_rss_bytes()).to_json()
+
+    def counters_only(self) -> dict[str, Any]:
+        """The allocator's counters and nothing else: safe inside a failing allocation."""
+        figures: dict[str, int | None] = {}
+        if self.backend is not None and self.backend.is_ready():
+            figures = self._counters(self.backend, self._device(self.backend))
+        return Snapshot(t_ns=time.monotonic_ns(), **figures).to_json()
+
+    def fold_peaks(self, device: int | None = None) -> None:
+        """Keep the present peaks, because the engine is about to reset them."""
+        if self.backend is not None and self.backend.is_ready():
+            self._counters(self.backend, self._device(self.backend) if device is None else device)
+
+    def reset(self) -> None:
+        """Forget what belongs to another process (after a fork)."""
+        self.device = None
+        self._run_peaks.clear()
+
+    def _device(self, backend: Backend) -> int:
+        return backend.current_device() if self.device is None else self.device
+
+    def _counters(self, backend: Backend, device: int) -> dict[str, int | None]:
+        stats = backend.stats(device)
+        figures: dict[str, int | None] = {
+            "allocated_bytes": _stat(stats, "allocated_bytes", "current"),
+            "allocated_peak_bytes": _stat(stats, "allocated_bytes", "peak"),
+            "reserved_bytes": _stat(stats, "reserved_bytes", "current"),
+            "reserved_peak_bytes": _stat(stats, "reserved_bytes", "peak"),
+            "alloc_retries": stats.get("num_alloc_retries"),
+            "ooms": stats.get("num_ooms"),
+        }
+        for kind in ("allocated", "reserved"):
+            figures[f"{kind}_run_peak_bytes"] = self._run_peak(device, kind, figures[f"{kind}_peak_bytes"])
+        return figures
+
+    def _run_peak(self, device: int, kind: str, peak: int | None) -> int | None:
+        if peak is None:
+            return self._run_peaks.get((device, kind))
+        folded = max(self._run_peaks.get((device, kind), 0), peak)
+        self._run_peaks[device, kind] = folded
+        return folded
+
+
+def _stat(stats: dict[str, Any], name: str, statistic: str) -> int | None:
+    value = stats.get(name, {}).get("all", {}).get(statistic)
+    return None if value is None else int(value)
+
+
+def _workspace_bytes(backend: Backend, device: int, reserved: int) -> int | None:
+    """Operator workspace: what the snapshot lists beyond the caching allocator's own segments.
+
+    torch_npu appends its workspace allocator's blocks to the snapshot (``torch_npu/csrc/npu/Module.cpp``, 2.10), and
+    ``reserved_bytes`` does not count them. Null where the two cannot be told apart, as under a pluggable allocator.
+    """
+    if backend.segments is None:
+        return None
+    try:
+        listed = sum(int(segment["total_size"]) for segment in backend.segments() if segment["device"] == device)
+    except Exception:  # a private interface of the runtime: its absence costs one figure, not the snapshot
+        return None
+    return listed - reserved if listed >= reserved else None
+
+
+def host_rss_bytes() -> int | None:
+    """Resident set of this process from ``/proc``, None where there is none."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,139 @@
+"""What one engine process knows while it is recorded: its role, its open phases, its figures. One object per process.
+
+Phases nest per thread: an event's ``parent`` is the phase that encloses it in the same thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.capture.probe import Probe
+from vllm_memprof.capture.writer import EventWriter
+from vllm_memprof.record.schema import FIGURES
+
+#: From the least to the most telling: a process that is several of these is named by the last one. A worker that lives
+#: in the engine core (TP=1), or in the caller's process, has the role worker.
+_ROLE_ORDER = ("unknown", "api", "engine_core", "worker")
+
+
+@dataclass
+class OpenPhase:
+    """A phase under way. ``detail`` may be completed until it ends."""
+
+    id: int
+    phase: str
+    hook: str
+    parent: int | None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Session:
+    """The recording of one process.
+
+    Args:
+        run_dir: the run folder.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.writer = EventWriter(run_dir)
+        self.probe = Probe()
+        self.roles: set[str] = set()
+        self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
+        self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
+        self.failed: set[str] = set()  # hooks that raised and are out of the way
+        self.notes: dict[str, Any] = {}  # what one hook leaves for another
+        self._next_id = 0
+        self._id_lock = threading.Lock()
+        self._stacks = threading.local()
+
+    @property
+    def role(self) -> str:
+        return max(self.roles, key=_ROLE_ORDER.index, default="unknown")
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.writer.emit(kind, fields, self.role)
+
+    def error(self, where: str, error: BaseException) -> None:
+        self.emit("error", where=where, message=f"{type(error).__name__}: {error}")
+
+    @property
+    def stack(self) -> list[OpenPhase]:
+        """Open phases of the calling thread, outermost first."""
+        if not hasattr(self._stacks, "phases"):
+            self._stacks.phases = []
+        phases: list[OpenPhase] = self._stacks.phases
+        return phases
+
+    def is_open(self, phase: str) -> bool:
+        return any(open_phase.phase == phase for open_phase in self.stack)
+
+    def begin(
+        self,
+        phase: str,
+        hook: str,
+        detail: dict[str, Any] | None = None,
+        workspace: bool = True,
+        unread: str | None = None,
+    ) -> OpenPhase:
+        """Open a phase with a snapshot.
+
+        Args:
+            phase: phase id.
+            hook: id of the row that marks it.
+            detail: facts beside the snapshot.
+            workspace: for start-up edges, see Probe.snapshot.
+            unread: why the device must not be read yet; the snapshot then has host figures only.
+        """
+        parent = self.stack[-1].id if self.stack else None
+        opened = OpenPhase(self._new_id(), phase, hook, parent, dict(detail or {}))
+        self._edge(opened, "before", None, workspace, unread)
+        self.stack.append(opened)
+        return opened
+
+    def end(self, opened: OpenPhase, error: BaseException | None = None, workspace: bool = True) -> None:
+        """Close a phase, and those that were left open inside it."""
+        while self.stack and any(open_phase is opened for open_phase in self.stack):
+            inner = self.stack.pop()
+            self._edge(inner, "after", error, workspace)
+
+    def mark(self, phase: str, hook: str, snapshot: dict[str, Any], detail: dict[str, Any]) -> None:
+        """A phase that is a moment: one after edge with the snapshot given."""
+        parent = self.stack[-1].id if self.stack else None
+        self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook, snapshot=snapshot,
+                  error=None, detail=detail)  # fmt: skip
+
+    def emit_figures(self, source: str) -> None:
+        """Write every figure of the engine known so far."""
+        self.emit("figures", source=source, values=dict(self.figures))
+
+    def after_fork(self) -> None:
+        """Become the child: nothing of the parent's record, roles or phases is its own."""
+        self.writer.after_fork()
+        self.probe.reset()
+        self.roles.clear()
+        self.figures = dict.fromkeys(FIGURES)
+        self.calls.clear()
+        self.failed.clear()
+        self.notes.clear()
+        self._id_lock = threading.Lock()
+        self._stacks = threading.local()
+
+    def _edge(
+        self, opened: OpenPhase, edge: str, error: BaseException | None, workspace: bool, unread: str | None = None
+    ) -> None:
+        snapshot, reason = (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace=workspace)
+        detail = dict(opened.detail)
+        if reason is not None:
+            detail["snapshot_reason"] = reason
+        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent, hook=opened.hook,
+                  snapshot=snapshot, error=None if error is None else f"{type(error).__name__}: {error}",
+                  detail=detail or None)  # fmt: skip
+
+    def _new_id(self) -> int:
+        with self._id_lock:
+            self._next_id += 1
+            return self._next_id

@@ -1,0 +1,119 @@
+"""Event lines of one process: dictionaries enter, ``events/<host>-<pid>.jsonl`` leaves. Runs in every engine process.
+
+Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered, so a process that
+is killed loses at most the line under way, and no flush is ever owed at exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
+
+#: Packages whose versions the first line carries: module that is surely loaded if the package is in use -> name.
+_VERSIONED = {"vllm": "vllm.version", "torch": "torch", "torch_npu": "torch_npu", "vllm_ascend": "vllm_ascend"}
+
+
+class EventWriter:
+    """Appends events to this process's file, which is created at the first event.
+
+    Args:
+        run_dir: the run folder; its ``events`` folder is made when missing.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._events_dir = run_dir / EVENTS_DIR
+        self._fd: int | None = None
+        self._broken = False
+        self._lock = threading.RLock()
+
+    @property
+    def path(self) -> Path:
+        return self._events_dir / f"{socket.gethostname()}-{os.getpid()}.jsonl"
+
+    def emit(self, kind: str, fields: dict[str, Any], role: str) -> None:
+        """Write one event.
+
+        Args:
+            kind: a kind of the record schema.
+            fields: the event's own keys; ``t_ns`` is added when missing.
+            role: this process's role, for the first line of its file.
+
+        Raises:
+            nothing: a full disk or an unwritable folder ends the writing, not the engine.
+        """
+        if self._broken:
+            return
+        event = {"kind": kind, "t_ns": time.monotonic_ns(), **fields}
+        try:
+            with self._lock:
+                if self._fd is None:
+                    self._open(role)
+                self._write(event)
+        except OSError as error:
+            self._broken = True
+            print(f"memprof: cannot write {self.path}: {error}; this process records no more", file=sys.stderr)
+
+    def after_fork(self) -> None:
+        """Forget the parent's file; the child opens its own at its first event."""
+        self._lock = threading.RLock()
+        self._broken = False
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _open(self, role: str) -> None:
+        self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._write(_process_event(role))
+
+    def _write(self, event: dict[str, Any]) -> None:
+        assert self._fd is not None
+        os.write(self._fd, (json.dumps(event, separators=(",", ":"), default=str) + "\n").encode())
+
+
+def _process_event(role: str) -> dict[str, Any]:
+    return {
+        "kind": "process",
+        "t_ns": time.monotonic_ns(),
+        "schema": EVENTS_SCHEMA,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "role": role,
+        "wall": time.time(),
+        "argv": list(sys.argv),
+        "python": sys.version.split()[0],
+        "versions": loaded_versions(),
+    }
+
+
+def loaded_versions() -> dict[str, str]:
+    """Versions of the engine's packages that this process has imported; nothing is imported for it."""
+    versions: dict[str, str] = {}
+    for package, module_name in _VERSIONED.items():
+        module = sys.modules.get(module_name)
+        if module is None:
+            continue
+        version = getattr(module, "__version__", None) or _metadata_version(package)
+        if version:
+            versions[package] = str(version)
+    return versions
+
+
+def _metadata_version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
