@@ -1,0 +1,4 @@
+class DriverBase:
+    @classmethod
+    def is_active(cls):
+        return False

@@ -1,0 +1,3 @@
+from . import ascend, cann, libdevice
+
+__all__ = ["ascend", "cann", "libdevice"]

@@ -1,0 +1,5 @@
+"""Ascend's additions to the kernel language; stand-ins."""
+
+from ...._host import device_module
+
+__getattr__ = device_module("triton.language.extra.cann.extension")

@@ -1,0 +1,5 @@
+"""Device math; stand-ins."""
+
+from ..._host import device_module
+
+__getattr__ = device_module("triton.language.extra.libdevice")

@@ -1,0 +1,5 @@
+"""Functions of the kernel language; stand-ins."""
+
+from .._host import device_module
+
+__getattr__ = device_module("triton.language.math")

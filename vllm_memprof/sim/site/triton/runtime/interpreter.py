@@ -1,0 +1,2 @@
+class InterpretedFunction:
+    """Triton's interpreter is not available; the class exists for ``isinstance`` tests."""
