@@ -218,6 +218,7 @@ def _budget(
         checks=_budget_checks(equation, figures),
         uncharged=items,
         honest_kv_cache_bytes=honest,
+        kv_tokens=None if result.kv_cache_bytes is None else tokens_for_bytes(kv, result.kv_cache_bytes),
         honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
     )
 

@@ -35,12 +35,14 @@ def _uncharged(finding_id: str, item_name: str, title: str) -> Finder:
         for rank in ranks:
             item = next((item for item in rank.budget.uncharged if item.name == item_name), None)
             if item is not None and item.bytes is not None and item.bytes > 0:
-                yield _priced(finding_id, title, rank, item, item.bytes)
+                yield _priced(finding_id, title, rank, item, item.bytes, ranks)
 
     return finder
 
 
-def _priced(finding_id: str, title: str, rank: RankReport, item: UnchargedItem, size: int) -> Finding:
+def _priced(
+    finding_id: str, title: str, rank: RankReport, item: UnchargedItem, size: int, ranks: list[RankReport]
+) -> Finding:
     return Finding(
         id=finding_id,
         severity="warning" if size >= WARNING_BYTES else "info",
@@ -50,13 +52,17 @@ def _priced(finding_id: str, title: str, rank: RankReport, item: UnchargedItem, 
         kv_tokens=worth_in_tokens(rank.kv, size),
         title=title,
         evidence=f"{item.formula} = {format_bytes(size)} bytes, {item.source} ({item.how})",
-        action=_charge_action(rank, size),
+        action=_charge_action(rank, size, ranks),
     )
 
 
-def _charge_action(rank: RankReport, size: int) -> str:
-    """The arguments that charge an uncharged amount, to the byte where the engine takes bytes."""
-    granted = rank.budget.engine_kv_cache_bytes
+def _charge_action(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
+    """The arguments that charge an uncharged amount, to the byte where the engine takes bytes.
+
+    They hold for all ranks, so the rank with the smallest grant sets the figure.
+    """
+    grants = [other.budget.engine_kv_cache_bytes for other in ranks]
+    granted = min((grant for grant in grants if grant is not None), default=None)
     total, utilization = rank.device_total_bytes, rank.budget.gpu_memory_utilization
     if granted is None or granted <= size:
         return ""

@@ -84,7 +84,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
         size, reason = None, f"{held} GiB were in use at the start: other processes' memory cannot be told apart"
     return UnchargedItem(
         name="initial_non_torch",
-        title="runtime context, held at the start",
+        title="non-torch, held at the start",
         bytes=size,
         how=MODELLED if evidence.simulated else INFERRED,
         formula="initial_non_torch",
@@ -101,7 +101,7 @@ def _cached(evidence: Evidence) -> UnchargedItem:
         size = after.reserved_bytes - after.allocated_bytes
     return UnchargedItem(
         name="cached",
-        title="reserved, not allocated, after empty_cache",
+        title="reserved but not allocated",
         bytes=size,
         how=MEASURED,
         formula="reserved - allocated",
@@ -119,7 +119,7 @@ def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
         size = None if high is None or low is None else max(0, high - low)
     return UnchargedItem(
         name="non_torch_cleared",
-        title="non-torch memory that empty_cache freed before the reading",
+        title="non-torch, freed just before read",
         bytes=size,
         how=MODELLED if evidence.simulated else MEASURED,
         formula="max(0, non_torch before - non_torch after)",
@@ -156,7 +156,7 @@ def _late_non_torch(evidence: Evidence) -> UnchargedItem:
             size = max(0, warm_up.after.non_torch_bytes - max(peaks) - in_graphs)
     return UnchargedItem(
         name="late_non_torch",
-        title="non-torch memory that came after profiling",
+        title="non-torch, after profiling",
         bytes=size,
         how=MODELLED if evidence.simulated else MEASURED,
         formula="max(0, non_torch after warm_up - non_torch peak of the profile run - growth in graph_capture)",

@@ -215,6 +215,7 @@ class Budget:
     checks: list[Check] = field(default_factory=list)
     uncharged: list[UnchargedItem] = field(default_factory=list)
     honest_kv_cache_bytes: int | None = None
+    kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     honest_kv_tokens: int | None = None
 
     @property
@@ -249,6 +250,7 @@ class Budget:
             "tolerance_bytes": self.tolerance_bytes,
             "balanced": self.balanced,
             "honest_kv_cache_bytes": self.honest_kv_cache_bytes,
+            "kv_tokens": self.kv_tokens,
             "honest_kv_tokens": self.honest_kv_tokens,
             "uncharged": [item.to_json() for item in self.uncharged],
             "requested_exact": self.requested,

@@ -1,0 +1,64 @@
+"""Writes a report as GitHub markdown: every name and argument escaped, so that nothing in it can act as markup."""
+
+from __future__ import annotations
+
+import re
+
+from vllm_memprof.ledger.model import Report
+from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections.base import BAD, TOTAL, Section
+from vllm_memprof.report.sections.findings import FindingView, finding_views
+from vllm_memprof.report.sections.head import head
+
+#: Characters a line of the widest layout has: GitHub scrolls tables sideways.
+_WIDE = 200
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~!^$@])")
+
+
+def render_markdown(report: Report) -> str:
+    """The whole report, for a file, an issue or a pull request."""
+    lines = [f"# memprof: {escape(report.run.model)}", ""]
+    lines += [f"- **{escape(name)}**: {escape(value)}" for name, value in head(report)]
+    lines += ["", *_findings(finding_views(report))]
+    for section in sections(report, _WIDE):
+        lines += ["", *_section(section)]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text as it stands, in a paragraph or in a cell of a table."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text).replace("\r", " ").replace("\n", " ")
+
+
+def _section(section: Section) -> list[str]:
+    lines = [f"## {escape(section.title)}", ""]
+    if section.rows:
+        lines.append(_line([escape(column.title) for column in section.columns]))
+        lines.append(_line(["---:" if column.right else ":---" for column in section.columns]))
+        for row in section.rows:
+            cells = [escape(cell.strip()) for cell in row.cells]
+            if row.style in (TOTAL, BAD):
+                cells = [f"**{cell}**" if cell else cell for cell in cells]
+            cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
+            lines.append(_line(cells))
+    if section.notes:
+        lines += ["", *(f"- {escape(note)}" for note in section.notes)]
+    return lines
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _findings(views: list[FindingView]) -> list[str]:
+    if not views:
+        return ["No findings."]
+    lines = [f"## Findings: {len(views)}", ""]
+    for view in views:
+        where = f", {escape(view.labels)}" if view.labels else ""
+        price = f": {escape(view.price)}" if view.price else ""
+        lines.append(f"- **{view.severity}** {escape(view.id)}{where}{price}<br>{escape(view.title)}.")
+        lines.append(f"  {escape(view.evidence)}.")
+        lines += [f"  Try: {escape(action)}." for action in view.actions]
+    return lines

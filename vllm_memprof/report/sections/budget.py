@@ -1,0 +1,141 @@
+"""The budget equation with every term, and the honest budget beside it."""
+
+from __future__ import annotations
+
+from vllm_memprof.ledger.model import MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.report.sections.base import (
+    BAD,
+    GOOD,
+    MODELLED_MARK,
+    MUTED,
+    NOT_MEASURED,
+    SHOWN_GROUPS,
+    TOTAL,
+    Column,
+    Row,
+    Section,
+    amount,
+    failed,
+    group_ranks,
+    labels_of,
+    number,
+    priced,
+)
+
+_TERM_TITLES = {
+    "weights": "weights",
+    "peak_activation": "peak activation",
+    "non_torch": "non-torch increase",
+    "graph": "graphs",
+    "consumed": "consumed",
+    "transient_headroom": "transient headroom",
+    "cleared": "cleared by empty_cache",
+    "used_by_device": "used on the device",
+    "peak_allocated": "allocated peak",
+}
+
+
+def budget_sections(report: Report) -> list[Section]:
+    """The equation with every term, and the honest budget; ranks that agree to the byte share a table."""
+    known = [rank for rank in report.ranks if _has_budget(rank.budget)]
+    groups = group_ranks(known, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
+    groups.sort(key=lambda members: _granted(members[0]))
+    found = []
+    for members in groups[:SHOWN_GROUPS]:
+        found.append(_equation_section(report, members))
+        if members[0].budget.uncharged:
+            found.append(_honest_section(report, members))
+    if len(groups) > SHOWN_GROUPS and found:
+        found[-1].notes.append(f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json")
+    return found
+
+
+def _granted(rank: RankReport) -> int:
+    granted = rank.budget.engine_kv_cache_bytes
+    return 1 << 62 if granted is None else granted
+
+
+def _has_budget(budget: Budget) -> bool:
+    figures = [budget.requested, budget.engine_kv_cache_bytes, *(term.bytes for term in budget.terms)]
+    return any(figure is not None for figure in figures)
+
+
+def _equation_section(report: Report, members: list[RankReport]) -> Section:
+    budget = members[0].budget
+    charged = [term for term in budget.terms if term.charged]
+    rows = [
+        amount("  device total", members[0].device_total_bytes),
+        Row(["× gpu_memory_utilization", number(budget.gpu_memory_utilization), ""]),
+        amount("= requested", budget.requested_bytes, TOTAL),
+        *(amount(f"- {_term_title(report, term)}", term.bytes) for term in charged),
+        amount("= KV cache, recomputed", budget.kv_cache_bytes, TOTAL),
+        amount("  KV cache, the engine's figure", budget.engine_kv_cache_bytes),
+        _residual(budget),
+    ]
+    reported = [term for term in budget.terms if not term.charged and term.bytes is not None]
+    rows += [amount(f"  {_term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported]
+    if budget.override:
+        rows = [rows[0], rows[1], rows[2], *rows[-3 - len(reported) :]]
+    title = f"KV budget, equation {budget.equation or 'unknown'}"
+    return Section(
+        f"{title}, {labels_of(members)}",
+        [Column("", right=False), Column("GiB"), Column("bytes")],
+        rows,
+        _equation_notes(report, budget),
+    )
+
+
+def _equation_notes(report: Report, budget: Budget) -> list[str]:
+    if budget.equation is None:
+        release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
+        return [f"no equation is known for {release or 'this engine'}: its figures are shown as they are"]
+    notes = [f"{budget.equation}: {budget.formula}", f"source: {budget.cite}"]
+    if budget.override:
+        notes.append(f"a fixed size replaced the equation: --{budget.override.replace('_', '-')}")
+    elif budget.kv_cache_bytes is None:
+        missing = [term.name for term in budget.terms if term.charged and term.bytes is None]
+        missing = (["requested"] if budget.requested is None else []) + missing
+        notes.append(f"not recomputed, unknown: {', '.join(missing)}")
+    notes += [
+        failed(check.name, check.expected_bytes, check.found_bytes)
+        for check in budget.checks
+        if not check.ok and check.ok is not None
+    ]
+    return notes
+
+
+def _residual(budget: Budget) -> Row:
+    if budget.residual_bytes is None:
+        return Row(["  residual", "-", "-"], style=MUTED)
+    verdict = "✓" if budget.balanced else "✗"
+    size = f"{budget.residual_bytes:+,}" if budget.residual_bytes else "0"
+    return Row([f"  residual {verdict}", "", size], style=GOOD if budget.balanced else BAD)
+
+
+def _honest_section(report: Report, members: list[RankReport]) -> Section:
+    budget = members[0].budget
+    rows = [priced("  KV cache, recomputed", budget.kv_cache_bytes, budget.kv_tokens)]
+    notes = []
+    for item in budget.uncharged:
+        mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
+        if item.bytes is None:
+            notes.append(f"{item.title}: {NOT_MEASURED} ({item.reason})")
+        else:
+            rows.append(priced(f"- {item.title}{mark}", item.bytes, item.kv_tokens))
+    rows.append(priced("= honest KV cache", budget.honest_kv_cache_bytes, budget.honest_kv_tokens, TOTAL))
+    honest = budget.honest_kv_cache_bytes
+    if honest is not None and budget.kv_cache_bytes is not None:
+        fewer = None
+        if budget.kv_tokens is not None and budget.honest_kv_tokens is not None:
+            fewer = budget.honest_kv_tokens - budget.kv_tokens
+        rows.append(priced("  difference", honest - budget.kv_cache_bytes, fewer))
+        least = [rank.budget.honest_kv_cache_bytes for rank in report.ranks]
+        if 0 < honest < budget.kv_cache_bytes and all(other is not None and other >= honest for other in least):
+            notes.append(f"--kv-cache-memory-bytes {honest} makes the engine keep to it")
+    columns = [Column("", right=False), Column("GiB"), Column("bytes"), Column("KV tokens")]
+    return Section(f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes)
+
+
+def _term_title(report: Report, term: TermRow) -> str:
+    mark = f" {MODELLED_MARK}" if report.run.simulated and term.name == "non_torch" else ""
+    return _TERM_TITLES.get(term.name, term.name) + mark

@@ -1,0 +1,181 @@
+"""Phases x memory, before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_memprof.ledger.model import NotMeasured, PhaseRow, RankReport, Report
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.report.sections.base import (
+    BAD,
+    MODELLED_MARK,
+    MUTED,
+    NOT_MEASURED,
+    PLAIN,
+    Column,
+    Row,
+    Section,
+    fold,
+    group_ranks,
+    labels_of,
+)
+from vllm_memprof.units import GIB, format_gib
+
+#: Passages of the same phase in a row that are still listed one by one.
+_LISTED_PASSAGES = 8
+
+_PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with its count
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """One or several passages of one rank through a phase, as one row shows them."""
+
+    name: str
+    depth: int
+    seconds: float | None
+    before: Snapshot | None
+    after: Snapshot | None
+    open: bool
+
+
+def phase_section(report: Report, wide: bool) -> Section:
+    """Phases x memory, before and after, in the order in which they occurred; ranks that print alike share a row."""
+    digits = _digits(report)
+    mark = f" {MODELLED_MARK}" if report.run.simulated else ""
+    fields = [("Reserved", "reserved_bytes"), ("Allocated peak", "allocated_peak_bytes")]
+    fields += [("Allocated", "allocated_bytes")] if wide else []
+    fields += [(f"Non-torch{mark}", "non_torch_bytes")]
+    fields += [("Free", "device_free_bytes")] if wide else []
+    names = [name for _, name in fields]
+
+    per_rank = {rank.label: _passages(rank) for rank in report.ranks}
+    rows: list[tuple[str, Row]] = []
+    for key in _merged_order(list(per_rank.values())):
+        groups: dict[tuple[str, ...], list[tuple[str, _Passage]]] = {}
+        for label, passages in per_rank.items():
+            if key in passages:
+                cells = tuple(_edges(passages[key], name, digits) for name in names)
+                groups.setdefault((*cells, str(passages[key].open)), []).append((label, passages[key]))
+        for texts, members in groups.items():
+            rows.append((fold([label for label, _ in members]), _phase_row(members, list(texts[:-1]))))
+    rows += [
+        (
+            fold(gap.labels) if gap.labels else fold(list(per_rank)),
+            Row([gap.phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED),
+        )
+        for gap in report.not_measured
+    ]
+    columns = [Column("Phase", right=False), Column("s"), *(Column(title) for title, _ in fields)]
+    everyone = fold(list(per_rank))
+    title = "Phases, GiB before → after"
+    if any(labels != everyone for labels, _ in rows):
+        columns.insert(1, Column("Rank", right=False))
+        plain = [Row([row.cells[0], labels, *row.cells[1:]], row.indent, row.style) for labels, row in rows]
+    else:
+        title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
+        plain = [row for _, row in rows]
+    return Section(title, columns, plain, _phase_notes(report))
+
+
+def _phase_row(members: list[tuple[str, _Passage]], cells: list[str]) -> Row:
+    first = members[0][1]
+    known = [passage.seconds for _, passage in members if passage.seconds is not None]
+    seconds = "open" if first.open else f"{max(known):.2f}" if known else "-"
+    return Row([first.name, seconds, *cells], first.depth, BAD if first.open else PLAIN)
+
+
+def _phase_notes(report: Report) -> list[str]:
+    notes = [] if report.ranks else ["no worker got far enough to report anything"]
+    if len(report.ranks) > 1:
+        notes.append("seconds are those of the slowest rank")
+    ended = "was under way" if report.run.status == "running" else "was not finished"
+    for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
+        if members[0].open_phases:
+            notes.append(f"{labels_of(members)}: {' > '.join(members[0].open_phases)} {ended}")
+    for rank in report.ranks:
+        notes += [f"{rank.label}: {row.phase} raised {row.error}" for row in rank.phases if row.error]
+        notes += [f"{rank.label}: memprof's hook failed, {error}" for error in rank.errors]
+    gaps: dict[tuple[str, str], list[NotMeasured]] = {}
+    for gap in report.not_measured:
+        gaps.setdefault((gap.reason, fold(gap.labels or [])), []).append(gap)
+    for (reason, labels), members_of in gaps.items():
+        where = f" on {labels}" if labels else ""
+        notes.append(f"{NOT_MEASURED}{where}: {', '.join(gap.phase for gap in members_of)} ({reason})")
+    return notes
+
+
+def _digits(report: Report) -> int:
+    """Two digits as in the engine's log; four where a whole run stays below 1 GiB of torch memory."""
+    snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
+    peaks = [s.reserved_peak_bytes or s.reserved_bytes or 0 for s in snapshots]
+    return 4 if 0 < max(peaks, default=0) < GIB else 2
+
+
+def _edges(passage: _Passage, name: str, digits: int) -> str:
+    before, after = (
+        None if snapshot is None else getattr(snapshot, name) for snapshot in (passage.before, passage.after)
+    )
+    if before is None and after is None:
+        return "-"
+    return f"{format_gib(before, digits)} → {format_gib(after, digits)}"
+
+
+def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
+    """A rank's phases by name; long rows of the same phase become one."""
+    found: dict[_PhaseKey, _Passage] = {}
+    keys: dict[int, _PhaseKey] = {}
+    for siblings in _runs_of_siblings(rank.phases):
+        folded = len(siblings) > _LISTED_PASSAGES and not any(row.open for row in siblings)
+        for bundle in [siblings] if folded else [[row] for row in siblings]:
+            parent = keys.get(bundle[0].parent, ()) if bundle[0].parent is not None else ()
+            name = bundle[0].phase if folded else _phase_name(bundle[0])
+            count = sum(1 for key in found if key[:-1] == parent and key[-1].split("#")[0] == name)
+            key = (*parent, f"{name}#{count}")
+            keys.update(dict.fromkeys((row.order for row in bundle), key))
+            found[key] = _bundle(f"{name} x{len(bundle)}" if folded else name, bundle)
+    return found
+
+
+def _runs_of_siblings(rows: list[PhaseRow]) -> list[list[PhaseRow]]:
+    """Consecutive passages of the same phase under the same parent, in the order of their start."""
+    runs: list[list[PhaseRow]] = []
+    for row in rows:
+        if runs and (runs[-1][-1].phase, runs[-1][-1].parent) == (row.phase, row.parent):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs
+
+
+def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    return _Passage(
+        name=name,
+        depth=rows[0].depth,
+        seconds=sum(seconds) if seconds else None,
+        before=rows[0].before,
+        after=rows[-1].after,
+        open=rows[-1].open,
+    )
+
+
+def _phase_name(row: PhaseRow) -> str:
+    group = row.detail.get("group")
+    return f"{row.phase} {group}" if row.phase == "communicator" and group else row.phase
+
+
+def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
+    """One order for all ranks: a phase that a rank alone has comes after that rank's previous one."""
+    order: list[_PhaseKey] = []
+    known: set[_PhaseKey] = set()
+    for passages in per_rank:
+        place = 0
+        for key in passages:
+            if key in known:
+                place = order.index(key) + 1
+            else:
+                order.insert(place, key)
+                known.add(key)
+                place += 1
+    return order
