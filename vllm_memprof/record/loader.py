@@ -160,12 +160,9 @@ def load_run(run_dir: Path) -> Run:
 
 
 def _load_info(path: Path) -> RunInfo:
-    try:
-        data = json.loads(_read(path))
-    except ValueError as exc:
-        raise RunRecordError(f"{path} is not a JSON object", hint="was it cut short or edited?") from exc
-    if not isinstance(data, dict):
-        raise RunRecordError(f"{path} is not a JSON object", hint="is this a run folder of memprof?")
+    data = _parse(_read(path))
+    if data is None:
+        raise RunRecordError(f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?")
     _check_schema(data.get("schema"), RUN_SCHEMA, path)
     try:
         info = RunInfo.from_json(data)
@@ -336,8 +333,12 @@ def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -
         start_t_ns=before.get("t_ns"),
         end_t_ns=after.get("t_ns"),
         error=after.get("error") or before.get("error"),
-        detail={**(before.get("detail") or {}), **(after.get("detail") or {})},
+        detail={**_object(before.get("detail")), **_object(after.get("detail"))},
     )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _snapshot(event: Event) -> Snapshot | None:

@@ -12,13 +12,16 @@ from vllm_memprof.report.sections.head import head
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
 _WIDE = 200
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#|~!^$@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
+#: A backslash does not keep GitHub from seeing a mention or a number of an issue in these.
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
 
 
 def render_markdown(report: Report) -> str:
     """The whole report, for a file, an issue or a pull request."""
     lines = [f"# memprof: {escape(report.run.model)}", ""]
-    lines += [f"- **{escape(name)}**: {escape(value)}" for name, value in head(report)]
+    for name, value in head(report):
+        lines.append(f"- **{escape(name)}**: {_code(value) if name == 'command' else escape(value)}")
     lines += ["", *_findings(finding_views(report))]
     for section in sections(report, _WIDE):
         lines += ["", *_section(section)]
@@ -27,8 +30,19 @@ def render_markdown(report: Report) -> str:
 
 def escape(text: str) -> str:
     """Text as it stands, in a paragraph or in a cell of a table."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", text).replace("\r", " ").replace("\n", " ")
+    return _SPECIAL.sub(r"\\\1", _one_line(text)).translate(_ENTITIES)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _code(text: str) -> str:
+    """A code span, fenced by more backticks than the text has in a row."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest else ""
+    return f"{fence}{space}{_one_line(text)}{space}{fence}"
 
 
 def _section(section: Section) -> list[str]:

@@ -1,0 +1,208 @@
+"""The budget equations: which row belongs to a release, and every step of its rounding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.ledger.builders import TOTAL, gib
+from vllm_memprof.ledger.equations import EQUATIONS, Equation, Term, evaluate, select
+from vllm_memprof.record.schema import FIGURES
+from vllm_memprof.units import GIB
+
+SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json").read_text())
+E4 = select("vllm-ascend", "0.23.0")
+assert E4 is not None
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "device_total_bytes": TOTAL,
+        "gpu_memory_utilization": 0.9,
+        "requested_bytes": TOTAL * 0.9,
+        "weights_bytes": gib(9.19),
+        "peak_activation_bytes": gib(3.86),
+        "non_torch_increase_bytes": gib(0.56),
+        "kv_cache_memory_bytes_arg": None,
+    }
+    return {**values, **changes}
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "found"),
+    [
+        ("vllm-ascend", "0.23.0", "E4"),
+        ("vllm-ascend", "0.23.0rc1", "E4"),
+        ("vllm-ascend", "0.23.0.post1+gabc", "E4"),
+        ("vllm-ascend", "0.25.1rc1", "E4"),
+        ("vllm-ascend", "0.18.0", "E4"),
+        ("vllm-ascend", "0.18.0rc1", "E4"),
+        ("vllm-ascend", "99.0", None),  # nobody has read it
+        ("vllm-ascend", "not a version", None),
+        ("vllm", "0.23.0", None),
+        (None, "0.23.0", None),
+        ("vllm-ascend", None, None),
+    ],
+)
+def test_the_row_of_a_release(engine: str | None, version: str | None, found: str | None) -> None:
+    row = select(engine, version)
+    assert (row.id if row else None) == found
+
+
+def test_rows_are_well_formed() -> None:
+    for row in EQUATIONS:
+        names = [term.name for term in row.terms]
+        assert len(names) == len(set(names))
+        assert "::" in row.cite
+        used = [name for term in row.terms for name in (term.figure, *term.plus, *term.minus) if name]
+        assert set(used) <= set(FIGURES)
+        assert row.override is None or row.override in FIGURES
+
+
+def test_the_measured_cards() -> None:
+    """57.91 - (0.56 + 3.86 + 9.19) = 44.30, within the rounding of the printed figures."""
+    new = SEED["new_method"]
+    assert E4 is not None
+    given_figures = {
+        "device_total_bytes": TOTAL,
+        "gpu_memory_utilization": new["gpu_memory_utilization"],
+        "weights_bytes": round(new["weights"] * GIB),
+        "peak_activation_bytes": round(new["torch_peak_increase"] * GIB),
+        "non_torch_increase_bytes": round(new["non_torch_increase"] * GIB),
+        "kv_cache_bytes": round(new["kv_cache"] * GIB),
+    }
+    half = round(0.005 * GIB)
+    halves = dict.fromkeys(
+        ["weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes", "kv_cache_bytes"], half
+    )
+    result = evaluate(E4, given_figures, halves)
+    assert result.kv_cache_bytes is not None
+    assert f"{result.kv_cache_bytes / GIB:.2f}" == "44.30"
+    assert abs(result.kv_cache_bytes - given_figures["kv_cache_bytes"]) <= result.tolerance_bytes
+    assert result.tolerance_bytes == 4 * half
+
+
+def test_the_engine_truncates_once_at_the_end() -> None:
+    assert E4 is not None
+    result = evaluate(
+        E4,
+        figures(
+            gpu_memory_utilization=0.95,
+            requested_bytes=100.75,
+            weights_bytes=10,
+            peak_activation_bytes=20,
+            non_torch_increase_bytes=30,
+        ),
+    )
+    assert result.kv_cache_bytes == 40
+    assert result.requested == 100.75
+
+
+def test_a_negative_budget_is_truncated_towards_zero_and_not_clamped() -> None:
+    assert E4 is not None
+    result = evaluate(
+        E4, figures(requested_bytes=0.5, weights_bytes=10, peak_activation_bytes=0, non_torch_increase_bytes=0)
+    )
+    assert result.kv_cache_bytes == -9  # int(-9.5)
+
+
+def test_the_request_is_computed_where_it_was_not_recorded() -> None:
+    assert E4 is not None
+    result = evaluate(E4, figures(requested_bytes=None))
+    assert result.requested == TOTAL * 0.9
+
+
+@pytest.mark.parametrize("missing", ["weights_bytes", "peak_activation_bytes"])
+def test_an_unknown_term_makes_the_result_unknown(missing: str) -> None:
+    assert E4 is not None
+    result = evaluate(E4, figures(**{missing: None}))
+    assert result.kv_cache_bytes is None
+    assert next(row for row in result.terms if row.name == missing.removesuffix("_bytes")).bytes is None
+
+
+def test_a_term_is_derived_from_its_ingredients() -> None:
+    assert E4 is not None
+    parts = {"profile_after_non_torch_bytes": 91, "initial_non_torch_bytes": 35}
+    result = evaluate(E4, figures(non_torch_increase_bytes=None, **parts))
+    assert next(row for row in result.terms if row.name == "non_torch").bytes == 56
+
+
+def test_a_graph_is_reported_and_not_charged() -> None:
+    assert E4 is not None
+    without, with_graph = evaluate(E4, figures()), evaluate(E4, figures(graph_bytes=gib(0.3)))
+    assert without.kv_cache_bytes == with_graph.kv_cache_bytes
+    rows = {row.name: row for row in with_graph.terms}
+    assert (rows["graph"].bytes, rows["graph"].charged) == (gib(0.3), False)
+    assert {row.name: row.bytes for row in without.terms}["graph"] is None
+
+
+def test_a_fixed_size_replaces_the_equation() -> None:
+    assert E4 is not None
+    result = evaluate(E4, figures(kv_cache_memory_bytes_arg=gib(40), peak_activation_bytes=None))
+    assert (result.kv_cache_bytes, result.override) == (gib(40), "kv_cache_memory_bytes")
+
+
+def test_the_fixed_size_was_ignored_before_it_was_implemented() -> None:
+    row = select("vllm-ascend", "0.18.0")
+    assert row is not None
+    result = evaluate(row, figures(kv_cache_memory_bytes_arg=gib(40)))
+    assert result.override is None
+    assert result.kv_cache_bytes == int(TOTAL * 0.9 - (gib(9.19) + gib(3.86) + gib(0.56)))
+
+
+@pytest.mark.parametrize(("rounding", "expected"), [("float", 100.5), ("int", 100), ("ceil", 101)])
+def test_roundings_of_the_request(rounding: str, expected: float) -> None:
+    row = Equation("T", "vllm", "", "", "f::s", (), request=rounding)
+    result = evaluate(row, {"device_total_bytes": 201, "gpu_memory_utilization": 0.5})
+    assert result.requested == expected
+
+
+def test_divisor_and_clamps() -> None:
+    row = Equation("T", "vllm", "", "", "f::s", (Term("weights", "weights_bytes"),), divisor=2, floor_zero=True)
+    assert evaluate(row, {"requested_bytes": 11.0, "weights_bytes": 2}).kv_cache_bytes == 4
+    assert evaluate(row, {"requested_bytes": 1.0, "weights_bytes": 9}).kv_cache_bytes == 0
+    assert evaluate(replace(row, floor_zero=False), {"requested_bytes": 1.0, "weights_bytes": 9}).kv_cache_bytes == -4
+    term = Term("used_by_device", plus=("device_total_bytes",), minus=("initial_free_bytes",), floor_zero=True)
+    assert term.value({"device_total_bytes": 5, "initial_free_bytes": 9}) == 0
+
+
+bytes_of_a_card = st.integers(0, 2**37)
+
+
+@given(
+    total=st.integers(2**30, 2**37),
+    utilization=st.floats(0.01, 1.0),
+    weights=bytes_of_a_card,
+    peak=bytes_of_a_card,
+    non_torch=st.integers(-(2**36), 2**36),
+    change=st.integers(-(2**35), 2**35),
+)
+def test_e4_is_the_engine_s_arithmetic(
+    total: int, utilization: float, weights: int, peak: int, non_torch: int, change: int
+) -> None:
+    """Byte for byte what determine_available_memory computes, and linear in every term."""
+    assert E4 is not None
+    values = figures(
+        device_total_bytes=total,
+        gpu_memory_utilization=utilization,
+        requested_bytes=total * utilization,
+        weights_bytes=weights,
+        peak_activation_bytes=peak,
+        non_torch_increase_bytes=non_torch,
+    )
+    result = evaluate(E4, values).kv_cache_bytes
+    assert result == int(total * utilization - (non_torch + peak + weights))
+    changed = evaluate(E4, {**values, "weights_bytes": weights + change}).kv_cache_bytes
+    assert result is not None
+    assert changed is not None
+    # truncation towards zero may move the result by less than a byte on each side of zero
+    exact = Fraction(total * utilization) - (non_torch + peak + weights)
+    tolerance = 0 if exact > 0 and exact - change > 0 else 1
+    assert abs((result - changed) - change) <= tolerance
