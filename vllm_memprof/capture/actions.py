@@ -145,6 +145,7 @@ def _leave_warm_up(capture: Capture, call: Call) -> None:
         return
     figures.read_worker(capture.session, call.subject)
     capture.session.emit_figures("compile_or_warm_up_model")
+    capture.session.notes["serving"] = True
     capture.release(MODEL_READY)
     capture.self_check(MODEL_READY)
 
@@ -201,7 +202,9 @@ def _leave_device_ready(capture: Capture, call: Call) -> None:
         return
     session = capture.session
     session.probe.device = identity.device_index(worker)
-    session.emit("identity", **identity.of_worker(worker, session))
+    known = identity.of_worker(worker, session)
+    session.notes["label"] = known["label"]
+    session.emit("identity", **known)
     figures.read_worker(session, worker)
     session.emit_figures("init_device")
     capture.bind_instance(worker)
@@ -236,7 +239,6 @@ def _announce_model(capture: Capture, call: Call) -> None:
     session = capture.session
     if call.error is None and not session.notes.get("model_ready"):
         session.notes["model_ready"] = True
-        session.notes["serving"] = True
         session.emit("ready", what="model")
         capture.self_check(ENGINE_READY)
 
@@ -245,6 +247,7 @@ def _announce_server(capture: Capture, call: Call) -> None:
     if call.error is None:
         capture.session.roles.add("api")
         capture.session.emit("ready", what="server")
+        capture.self_check(END)
 
 
 ACTIONS: dict[str, Action] = {

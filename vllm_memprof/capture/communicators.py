@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from vllm_memprof.capture.core import Capture
 
 
+#: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
+_HOST_BACKENDS = ("gloo", "mpi")
+
+
 def enter(capture: Capture, call: Call) -> None:
     seen: set[int] = capture.session.notes.setdefault("groups_seen", set())
     group = call.subject
@@ -36,15 +40,14 @@ def leave(capture: Capture, call: Call) -> None:
 
 
 def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
-    """Whether this collective runs on the device: by its first tensor, else (a barrier) by the group's devices."""
+    """Whether this collective runs on the device: by its first tensor, else (a barrier) by the group's backend."""
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
         device = getattr(argument, "device", None)
         if device is not None and hasattr(device, "type"):
             return bool(device.type != "cpu")
-    devices = getattr(group, "_device_types", None)
-    return devices is None or any(device.type != "cpu" for device in devices)
+    return str(group.name()) not in _HOST_BACKENDS
 
 
 def describe(group: Any) -> tuple[list[str], list[int] | None]:

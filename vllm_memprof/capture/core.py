@@ -83,7 +83,7 @@ class Capture:
                 self.session.emit("hook", **verdict.to_event())
         summary, failing = selfcheck.summarise(verdicts)
         if moment in selfcheck.REPORTED_AT:
-            logger().info("memprof: %s", summary)
+            logger().info("memprof: %s: %s", self.session.notes.get("label", self.session.role), summary)
         if self.strict and failing and moment in selfcheck.REPORTED_AT:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 

@@ -45,11 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_plan(model: str, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop.
 
-    The engine core runs in this process: the workers, and with them every figure, are the same as behind a server, but
-    no front end, tokenizer or second process has to start. Data parallelism needs the engine's own processes.
+    The engine core runs in this process and forks its workers: they, and with them every figure, are the same as behind
+    a server, but no front end or tokenizer has to start, and nothing is imported twice.
     """
     os.environ[ENV_STOP_AFTER] = "kv_plan"
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # what vllm serve does
     args = _parse_engine_args("plan", model, engine_args, server=True)
 
     from vllm.engine.arg_utils import AsyncEngineArgs

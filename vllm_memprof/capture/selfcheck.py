@@ -5,7 +5,14 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import importlib.machinery
+import importlib.metadata
+import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.capture.hooks import ENGINE_READY, EXPECTED_ABSENT, MODEL_READY, REQUIRED, Hook
@@ -76,3 +83,131 @@ def summarise(verdicts: list[Verdict]) -> tuple[str, list[Verdict]]:
     if failing:
         line += "; " + ", ".join(f"{verdict.state}: {verdict.hook.id} ({verdict.target})" for verdict in failing)
     return line, failing
+
+
+# --- static check: installed sources, nothing imported ---------------------------------------------------------------
+
+#: Backend -> distribution that shows it is installed.
+_BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
+
+
+@dataclass(frozen=True)
+class StaticRow:
+    """What the installed sources say about one row. ``state``: found | missing | absent_ok | stale | compiled."""
+
+    hook: Hook
+    state: str
+    target: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hook": self.hook.id, "phase": self.hook.phase, "need": self.hook.need, "state": self.state,
+                "target": self.target}  # fmt: skip
+
+
+def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None], list[StaticRow]]:
+    """Check the rows that would be in force here.
+
+    Args:
+        path: folders to look for packages in; ``sys.path`` when None.
+
+    Returns:
+        Versions of the engine's packages (None: not installed) and one row per hook in force.
+    """
+    from vllm_memprof.capture.core import rows_in_force
+
+    versions = {name: _version_in(path, name) for name in ("vllm", "vllm_ascend", "torch", "torch_npu")}
+    backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
+    return versions, [_check_row(hook, path) for hook in rows_in_force(backend, versions["vllm"])]
+
+
+def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
+    answers = [(target, _defined(target, path)) for target in hook.targets]
+    found = next((target for target, answer in answers if answer), None)
+    if found is not None:
+        return StaticRow(hook, "stale" if hook.need == EXPECTED_ABSENT else "found", found)
+    if hook.need == EXPECTED_ABSENT:
+        return StaticRow(hook, "absent_ok", hook.targets[0])
+    compiled = next((target for target, answer in answers if answer is None), None)
+    return StaticRow(hook, "compiled", compiled) if compiled else StaticRow(hook, "missing", hook.targets[0])
+
+
+def _defined(target: str, path: list[str] | None) -> bool | None:
+    """Whether a target exists in source; None where there is no source to read (compiled modules)."""
+    module_name, _, attributes = target.partition(":")
+    source = _find_source(module_name, path)
+    if source is None:
+        return False
+    if source.suffix != ".py":
+        return None
+    body: list[ast.stmt] = ast.parse(source.read_text(encoding="utf-8")).body
+    *parents, name = attributes.split(".")
+    for parent in parents:
+        node = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None)
+        if node is None:
+            return None if _imports(body, parent) else False
+        body = node.body
+    return any(_binds(node, name) for node in body)
+
+
+def _binds(node: ast.stmt, name: str) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name == name
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) == name for alias in node.names)
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    return False
+
+
+def _imports(body: list[ast.stmt], name: str) -> bool:
+    """Whether a class may come from elsewhere: then its own source would have to be followed."""
+    return any(isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name)) for node in body)
+
+
+def _find_source(module_name: str, path: list[str] | None) -> Path | None:
+    """The file of a module, found without importing its packages."""
+    search: list[str] | None = path
+    spec = None
+    for depth in range(1, module_name.count(".") + 2):
+        name = ".".join(module_name.split(".")[:depth])
+        spec = importlib.machinery.PathFinder.find_spec(name, search)
+        if spec is None:
+            return None
+        if spec.submodule_search_locations is None:
+            break  # a compiled module makes its submodules itself
+        search = list(spec.submodule_search_locations)
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _version_in(path: list[str] | None, package: str) -> str | None:
+    found = importlib.metadata.distributions(name=package, path=sys.path if path is None else path)
+    return next((distribution.version for distribution in found), None)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the static check; status 1 when a required row is missing."""
+    parser = argparse.ArgumentParser(prog="python -m vllm_memprof.capture.selfcheck", description=main.__doc__)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args(argv)
+    versions, rows = check_installed()
+    missing = [row for row in rows if row.hook.need == REQUIRED and row.state == "missing"]
+    if options.json:
+        print(json.dumps({"versions": versions, "rows": [row.to_json() for row in rows], "missing": len(missing)}))
+        return 1 if missing else 0
+    print(", ".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
+    if versions["vllm"] is None:
+        print("vLLM is not installed for this interpreter: run this with the engine's own python")
+        return 1
+    for row in rows:
+        print(f"{row.state:10}  {row.hook.need:15}  {row.hook.id:24}  {row.target}")
+    required = [row for row in rows if row.hook.need == REQUIRED]
+    compiled = sum(row.state == "compiled" for row in required)
+    print(
+        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their place in the installed "
+        f"sources, {compiled} are in compiled modules and checked when running"
+    )
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
