@@ -99,9 +99,10 @@ def _fitting_blocks(plan: dict[str, Any], kv: Kv) -> int | None:
     available, planned = plan.get("available_bytes"), plan.get("planned_bytes")
     if not isinstance(available, list) or not isinstance(planned, list) or len(available) != len(planned):
         return None
-    if not kv.blocks or not all(planned) or None in available:
+    blocks = kv.blocks
+    if not blocks or None in available or any(size is None or int(size) < blocks for size in planned):
         return None
-    fitting = [int(room) // (int(size) // kv.blocks) for room, size in zip(available, planned, strict=True)]
+    fitting = [int(room) // (int(size) // blocks) for room, size in zip(available, planned, strict=True)]
     return min(fitting, default=None)
 
 

@@ -1,0 +1,66 @@
+"""The golden files: every reporter's output on the recorded runs, at fixed widths, without colour.
+
+``python -m tests.golden.update`` rewrites them; the difference is for a person to read.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.record.loader import load_run
+from vllm_memprof.report import render_json, render_markdown, render_table
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "data"
+
+
+def table(report: Report, width: int, encoding: str = "utf-8") -> str:
+    """The terminal's tables as a file gets them; trailing blanks are of no interest."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=stream, width=width, no_color=True, legacy_windows=False, _environ={})
+    console.print(render_table(report))
+    stream.flush()
+    return "".join(line.rstrip() + "\n" for line in raw.getvalue().decode(encoding).splitlines())
+
+
+#: file name -> (run, reporter)
+GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "graph_tp2.80.txt": ("graph_tp2", lambda report: table(report, 80)),
+    "graph_tp2.120.txt": ("graph_tp2", lambda report: table(report, 120)),
+    "graph_tp2.200.txt": ("graph_tp2", lambda report: table(report, 200)),
+    "graph_tp2.ascii.80.txt": ("graph_tp2", lambda report: table(report, 80, "ascii")),
+    "graph_tp2.md": ("graph_tp2", render_markdown),
+    "graph_tp2.json": ("graph_tp2", render_json),
+    "eager_tp2.80.txt": ("eager_tp2", lambda report: table(report, 80)),
+    "skewed_tp2.80.txt": ("skewed_tp2", lambda report: table(report, 80)),
+    "skewed_tp2.120.txt": ("skewed_tp2", lambda report: table(report, 120)),
+    "skewed_tp2.md": ("skewed_tp2", render_markdown),
+    "killed_tp2.80.txt": ("killed_tp2", lambda report: table(report, 80)),
+    "killed_tp2.md": ("killed_tp2", render_markdown),
+    "killed_tp2.json": ("killed_tp2", render_json),
+    "plan_tp2.80.txt": ("plan_tp2", lambda report: table(report, 80)),
+}
+
+
+def outputs() -> Iterator[tuple[Path, str]]:
+    """(golden file, what it has to hold now)."""
+    for name, (run, reporter) in GOLDEN.items():
+        yield HERE / name, reporter(build_report(load_run(DATA / run)))
+
+
+def main() -> None:
+    wanted = dict(outputs())
+    for stale in {path for path in HERE.iterdir() if path.suffix != ".py" and path.is_file()} - set(wanted):
+        stale.unlink()
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The same report through every reporter: equal numbers, safe text, any width, any terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.golden.update import table
+from tests.unit.ledger.builders import gib, process, recorded, run_of, snapshot, span
+from vllm_memprof.errors import MemprofError
+from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
+from vllm_memprof.report.markdown import escape
+from vllm_memprof.report.sections.base import fold
+
+RUNS = ("graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
+WIDTHS = (80, 120, 200)
+
+
+def report_of(name: str, **info: object) -> Report:
+    return build_report(recorded(name, **info))
+
+
+def texts(report: Report) -> dict[str, str]:
+    return {**{f"table {width}": table(report, width) for width in WIDTHS}, "markdown": render_markdown(report)}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_reporters_give_the_same_figures(name: str) -> None:
+    report = report_of(name)
+    data = json.loads(render_json(report))
+    for where, text in texts(report).items():
+        flat = " ".join(text.split())
+        for rank in data["ranks"]:
+            budget, kv = rank["budget"], rank["kv"]
+            wanted = [budget["requested_bytes"], budget["kv_cache_bytes"], budget["engine_kv_cache_bytes"]]
+            wanted += [budget["honest_kv_cache_bytes"], budget["honest_kv_tokens"]]
+            wanted += [kv["tokens"], kv["blocks"], kv["bytes_per_token"]]
+            wanted += [term["bytes"] for term in budget["terms"]]
+            wanted += [item["bytes"] for item in budget["uncharged"] if budget["honest_kv_cache_bytes"]]
+            for figure in wanted:
+                assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)
+        for finding in data["findings"]:
+            assert finding["id"] in flat.replace("\\", ""), where
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("width", [60, *WIDTHS])
+def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
+    for line in table(report_of(name), width).splitlines():
+        assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wide_characters_keep_the_width_and_stay_whole(width: int) -> None:
+    model = "/模型/通义千问-视觉语言-大模型/" + "超长的名字" * 12
+    text = table(report_of("graph_tp2", model=model), width)
+    assert all(cell_len(line) <= width for line in text.splitlines())
+    assert model in "".join(line.removeprefix("model").strip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_figures_are_never_cut(width: int) -> None:
+    """A narrow terminal may fold a word, but a number in two lines is a wrong number."""
+    text = table(report_of("skewed_tp2"), width)
+    for figure in ("9.75 → 17.69", "13.30 → 13.30", "47,571,465,216", "641,536", "FullAttentionSpec"):
+        assert figure in text
+    assert "…" not in text
+
+
+def test_eager_graph_memory_is_not_measured_never_zero() -> None:
+    for text in texts(report_of("eager_tp2")).values():
+        row = next(line for line in text.splitlines() if "graph" in line and "capture" in line)
+        assert "NOT MEASURED" in row
+        assert "0.00" not in row
+        assert "eager mode" in text
+
+
+def test_unknown_is_a_dash_never_zero() -> None:
+    taken = snapshot(allocated_bytes=gib(2))
+    text = table(build_report(run_of(process([span("weight_load", taken, None, end_t_ns=None)]))), 120)
+    row = next(line for line in text.splitlines() if "weight_load" in line)
+    assert row.split() == ["weight_load", "open", "-", "-", "2.00", "→", "-", "-", "-"]
+
+
+def test_the_phase_in_which_a_rank_died_is_said() -> None:
+    for text in texts(report_of("killed_tp2")).values():
+        flat = " ".join(text.replace("\\", "").split())
+        assert "worker TP1 (pid 4101) was killed by SIGKILL in weight_load" in flat
+        assert "weight_load was not finished" in flat
+
+
+def test_a_run_under_way_is_not_called_dead() -> None:
+    text = table(report_of("killed_tp2", status="running", exit_reason=None), 200)
+    assert "weight_load was under way" in text
+
+
+def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
+    simulated, real = table(report_of("graph_tp2"), 120), table(report_of("graph_tp2", simulated=False), 120)
+    assert "simulated: profile ascend910b" in simulated
+    assert "Non-torch (m)" in simulated
+    assert "(m)" not in real
+    assert "simulated" not in real.replace("sim:910b", "")
+    assert "modelled" not in real
+
+
+def test_phases_come_in_the_order_in_which_they_occurred() -> None:
+    text = table(report_of("graph_tp2"), 80)
+    names = ["device_init", "hccl_init", "weight_load", "profile_run", "mm_profile", "kv_cache_alloc", "warm_up"]
+    places = [text.index(name) for name in names]
+    assert places == sorted(places)
+    assert "\n   graph_capture" in text  # nested in warm_up
+
+
+def test_a_row_of_its_own_where_a_rank_differs() -> None:
+    lines = table(report_of("skewed_tp2"), 120).splitlines()
+    assert any(re.search(r"weight_load\s+TP0-TP1", line) for line in lines)
+    assert any(re.search(r"profile_run\s+TP0 .* 0\.36 → 0\.91", line) for line in lines)
+    assert any(re.search(r"profile_run\s+TP1 .* 0\.36 → 1\.16", line) for line in lines)
+
+
+def test_many_passages_become_one_row() -> None:
+    level = [snapshot(reserved_bytes=gib(2 + i / 10), allocated_bytes=gib(1)) for i in range(31)]
+    spans = [span("request", level[i], level[i + 1], i) for i in range(30)]
+    text = table(build_report(run_of(process(spans))), 80)
+    (row,) = [line for line in text.splitlines() if "request" in line]
+    assert "request x30" in row
+    assert "2.00 → 5.00" in row
+    assert "30.00" in row  # seconds of all of them
+
+
+def test_a_small_model_gets_more_digits() -> None:
+    taken = snapshot(reserved_bytes=22 << 20, reserved_peak_bytes=22 << 20, allocated_bytes=3 << 20)
+    text = table(build_report(run_of(process([span("weight_load", taken, taken)]))), 120)
+    assert "0.0215 → 0.0215" in text
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colour_where_none_is_wanted(environment: dict[str, str]) -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=80, force_terminal=True, _environ=environment).print(
+        render_table(report_of("graph_tp2"))
+    )
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", stream.getvalue())
+
+
+def test_without_a_terminal_there_are_no_escapes() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=80, _environ={}).print(render_table(report_of("skewed_tp2")))
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_an_ascii_terminal_can_print_it() -> None:
+    text = table(report_of("graph_tp2"), 80, "ascii")
+    assert "9.75 > 17.69" in text
+    assert "residual ok" in text
+
+
+def test_fixed_width_wins_over_the_console_s() -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=200, _environ={}).print(render_table(report_of("graph_tp2"), 80))
+    assert "Free" not in stream.getvalue()  # the columns of wide terminals
+
+
+HOSTILE = "<img src=x onerror=alert(1)>|`a` *b* _c_ [d](http://e) @someone #12 \\ $x$\n\n# title"
+
+
+def test_markdown_is_safe_from_names() -> None:
+    report = report_of("graph_tp2", model=HOSTILE, command=["memprof", HOSTILE], exit_reason=HOSTILE)
+    text = render_markdown(report)
+    outside = re.sub(r"`+ .*? `+\n", "", text)  # the command's code span
+    assert "<img" not in outside
+    assert "\n# title" not in text
+    assert "@someone" not in outside
+    assert "[d](" not in outside.replace("\\[d\\](", "")
+    assert text.startswith("# memprof: &lt;img")
+
+
+def test_markdown_tables_have_even_rows() -> None:
+    for name in RUNS:
+        tables = re.findall(r"(?:^\|.*\n)+", render_markdown(report_of(name)), flags=re.M)
+        assert len(tables) >= 2
+        for found in tables:
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in found.splitlines()}) == 1
+
+
+def test_escape_keeps_the_text() -> None:
+    assert escape("a|b") == "a\\|b"
+    assert escape("a & b < c") == "a &amp; b &lt; c"
+    assert escape("模型_1") == "模型\\_1"
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ([], ""),
+        (["TP0"], "TP0"),
+        (["TP0", "TP1"], "TP0-TP1"),
+        (["TP0", "TP1", "TP2", "TP5"], "TP0-TP2, TP5"),
+        (["DP0 TP0", "DP0 TP1", "DP1 TP0"], "DP0 TP0-DP0 TP1, DP1 TP0"),
+        (["engine", "TP0"], "engine, TP0"),
+    ],
+)
+def test_ranks_fold(labels: list[str], text: str) -> None:
+    assert fold(labels) == text
+
+
+def test_files_are_whole_private_and_replaced(tmp_path: Path) -> None:
+    report = report_of("graph_tp2")
+    (tmp_path / "report.json").write_text("old")
+    write_reports(report, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
+    assert json.loads((tmp_path / "report.json").read_text()) == report.to_json()
+    assert (tmp_path / "report.md").read_text() == render_markdown(report)
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    with pytest.raises(MemprofError, match="cannot write"):
+        write_atomically(tmp_path / "absent" / "report.json", "{}")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    with pytest.raises(MemprofError, match="No space left"):
+        write_atomically(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+    assert path.read_text() == "old"
+
+
+def test_ranks_by_the_hundred(tmp_path: Path) -> None:
+    """512 ranks that agree print like one; one outlier gets its own rows."""
+    run = recorded("graph_tp2")
+    worker = run.processes[0]
+    ranks = [
+        replace(worker, identity=replace(worker.identity, rank=i, pid=i, label=f"TP{i}"), kv_plan=None)
+        for i in range(512)
+    ]
+    text = table(build_report(replace(run, processes=ranks)), 120)
+    assert "TP0-TP511 alike" in text
+    assert len(text.splitlines()) < 120
