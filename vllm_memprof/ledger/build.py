@@ -263,16 +263,26 @@ def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> Empt
     workspace = _minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
     non_torch = _minus(before.non_torch_bytes, after.non_torch_bytes)
     ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
+    served = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
     site = span.detail.get("site")
     return EmptyCacheCall(
         phase=None if span.parent is None else process.phases[span.parent].phase,
         site=None if site is None else str(site),
-        seconds=span.seconds,
+        seconds=span.detail.get("seconds", span.seconds),  # its own time, without that of the two snapshots
         freed_cached_bytes=_minus(before.reserved_bytes, after.reserved_bytes),
         freed_npu_workspace_bytes=workspace,
         freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
-        while_serving=ready is not None and span.start_t_ns is not None and span.start_t_ns > ready,
+        while_serving=served and "shutdown" not in _enclosing(process, span),
     )
+
+
+def _enclosing(process: ProcessRecord, span: PhaseSpan) -> list[str]:
+    """Phases around a span, from the inside out."""
+    names = []
+    while span.parent is not None:
+        span = process.phases[span.parent]
+        names.append(span.phase)
+    return names
 
 
 def _minus(left: int | None, right: int | None) -> int | None:

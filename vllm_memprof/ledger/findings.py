@@ -29,12 +29,12 @@ def find(run: Run, ranks: list[RankReport]) -> list[Finding]:
 
 
 def _uncharged(finding_id: str, item_name: str, title: str) -> Finder:
-    """A finding that is an item of the honest budget with something in it."""
+    """A finding that is an item of the honest budget, where it is worth a KV block at least."""
 
     def finder(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         for rank in ranks:
             item = next((item for item in rank.budget.uncharged if item.name == item_name), None)
-            if item is not None and item.bytes is not None and item.bytes > 0:
+            if item is not None and item.bytes is not None and item.bytes > 0 and item.kv_tokens != 0:
                 yield _priced(finding_id, title, rank, item, item.bytes, ranks)
 
     return finder

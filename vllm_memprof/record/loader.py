@@ -260,8 +260,9 @@ def _build_identity(head: Event, identities: list[Event], plans: list[Event]) ->
         for name in Identity.__dataclass_fields__:
             if event.get(name) is not None:
                 values[name] = event[name]
-        if event.get("role") not in (None, "unknown"):
-            roles.add(str(event["role"]))
+        claimed = event.get("roles")
+        roles.update(str(role) for role in (event.get("role"), *(claimed if isinstance(claimed, list) else [])) if role)
+    roles.discard("unknown")
     if plans:
         roles.add("engine_core")
     values["roles"] = frozenset(roles)

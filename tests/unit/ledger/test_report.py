@@ -194,6 +194,33 @@ def test_empty_cache_while_serving() -> None:
     assert (call.while_serving, call.freed_cached_bytes, call.freed_npu_workspace_bytes) == (True, 0, None)
 
 
+def test_empty_cache_at_the_end_is_not_serving() -> None:
+    taken = snapshot(reserved_bytes=5, non_torch_bytes=3)
+    spans = [
+        span("shutdown", taken, taken, 0, start_t_ns=90),
+        span("empty_cache", taken, taken, 1, parent=0, start_t_ns=95),
+    ]
+    (call,) = build_report(run_of(replace(process(spans), ready_t_ns={"server": 50}))).ranks[0].empty_cache
+    assert (call.phase, call.while_serving) == ("shutdown", False)
+
+
+def test_empty_cache_s_own_time_wins() -> None:
+    taken = snapshot(reserved_bytes=5)
+    call = (
+        build_report(run_of(process([span("empty_cache", taken, taken, detail={"seconds": 0.25})])))
+        .ranks[0]
+        .empty_cache
+    )
+    assert call[0].seconds == 0.25
+
+
+def test_less_than_a_block_is_no_finding() -> None:
+    run = recorded("graph_tp2")
+    small = {"profile_before_allocated_peak_bytes": 9_872_841_216 + 512}
+    processes = [replace(p, figures={**p.figures, **small} if p.figures else {}) for p in run.processes]
+    assert "uncharged-persistent-torch" not in ids(build_report(replace(run, processes=processes)))
+
+
 def test_oom_is_copied_from_its_phase() -> None:
     oom = span("oom", None, None, detail={"requested_bytes": 5, "device": 0, "more": 1})
     found = build_report(run_of(process([oom]))).ranks[0].oom

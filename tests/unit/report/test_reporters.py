@@ -71,7 +71,7 @@ def test_figures_are_never_cut(width: int) -> None:
     """A narrow terminal may fold a word, but a number in two lines is a wrong number."""
     text = table(report_of("skewed_tp2"), width)
     for figure in ("9.75 → 17.69", "13.30 → 13.30", "47,571,465,216", "641,536", "FullAttentionSpec"):
-        assert figure in text
+        assert figure.replace(" → ", "→") in text.replace(" → ", "→")
     assert "…" not in text
 
 

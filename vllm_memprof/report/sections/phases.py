@@ -71,11 +71,16 @@ def phase_section(report: Report, wide: bool) -> Section:
     title = "Phases, GiB before → after"
     if any(labels != everyone for labels, _ in rows):
         columns.insert(1, Column("Rank", right=False))
-        plain = [Row([row.cells[0], labels, *row.cells[1:]], row.indent, row.style) for labels, row in rows]
+        plain = [Row([row.cells[0], labels, *_tight(row, wide)], row.indent, row.style) for labels, row in rows]
     else:
         title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
         plain = [row for _, row in rows]
     return Section(title, columns, plain, _phase_notes(report))
+
+
+def _tight(row: Row, wide: bool) -> list[str]:
+    """A column for the ranks leaves a narrow table no room for blanks."""
+    return row.cells[1:] if wide else [cell.replace(" → ", "→") for cell in row.cells[1:]]
 
 
 def _phase_row(members: list[tuple[str, _Passage]], cells: list[str]) -> Row:
@@ -162,7 +167,7 @@ def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
 
 def _phase_name(row: PhaseRow) -> str:
     group = row.detail.get("group")
-    return f"{row.phase} {group}" if row.phase == "communicator" and group else row.phase
+    return f"{row.phase} {group}" if row.phase == "communicator" and group not in (None, "undefined") else row.phase
 
 
 def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
