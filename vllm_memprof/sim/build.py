@@ -1,0 +1,203 @@
+"""Builds the shim: one shared library that answers for every CANN library the engine needs.
+
+In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder of libraries for
+``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a C++17 compiler, g++ or clang++.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim import symbols
+
+NATIVE_DIR = Path(__file__).parent / "native"
+LIBRARY = "libascendcl.so"
+_STAMP = "shim.stamp"
+_FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY", "-Wno-deprecated-declarations"]
+_INCLUDES = ["torch_npu/include", "torch_npu/include/third_party/acl/inc", "torch_npu/include/third_party/hccl/inc"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ShimBuild:
+    """A shim that is in place."""
+
+    lib_dir: Path  # for LD_LIBRARY_PATH
+    library: Path
+    symbols_file: Path  # every name the engine can ask for, with its state
+    fingerprint: str  # of everything the shim is built from
+    built: bool  # False: it was already there
+    seconds: float
+
+
+def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = None) -> ShimBuild:
+    """Builds the shim for one engine environment into `out_dir`, or finds it already there.
+
+    Args:
+        engine_python: interpreter of the environment that has torch_npu installed.
+        out_dir: folder for the libraries; created. A build appears in it at once or not at all.
+        progress: told in words what happens.
+
+    Raises:
+        SetupError: no compiler, no torch_npu, or a compilation that failed, with the compiler's first lines.
+    """
+    start = time.monotonic()
+    say = progress or (lambda _: None)
+    site_packages = _site_packages(engine_python)
+    compiler = find_compiler()
+    fingerprint = _fingerprint(site_packages, compiler)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(out_dir):
+        built = not _is_current(out_dir, fingerprint)
+        if built:
+            _build(site_packages, compiler, out_dir, say)
+            _write_atomically(out_dir / _STAMP, fingerprint)
+    return ShimBuild(
+        lib_dir=out_dir,
+        library=out_dir / LIBRARY,
+        symbols_file=out_dir / "symbols.json",
+        fingerprint=fingerprint,
+        built=built,
+        seconds=time.monotonic() - start,
+    )
+
+
+def find_compiler() -> list[str]:
+    """The command of the C++ compiler: $CXX, else g++, else clang++.
+
+    Raises:
+        SetupError: there is none.
+    """
+    configured = os.environ.get("CXX")
+    for command in [shlex.split(configured)] if configured else [["g++"], ["clang++"], ["c++"]]:
+        if command and shutil.which(command[0]):
+            return command
+    wanted = f"CXX={configured!r} was not found" if configured else "no C++ compiler was found (g++ or clang++)"
+    raise SetupError(
+        f"{wanted}; the simulated device is compiled on this machine",
+        "install one (Debian, Ubuntu: apt install g++; openEuler, Fedora: dnf install gcc-c++), or set CXX",
+    )
+
+
+def _site_packages(engine_python: Path) -> Path:
+    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    try:
+        done = subprocess.run([str(engine_python), "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SetupError(f"cannot run the engine's interpreter {engine_python}: {error}", "run: memprof sim setup") from error
+    site_packages = Path(done.stdout.strip())
+    if not (site_packages / "torch_npu").is_dir():
+        raise SetupError(f"torch_npu is not installed in {site_packages}", "run: memprof sim setup")
+    return site_packages
+
+
+def _sources() -> list[Path]:
+    return sorted(path for path in NATIVE_DIR.iterdir() if path.suffix in {".cpp", ".h", ".toml"})
+
+
+def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
+    digest = hashlib.sha256()
+    for path in [*_sources(), Path(__file__), Path(symbols.__file__)]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
+    rules = symbols.load_rules()
+    for path in symbols.engine_libraries(site_packages, [*rules.libraries, *rules.operator_libraries]):
+        status = path.stat()
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _is_current(out_dir: Path, fingerprint: str) -> bool:
+    try:
+        return (out_dir / _STAMP).read_text() == fingerprint and (out_dir / LIBRARY).exists()
+    except OSError:
+        return False
+
+
+def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progress) -> None:
+    work = out_dir / ".build"
+    work.mkdir(exist_ok=True)
+    include_flags = [f"-I{site_packages / directory}" for directory in _INCLUDES]
+    sources = [path for path in _sources() if path.suffix == ".cpp"]
+    say(f"compiling {len(sources)} files of the simulated device")
+    rules = symbols.load_rules()
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        pending = [pool.submit(_compile, compiler, include_flags, path, work) for path in sources]
+        demand = symbols.collect_demand(site_packages, rules, compiler[0])
+        objects = [future.result() for future in pending]
+    pointers = symbols.pointer_functions(site_packages / directory for directory in _INCLUDES[1:])
+    plan = symbols.make_plan(demand, rules, symbols.defined_symbols(objects), pointers)
+    say(f"generating {len(plan.symbols)} names the engine can ask for")
+    generated = [work / "generated.cpp", work / "operators.S"]
+    generated[0].write_text(symbols.generate_cpp(plan), encoding="utf-8")
+    generated[1].write_text(symbols.generate_assembly(plan), encoding="utf-8")
+    objects += [_compile(compiler, include_flags, path, work) for path in generated]
+    library = work / LIBRARY
+    say("linking")
+    _run([*compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
+    _install(library, plan, out_dir)
+
+
+def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
+    """Compiles one file, unless an object of the same content is there."""
+    headers = b"".join(path.read_bytes() for path in sorted(NATIVE_DIR.glob("*.h")))
+    key = hashlib.sha256(source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()).hexdigest()[:24]
+    target = work / f"{source.name}.{key}.o"
+    if not target.exists():
+        for stale in work.glob(f"{source.name}.*.o"):
+            stale.unlink()
+        temporary = target.with_suffix(".tmp")
+        _run([*compiler, *_FLAGS, *include_flags, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}")
+        temporary.replace(target)
+    return target
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line] or done.stderr.splitlines()
+    shown = "\n  ".join(lines[:8])
+    raise SetupError(f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}", "is the compiler older than C++17?")
+
+
+def _install(library: Path, plan: symbols.SymbolPlan, out_dir: Path) -> None:
+    """One file, and a link to it for every other library name: the loader maps it once."""
+    _write_atomically(out_dir / "symbols.json", json.dumps(plan.to_json(), indent=0) + "\n")
+    library.replace(out_dir / LIBRARY)
+    wanted = {soname for soname in plan.sonames if soname != LIBRARY}
+    for soname in sorted(wanted):
+        temporary = out_dir / f".{soname}.tmp"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(LIBRARY)
+        temporary.replace(out_dir / soname)
+    for path in out_dir.glob("lib*.so"):
+        if path.is_symlink() and path.name not in wanted:
+            path.unlink()
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextmanager
+def _locked(out_dir: Path) -> Iterator[None]:
+    with (out_dir / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

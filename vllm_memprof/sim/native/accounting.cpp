@@ -1,0 +1,326 @@
+// Device memory accounting shared by every process that maps the same state file.
+//
+// One slot per (process, device) holds bytes by component. A slot belongs to a pid and its start time, so that a process
+// that died, by whatever signal, loses its memory as soon as anybody looks, also when its pid is used again. Changes happen under one robust
+// mutex in the file: the kernel releases it when its holder is killed. What a torn update left behind belongs to a dead
+// process and goes with its slot.
+#include "shim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace memprof_sim {
+namespace {
+
+constexpr uint64_t kMagic = 0x314d4953504d454dull;  // "MEMPSIM1"
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kSlots = 1024;
+constexpr uint32_t kShares = 8192;
+
+struct Slot {
+  int32_t pid;  // 0: free
+  int32_t device;
+  uint64_t start_time;  // of the process, in clock ticks since boot
+  std::atomic<uint64_t> current[kComponentCount];
+  std::atomic<uint64_t> peak[kComponentCount];
+};
+
+struct Share {
+  SharedHandle handle;  // key 0: free
+  uint64_t start_time;
+};
+
+struct State {
+  std::atomic<uint64_t> magic;  // written last
+  uint32_t version;
+  uint32_t bytes;
+  char boot_id[40];
+  pthread_mutex_t mutex;
+  Slot slots[kSlots];
+  Share shares[kShares];
+};
+
+State *state = nullptr;
+std::mutex open_mutex;
+int own_slot[64];  // slot index by device, -1: none; valid in the process that set own_pid
+pid_t own_pid = 0;
+uint64_t own_start = 0;
+
+uint64_t process_start_time(pid_t pid, char *process_state) {
+  char path[64], buffer[1024];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  ssize_t got = read(fd, buffer, sizeof buffer - 1);
+  close(fd);
+  if (got <= 0) return 0;
+  buffer[got] = 0;
+  char *field = strrchr(buffer, ')');  // the name may hold spaces and parentheses
+  if (!field) return 0;
+  *process_state = field[2];
+  unsigned long long start = 0;
+  field += 2;
+  for (int skip = 0; skip < 19 && field; ++skip) field = strchr(field + 1, ' ');
+  if (field) sscanf(field, "%llu", &start);
+  return start;
+}
+
+bool alive(int32_t pid, uint64_t start_time) {
+  if (pid == own_pid && start_time == own_start) return true;
+  char process_state = 0;
+  uint64_t start = process_start_time(pid, &process_state);
+  return start == start_time && process_state != 'Z' && process_state != 'X';
+}
+
+void clear(Slot *slot) {
+  slot->pid = 0;
+  for (auto &value : slot->current) value.store(0);
+  for (auto &value : slot->peak) value.store(0);
+}
+
+void lock() {
+  int status = pthread_mutex_lock(&state->mutex);
+  if (status == EOWNERDEAD) pthread_mutex_consistent(&state->mutex);
+}
+void unlock() { pthread_mutex_unlock(&state->mutex); }
+
+struct Locked {
+  Locked() { lock(); }
+  ~Locked() { unlock(); }
+};
+
+void reclaim_dead() {
+  int32_t known_alive = 0;
+  uint64_t known_start = 0;
+  for (Slot &slot : state->slots) {
+    if (!slot.pid || (slot.pid == known_alive && slot.start_time == known_start)) continue;
+    if (alive(slot.pid, slot.start_time)) {
+      known_alive = slot.pid;
+      known_start = slot.start_time;
+    } else {
+      trace("reclaiming the memory of dead process %d on device %d", slot.pid, slot.device);
+      clear(&slot);
+    }
+  }
+}
+
+void boot_id(char *target, size_t size) {
+  memset(target, 0, size);
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  if (read(fd, target, size - 1) < 0) target[0] = 0;
+  close(fd);
+}
+
+std::string state_path() {
+  const char *path = getenv("MEMPROF_SIM_STATE");
+  if (path && *path) return path;
+  return "/dev/shm/memprof-sim-" + std::to_string(getuid()) + "-" + profile().name;
+}
+
+void initialise(State *fresh) {
+  memset(static_cast<void *>(fresh), 0, sizeof *fresh);
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&fresh->mutex, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  fresh->version = kVersion;
+  fresh->bytes = sizeof(State);
+  boot_id(fresh->boot_id, sizeof fresh->boot_id);
+  fresh->magic.store(kMagic);
+}
+
+bool usable(const State *candidate) {
+  char boot[40];
+  boot_id(boot, sizeof boot);
+  return candidate->magic.load() == kMagic && candidate->version == kVersion && candidate->bytes == sizeof(State) &&
+         memcmp(candidate->boot_id, boot, sizeof boot) == 0;
+}
+
+void forget_own_slots() {
+  for (int &index : own_slot) index = -1;
+}
+
+void after_fork_in_child() {
+  // The child inherits no device memory: what the parent holds stays the parent's.
+  own_pid = getpid();
+  char ignored;
+  own_start = process_start_time(own_pid, &ignored);
+  forget_own_slots();
+}
+
+__attribute__((destructor)) void release_at_exit() {
+  if (!state || own_pid != getpid()) return;
+  Locked guard;
+  for (int &index : own_slot)
+    if (index >= 0) {
+      clear(&state->slots[index]);
+      index = -1;
+    }
+}
+
+bool attach() {
+  std::lock_guard<std::mutex> guard(open_mutex);
+  if (state) return true;
+  if (!profile().valid) return false;
+  std::string path = state_path();
+  int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) {
+    fail(ACL_ERROR_WRITE_FILE, "cannot open the state file %s: %s", path.c_str(), strerror(errno));
+    return false;
+  }
+  flock(fd, LOCK_EX);
+  struct stat info {};
+  fstat(fd, &info);
+  bool sized = info.st_size == static_cast<off_t>(sizeof(State)) || ftruncate(fd, sizeof(State)) == 0;
+  void *mapped = sized ? mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (mapped == MAP_FAILED) {
+    fail(ACL_ERROR_WRITE_FILE, "cannot map the state file %s: %s", path.c_str(), strerror(errno));
+    close(fd);
+    return false;
+  }
+  State *candidate = static_cast<State *>(mapped);
+  if (!usable(candidate)) initialise(candidate);
+  flock(fd, LOCK_UN);
+  close(fd);
+  own_pid = getpid();
+  char ignored;
+  own_start = process_start_time(own_pid, &ignored);
+  forget_own_slots();
+  pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  state = candidate;
+  return true;
+}
+
+uint64_t used_locked(int device) {
+  uint64_t used = 0;
+  for (const Slot &slot : state->slots)
+    if (slot.pid && slot.device == device)
+      for (const auto &value : slot.current) used += value.load(std::memory_order_relaxed);
+  return used;
+}
+
+Slot *slot_locked(int device, bool create) {
+  if (device < 0 || device >= 64) return nullptr;
+  if (own_slot[device] >= 0) return &state->slots[own_slot[device]];
+  if (!create) return nullptr;
+  for (uint32_t index = 0; index < kSlots; ++index) {
+    Slot &slot = state->slots[index];
+    if (slot.pid) continue;
+    clear(&slot);
+    slot.device = device;
+    slot.start_time = own_start;
+    slot.pid = own_pid;
+    own_slot[device] = static_cast<int>(index);
+    return &slot;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char *component_name(int component) {
+  static const char *const names[kComponentCount] = {"CONTEXT", "APP", "WORKSPACE", "HCCL", "ATB", "GRAPH", "RUNTIME"};
+  return component >= 0 && component < kComponentCount ? names[component] : "?";
+}
+
+bool account_available() { return attach(); }
+
+bool account_charge(int device, Component component, uint64_t bytes) {
+  if (!attach()) return false;
+  Locked guard;
+  reclaim_dead();
+  if (used_locked(device) + bytes > profile().total_bytes) return false;
+  Slot *slot = slot_locked(device, true);
+  if (!slot) return false;
+  uint64_t now = slot->current[component].fetch_add(bytes) + bytes;
+  if (now > slot->peak[component].load()) slot->peak[component].store(now);
+  return true;
+}
+
+void account_release(int device, Component component, uint64_t bytes) {
+  if (!attach()) return;
+  Locked guard;
+  Slot *slot = slot_locked(device, false);
+  if (!slot) return;
+  uint64_t held = slot->current[component].load();
+  slot->current[component].store(held > bytes ? held - bytes : 0);
+}
+
+void account_release_device(int device) {
+  if (!attach()) return;
+  Locked guard;
+  Slot *slot = slot_locked(device, false);
+  if (!slot) return;
+  clear(slot);
+  own_slot[device] = -1;
+}
+
+uint64_t account_device_used(int device) {
+  if (!attach()) return 0;
+  Locked guard;
+  reclaim_dead();
+  return used_locked(device);
+}
+
+Usage account_device_usage(int device) {
+  Usage result{};
+  if (!attach()) return result;
+  Locked guard;
+  reclaim_dead();
+  for (const Slot &slot : state->slots) {
+    if (!slot.pid || slot.device != device) continue;
+    for (int component = 0; component < kComponentCount; ++component) {
+      result.current[component] += slot.current[component].load();
+      result.peak[component] += slot.peak[component].load();
+    }
+  }
+  return result;
+}
+
+bool share_publish(const SharedHandle &handle) {
+  if (!attach()) return false;
+  Locked guard;
+  Share *free_entry = nullptr;
+  for (Share &share : state->shares) {
+    if (share.handle.key == handle.key) return true;
+    if (!free_entry && (!share.handle.key || !alive(share.handle.pid, share.start_time))) free_entry = &share;
+  }
+  if (!free_entry) return false;
+  free_entry->handle = handle;
+  free_entry->start_time = own_start;
+  return true;
+}
+
+bool share_find(uint64_t key, SharedHandle *handle) {
+  if (!attach() || !key) return false;
+  Locked guard;
+  for (const Share &share : state->shares)
+    if (share.handle.key == key && alive(share.handle.pid, share.start_time)) {
+      *handle = share.handle;
+      return true;
+    }
+  return false;
+}
+
+void share_forget(uint64_t key) {
+  if (!attach() || !key) return;
+  Locked guard;
+  for (Share &share : state->shares)
+    if (share.handle.key == key && share.handle.pid == own_pid) share.handle.key = 0;
+}
+
+}  // namespace memprof_sim

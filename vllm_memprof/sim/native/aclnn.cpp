@@ -1,0 +1,204 @@
+// The aclnn family. Every operator has two entry points: aclnnXxxGetWorkspaceSize(arguments..., uint64_t *size,
+// aclOpExecutor **executor) and aclnnXxx(workspace, size, executor, stream). The names are generated from what the installed
+// engine can ask for; all first stages arrive here through a trampoline that saves the argument registers, because the signatures
+// are not part of any header the engine ships. The arguments are recognised by what they point at.
+#include "tensor.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstring>
+
+extern "C" {
+extern const char *const memprof_sim_aclnn_names[] __attribute__((visibility("hidden")));  // generated, without "aclnn"
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack) __attribute__((visibility("hidden")));
+int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream) __attribute__((visibility("hidden")));
+}
+
+// eax/w16 holds the operator's index. The first stages jump here with their own arguments untouched.
+#if defined(__x86_64__)
+asm(R"(
+  .text
+  .hidden memprof_sim_aclnn_entry
+  .globl memprof_sim_aclnn_entry
+  .type memprof_sim_aclnn_entry, @function
+memprof_sim_aclnn_entry:
+  .cfi_startproc
+  pushq %rbp
+  .cfi_def_cfa_offset 16
+  .cfi_offset %rbp, -16
+  movq %rsp, %rbp
+  .cfi_def_cfa_register %rbp
+  subq $48, %rsp
+  movq %rdi, -48(%rbp)
+  movq %rsi, -40(%rbp)
+  movq %rdx, -32(%rbp)
+  movq %rcx, -24(%rbp)
+  movq %r8, -16(%rbp)
+  movq %r9, -8(%rbp)
+  movl %eax, %edi
+  leaq -48(%rbp), %rsi
+  leaq 16(%rbp), %rdx
+  call memprof_sim_aclnn_plan
+  leave
+  .cfi_def_cfa %rsp, 8
+  ret
+  .cfi_endproc
+  .size memprof_sim_aclnn_entry, .-memprof_sim_aclnn_entry
+)");
+static constexpr int kRegisterWords = 6;
+#elif defined(__aarch64__)
+asm(R"(
+  .text
+  .hidden memprof_sim_aclnn_entry
+  .globl memprof_sim_aclnn_entry
+  .type memprof_sim_aclnn_entry, %function
+memprof_sim_aclnn_entry:
+  .cfi_startproc
+  stp x29, x30, [sp, #-80]!
+  .cfi_def_cfa_offset 80
+  .cfi_offset x29, -80
+  .cfi_offset x30, -72
+  mov x29, sp
+  stp x0, x1, [sp, #16]
+  stp x2, x3, [sp, #32]
+  stp x4, x5, [sp, #48]
+  stp x6, x7, [sp, #64]
+  mov w0, w16
+  add x1, sp, #16
+  add x2, sp, #80
+  bl memprof_sim_aclnn_plan
+  ldp x29, x30, [sp], #80
+  .cfi_def_cfa_offset 0
+  ret
+  .cfi_endproc
+  .size memprof_sim_aclnn_entry, .-memprof_sim_aclnn_entry
+)");
+static constexpr int kRegisterWords = 8;
+#else
+#error "the simulated device is written for x86-64 and aarch64"
+#endif
+
+namespace memprof_sim {
+namespace {
+
+constexpr int kMostWords = 128;  // more arguments than any operator has
+
+Registry<aclOpExecutor> &executors() {
+  static auto *registry = new Registry<aclOpExecutor>;
+  return *registry;
+}
+
+struct StackBounds {
+  uintptr_t low = 0, high = 0;
+  StackBounds() {
+    pthread_attr_t attributes;
+    void *start = nullptr;
+    size_t size = 0;
+    if (pthread_getattr_np(pthread_self(), &attributes) == 0) {
+      pthread_attr_getstack(&attributes, &start, &size);
+      pthread_attr_destroy(&attributes);
+    }
+    low = reinterpret_cast<uintptr_t>(start);
+    high = low + size;
+  }
+};
+
+const StackBounds &stack_bounds() {
+  static thread_local StackBounds bounds;
+  return bounds;
+}
+
+// The caller's `uint64_t workspace_size = 0; aclOpExecutor *executor = nullptr;` live on its stack: the last two arguments
+// are the first neighbouring pair of pointers to zeroed words of the calling thread's stack.
+bool is_result_pair(const uint64_t *words) {
+  const StackBounds &bounds = stack_bounds();
+  for (int index = 0; index < 2; ++index) {
+    uint64_t address = words[index];
+    if (address % 8 || address < bounds.low || address + 8 > bounds.high) return false;
+    if (*reinterpret_cast<const uint64_t *>(address) != 0) return false;
+  }
+  return words[0] != words[1];
+}
+
+Argument argument_of(uint64_t word) {
+  Argument argument;
+  argument.kind = kind_of(word);
+  argument.word = word;
+  switch (argument.kind) {
+    case Kind::kTensor: argument.tensor = *reinterpret_cast<aclTensor *>(word); break;
+    case Kind::kScalar: argument.scalar = *reinterpret_cast<aclScalar *>(word); break;
+    case Kind::kIntArray: argument.integers = reinterpret_cast<aclIntArray *>(word)->values; break;
+    case Kind::kTensorList:
+      for (aclTensor *tensor : reinterpret_cast<aclTensorList *>(word)->tensors) argument.tensors.push_back(tensor ? *tensor : aclTensor{});
+      break;
+    default: break;
+  }
+  return argument;
+}
+
+}  // namespace
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack) {
+  const char *name = memprof_sim_aclnn_names[index];
+  uint64_t words[kMostWords];
+  memcpy(words, registers, sizeof(uint64_t) * kRegisterWords);
+  uintptr_t room = (stack_bounds().high - reinterpret_cast<uintptr_t>(stack)) / sizeof(uint64_t);
+  int count = kRegisterWords;
+  for (uintptr_t word = 0; word < room && count < kMostWords; ++word) words[count++] = stack[word];
+  int results = 0;
+  while (results + 1 < count && !is_result_pair(words + results)) ++results;
+  if (results + 1 >= count)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclnn%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments", name);
+
+  auto *executor = new aclOpExecutor;
+  executor->kernel = find_kernel(name);
+  if (executor->kernel || tracing()) {
+    executor->call.name = name;
+    for (int word = 0; word < results; ++word) executor->call.arguments.push_back(argument_of(words[word]));
+  }
+  *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes_for(name);
+  *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(executor);
+  return ACL_SUCCESS;
+}
+
+int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream) {
+  aclOpExecutor *found = executors().find(executor);
+  if (!found) return fail(ACL_ERROR_INVALID_PARAM, "an aclnn operator was run without its executor");
+  if (tracing()) {
+    std::string line;
+    for (const Argument &argument : found->call.arguments) {
+      if (argument.kind != Kind::kTensor) {
+        line += argument.kind == Kind::kNone ? " " + std::to_string(argument.word) : " object";
+        continue;
+      }
+      line += " t" + std::to_string(argument.tensor.type) + "[";
+      for (int64_t extent : argument.tensor.shape) line += std::to_string(extent) + ",";
+      line += "]";
+    }
+    trace("aclnn%s%s", found->call.name.c_str(), line.c_str());
+  }
+  graph_count_task(stream);
+  if (found->kernel) found->kernel(found->call);
+  if (!found->repeatable) {
+    executors().remove(executor);
+    delete found;
+  }
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclSetAclOpExecutorRepeatable(aclOpExecutor *executor) {
+  aclOpExecutor *found = executors().find(executor);
+  if (!found) return fail(ACL_ERROR_INVALID_PARAM, "aclSetAclOpExecutorRepeatable: unknown executor");
+  found->repeatable = true;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclDestroyAclOpExecutor(aclOpExecutor *executor) {
+  if (!executors().remove(executor)) return fail(ACL_ERROR_INVALID_PARAM, "aclDestroyAclOpExecutor: unknown executor");
+  delete executor;
+  return ACL_SUCCESS;
+}

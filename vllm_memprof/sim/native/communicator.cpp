@@ -1,0 +1,287 @@
+// HCCL. A communicator is cheap to create; its send and receive buffers are taken from the device at its first collective.
+// No data crosses processes: a rank sees what it would if all ranks held the same bytes, within the profile's copy limit.
+#include "shim.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace memprof_sim {
+namespace {
+
+struct Communicator {
+  uint32_t ranks;
+  uint32_t rank;
+  uint64_t buffer_bytes;  // one buffer
+  std::string name;
+  std::mutex mutex;
+  std::vector<void *> buffers;
+};
+
+std::atomic<uint32_t> next_communicator{0};
+
+Registry<Communicator> &communicators() {
+  static auto *registry = new Registry<Communicator>;
+  return *registry;
+}
+
+uint64_t default_buffer_mib() {
+  const char *configured = getenv("HCCL_BUFFSIZE");
+  uint64_t mib = configured ? strtoull(configured, nullptr, 10) : 0;
+  return mib ? mib : profile().hccl_buffer_mib;
+}
+
+HcclResult hccl_fail(HcclResult code, const char *what) {
+  fail(ACL_ERROR_FAILURE, "%s", what);
+  return code;
+}
+
+HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const HcclCommConfig *config, HcclComm *communicator) {
+  if (!communicator || rank >= ranks) return hccl_fail(HCCL_E_PARA, function);
+  auto *fresh = new Communicator;
+  fresh->ranks = ranks;
+  fresh->rank = rank;
+  uint64_t mib = default_buffer_mib();
+  if (config && config->hcclBufferSize && config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) mib = config->hcclBufferSize;
+  fresh->buffer_bytes = mib << 20;
+  uint32_t id = next_communicator++;
+  if (config && config->hcclCommName[0])
+    fresh->name = std::string(config->hcclCommName, strnlen(config->hcclCommName, COMM_NAME_MAX_LENGTH - 1));
+  else
+    fresh->name = "memprof_sim_" + std::to_string(getpid()) + "_" + std::to_string(id);
+  *communicator = communicators().add(fresh);
+  return HCCL_SUCCESS;
+}
+
+HcclResult touch(Communicator *communicator) {
+  std::lock_guard<std::mutex> guard(communicator->mutex);
+  if (!communicator->buffers.empty()) return HCCL_SUCCESS;
+  for (uint64_t index = 0; index < profile().hccl_buffers; ++index) {
+    void *buffer = nullptr;
+    if (device_allocate(&buffer, communicator->buffer_bytes, kHccl) != ACL_SUCCESS) {
+      for (void *held : communicator->buffers) device_free(held);
+      communicator->buffers.clear();
+      return HCCL_E_MEMORY;
+    }
+    communicator->buffers.push_back(buffer);
+  }
+  return HCCL_SUCCESS;
+}
+
+uint64_t type_bytes(HcclDataType type) {
+  switch (type) {
+    case HCCL_DATA_TYPE_INT8:
+    case HCCL_DATA_TYPE_UINT8: return 1;
+    case HCCL_DATA_TYPE_INT16:
+    case HCCL_DATA_TYPE_UINT16:
+    case HCCL_DATA_TYPE_FP16:
+    case HCCL_DATA_TYPE_BFP16: return 2;
+    case HCCL_DATA_TYPE_INT32:
+    case HCCL_DATA_TYPE_UINT32:
+    case HCCL_DATA_TYPE_FP32: return 4;
+    case HCCL_DATA_TYPE_INT64:
+    case HCCL_DATA_TYPE_UINT64:
+    case HCCL_DATA_TYPE_FP64: return 8;
+    case HCCL_DATA_TYPE_INT128: return 16;
+    default: return 1;
+  }
+}
+
+// What every collective does first: the communicator must exist, and its buffers are there from now on.
+HcclResult begin(const char *function, HcclComm handle, aclrtStream stream, Communicator **communicator) {
+  *communicator = communicators().find(handle);
+  if (!*communicator) return hccl_fail(HCCL_E_PARA, function);
+  graph_count_task(stream);
+  return touch(*communicator);
+}
+
+void deliver(void *destination, const void *source, uint64_t bytes) {
+  uint64_t left_destination = 0, left_source = 0;
+  if (!destination || !source || destination == source || bytes == 0) return;
+  if (!device_range(destination, &left_destination, nullptr) || !device_range(source, &left_source, nullptr)) return;
+  if (bytes <= left_destination && bytes <= left_source) keep_copy(destination, source, bytes);
+}
+
+}  // namespace
+
+bool communicator_touch_by_name(const char *name, aclError *status) {
+  for (Communicator *communicator : communicators().all())
+    if (communicator->name == name) {
+      *status = touch(communicator) == HCCL_SUCCESS ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
+      return true;
+    }
+  return false;
+}
+
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+SHIM_API HcclResult HcclGetRootInfo(HcclRootInfo *root) {
+  if (!root) return hccl_fail(HCCL_E_PTR, "HcclGetRootInfo: null argument");
+  memset(root, 0, sizeof *root);
+  snprintf(root->internal, sizeof root->internal, "memprof-sim-%d-%u", getpid(), next_communicator++);
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo *, uint32_t rank, HcclComm *communicator) {
+  return create("HcclCommInitRootInfo", ranks, rank, nullptr, communicator);
+}
+
+SHIM_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo *, uint32_t rank, const HcclCommConfig *config,
+                                               HcclComm *communicator) {
+  return create("HcclCommInitRootInfoConfig", ranks, rank, config, communicator);
+}
+
+SHIM_API HcclResult HcclCreateSubCommConfig(HcclComm *, uint32_t ranks, uint32_t *, uint64_t, uint32_t rank, HcclCommConfig *config,
+                                            HcclComm *communicator) {
+  return create("HcclCreateSubCommConfig", ranks, rank, config, communicator);
+}
+
+SHIM_API HcclResult HcclCommInitAll(uint32_t count, int32_t *, HcclComm *result) {
+  if (!result) return hccl_fail(HCCL_E_PTR, "HcclCommInitAll: null argument");
+  for (uint32_t rank = 0; rank < count; ++rank)
+    if (HcclResult status = create("HcclCommInitAll", count, rank, nullptr, &result[rank])) return status;
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclCommDestroy(HcclComm handle) {
+  Communicator *communicator = communicators().find(handle);
+  if (!communicator) return hccl_fail(HCCL_E_PARA, "HcclCommDestroy: unknown communicator");
+  communicators().remove(handle);
+  for (void *buffer : communicator->buffers) device_free(buffer);
+  delete communicator;
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclGetCommName(HcclComm handle, char *name) {
+  Communicator *communicator = communicators().find(handle);
+  if (!communicator || !name) return hccl_fail(HCCL_E_PARA, "HcclGetCommName: bad argument");
+  snprintf(name, COMM_NAME_MAX_LENGTH, "%s", communicator->name.c_str());
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclGetRankSize(HcclComm handle, uint32_t *ranks) {
+  Communicator *communicator = communicators().find(handle);
+  if (!communicator || !ranks) return hccl_fail(HCCL_E_PARA, "HcclGetRankSize: bad argument");
+  *ranks = communicator->ranks;
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclGetRankId(HcclComm handle, uint32_t *rank) {
+  Communicator *communicator = communicators().find(handle);
+  if (!communicator || !rank) return hccl_fail(HCCL_E_PARA, "HcclGetRankId: bad argument");
+  *rank = communicator->rank;
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclGetCommAsyncError(HcclComm handle, HcclResult *error) {
+  if (!communicators().find(handle) || !error) return hccl_fail(HCCL_E_PARA, "HcclGetCommAsyncError: bad argument");
+  *error = HCCL_SUCCESS;
+  return HCCL_SUCCESS;
+}
+
+SHIM_API const char *HcclGetErrorString(HcclResult code) { return code == HCCL_SUCCESS ? "success" : "error of the simulated HCCL"; }
+
+// How many of the HcclCommConfig fields are honoured: all up to the last one known.
+SHIM_API uint32_t HcclGetCommConfigCapability() { return HCCL_COMM_CONFIG_COMM_NAME + 1; }
+
+SHIM_API HcclResult HcclAllReduce(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclAllReduce", handle, stream, &communicator)) return status;
+  deliver(receive, send, count * type_bytes(type));
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclReduce(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, uint32_t root, HcclComm handle,
+                               aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclReduce", handle, stream, &communicator)) return status;
+  if (communicator->rank == root) deliver(receive, send, count * type_bytes(type));
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclBroadcast(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclBroadcast", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, HcclDataType type, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclAllGather", handle, stream, &communicator)) return status;
+  uint64_t bytes = count * type_bytes(type);
+  for (uint32_t rank = 0; rank < communicator->ranks; ++rank) deliver(static_cast<char *>(receive) + rank * bytes, send, bytes);
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclAllGatherV(void *send, uint64_t count, void *receive, const void *, const void *displacements, HcclDataType type,
+                                   HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclAllGatherV", handle, stream, &communicator)) return status;
+  if (displacements) {
+    uint64_t offset = static_cast<const uint64_t *>(displacements)[communicator->rank];
+    deliver(static_cast<char *>(receive) + offset * type_bytes(type), send, count * type_bytes(type));
+  }
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclReduceScatter(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, HcclComm handle,
+                                      aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclReduceScatter", handle, stream, &communicator)) return status;
+  uint64_t bytes = count * type_bytes(type);
+  deliver(receive, static_cast<char *>(send) + communicator->rank * bytes, bytes);
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclReduceScatterV(void *, const void *, const void *, void *, uint64_t, HcclDataType, HcclReduceOp, HcclComm handle,
+                                       aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclReduceScatterV", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclScatter(void *send, void *receive, uint64_t count, HcclDataType type, uint32_t root, HcclComm handle,
+                                aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclScatter", handle, stream, &communicator)) return status;
+  uint64_t bytes = count * type_bytes(type);
+  if (communicator->rank == root) deliver(receive, static_cast<char *>(send) + root * bytes, bytes);
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclBarrier(HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclBarrier", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclSend(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclSend", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclRecv(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclRecv", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclBatchSendRecv(HcclSendRecvItem *, uint32_t, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclBatchSendRecv", handle, stream, &communicator);
+}
+
+SHIM_API HcclResult HcclAlltoAll(const void *send, uint64_t count, HcclDataType type, const void *receive, uint64_t, HcclDataType,
+                                 HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  if (HcclResult status = begin("HcclAlltoAll", handle, stream, &communicator)) return status;
+  deliver(const_cast<void *>(receive), send, count * type_bytes(type) * communicator->ranks);
+  return HCCL_SUCCESS;
+}
+
+SHIM_API HcclResult HcclAlltoAllV(const void *, const void *, const void *, HcclDataType, const void *, const void *, const void *,
+                                  HcclDataType, HcclComm handle, aclrtStream stream) {
+  Communicator *communicator = nullptr;
+  return begin("HcclAlltoAllV", handle, stream, &communicator);
+}

@@ -1,0 +1,242 @@
+// Graph capture (aclmdlRI*). A captured graph remembers its host functions and how many tasks it has; what it costs the
+// device (streams, task buffers) is the profile's graph_capture_bytes per graph.
+#include "shim.h"
+
+#include <atomic>
+#include <map>
+
+namespace memprof_sim {
+namespace {
+
+struct Graph {
+  uint32_t id;
+  int device;
+  std::string name;
+  std::atomic<uint64_t> tasks{0};
+  std::vector<std::function<void()>> host_functions;
+  std::vector<std::pair<aclrtCallback, void *>> on_destroy;
+};
+
+struct TaskGroup {
+  Graph *graph;
+};
+
+struct Captures {
+  std::mutex mutex;
+  std::map<aclrtStream, Graph *> active;       // streams under capture
+  std::map<aclrtStream, aclrtStream> origin;   // where their capture began
+  std::map<aclrtStream, TaskGroup *> open_group;
+  std::map<aclrtStream, TaskGroup *> updating;
+  uint64_t modelled_bytes[64] = {};            // charged in whole pages
+  uint64_t charged_bytes[64] = {};
+  std::atomic<int> count{0};                   // of active captures: keeps the common path cheap
+};
+
+Captures &captures() {
+  static auto *state = new Captures;
+  return *state;
+}
+
+std::atomic<uint32_t> next_graph_id{1};
+
+Registry<Graph> &graphs() {
+  static auto *registry = new Registry<Graph>;
+  return *registry;
+}
+Registry<TaskGroup> &task_groups() {
+  static auto *registry = new Registry<TaskGroup>;
+  return *registry;
+}
+
+// Moves the device's graph memory by `delta` modelled bytes; charged in huge pages.
+bool charge_graphs(int device, int64_t delta) {
+  Captures &state = captures();
+  std::lock_guard<std::mutex> guard(state.mutex);
+  uint64_t modelled = state.modelled_bytes[device] + static_cast<uint64_t>(delta);
+  uint64_t wanted = round_up(modelled, profile().huge_page_bytes), held = state.charged_bytes[device];
+  if (wanted > held && !account_charge(physical_device(device), kGraph, wanted - held)) return false;
+  if (wanted < held) account_release(physical_device(device), kGraph, held - wanted);
+  state.modelled_bytes[device] = modelled;
+  state.charged_bytes[device] = wanted;
+  return true;
+}
+
+Graph *active_graph(aclrtStream stream) {
+  Captures &state = captures();
+  if (state.count == 0) return nullptr;
+  std::lock_guard<std::mutex> guard(state.mutex);
+  auto found = state.active.find(stream);
+  return found == state.active.end() ? nullptr : found->second;
+}
+
+thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
+
+}  // namespace
+
+bool capture_active(aclrtStream stream) { return active_graph(stream) != nullptr; }
+
+bool capture_record(aclrtStream stream, std::function<void()> node) {
+  Graph *graph = active_graph(stream);
+  if (!graph) return false;
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  graph->host_functions.push_back(std::move(node));
+  ++graph->tasks;
+  return true;
+}
+
+void graph_count_task(aclrtStream stream) {
+  if (Graph *graph = active_graph(stream)) ++graph->tasks;
+}
+
+void capture_join(aclrtStream stream, aclrtStream captured) {
+  Captures &state = captures();
+  std::lock_guard<std::mutex> guard(state.mutex);
+  auto found = state.active.find(captured);
+  if (found == state.active.end() || state.active.count(stream)) return;
+  state.active[stream] = found->second;
+  state.origin[stream] = state.origin[captured];
+}
+
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+SHIM_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode) {
+  if (!stream || !stream_known(stream)) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRICaptureBegin: the default stream, or unknown");
+  Captures &state = captures();
+  std::lock_guard<std::mutex> guard(state.mutex);
+  if (state.active.count(stream)) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "aclmdlRICaptureBegin: the stream is already under capture");
+  auto *graph = new Graph;
+  graph->id = next_graph_id++;
+  graph->device = current_device();
+  state.active[stream] = graphs().add(graph);
+  state.origin[stream] = stream;
+  ++state.count;
+  thread_mode = mode;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus *status, aclmdlRI *model) {
+  if (!status) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureGetInfo: null argument");
+  Graph *graph = active_graph(stream);
+  *status = graph ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+  if (model) *model = graph;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *model) {
+  if (!model) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureEnd: null argument");
+  Graph *graph = nullptr;
+  {
+    Captures &state = captures();
+    std::lock_guard<std::mutex> guard(state.mutex);
+    auto found = state.active.find(stream);
+    if (found == state.active.end()) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "aclmdlRICaptureEnd: the stream is not under capture");
+    if (state.origin[stream] != stream) return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "aclmdlRICaptureEnd: the capture began on another stream");
+    graph = found->second;
+    for (auto it = state.active.begin(); it != state.active.end();) {
+      bool joined = it->second == graph;
+      if (joined) state.origin.erase(it->first);
+      it = joined ? state.active.erase(it) : std::next(it);
+    }
+    --state.count;
+  }
+  if (!charge_graphs(graph->device, static_cast<int64_t>(profile().graph_capture_bytes))) {
+    graphs().remove(graph);
+    delete graph;
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for a captured graph");
+  }
+  trace("captured graph %u with %llu tasks", graph->id, static_cast<unsigned long long>(graph->tasks));
+  *model = graph;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode *mode) {
+  if (!mode) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureThreadExchangeMode: null argument");
+  std::swap(thread_mode, *mode);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream) {
+  Graph *graph = graphs().find(model);
+  if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIExecuteAsync: unknown graph %p", model);
+  for (auto &node : graph->host_functions) node();
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) { return aclmdlRIExecuteAsync(model, nullptr); }
+
+SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {
+  Graph *graph = graphs().find(model);
+  if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIDestroy: unknown graph %p", model);
+  graphs().remove(graph);
+  charge_graphs(graph->device, -static_cast<int64_t>(profile().graph_capture_bytes));
+  for (auto &[callback, data] : graph->on_destroy) callback(data);
+  delete graph;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t *id) {
+  Graph *graph = graphs().find(model);
+  if (!graph || !id) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRIGetId: bad argument");
+  *id = graph->id;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRISetName(aclmdlRI model, const char *name) {
+  Graph *graph = graphs().find(model);
+  if (!graph || !name) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRISetName: bad argument");
+  graph->name = name;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRIDestroyRegisterCallback(aclmdlRI model, aclrtCallback callback, void *data) {
+  Graph *graph = graphs().find(model);
+  if (!graph || !callback) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRIDestroyRegisterCallback: bad argument");
+  graph->on_destroy.emplace_back(callback, data);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
+  Graph *graph = active_graph(stream);
+  if (!graph) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpBegin: the stream is not under capture");
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  if (captures().open_group.count(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpBegin: a group is open");
+  captures().open_group[stream] = new TaskGroup{graph};
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp *group) {
+  if (!group) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureTaskGrpEnd: null argument");
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  auto found = captures().open_group.find(stream);
+  if (found == captures().open_group.end()) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpEnd: no group is open");
+  *group = task_groups().add(found->second);
+  captures().open_group.erase(found);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp group) {
+  TaskGroup *found = task_groups().find(group);
+  if (!found || !stream_known(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskUpdateBegin: unknown task group");
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  captures().updating[stream] = found;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  if (!captures().updating.erase(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskUpdateEnd: no update has begun");
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtCreateLabel(aclrtLabel *label) {
+  if (!label) return fail(ACL_ERROR_INVALID_PARAM, "aclrtCreateLabel: null argument");
+  *label = new char;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtDestroyLabel(aclrtLabel label) {
+  delete static_cast<char *>(label);
+  return ACL_SUCCESS;
+}

@@ -1,0 +1,92 @@
+// Kernels brought along by other libraries: binaries load, functions have handles, launches do nothing.
+#include "shim.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+namespace memprof_sim {
+namespace {
+struct Binary {
+  std::string name;
+};
+struct Function {
+  std::string name;
+};
+Registry<Binary> &binaries() {
+  static auto *registry = new Registry<Binary>;
+  return *registry;
+}
+Registry<Function> &functions() {
+  static auto *registry = new Registry<Function>;
+  return *registry;
+}
+}  // namespace
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+SHIM_API aclError aclrtBinaryLoadFromData(const void *data, size_t length, const aclrtBinaryLoadOptions *, aclrtBinHandle *handle) {
+  if (!data || !length || !handle) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromData: bad argument");
+  *handle = binaries().add(new Binary{});
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtBinaryUnLoad(aclrtBinHandle handle) {
+  Binary *binary = binaries().find(handle);
+  if (!binary) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtBinaryUnLoad: unknown binary");
+  binaries().remove(handle);
+  delete binary;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtBinaryGetFunction(const aclrtBinHandle handle, const char *name, aclrtFuncHandle *function) {
+  if (!binaries().find(handle) || !name || !function) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunction: bad argument");
+  *function = functions().add(new Function{name});
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtBinaryGetFunctionByEntry(aclrtBinHandle handle, uint64_t entry, aclrtFuncHandle *function) {
+  if (!binaries().find(handle) || !function) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunctionByEntry: bad argument");
+  *function = functions().add(new Function{"entry " + std::to_string(entry)});
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtGetFunctionAddr(aclrtFuncHandle function, void **cube, void **vector) {
+  if (!functions().find(function) || !cube || !vector) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetFunctionAddr: bad argument");
+  *cube = *vector = function;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle, uint32_t, aclrtStream stream, aclrtLaunchKernelCfg *, void *, size_t,
+                                                aclrtPlaceHolderInfo *, size_t) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtGetHardwareSyncAddr(void **address) {
+  static uint64_t *words = new uint64_t[64]();
+  if (!address) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetHardwareSyncAddr: null argument");
+  *address = words;
+  return ACL_SUCCESS;
+}
+
+// The older runtime names (librt); no header declares them.
+SHIM_API int rtDevBinaryRegister(const void *binary, void **handle) {
+  if (!binary || !handle) return fail(ACL_ERROR_INVALID_PARAM, "rtDevBinaryRegister: bad argument");
+  *handle = binaries().add(new Binary{});
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtKernelLaunch(const void *, uint32_t, void *, uint32_t, void *, void *stream) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length) {
+  static uint64_t *words = new uint64_t[64]();
+  if (!address || !length) return fail(ACL_ERROR_INVALID_PARAM, "rtGetC2cCtrlAddr: null argument");
+  *address = reinterpret_cast<uint64_t>(words);
+  *length = 64 * sizeof(uint64_t);
+  return ACL_SUCCESS;
+}

@@ -1,0 +1,199 @@
+// Device memory. A device byte is a byte of lazily mapped host memory: it costs host memory only when it is touched.
+#include "shim.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+namespace memprof_sim {
+namespace {
+
+struct Block {
+  uint64_t bytes;  // charged and mapped
+  int device;
+  Component component;
+};
+
+struct Blocks {
+  std::mutex mutex;
+  std::map<uintptr_t, Block> by_address;
+};
+
+Blocks *blocks_pointer = nullptr;
+
+Blocks &blocks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    blocks_pointer = new Blocks;
+    pthread_atfork(nullptr, nullptr, [] { blocks_pointer = new Blocks; });
+  });
+  return *blocks_pointer;
+}
+
+// Mapped at a multiple of the huge page, as the device hands out addresses.
+void *map_lazily(uint64_t bytes, uint64_t alignment) {
+  uint64_t room = bytes + alignment;
+  void *mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, alignment);
+  if (aligned > start) munmap(mapped, aligned - start);
+  uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, 4096);
+  if (end > wanted_end) munmap(reinterpret_cast<void *>(wanted_end), end - wanted_end);
+  madvise(reinterpret_cast<void *>(aligned), bytes, MADV_NOHUGEPAGE);  // one touched byte must not cost 2 MiB of host
+  return reinterpret_cast<void *>(aligned);
+}
+
+uint64_t page_bytes(uint64_t bytes, aclrtMemMallocPolicy policy) {
+  const Profile &device = profile();
+  switch (policy & 0xff) {
+    case ACL_MEM_MALLOC_NORMAL_ONLY:
+    case ACL_MEM_MALLOC_NORMAL_ONLY_P2P: return device.normal_page_bytes;
+    case ACL_MEM_MALLOC_HUGE1G_ONLY:
+    case ACL_MEM_MALLOC_HUGE1G_ONLY_P2P: return 1ull << 30;
+    case ACL_MEM_MALLOC_HUGE_ONLY:
+    case ACL_MEM_MALLOC_HUGE_ONLY_P2P: return device.huge_page_bytes;
+    default: return bytes >= device.huge_first_min_bytes ? device.huge_page_bytes : device.normal_page_bytes;
+  }
+}
+
+aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component component) {
+  int device = current_device();
+  if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "device memory requested without a context");
+  uint64_t charged = round_up(bytes, page);
+  if (!account_charge(physical_device(device), component, charged))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has %llu of %llu bytes free, %llu requested", device,
+                static_cast<unsigned long long>(profile().total_bytes - std::min(profile().total_bytes, account_device_used(physical_device(device)))),
+                static_cast<unsigned long long>(profile().total_bytes), static_cast<unsigned long long>(charged));
+  void *mapped = map_lazily(charged, std::min<uint64_t>(page, profile().huge_page_bytes));
+  if (!mapped) {
+    account_release(physical_device(device), component, charged);
+    return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %llu bytes (see vm.overcommit_memory and ulimit -v)",
+                static_cast<unsigned long long>(charged));
+  }
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {charged, device, component};
+  *pointer = mapped;
+  trace("malloc %s %llu -> %p", component_name(component), static_cast<unsigned long long>(charged), mapped);
+  return ACL_SUCCESS;
+}
+
+aclError allocate_by_policy(const char *function, void **pointer, size_t bytes, uint64_t padding, aclrtMemMallocPolicy policy) {
+  if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: %zu bytes to %p", function, bytes, static_cast<void *>(pointer));
+  uint64_t wanted = round_up(bytes, 32) + padding;
+  bool huge_only = (policy & 0xff) == ACL_MEM_MALLOC_HUGE_ONLY;
+  return allocate(pointer, wanted, page_bytes(wanted, policy), huge_only ? kWorkspace : kApp);
+}
+
+}  // namespace
+
+aclError device_allocate(void **pointer, uint64_t bytes, Component component) {
+  return allocate(pointer, bytes, profile().huge_page_bytes, component);
+}
+
+aclError device_free(void *pointer) {
+  Block block;
+  {
+    std::lock_guard<std::mutex> guard(blocks().mutex);
+    auto found = blocks().by_address.find(reinterpret_cast<uintptr_t>(pointer));
+    if (found == blocks().by_address.end())
+      return fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not the start of a device allocation", pointer);
+    block = found->second;
+    blocks().by_address.erase(found);
+  }
+  munmap(pointer, block.bytes);
+  account_release(physical_device(block.device), block.component, block.bytes);
+  trace("free %s %llu at %p", component_name(block.component), static_cast<unsigned long long>(block.bytes), pointer);
+  return ACL_SUCCESS;
+}
+
+void memory_forget_device(int device) {
+  std::lock_guard<std::mutex> guard(blocks().mutex);
+  auto &by_address = blocks().by_address;
+  for (auto it = by_address.begin(); it != by_address.end();) {
+    if (it->second.device != device) {
+      ++it;
+      continue;
+    }
+    munmap(reinterpret_cast<void *>(it->first), it->second.bytes);
+    it = by_address.erase(it);
+  }
+}
+
+bool device_range(const void *pointer, uint64_t *bytes_left, int *device) {
+  uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  {
+    std::lock_guard<std::mutex> guard(blocks().mutex);
+    auto next = blocks().by_address.upper_bound(address);
+    if (next != blocks().by_address.begin()) {
+      auto &[start, block] = *std::prev(next);
+      if (address < start + block.bytes) {
+        if (bytes_left) *bytes_left = start + block.bytes - address;
+        if (device) *device = block.device;
+        return true;
+      }
+    }
+  }
+  return physical_range(pointer, bytes_left, device);
+}
+
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+SHIM_API aclError aclrtMalloc(void **pointer, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate_by_policy("aclrtMalloc", pointer, bytes, profile().malloc_padding_bytes, policy);
+}
+
+SHIM_API aclError aclrtMallocAlign32(void **pointer, size_t bytes, aclrtMemMallocPolicy policy) {
+  return allocate_by_policy("aclrtMallocAlign32", pointer, bytes, 0, policy);
+}
+
+SHIM_API aclError aclrtMallocWithCfg(void **pointer, size_t bytes, aclrtMemMallocPolicy policy, aclrtMallocConfig *) {
+  return allocate_by_policy("aclrtMallocWithCfg", pointer, bytes, profile().malloc_padding_bytes, policy);
+}
+
+SHIM_API aclError aclrtFree(void *pointer) {
+  if (!pointer) return fail(ACL_ERROR_INVALID_PARAM, "aclrtFree: null pointer");
+  return device_free(pointer);
+}
+
+SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *total_bytes) {
+  if (!free_bytes || !total_bytes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemInfo: null argument");
+  int device = current_device();
+  if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo: no context");
+  uint64_t used = account_device_used(physical_device(device));
+  *total_bytes = profile().total_bytes;
+  *free_bytes = used < profile().total_bytes ? profile().total_bytes - used : 0;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtGetMemUsageInfo(int32_t device, aclrtMemUsageInfo *info, size_t capacity, size_t *count) {
+  if (!info || !count || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUsageInfo: bad argument");
+  Usage usage = account_device_usage(physical_device(device));
+  size_t written = 0;
+  for (int component = 0; component < kComponentCount && written < capacity; ++component) {
+    if (!usage.peak[component]) continue;
+    aclrtMemUsageInfo &row = info[written++];
+    row = aclrtMemUsageInfo{};
+    snprintf(row.name, sizeof row.name, "%s", component_name(component));
+    row.curMemSize = usage.current[component];
+    row.memPeakSize = usage.peak[component];
+  }
+  *count = written;
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclrtPointerGetAttributes(const void *pointer, aclrtPtrAttributes *attributes) {
+  if (!pointer || !attributes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtPointerGetAttributes: null argument");
+  *attributes = aclrtPtrAttributes{};
+  int device = 0;
+  bool on_device = device_range(pointer, nullptr, &device);
+  attributes->location.type = on_device ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  attributes->location.id = on_device ? static_cast<uint32_t>(device) : 0;
+  attributes->pageSize = static_cast<uint32_t>(on_device ? profile().huge_page_bytes : profile().normal_page_bytes);
+  return ACL_SUCCESS;
+}

@@ -1,0 +1,109 @@
+// The device profile: flat `key=value` lines written by profiles.py. Read once per process.
+#include "shim.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+
+namespace memprof_sim {
+namespace {
+
+uint64_t number(const std::map<std::string, std::string> &values, const char *key, Profile *result) {
+  auto it = values.find(key);
+  if (it == values.end()) {
+    if (result->problem.empty()) result->problem = std::string("the device profile has no ") + key;
+    return 0;
+  }
+  return strtoull(it->second.c_str(), nullptr, 10);
+}
+
+std::string text(const std::map<std::string, std::string> &values, const char *key) {
+  auto it = values.find(key);
+  return it == values.end() ? std::string() : it->second;
+}
+
+Profile load() {
+  Profile result;
+  const char *path = getenv("MEMPROF_SIM_PROFILE");
+  if (!path || !*path) {
+    result.problem = "MEMPROF_SIM_PROFILE is not set: it names the device profile of the simulated device";
+    return result;
+  }
+  std::ifstream input(path);
+  if (!input) {
+    result.problem = std::string("cannot read the device profile ") + path;
+    return result;
+  }
+  std::map<std::string, std::string> values;
+  for (std::string line; std::getline(input, line);) {
+    size_t equals = line.find('=');
+    if (line.empty() || line[0] == '#' || equals == std::string::npos) continue;
+    std::string key = line.substr(0, equals), value = line.substr(equals + 1);
+    size_t space = value.rfind(' ');
+    if (key == "workspace" && space != std::string::npos)
+      result.workspace.push_back({value.substr(0, space), strtoull(value.c_str() + space, nullptr, 10)});
+    else
+      values[key] = value;
+  }
+  result.name = text(values, "name");
+  result.soc_name = text(values, "soc_name");
+  result.cann_version = text(values, "cann_version");
+  result.device_count = static_cast<uint32_t>(number(values, "device_count", &result));
+  result.total_bytes = number(values, "total_bytes", &result);
+  result.context_bytes = number(values, "context_bytes", &result);
+  result.huge_page_bytes = number(values, "huge_page_bytes", &result);
+  result.normal_page_bytes = number(values, "normal_page_bytes", &result);
+  result.huge_first_min_bytes = number(values, "huge_first_min_bytes", &result);
+  result.malloc_padding_bytes = number(values, "malloc_padding_bytes", &result);
+  result.kept_copy_bytes = number(values, "kept_copy_bytes", &result);
+  result.host_compute_bytes = number(values, "host_compute_bytes", &result);
+  result.hccl_buffer_mib = number(values, "hccl_buffer_mib", &result);
+  result.hccl_buffers = number(values, "hccl_buffers", &result);
+  result.atb_pool_bytes = number(values, "atb_pool_bytes", &result);
+  result.graph_capture_bytes = number(values, "graph_capture_bytes", &result);
+  result.ai_core_count = static_cast<int64_t>(number(values, "ai_core_count", &result));
+  result.vector_core_count = static_cast<int64_t>(number(values, "vector_core_count", &result));
+  result.ai_cpu_count = static_cast<int64_t>(number(values, "ai_cpu_count", &result));
+  result.l2_cache_bytes = static_cast<int64_t>(number(values, "l2_cache_bytes", &result));
+  if (result.soc_name.empty() && result.problem.empty()) result.problem = "the device profile has no soc_name";
+  if (!result.problem.empty()) result.problem += std::string(" (") + path + ")";
+  result.valid = result.problem.empty();
+  return result;
+}
+
+}  // namespace
+
+const Profile &profile() {
+  static const Profile *loaded = new Profile(load());  // never destroyed: other libraries call in at exit
+  return *loaded;
+}
+
+bool glob_match(const char *pattern, const char *text) {
+  for (; *pattern; ++pattern, ++text) {
+    if (*pattern == '*') {
+      for (++pattern;; ++text) {
+        if (glob_match(pattern, text)) return true;
+        if (!*text) return false;
+      }
+    }
+    if (*pattern != *text) return false;
+  }
+  return !*text;
+}
+
+uint64_t workspace_bytes_for(const std::string &operator_name) {
+  for (const WorkspaceRule &rule : profile().workspace)
+    if (glob_match(rule.pattern.c_str(), operator_name.c_str())) return rule.bytes;
+  return 0;
+}
+
+}  // namespace memprof_sim
+
+// For platform.cpp, whose std::string is the older one: it must not see Profile.
+extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_ai_cores() {
+  return static_cast<uint64_t>(memprof_sim::profile().ai_core_count);
+}
+extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_l2_bytes() {
+  return static_cast<uint64_t>(memprof_sim::profile().l2_cache_bytes);
+}
+extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_total_bytes() { return memprof_sim::profile().total_bytes; }

@@ -1,0 +1,164 @@
+// aclTensor and its kin: descriptions of device memory that operators take as arguments.
+#include "tensor.h"
+
+#include <cstring>
+#include <unordered_map>
+
+namespace memprof_sim {
+namespace {
+
+struct Objects {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, Kind> live;
+};
+
+Objects &objects() {
+  static auto *state = new Objects;
+  return *state;
+}
+
+template <typename T>
+T *add(T *object, Kind kind) {
+  std::lock_guard<std::mutex> guard(objects().mutex);
+  objects().live[reinterpret_cast<uint64_t>(object)] = kind;
+  return object;
+}
+
+template <typename T>
+aclError destroy(const T *object, Kind kind, const char *function) {
+  if (!object) return ACL_SUCCESS;
+  {
+    std::lock_guard<std::mutex> guard(objects().mutex);
+    auto found = objects().live.find(reinterpret_cast<uint64_t>(object));
+    if (found == objects().live.end() || found->second != kind) return fail(ACL_ERROR_INVALID_PARAM, "%s: unknown object", function);
+    objects().live.erase(found);
+  }
+  delete object;
+  return ACL_SUCCESS;
+}
+
+}  // namespace
+
+Kind kind_of(uint64_t word) {
+  if (word < 4096 || word % 8) return Kind::kNone;
+  std::lock_guard<std::mutex> guard(objects().mutex);
+  auto found = objects().live.find(word);
+  return found == objects().live.end() ? Kind::kNone : found->second;
+}
+
+uint64_t element_bytes(aclDataType type) {
+  switch (type) {
+    case ACL_INT8:
+    case ACL_UINT8:
+    case ACL_BOOL:
+    case ACL_HIFLOAT8:
+    case ACL_FLOAT8_E5M2:
+    case ACL_FLOAT8_E4M3FN:
+    case ACL_FLOAT8_E8M0: return 1;
+    case ACL_INT16:
+    case ACL_UINT16:
+    case ACL_FLOAT16:
+    case ACL_BF16: return 2;
+    case ACL_FLOAT:
+    case ACL_INT32:
+    case ACL_UINT32:
+    case ACL_COMPLEX32: return 4;
+    case ACL_DOUBLE:
+    case ACL_INT64:
+    case ACL_UINT64:
+    case ACL_COMPLEX64: return 8;
+    case ACL_COMPLEX128: return 16;
+    default: return 0;
+  }
+}
+
+int64_t element_count(const aclTensor &tensor) {
+  int64_t count = 1;
+  for (int64_t extent : tensor.shape) count *= extent;
+  return count;
+}
+
+}  // namespace memprof_sim
+
+using namespace memprof_sim;
+
+SHIM_API aclTensor *aclCreateTensor(const int64_t *shape, uint64_t dimensions, aclDataType type, const int64_t *strides, int64_t offset,
+                                    aclFormat format, const int64_t *storage_shape, uint64_t storage_dimensions, void *data) {
+  auto *tensor = new aclTensor{};
+  if (shape) tensor->shape.assign(shape, shape + dimensions);
+  if (strides) tensor->strides.assign(strides, strides + dimensions);
+  if (!strides) {
+    tensor->strides.assign(dimensions, 1);
+    for (size_t axis = dimensions; axis-- > 1;) tensor->strides[axis - 1] = tensor->strides[axis] * tensor->shape[axis];
+  }
+  tensor->offset = offset;
+  tensor->type = type;
+  tensor->format = format;
+  if (storage_shape) tensor->storage_shape.assign(storage_shape, storage_shape + storage_dimensions);
+  tensor->data = data;
+  return add(tensor, Kind::kTensor);
+}
+
+SHIM_API aclScalar *aclCreateScalar(void *value, aclDataType type) {
+  auto *scalar = new aclScalar{};
+  scalar->type = type;
+  if (value) memcpy(scalar->bytes, value, element_bytes(type));
+  return add(scalar, Kind::kScalar);
+}
+
+SHIM_API aclIntArray *aclCreateIntArray(const int64_t *values, uint64_t count) {
+  return add(new aclIntArray{std::vector<int64_t>(values, values + count)}, Kind::kIntArray);
+}
+
+SHIM_API aclFloatArray *aclCreateFloatArray(const float *values, uint64_t count) {
+  return add(new aclFloatArray{std::vector<float>(values, values + count)}, Kind::kFloatArray);
+}
+
+SHIM_API aclBoolArray *aclCreateBoolArray(const bool *values, uint64_t count) {
+  return add(new aclBoolArray{std::vector<unsigned char>(values, values + count)}, Kind::kBoolArray);
+}
+
+SHIM_API aclTensorList *aclCreateTensorList(const aclTensor *const *tensors, uint64_t count) {
+  auto *list = new aclTensorList;
+  for (uint64_t index = 0; index < count; ++index) list->tensors.push_back(const_cast<aclTensor *>(tensors[index]));
+  return add(list, Kind::kTensorList);
+}
+
+SHIM_API aclScalarList *aclCreateScalarList(const aclScalar *const *scalars, uint64_t count) {
+  auto *list = new aclScalarList;
+  for (uint64_t index = 0; index < count; ++index) list->scalars.push_back(const_cast<aclScalar *>(scalars[index]));
+  return add(list, Kind::kScalarList);
+}
+
+SHIM_API aclError aclDestroyTensor(const aclTensor *object) { return destroy(object, Kind::kTensor, "aclDestroyTensor"); }
+SHIM_API aclError aclDestroyScalar(const aclScalar *object) { return destroy(object, Kind::kScalar, "aclDestroyScalar"); }
+SHIM_API aclError aclDestroyIntArray(const aclIntArray *object) { return destroy(object, Kind::kIntArray, "aclDestroyIntArray"); }
+SHIM_API aclError aclDestroyFloatArray(const aclFloatArray *object) { return destroy(object, Kind::kFloatArray, "aclDestroyFloatArray"); }
+SHIM_API aclError aclDestroyBoolArray(const aclBoolArray *object) { return destroy(object, Kind::kBoolArray, "aclDestroyBoolArray"); }
+
+SHIM_API aclError aclDestroyTensorList(const aclTensorList *object) {
+  if (object && kind_of(reinterpret_cast<uint64_t>(object)) == Kind::kTensorList)
+    for (aclTensor *tensor : object->tensors) aclDestroyTensor(tensor);  // a list owns its tensors
+  return destroy(object, Kind::kTensorList, "aclDestroyTensorList");
+}
+
+SHIM_API aclError aclDestroyScalarList(const aclScalarList *object) {
+  if (object && kind_of(reinterpret_cast<uint64_t>(object)) == Kind::kScalarList)
+    for (aclScalar *scalar : object->scalars) aclDestroyScalar(scalar);
+  return destroy(object, Kind::kScalarList, "aclDestroyScalarList");
+}
+
+SHIM_API aclError aclGetViewShape(const aclTensor *tensor, int64_t **shape, uint64_t *dimensions) {
+  if (!shape || !dimensions || kind_of(reinterpret_cast<uint64_t>(tensor)) != Kind::kTensor)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclGetViewShape: bad argument");
+  *dimensions = tensor->shape.size();
+  *shape = new int64_t[tensor->shape.size() + 1];  // the caller deletes it
+  std::copy(tensor->shape.begin(), tensor->shape.end(), *shape);
+  return ACL_SUCCESS;
+}
+
+SHIM_API aclError aclGetDataType(const aclTensor *tensor, aclDataType *type) {
+  if (!type || kind_of(reinterpret_cast<uint64_t>(tensor)) != Kind::kTensor) return fail(ACL_ERROR_INVALID_PARAM, "aclGetDataType: bad argument");
+  *type = tensor->type;
+  return ACL_SUCCESS;
+}
