@@ -14,7 +14,7 @@ from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import BAD, GOOD, MUTED, TOTAL, Section
 from vllm_memprof.report.sections.findings import FindingView, finding_views
-from vllm_memprof.report.sections.head import head
+from vllm_memprof.report.sections.head import head, verdict
 
 _STYLES = {TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -48,6 +48,8 @@ class _Tables:
             yield draw.section(section)
         yield Text()
         yield draw.findings(finding_views(self._report))
+        yield Text()
+        yield draw.text(verdict(self._report), "bold")
 
 
 class _Painter:

@@ -19,6 +19,7 @@ from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
+from vllm_memprof.report.sections.head import verdict
 
 RUNS = ("graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
 WIDTHS = (80, 120, 200)
@@ -100,6 +101,26 @@ def test_the_phase_in_which_a_rank_died_is_said() -> None:
 def test_a_run_under_way_is_not_called_dead() -> None:
     text = table(report_of("killed_tp2", status="running", exit_reason=None), 200)
     assert "weight_load was under way" in text
+
+
+def test_the_verdict_comes_first_and_last() -> None:
+    lines = table(report_of("skewed_tp2"), 200).splitlines()
+    wanted = "KV cache 44.05 GiB, 641,536 tokens on TP1, the least of 2 ranks; equation E4 balanced to the byte"
+    assert lines[-1].startswith(wanted)
+    assert any(line.startswith(f"verdict  {wanted}") for line in lines[:8])
+
+
+def test_verdicts() -> None:
+    assert verdict(report_of("graph_tp2")).startswith("KV cache 44.30 GiB, 645,120 tokens on every rank; equation E4")
+    assert verdict(report_of("killed_tp2")) == "no KV cache was sized"
+    run = recorded("graph_tp2")
+    for change, text in (
+        ({"weights_bytes": 1}, "equation not balanced on TP0-TP1"),
+        ({"weights_bytes": None}, "equation not checked on every rank"),
+        ({"kv_cache_memory_bytes_arg": 5}, "fixed by --kv-cache-memory-bytes"),
+    ):
+        changed = [replace(p, figures={**p.figures, **change} if p.figures else {}) for p in run.processes]
+        assert text in verdict(build_report(replace(run, processes=changed)))
 
 
 def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:

@@ -86,3 +86,9 @@ def number(value: float | int | None, spec: str = "") -> str:
 
 def failed(name: str, expected: int | None, found: int | None) -> str:
     return f"✗ {name}: {format_bytes(expected)} expected, {format_bytes(found)} found"
+
+
+def least_grant(ranks: Sequence[RankReport]) -> RankReport | None:
+    """The rank with the smallest KV cache, with which all of them serve; None where none was granted."""
+    known = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
+    return min(known, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0, default=None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vllm_memprof.ledger.model import Report
-from vllm_memprof.report.sections.base import MODELLED_MARK
-from vllm_memprof.units import format_gib
+from vllm_memprof.report.sections.base import MODELLED_MARK, fold, least_grant
+from vllm_memprof.units import format_bytes, format_gib
 
 
 def head(report: Report) -> list[tuple[str, str]]:
@@ -14,7 +14,40 @@ def head(report: Report) -> list[tuple[str, str]]:
     lines = [("model", run.model), ("engine", engine), ("device", _device_text(report))]
     lines.append(("command", " ".join(run.command) or "-"))
     lines.append(("status", _status_text(report)))
+    lines.append(("verdict", verdict(report)))
     return [*lines, *(("note", note) for note in run.notes)]
+
+
+def verdict(report: Report) -> str:
+    """The result in one sentence: what the engine granted, whether its equation gives that, what is honest."""
+    least = least_grant(report.ranks)
+    if least is None or least.budget.engine_kv_cache_bytes is None:
+        return "no KV cache was sized"
+    budget, kv = least.budget, least.kv
+    text = f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
+    text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""
+    if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
+        text += f" on {least.label}, the least of {len(report.ranks)} ranks"
+    elif len(report.ranks) > 1:
+        text += " on every rank"
+    text += f"; {_balance(report)}"
+    if budget.honest_kv_cache_bytes is not None:
+        text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
+        text += f", {format_bytes(budget.honest_kv_tokens)} tokens" if budget.honest_kv_tokens is not None else ""
+    return text
+
+
+def _balance(report: Report) -> str:
+    if any(rank.budget.override for rank in report.ranks):
+        return "fixed by --kv-cache-memory-bytes"
+    balanced = [rank.budget.balanced for rank in report.ranks]
+    if False in balanced:
+        return f"equation not balanced on {fold([r.label for r in report.ranks if r.budget.balanced is False])}"
+    if None in balanced:
+        return "equation not checked on every rank"
+    budget = report.ranks[0].budget
+    within = "within rounding" if any(rank.budget.tolerance_bytes for rank in report.ranks) else "to the byte"
+    return f"equation {budget.equation} balanced {within}"
 
 
 def _device_text(report: Report) -> str:
