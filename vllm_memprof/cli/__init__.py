@@ -1,0 +1,107 @@
+"""The ``memprof`` command. One module per command; the one place where an error becomes a message and a status.
+
+Importing this module loads Typer and nothing heavier: commands import what they need when they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from vllm_memprof import __version__
+from vllm_memprof.errors import MemprofError
+
+#: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of the help text.
+COMMANDS = {
+    "serve": "vllm_memprof.cli.serve",
+    "offline": "vllm_memprof.cli.offline",
+    "plan": "vllm_memprof.cli.plan",
+    "report": "vllm_memprof.cli.report",
+    "doctor": "vllm_memprof.cli.doctor",
+    "sim": "vllm_memprof.cli.sim",
+}
+
+#: Exit status after Ctrl-C, as a shell reports a process that died of SIGINT.
+EXIT_INTERRUPTED = 130
+
+
+class _LazyGroup(TyperGroup):
+    """A command group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command: Any = typer.main.get_command(import_module(COMMANDS[cmd_name]).app)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"memprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _memprof(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Where device memory goes when vLLM serves a model on Ascend NPUs, and how much KV cache is honest."""
+
+
+def main(args: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        args: without the program's name; default: those of this process.
+
+    Returns:
+        The exit status. Typer ends the process itself (``SystemExit``) for its own usage errors.
+    """
+    try:
+        app(args=args, prog_name="memprof")
+    except MemprofError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output left, e.g. `| head`; nobody is there to be told
+        return 1
+    return 0
+
+
+def print_error(error: MemprofError) -> None:
+    """An error as the user sees it: one sentence, and what to try next. No traceback."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    console.print(Text.assemble(("memprof: ", "bold red"), error.message), soft_wrap=True)
+    if error.hint:
+        console.print(Text.assemble(("  try: ", "bold"), error.hint), soft_wrap=True)

@@ -1,0 +1,121 @@
+"""Tells memprof's own options from the engine's. A list of tokens enters, two lists leave, order kept.
+
+The parser under Typer can ignore unknown options, but it takes ``-tp 2`` for a cluster of ``-t`` and ``-p`` and
+moves options before values; the engine must get what was typed. So the tokens are split here, by exact name:
+
+* an option of memprof (``--device sim``, ``--device=sim``; ``_`` reads as ``-`` as in vLLM) is taken out;
+* ``--`` ends memprof's options; it is dropped and what follows is the engine's, also where names are equal;
+* everything else is the engine's, in its order. The first of it is MODEL (or ``--model X`` anywhere, as in vLLM).
+
+One name clashes: vLLM's ``-q`` is ``--quantization`` and takes a value. ``-q awq`` is therefore the engine's;
+a ``-q`` that no value follows, which vLLM would refuse, is memprof's ``--quiet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from typer.core import TyperCommand
+
+from vllm_memprof.errors import UsageError
+
+#: Key in the context's ``meta`` under which a command finds the engine's arguments.
+ENGINE_ARGS = "vllm_memprof.engine_args"
+
+
+@dataclass(frozen=True)
+class OwnOption:
+    """An option of memprof: its names, and whether a value follows."""
+
+    names: tuple[str, ...]
+    takes_value: bool
+
+
+@dataclass(frozen=True)
+class SplitArguments:
+    own: list[str]  # normalised: "--name=value" or "--flag"
+    model: str | None
+    engine: list[str]  # without MODEL, unchanged and in order
+
+
+def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArguments:
+    """Splits a command's tokens.
+
+    Raises:
+        UsageError: an option of memprof lacks its value, or a flag was given one.
+    """
+    by_name = {name: option for option in options for name in option.names}
+    own: list[str] = []
+    engine: list[str] = []
+    rest = list(args)
+    while rest:
+        token = rest.pop(0)
+        if token == "--":
+            engine += rest
+            break
+        name, equals, value = token.partition("=")
+        option = by_name.get(_normalise(name))
+        if option is None or (token == "-q" and rest and not rest[0].startswith("-")):
+            engine.append(token)
+        elif not option.takes_value:
+            if equals and name.startswith("--help"):
+                engine.append(token)  # vLLM's --help=<group>
+            elif equals:
+                raise UsageError(f"{name} takes no value, got {value!r}")
+            else:
+                own.append(_normalise(name))
+        elif equals:
+            own.append(f"{_normalise(name)}={value}")
+        else:
+            own.append(f"{_normalise(name)}={_take_value(name, rest)}")
+    model, engine = _take_model(engine)
+    return SplitArguments(own, model, engine)
+
+
+def _normalise(name: str) -> str:
+    return name.replace("_", "-") if name.startswith("--") else name
+
+
+def _take_value(name: str, rest: list[str]) -> str:
+    if not rest or (rest[0].startswith("-") and rest[0] != "-"):
+        found = f", got the option {rest[0]!r}" if rest else ""
+        raise UsageError(f"{name} needs a value{found}", hint=f"for a value that begins with '-' write {name}=VALUE")
+    return rest.pop(0)
+
+
+def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
+    """MODEL and the rest: the first token, or ``--model X`` wherever it stands."""
+    if engine and not engine[0].startswith("-"):
+        return engine[0], engine[1:]
+    for index, token in enumerate(engine):
+        if token.startswith("--model="):
+            return token.removeprefix("--model="), engine[:index] + engine[index + 1 :]
+        if token == "--model" and index + 1 < len(engine):
+            return engine[index + 1], engine[:index] + engine[index + 2 :]
+    return None, engine
+
+
+class EngineCommand(TyperCommand):
+    """A command whose unknown arguments are the engine's: found in ``ctx.meta[ENGINE_ARGS]``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [
+            OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option"
+        ]
+        split = split_arguments(args, options)
+        ctx.meta[ENGINE_ARGS] = split.engine
+        wants_help = any(name in split.own for name in ctx.help_option_names)
+        if split.model is None and not wants_help:
+            raise UsageError("MODEL is missing", hint=_model_hint(ctx.command_path, args))
+        tail = [] if split.model is None else ["--", split.model]
+        return super().parse_args(ctx, [*split.own, *tail])
+
+
+def _model_hint(command: str, args: list[str]) -> str:
+    if "-q" in args:
+        return "`-q VALUE` is vLLM's --quantization; write --quiet, or put -q after MODEL"
+    return f"{command} MODEL [options of memprof and of vLLM in any order]"

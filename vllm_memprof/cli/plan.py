@@ -1,0 +1,42 @@
+"""``memprof plan``: the engine up to its KV plan, and no further."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from vllm_memprof.cli import run as shared
+from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+
+app = typer.Typer(**shared.APP_SETTINGS)
+
+
+@app.command(cls=EngineCommand, epilog=shared.EPILOG)
+def plan(
+    ctx: typer.Context,
+    model: shared.Model,
+    device: shared.Device = "auto",
+    run_dir: shared.RunDir = None,
+    format_name: shared.Format = "table",
+    quiet: shared.Quiet = False,
+    startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
+    python: shared.Python = None,
+    stack: shared.Stack = None,
+) -> None:
+    """Bring the engine up to the sizing of its KV cache, print the memory budget, and stop."""
+    from vllm_memprof.launch.request import LaunchRequest, parse_device
+
+    request = LaunchRequest(
+        mode="plan",
+        model=model,
+        engine_args=ctx.meta[ENGINE_ARGS],
+        device=parse_device(device),
+        run_dir=run_dir,
+        startup_timeout_s=startup_timeout,
+        python=python,
+        stack=stack,
+        quiet=quiet,
+        typed=["memprof", *sys.argv[1:]],
+    )
+    raise typer.Exit(shared.run(request, format_name))

@@ -1,0 +1,146 @@
+"""What serve, offline and plan share: run the engine, print the report, keep it in the run folder."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_memprof.cli.show import build, check_format, render, write_out
+from vllm_memprof.errors import MemprofError
+
+if TYPE_CHECKING:
+    from vllm_memprof.launch.request import LaunchRequest
+    from vllm_memprof.launch.session import Job, Outcome, View
+    from vllm_memprof.record.schema import RunInfo
+
+DEFAULT_TIMEOUT_S = 600.0
+
+# The options of memprof on every command that starts an engine, declared once.
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for vLLM.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="D", help="auto, npu, cuda, cpu, or sim[:PROFILE] (simulated Ascend).")
+]
+RunDir = Annotated[
+    Path | None,
+    typer.Option("--run-dir", metavar="DIR", help="Where to record the run.", show_default="reports/<time>-<model>"),
+]
+Format = Annotated[str, typer.Option("--format", metavar="F", help="What is printed: table, markdown or json.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Plain lines instead of the live view; no engine output.")]
+Timeout = Annotated[
+    float, typer.Option("--startup-timeout", metavar="S", help="Seconds until the engine must be ready.")
+]
+Python = Annotated[
+    str | None,
+    typer.Option("--python", metavar="PATH", help="Interpreter of the engine.", show_default="the one with vLLM"),
+]
+Stack = Annotated[
+    str | None, typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`.")
+]
+
+#: Settings of a Typer app whose command takes the engine's arguments.
+APP_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+
+EPILOG = (
+    "Every other argument goes to vLLM unchanged and in order; `--` ends memprof's own. "
+    "-q VALUE is vLLM's --quantization."
+)
+
+
+@dataclass
+class _Terminal:
+    """Whether to draw, and what."""
+
+    quiet: bool
+    mode: str
+    live: bool = field(default_factory=lambda: sys.stderr.isatty())
+
+    def view(self, job: Job, model: str) -> View:
+        import time
+
+        from vllm_memprof.launch.live import LiveView, PlainView
+
+        title = f"memprof {self.mode} {model}"
+        show_output = self.mode == "serve" and not self.quiet
+        if self.live and not self.quiet:
+            return LiveView(title, time.monotonic_ns(), show_output)
+        return PlainView(f"{title}: recording to {job.run_dir}", time.monotonic_ns(), show_output)
+
+
+def run(request: LaunchRequest, format_name: str) -> int:
+    """Runs the engine and prints the report.
+
+    Returns:
+        The exit status: the engine's own, or 1 when it had none to give.
+
+    Raises:
+        MemprofError: the engine could not be started.
+    """
+    from vllm_memprof.launch.prepare import prepare_job
+    from vllm_memprof.launch.session import run_engine
+
+    check_format(format_name)
+    job = prepare_job(request)
+    view = _Terminal(request.quiet, request.mode).view(job, request.model)
+
+    def report_at_readiness(info: RunInfo) -> None:
+        if request.mode == "serve":
+            _report(job.run_dir, format_name, print_it=True)
+
+    outcome = run_engine(job, view, report_at_readiness)
+    printed = request.mode == "serve" and outcome.ready
+    _report(job.run_dir, format_name, print_it=not printed)
+    _say_how_it_ended(outcome, job, request)
+    return outcome.verdict.exit_code
+
+
+def _report(run_dir: Path, format_name: str, print_it: bool) -> None:
+    """Writes and prints the report. What goes wrong here is said and changes nothing about the run."""
+    from vllm_memprof.cli import print_error
+
+    try:
+        from vllm_memprof.report.files import write_reports
+
+        report = build(run_dir)
+        write_reports(report, run_dir)
+        if print_it:
+            write_out(render(report, format_name), None)
+    except MemprofError as error:
+        print_error(error)
+    except BrokenPipeError:
+        pass
+    except Exception as error:
+        text = f"the report could not be made: {type(error).__name__}: {error}"
+        print_error(MemprofError(text, hint=f"memprof report {run_dir}"))
+
+
+def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    failed = outcome.verdict.status != "ok"
+    if failed and (request.mode != "serve" or request.quiet) and outcome.log_tail:
+        console.print(Text("last lines of engine.log:", style="dim"))
+        for line in outcome.log_tail:
+            console.print(Text.from_ansi(f"  {line}"), soft_wrap=True)
+    if outcome.verdict.reason:
+        style = "bold red" if failed else "bold"
+        console.print(Text.assemble(("memprof: ", style), outcome.verdict.reason), soft_wrap=True)
+    for note in outcome.info.notes:
+        console.print(Text(f"memprof: {note}"), soft_wrap=True)
+    console.print(Text.assemble(("memprof: ", "bold"), f"run recorded in {_short(job.run_dir)}"), soft_wrap=True)
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

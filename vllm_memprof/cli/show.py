@@ -1,0 +1,104 @@
+"""A report in one of the formats, on stdout or in a file. Shared by the commands that end with a report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_memprof.errors import MemprofError, UsageError
+
+if TYPE_CHECKING:
+    from vllm_memprof.ledger.model import Report
+
+#: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
+FILE_WIDTH = 120
+
+
+def _table(report: Report, width: int | None) -> str:
+    from rich.console import Console
+
+    from vllm_memprof.report.table import render_table
+
+    to_terminal = width is None and sys.stdout.isatty()
+    console = Console(width=width or (None if to_terminal else FILE_WIDTH), force_terminal=to_terminal or None)
+    with console.capture() as capture:
+        console.print(render_table(report))
+    return capture.get()
+
+
+def _markdown(report: Report, width: int | None) -> str:
+    from vllm_memprof.report.markdown import render_markdown
+
+    return render_markdown(report)
+
+
+def _json(report: Report, width: int | None) -> str:
+    from vllm_memprof.report.files import render_json
+
+    return render_json(report)
+
+
+#: Format -> renderer; the formats whose renderer is None are planned and refused by name.
+FORMATS: dict[str, Callable[[Report, int | None], str] | None] = {
+    "table": _table,
+    "markdown": _markdown,
+    "json": _json,
+    "html": None,
+    "csv": None,
+    "trace": None,
+}
+
+
+def check_format(name: str) -> str:
+    """The format's name, for use as an option's callback.
+
+    Raises:
+        UsageError: not a format, or one that does not exist yet.
+    """
+    available = ", ".join(key for key, renderer in FORMATS.items() if renderer is not None)
+    if name not in FORMATS:
+        raise UsageError(f"--format {name!r} is not known", hint=available)
+    if FORMATS[name] is None:
+        raise UsageError(f"--format {name} is not available yet", hint=available)
+    return name
+
+
+def render(report: Report, format_name: str, to_file: bool = False) -> str:
+    """The report as text, ending in a newline; a table in a file has ``FILE_WIDTH`` and no colour."""
+    renderer = FORMATS[check_format(format_name)]
+    assert renderer is not None
+    text = renderer(report, FILE_WIDTH if to_file else None)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def write_out(text: str, output: Path | None) -> None:
+    """To the file, or to stdout.
+
+    Raises:
+        MemprofError: the file cannot be written.
+    """
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    from vllm_memprof.report.files import write_atomically
+
+    if output.is_dir():
+        raise UsageError(f"-o {output} is a folder", hint="give the name of a file")
+    if not output.parent.is_dir():
+        raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
+    write_atomically(output, text)
+
+
+def build(run_dir: Path) -> Report:
+    """The report of a run folder.
+
+    Raises:
+        RunRecordError: it cannot be read.
+    """
+    from vllm_memprof.ledger.build import build_report
+    from vllm_memprof.record.loader import load_run
+
+    return build_report(load_run(run_dir))

@@ -1,0 +1,291 @@
+"""What this machine offers for a run, and what to do about what it lacks. Reads, asks, changes nothing.
+
+Every check is a function that returns ``Check`` rows and raises nothing; torch and vLLM are only asked about, through
+package metadata of the engine's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import vllm_memprof
+from vllm_memprof.errors import MemprofError
+from vllm_memprof.launch.engine import ENV_PLUGINS, PLUGIN_NAME
+from vllm_memprof.launch.folder import DEFAULT_PARENT
+from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe_interpreter
+from vllm_memprof.launch.request import DEFAULT_PROFILE
+from vllm_memprof.units import GIB, format_gib
+
+#: States of a check: good, worth knowing, will hurt some use, stops every run of that kind.
+GOOD, INFO, WARNING, MISSING = "ok", "info", "warning", "missing"
+
+ALLOC_CONF = "PYTORCH_NPU_ALLOC_CONF"
+#: Keys that torch_npu refuses, or ignores, together with expandable_segments. (NPUCachingAllocator.cpp, parseArgs)
+_EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
+_MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
+_MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
+_COMPILERS = ("g++", "clang++", "c++")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: what was looked at, what was found, and what to do when it is not good."""
+
+    name: str
+    state: str
+    found: str
+    todo: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    checks: list[Check]
+    ways: list[str]  # how memprof can run here, e.g. ``--device sim:910b``
+
+    @property
+    def can_run(self) -> bool:
+        return bool(self.ways)
+
+
+def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None) -> Diagnosis:
+    """Looks at everything.
+
+    Args:
+        python: interpreter of the engine; default: as ``memprof serve`` would choose it.
+        environ: default: this process's.
+    """
+    environ = os.environ if environ is None else environ
+    checks = [check_memprof(), check_platform()]
+    facts, engine_checks = check_engine(python, environ)
+    checks += engine_checks
+    devices = check_devices(environ)
+    checks += devices
+    stacks = check_stacks()
+    checks += [check_compiler(bool(ready_stacks(stacks))), *stacks]
+    checks += [*check_plugins_variable(environ), *check_alloc_conf(environ)]
+    if facts is not None and facts.has_vllm and facts.has_memprof:
+        checks += check_hooks(facts, environ)
+    checks += [check_run_dir(), check_shm()]
+    return Diagnosis(checks, find_ways(facts, devices, stacks))
+
+
+def find_ways(facts: InterpreterFacts | None, devices: list[Check], stacks: list[Check]) -> list[str]:
+    """The commands' ``--device`` values that would work."""
+    ways = []
+    if facts is not None and facts.has_vllm and PLUGIN_NAME in facts.plugins:
+        kinds = [check.name.split()[0] for check in devices if check.state == GOOD]
+        ways += [f"--device {kind}" for kind in kinds if kind in ("npu", "cuda")]
+    if ready_stacks(stacks):
+        ways.append(f"--device sim:{DEFAULT_PROFILE}")
+    return ways
+
+
+def ready_stacks(checks: list[Check]) -> list[Check]:
+    return [check for check in checks if check.name.startswith("simulated stack") and check.state == GOOD]
+
+
+def check_memprof() -> Check:
+    version = platform.python_version_tuple()
+    found = f"{vllm_memprof.__version__} on Python {platform.python_version()}"
+    if (3, 10) <= (int(version[0]), int(version[1])) <= (3, 12):
+        return Check("memprof", GOOD, found)
+    return Check("memprof", WARNING, found, "tested on Python 3.10 to 3.12")
+
+
+def check_platform() -> Check:
+    found = f"{platform.system()} {platform.release()} {platform.machine()}"
+    if platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"):
+        return Check("platform", GOOD, found)
+    return Check("platform", MISSING, found, "vLLM-Ascend and the simulated device need Linux on x86_64 or aarch64")
+
+
+def check_engine(python: str | None, environ: Mapping[str, str]) -> tuple[InterpreterFacts | None, list[Check]]:
+    """The engine's interpreter and the packages in it; None when there is no interpreter that works."""
+    try:
+        facts = probe_interpreter(find_python(python), environ)
+    except MemprofError as error:
+        return None, [Check("engine interpreter", MISSING, error.message, error.hint or "")]
+    checks = [Check("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
+    vllm = facts.versions.get("vllm")
+    if facts.has_vllm:
+        checks.append(Check("vllm", GOOD, vllm or "importable, no metadata"))
+    else:
+        todo = "--python PATH of an interpreter that has it, or --device sim:910b, which brings its own"
+        checks.append(Check("vllm", MISSING, "not installed there", todo))
+    for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
+        version = facts.versions.get(name)
+        checks.append(Check(name, INFO, version or "not installed there"))
+    if facts.has_vllm and PLUGIN_NAME not in facts.plugins:
+        todo = f"{facts.path} -m pip install vllm-memprof"
+        checks.append(Check("memprof plugin", MISSING, "not installed beside the engine", todo))
+    elif facts.has_vllm:
+        checks.append(Check("memprof plugin", GOOD, "installed beside the engine"))
+    return facts, checks
+
+
+def check_devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[Check]:
+    """Device files and the vendors' tools."""
+    return [_check_npu(environ, dev), _check_cuda(dev)]
+
+
+def _check_npu(environ: Mapping[str, str], dev: Path) -> Check:
+    nodes = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
+    if not nodes:
+        tool = " (npu-smi is there)" if shutil.which("npu-smi") else ""
+        todo = "--device sim:910b needs none; in a container pass --device /dev/davinciN and /dev/davinci_manager"
+        return Check("npu", INFO, f"no /dev/davinci*{tool}", todo)
+    found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
+    closed = [node.name for node in [*nodes, dev / "davinci_manager"] if not os.access(node, os.R_OK | os.W_OK)]
+    if closed:
+        todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
+        return Check("npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo)
+    if not (environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")):
+        return Check("npu", WARNING, f"{found}; ASCEND_HOME_PATH is not set", "source the CANN toolkit's set_env.sh")
+    return Check("npu", GOOD, found)
+
+
+def _check_cuda(dev: Path) -> Check:
+    nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
+    if nodes:
+        return Check("cuda", GOOD, f"{len(nodes)} device(s): {', '.join(nodes[:8])}")
+    return Check("cuda", INFO, "no /dev/nvidia*")
+
+
+def check_compiler(needless: bool) -> Check:
+    """The C++ compiler, which only setting up a simulated stack needs."""
+    for name in _COMPILERS:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip():
+            return Check("C++ compiler", GOOD, done.stdout.splitlines()[0].strip())
+    state = INFO if needless else MISSING
+    todo = "only `memprof sim setup` needs one: apt install g++, or dnf install gcc-c++"
+    return Check("C++ compiler", state, f"none of {', '.join(_COMPILERS)} on PATH", todo)
+
+
+def check_stacks() -> list[Check]:
+    """The simulated stacks, set up or not."""
+    from vllm_memprof.sim.runtime import prepare_runtime
+    from vllm_memprof.sim.stacks import list_stacks
+
+    checks = []
+    try:
+        names = [stack.name for stack in list_stacks()]
+    except (MemprofError, OSError) as error:
+        return [Check("simulated stack", MISSING, str(error))]
+    for name in names:
+        try:
+            runtime = prepare_runtime(DEFAULT_PROFILE, name)
+        except (MemprofError, OSError) as error:
+            todo = getattr(error, "hint", None) or f"memprof sim setup --stack {name}"
+            checks.append(Check(f"simulated stack {name}", MISSING, str(error), todo))
+        else:
+            checks.append(Check(f"simulated stack {name}", GOOD, f"set up: {runtime.python}"))
+    return checks
+
+
+def check_plugins_variable(environ: Mapping[str, str]) -> list[Check]:
+    """``VLLM_PLUGINS`` is an allow-list: it can shut out memprof, and vllm-ascend too."""
+    value = environ.get(ENV_PLUGINS)
+    if value is None:
+        return []
+    names = {name.strip() for name in value.split(",") if name.strip()}
+    todo = [] if PLUGIN_NAME in names else ["memprof's commands add memprof themselves; by hand you have to"]
+    if "ascend" not in names:
+        todo.append("without `ascend` vLLM does not find the NPU")
+    return [Check(ENV_PLUGINS, WARNING if todo else GOOD, value or "(empty)", "; ".join(todo))]
+
+
+def check_alloc_conf(environ: Mapping[str, str]) -> list[Check]:
+    """Settings of the caching allocator that fight each other or say a thing twice."""
+    value = environ.get(ALLOC_CONF)
+    if value is None:
+        return []
+    problems = find_alloc_conf_problems(value)
+    return [Check(ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems))]
+
+
+def find_alloc_conf_problems(value: str) -> list[str]:
+    """One sentence per problem in an allocator configuration such as ``expandable_segments:True``."""
+    pairs: list[tuple[str, str]] = []
+    for entry in filter(str.strip, value.split(",")):
+        key, _, setting = entry.partition(":")
+        pairs.append((key.strip(), setting.strip()))
+    keys = [key for key, _ in pairs]
+    problems = [f"{key} is set {keys.count(key)} times" for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    settings = dict(pairs)
+    if settings.get("expandable_segments", "").lower() == "true":
+        problems += [
+            f"{key} and expandable_segments:True exclude each other; drop {key}"
+            for key in _EXPANDABLE_CONFLICTS
+            if key in settings
+        ]
+    return problems + [f"{key} has no value" for key, setting in pairs if not setting]
+
+
+def check_hooks(facts: InterpreterFacts, environ: Mapping[str, str]) -> list[Check]:
+    """Which hooks would bind in the installed engine, read from its source by the engine's interpreter."""
+    command = [str(facts.path), "-m", "vllm_memprof.capture.selfcheck", "--json"]
+    try:
+        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=60)
+        data = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        return [Check("hooks", WARNING, f"could not be checked: {error}")]
+    return [summarise_hooks(data)]
+
+
+def summarise_hooks(data: Any) -> Check:
+    """The self-check's answer, ``{"hooks": [{"hook", "need", "state", ...}]}`` or the list alone, as one row."""
+    rows = data.get("hooks", []) if isinstance(data, dict) else data
+    rows = [row for row in rows if isinstance(row, dict)]
+    required = [row for row in rows if row.get("need") == "required"]
+    failing = [row for row in required if row.get("state") not in ("bound", "absent_ok", "ok", "pending")]
+    found = f"{len(required) - len(failing)} of {len(required)} required hooks would bind"
+    if not required:
+        return Check("hooks", WARNING, "the hook table has no row for this engine version")
+    if not failing:
+        return Check("hooks", GOOD, found)
+    names = ", ".join(str(row.get("hook") or row.get("id")) for row in failing)
+    return Check("hooks", WARNING, f"{found}; not: {names}", "the phases of those hooks will read NOT MEASURED")
+
+
+def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
+    """Whether a run can be recorded in the default place."""
+    place = parent.absolute()
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Check("run folder", WARNING, f"{place}: {error.strerror}", "give another place with --run-dir DIR")
+    found = f"{place}, {format_gib(free)} GiB free"
+    if free < _MIN_FREE_BYTES:
+        return Check("run folder", WARNING, found, "make room, or give another place with --run-dir DIR")
+    return Check("run folder", GOOD, found)
+
+
+def check_shm(path: Path = Path("/dev/shm")) -> Check:
+    """Shared memory, which ranks of one engine talk through."""
+    try:
+        free = shutil.disk_usage(path).free
+    except OSError as error:
+        return Check("shared memory", WARNING, f"{path}: {error.strerror}", "mount a tmpfs there")
+    found = f"{path}, {format_gib(free)} GiB free"
+    if free < _MIN_SHM_BYTES:
+        return Check("shared memory", WARNING, found, "with docker: --shm-size=2g or --ipc=host")
+    return Check("shared memory", GOOD, found)

@@ -1,0 +1,237 @@
+"""What is started, and how: command line and environment of the engine, and the process itself.
+
+The builders are pure functions. ``EngineProcess`` starts the engine in a session of its own, so that a Ctrl-C in
+memprof's terminal reaches it once, through memprof, and copies what it prints to ``engine.log``.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.folder import FILE_MODE
+from vllm_memprof.launch.request import LaunchRequest
+from vllm_memprof.record.schema import ENV_RUN_DIR, ENV_STOP_AFTER
+
+PLUGIN_NAME = "memprof"
+ENV_PLUGINS = "VLLM_PLUGINS"
+#: vLLM >= 0.18 copies variables with these prefixes to Ray workers. (vllm/ray/ray_env.py)
+ENV_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+RAY_PREFIX = "MEMPROF_"
+
+_TAIL_BYTES = 256 * 1024
+_ERROR_LINES = 60
+_READ_BYTES = 1 << 16
+#: A line of the engine's log that may tell why it ended.
+_ERROR_LINE = re.compile(rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: ", re.IGNORECASE)
+#: uvicorn's line at readiness, for engines in which our own event is missing.
+_READY_LINE = b"Application startup complete"
+_PR_SET_PDEATHSIG = 1
+
+
+def build_command(python: Path, request: LaunchRequest, model_path: str, model_args: list[str]) -> list[str]:
+    """The engine's command line.
+
+    Args:
+        python: interpreter of the engine.
+        request: what the user asked for.
+        model_path: what the engine gets as the model.
+        model_args: what a model preset adds; stands before the user's arguments, so that the user's win.
+    """
+    engine_args = [*model_args, *request.engine_args]
+    if request.mode == "serve":
+        return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", model_path, *engine_args]
+    command = [str(python), "-m", "vllm_memprof.capture.driver", request.mode, "--model", model_path]
+    if request.prompts_file is not None:
+        command += ["--prompts", str(request.prompts_file.absolute())]
+    for prompt in request.prompts:
+        command.append(f"--prompt={prompt}")  # one token: a prompt may begin with a dash
+    if request.images_dir is not None:
+        command += ["--images", str(request.images_dir.absolute())]
+    if request.max_tokens is not None:
+        command += ["--max-tokens", str(request.max_tokens)]
+    return [*command, "--", *engine_args]
+
+
+def build_env(base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """The engine's environment: the caller's, what the device and the model need, and what switches capture on.
+
+    Args:
+        base: the caller's environment.
+        run_dir: the run folder, absolute.
+        mode: serve, offline or plan.
+        extra: additions of the simulated device and of the model preset.
+    """
+    env = {**base, **extra, ENV_RUN_DIR: str(run_dir)}
+    env.pop(ENV_STOP_AFTER, None)
+    if mode == "plan":
+        env[ENV_STOP_AFTER] = "kv_plan"
+    if ENV_PLUGINS in env:  # an allow-list: without our name vLLM would not load us
+        env[ENV_PLUGINS] = _append(env[ENV_PLUGINS], PLUGIN_NAME)
+    env[ENV_RAY_PREFIXES] = _append(env.get(ENV_RAY_PREFIXES, ""), RAY_PREFIX)
+    env.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold the engine's lines back otherwise
+    return env
+
+
+def _append(comma_list: str, name: str) -> str:
+    names = [entry for entry in comma_list.split(",") if entry.strip()]
+    return ",".join([*names, *([] if name in (entry.strip() for entry in names) else [name])])
+
+
+class LogPump:
+    """Copies the engine's output, byte for byte, to ``engine.log`` and to an echo; keeps the end and error lines.
+
+    Args:
+        fd: read end of the pipe; owned from here on.
+        log_path: ``engine.log``; made with mode 0600, appended to.
+        echo: gets every chunk, e.g. to show it on the terminal; called from the pump's thread.
+    """
+
+    def __init__(self, fd: int, log_path: Path, echo: Callable[[bytes], None] | None) -> None:
+        self._fd = fd
+        self._log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self._echo = echo
+        self._tail = bytearray()
+        self._partial = b""
+        self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
+        self._last_line = ""
+        self.application_ready = False
+        self.log_error: str | None = None  # why engine.log is incomplete
+        self._thread = threading.Thread(target=self._run, name="memprof-log", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of the output: every process that holds the pipe has ended."""
+        self._thread.join(timeout_s)
+
+    @property
+    def last_line(self) -> str:
+        return self._last_line
+
+    def tail(self, lines: int) -> list[str]:
+        return bytes(self._tail).decode(errors="replace").splitlines()[-lines:]
+
+    def error_lines(self) -> list[str]:
+        """Lines that look like an error's message, oldest first, at most the last 60."""
+        return list(self._error_lines)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                chunk = os.read(self._fd, _READ_BYTES)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                break
+            self._log(chunk)
+            self._scan(chunk)
+            if self._echo is not None:
+                with contextlib.suppress(Exception):  # a closed terminal must not stop the log
+                    self._echo(chunk)
+        os.close(self._fd)
+        os.close(self._log_fd)
+
+    def _log(self, chunk: bytes) -> None:
+        """A full disk ends the log, never the engine: the pipe is read on."""
+        view = memoryview(chunk)
+        try:
+            while view and self.log_error is None:
+                view = view[os.write(self._log_fd, view) :]
+        except OSError as error:
+            self.log_error = f"engine.log is incomplete: {error.strerror}"
+
+    def _scan(self, chunk: bytes) -> None:
+        self._tail += chunk
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        self._partial = self._partial[-4096:]
+        for line in lines:
+            if _READY_LINE in line:
+                self.application_ready = True
+            if line.strip():
+                self._last_line = line.decode(errors="replace").rstrip()
+            if _ERROR_LINE.search(line):
+                self._error_lines.append(line.decode(errors="replace").strip()[:500])
+
+
+class EngineProcess:
+    """The engine's main process, in a session and process group of its own.
+
+    Args:
+        command: from ``build_command``.
+        env: from ``build_env``.
+        log_path: ``engine.log``.
+        echo: see ``LogPump``.
+
+    Raises:
+        LaunchError: the program cannot be executed.
+    """
+
+    def __init__(
+        self, command: list[str], env: Mapping[str, str], log_path: Path, echo: Callable[[bytes], None] | None = None
+    ) -> None:
+        read_fd, write_fd = os.pipe()
+        self.pump = LogPump(read_fd, log_path, echo)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
+        finally:
+            os.close(write_fd)
+        self.pump.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code as ``subprocess`` counts it (negative: the signal), None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """To the main process alone: it knows how to end its children."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def signal_group(self, number: int) -> None:
+        """To every process of the group, while its main process, whose id the group bears, has not been collected."""
+        if self.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """For the child: SIGTERM when memprof itself is killed, so that no engine is left without its watcher."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return None
+    parent = os.getpid()
+
+    def set_death_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return set_death_signal

@@ -1,0 +1,124 @@
+"""Finds the interpreter that runs the engine, and asks it what it has, in a process of its own.
+
+The launcher imports neither torch nor vLLM; the question is put to package metadata, so that it takes about 0.1 s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_memprof.errors import LaunchError, UsageError
+
+#: Distributions whose versions matter, as ``importlib.metadata`` names them.
+PACKAGES = ("vllm", "vllm_ascend", "torch", "torch_npu", "triton_ascend", "transformers", "vllm-memprof")
+
+_PROBE_TIMEOUT_S = 60.0
+_PROBE = """
+import importlib.metadata as m, importlib.util as u, json, platform, sys
+def version(name):
+    try: return m.version(name)
+    except m.PackageNotFoundError: return None
+def importable(name):
+    try: return u.find_spec(name) is not None
+    except Exception: return False
+print(json.dumps({
+    "python": platform.python_version(),
+    "machine": platform.machine(),
+    "versions": {n: version(n) for n in sys.argv[1:]},
+    "vllm": importable("vllm"),
+    "memprof": importable("vllm_memprof"),
+    "plugins": sorted({e.name for e in m.entry_points(group="vllm.general_plugins")}),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class InterpreterFacts:
+    """What an engine interpreter has; a version is None where the package is not installed."""
+
+    path: Path
+    python: str
+    machine: str
+    versions: dict[str, str | None] = field(default_factory=dict)
+    has_vllm: bool = False
+    has_memprof: bool = False
+    plugins: tuple[str, ...] = ()  # vLLM general plugins by entry-point name
+
+
+def find_python(given: str | None) -> Path:
+    """The interpreter of the engine: the one given, this one where vLLM is importable, else ``python3`` on PATH.
+
+    Raises:
+        UsageError: the one given does not exist or is not executable.
+        LaunchError: none was given and none is found.
+    """
+    if given is not None:
+        found = shutil.which(os.path.expanduser(given))
+        if found is None:
+            raise UsageError(f"--python {given}: no such program", hint="give the interpreter that has vLLM installed")
+        return Path(found).absolute()  # not resolved: a virtual environment is known by its link
+    if importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable)
+    found = shutil.which("python3")
+    if found is None:
+        raise LaunchError("no interpreter for the engine: vLLM is not importable here and PATH has no python3")
+    return Path(found).absolute()
+
+
+def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
+    """Asks the interpreter for versions and plugins, without importing any of them.
+
+    Raises:
+        LaunchError: it does not run.
+    """
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _PROBE, *PACKAGES],
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        )
+        data = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
+        raise LaunchError(f"the engine's interpreter {python} does not work: {last[0]}") from error
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        raise LaunchError(f"the engine's interpreter {python} does not work: {error}") from error
+    return InterpreterFacts(
+        path=python,
+        python=data["python"],
+        machine=data["machine"],
+        versions=data["versions"],
+        has_vllm=data["vllm"],
+        has_memprof=data["memprof"],
+        plugins=tuple(data["plugins"]),
+    )
+
+
+def require_engine(facts: InterpreterFacts) -> None:
+    """Refuses an interpreter in which the engine or our hooks would be missing, before the engine's slow start.
+
+    Raises:
+        LaunchError: vLLM is not importable, or memprof is not installed beside it.
+    """
+    if not facts.has_vllm:
+        raise LaunchError(
+            f"vLLM is not importable in {facts.path}",
+            hint="--python PATH of the interpreter that has vLLM, or --device sim:910b without any device; "
+            "`memprof doctor` shows what is there",
+        )
+    if not facts.has_memprof or "memprof" not in facts.plugins:
+        raise LaunchError(
+            f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks would not load",
+            hint=f"{facts.path} -m pip install vllm-memprof",
+        )

@@ -1,0 +1,116 @@
+"""From what the user asked for to what is started: interpreter, model, device, run folder. Starts nothing yet."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.engine import build_command, build_env
+from vllm_memprof.launch.folder import create_run_dir
+from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
+from vllm_memprof.launch.redact import redact_command, select_env
+from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
+from vllm_memprof.launch.session import Job
+from vllm_memprof.record.schema import RunInfo
+
+#: Files that exist where a kind of device does.
+DEVICE_FILES = {
+    "npu": ("/dev/davinci_manager", "/dev/davinci0"),
+    "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"),
+}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the engine runs and with what model."""
+
+    python: Path
+    model_path: str
+    model_args: list[str] = field(default_factory=list)
+    env: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None  # name for the record until the engine reports its own
+    profile: str | None = None
+
+
+def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
+    """Looks everything up, makes the run folder, and says what to start.
+
+    Args:
+        request: what the user asked for.
+        environ: the caller's environment; default: this process's.
+
+    Raises:
+        UsageError, LaunchError, SetupError: with what to try next.
+    """
+    environ = os.environ if environ is None else environ
+    target = _simulated_target(request) if request.device.simulated else _real_target(request)
+    env_extra = dict(target.env)
+    facts = probe_interpreter(target.python, {**environ, **env_extra})
+    require_engine(facts)
+    run_dir = create_run_dir(request.run_dir, request.model)
+    command = build_command(target.python, request, target.model_path, target.model_args)
+    env = build_env(environ, run_dir, request.mode, env_extra)
+    info = RunInfo(
+        id=uuid.uuid4().hex,
+        mode=request.mode,
+        model=request.model,
+        command=redact_command(request.typed),
+        engine_command=redact_command(command),
+        env=select_env(env),
+        versions={name: version for name, version in facts.versions.items() if version is not None},
+        device=target.device,
+        simulated=request.device.simulated,
+        device_profile=target.profile,
+    )
+    timeout_s = find_shutdown_timeout(request.engine_args)
+    return Job(info, run_dir, command, env, request.startup_timeout_s, shutdown_timeout_s=timeout_s)
+
+
+def _simulated_target(request: LaunchRequest) -> _Target:
+    from vllm_memprof.sim.presets import resolve_model
+    from vllm_memprof.sim.runtime import prepare_runtime
+
+    assert request.device.profile is not None
+    runtime = prepare_runtime(request.device.profile, request.stack)
+    model = resolve_model(request.model, list(request.engine_args))
+    python = runtime.python if request.python is None else find_python(request.python)
+    profile = runtime.profile.name
+    return _Target(python, model.path, model.extra_args, {**runtime.env, **model.env}, profile, profile)
+
+
+def _real_target(request: LaunchRequest) -> _Target:
+    if request.stack is not None:
+        raise LaunchError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
+    require_device(request.device)
+    return _Target(find_python(request.python), request.model)
+
+
+def require_device(device: DeviceChoice, files: Mapping[str, tuple[str, ...]] = DEVICE_FILES) -> None:
+    """Refuses a device that is not there, before the engine's slow start.
+
+    Raises:
+        LaunchError: none of the files that belong to this kind of device exists.
+    """
+    wanted = files.get(device.kind, ())
+    if wanted and not any(os.path.exists(path) for path in wanted):
+        raise LaunchError(
+            f"--device {device.kind}: this machine has none of {', '.join(wanted)}",
+            hint="--device sim:910b runs on a simulated Ascend device; `memprof doctor` shows what is there",
+        )
+
+
+def find_shutdown_timeout(engine_args: list[str]) -> float:
+    """Seconds that the user gave vLLM for a graceful shutdown (``--shutdown-timeout``); 0 when not given."""
+    for index, token in enumerate(engine_args):
+        name, equals, value = token.partition("=")
+        if name.replace("_", "-") == "--shutdown-timeout":
+            text = value if equals else "".join(engine_args[index + 1 : index + 2])
+            try:
+                return max(0.0, float(text))
+            except ValueError:
+                return 0.0
+    return 0.0

@@ -1,0 +1,160 @@
+"""Event lines become what is known of each engine process at this moment. Pure: no files, no clock, no processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+
+#: Roles that matter to the run: such a process must not go away before the engine ends.
+ENGINE_ROLES = ("worker", "engine_core", "api")
+_ROLE_LABELS = {"engine_core": "EngineCore", "api": "API server"}
+#: Name in a ``ready`` event that ends the start-up, by mode.
+READY_WHAT = {"serve": "server", "offline": "model", "plan": "plan"}
+
+
+@dataclass(frozen=True)
+class OpenPhase:
+    id: Any
+    phase: str
+    t_ns: int  # CLOCK_MONOTONIC
+
+
+@dataclass(frozen=True)
+class DonePhase:
+    phase: str
+    depth: int  # 0 at the top level
+    start_t_ns: int | None
+    end_t_ns: int
+    error: str | None
+    snapshot: dict[str, Any]  # after; bytes, null where unknown
+
+
+@dataclass
+class ProcessProgress:
+    """One process, folded from its event file."""
+
+    file: str
+    host: str | None = None
+    pid: int | None = None
+    wall: float | None = None  # time.time() at its first event
+    roles: set[str] = field(default_factory=set)
+    label: str | None = None
+    rank: int | None = None
+    open: list[OpenPhase] = field(default_factory=list)  # outermost first
+    done: list[DonePhase] = field(default_factory=list)
+    readings: dict[str, int] = field(default_factory=dict)  # latest known value of each snapshot field, bytes
+    shutting_down: bool = False
+    last_t_ns: int | None = None
+
+    @property
+    def is_worker(self) -> bool:
+        return "worker" in self.roles or bool(self.open or self.done)
+
+    @property
+    def matters(self) -> bool:
+        return self.is_worker or any(role in self.roles for role in ENGINE_ROLES)
+
+    @property
+    def name(self) -> str:
+        """As a person calls it: the label, else the role, else the process id."""
+        if self.label:
+            return self.label
+        for role, label in _ROLE_LABELS.items():
+            if role in self.roles:
+                return label
+        return f"worker {self.pid}" if self.is_worker else f"process {self.pid}"
+
+    def where(self) -> str | None:
+        """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first phase."""
+        if self.open:
+            inner, outer = self.open[-1].phase, self.open[0].phase
+            return f"in {inner}" if len(self.open) == 1 else f"in {inner} (inside {outer})"
+        top = [phase for phase in self.done if phase.depth == 0]
+        return f"after {top[-1].phase}" if top else None
+
+
+@dataclass
+class EngineProgress:
+    """All processes of the engine, in the order of their ranks."""
+
+    by_file: dict[str, ProcessProgress] = field(default_factory=dict)
+    ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
+    versions: dict[str, str] = field(default_factory=dict)
+    soc: str | None = None
+    first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message: left the phase open
+    oom_message: str | None = None
+
+    @property
+    def processes(self) -> list[ProcessProgress]:
+        return sorted(self.by_file.values(), key=lambda process: (_rank_key(process), process.file))
+
+    @property
+    def workers(self) -> list[ProcessProgress]:
+        return [process for process in self.processes if process.is_worker]
+
+    def is_ready(self, mode: str) -> bool:
+        return READY_WHAT[mode] in self.ready_t_ns
+
+    def by_pid(self, pid: int) -> ProcessProgress | None:
+        return next((process for process in self.by_file.values() if process.pid == pid), None)
+
+    def fold(self, file: str, event: Event) -> None:
+        """Takes one event in. Unknown kinds and missing keys are skipped: another release may have written them."""
+        process = self.by_file.setdefault(file, ProcessProgress(file))
+        t_ns = event.get("t_ns")
+        if isinstance(t_ns, int):
+            process.last_t_ns = t_ns
+        kind = event.get("kind")
+        if kind == "process":
+            self._fold_process(process, event)
+        elif kind == "identity":
+            self._fold_identity(process, event)
+        elif kind == "phase" and isinstance(t_ns, int):
+            self._fold_phase(process, event, t_ns)
+        elif kind == "ready" and isinstance(t_ns, int):
+            self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
+
+    def _fold_process(self, process: ProcessProgress, event: Event) -> None:
+        process.host, process.pid, process.wall = event.get("host"), event.get("pid"), event.get("wall")
+        _add_role(process, event)
+        for package, version in (event.get("versions") or {}).items():
+            if version:
+                self.versions.setdefault(str(package), str(version))
+
+    def _fold_identity(self, process: ProcessProgress, event: Event) -> None:
+        _add_role(process, event)
+        process.label = event.get("label") or process.label
+        if isinstance(event.get("rank"), int):
+            process.rank = event["rank"]
+        self.soc = self.soc or event.get("soc")
+
+    def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
+        phase, phase_id, snapshot = str(event.get("phase")), event.get("id"), event.get("snapshot") or {}
+        readings = {name: value for name, value in snapshot.items() if isinstance(value, int) and name != "t_ns"}
+        process.readings.update(readings)
+        if phase == "shutdown":
+            process.shutting_down = True
+        if event.get("edge") == "before":
+            process.open.append(OpenPhase(phase_id, phase, t_ns))
+            return
+        index = next((i for i, entry in enumerate(process.open) if entry.id == phase_id), None)
+        start = None if index is None else process.open.pop(index).t_ns
+        depth = len(process.open) if index is None else index
+        error = event.get("error")
+        process.done.append(DonePhase(phase, depth, start, t_ns, error, snapshot))
+        if error and self.first_error is None:
+            self.first_error = (t_ns, process.name, phase, str(error))
+        if phase == "oom" and self.oom_message is None:
+            self.oom_message = str(error or f"{process.name} ran out of device memory")
+
+
+def _add_role(process: ProcessProgress, event: Event) -> None:
+    role = event.get("role")
+    if role and role != "unknown":
+        process.roles.add(str(role))
+
+
+def _rank_key(process: ProcessProgress) -> tuple[int, int]:
+    return (0, process.rank) if process.rank is not None else (1, process.pid or 0)

@@ -1,0 +1,69 @@
+"""What a user asked for, as plain data. No device is touched here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_memprof.errors import UsageError
+
+DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
+DEFAULT_PROFILE = "910b"
+DEFAULT_STARTUP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """``--device``: a kind, and for ``sim`` the profile."""
+
+    kind: str  # one of DEVICE_KINDS
+    profile: str | None = None
+
+    @property
+    def simulated(self) -> bool:
+        return self.kind == "sim"
+
+
+def parse_device(text: str) -> DeviceChoice:
+    """``auto``, ``npu``, ``cuda``, ``cpu``, ``sim`` or ``sim:PROFILE``.
+
+    Raises:
+        UsageError: anything else.
+    """
+    kind, colon, profile = text.strip().partition(":")
+    kind = kind.lower()
+    if kind not in DEVICE_KINDS or (colon and (kind != "sim" or not profile)):
+        known = "auto, npu, cuda, cpu, sim or sim:PROFILE, e.g. sim:910b"
+        raise UsageError(f"--device {text!r} is not known", hint=known)
+    if kind == "sim":
+        return DeviceChoice(kind, profile or DEFAULT_PROFILE)
+    return DeviceChoice(kind)
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One run, before anything has been looked up."""
+
+    mode: str  # serve | offline | plan
+    model: str
+    engine_args: list[str] = field(default_factory=list)
+    device: DeviceChoice = field(default_factory=lambda: DeviceChoice("auto"))
+    run_dir: Path | None = None
+    startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
+    python: str | None = None
+    stack: str | None = None
+    prompts_file: Path | None = None  # one JSON object per line
+    prompts: list[str] = field(default_factory=list)
+    images_dir: Path | None = None
+    max_tokens: int | None = None
+    quiet: bool = False
+    typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
+
+    def __post_init__(self) -> None:
+        if self.startup_timeout_s <= 0:
+            raise UsageError("--startup-timeout must be above 0 seconds")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError("--max-tokens must be at least 1")
+        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
+            if path is not None and not path.exists():
+                raise UsageError(f"{option} {path} does not exist")

@@ -1,0 +1,165 @@
+"""Why a run ended, and with which status. Pure: what was seen enters, one sentence and two codes leave."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass, field
+
+from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
+from vllm_memprof.launch.watch import Death, signal_name
+
+#: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after losing a worker.
+EXIT_FAILED = 1
+
+#: Deaths noticed within this time of each other have no order.
+_AT_ONCE_NS = 300_000_000
+
+_OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
+#: Messages that only pass on that something else failed.
+_GENERIC = re.compile(
+    r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
+    r"died unexpectedly|cancelled|CancelledError|BrokenPipe|Connection(Reset|Refused)"
+)
+_LOG_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+")
+
+
+@dataclass
+class Seen:
+    """Everything the launcher noticed about an engine that has ended."""
+
+    mode: str
+    engine_code: int | None  # of the main process; negative: the signal. None: it could not be collected
+    ready: bool = False
+    ready_t_ns: int | None = None
+    interrupted_by: int | None = None  # signal that the user sent first
+    timed_out_s: float | None = None  # the start-up deadline, when it passed
+    deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
+    forced: bool = False  # memprof had to signal the processes itself
+    error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
+    host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
+    stuck: str | None = None  # where each rank was at the deadline
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str  # ok | failed | oom
+    exit_code: int  # of memprof
+    reason: str | None = None  # one sentence
+
+
+def judge(seen: Seen, progress: EngineProgress) -> Verdict:
+    """Status, exit code and reason of a run, the first cause rather than what followed from it."""
+    own_code = _shell_code(seen.engine_code)
+    if seen.interrupted_by is not None:
+        return _judge_interrupted(seen, progress, own_code)
+    if seen.timed_out_s is not None:
+        reason = f"not ready within {seen.timed_out_s:g} s (--startup-timeout): {seen.stuck or 'no process reported'}"
+        return Verdict("failed", EXIT_FAILED, reason)
+    culprit = find_culprit(seen.deaths, progress)
+    if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
+        culprit = find_culprit(seen.deaths, progress, orderly_too=True)
+    if seen.engine_code == 0 and (culprit is None or seen.mode != "serve"):
+        return Verdict("ok", 0)
+    reason, oom = _first_cause(seen, progress, culprit)
+    return Verdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
+
+
+def find_culprit(deaths: list[Death], progress: EngineProgress, orderly_too: bool = False) -> Death | None:
+    """The death that the others followed from: the first that was not orderly, of a process that mattered."""
+    suspects: list[tuple[Death, ProcessProgress]] = []
+    for death in deaths:
+        process = progress.by_pid(death.pid)
+        if process is None or not process.matters or process.shutting_down:
+            continue
+        if orderly_too or not death.looks_orderly:
+            suspects.append((death, process))
+    at_once = [pair for pair in suspects if pair[0].t_ns - suspects[0][0].t_ns < _AT_ONCE_NS]
+    # Of several noticed at once: one whose death is known to be violent, else the one that fell silent first.
+    return min(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))[0] if at_once else None
+
+
+def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: str) -> str:
+    """``worker TP1 (pid 123) was killed by SIGKILL in weight_load``."""
+    process = progress.by_pid(death.pid)
+    if process is None:
+        return f"process {death.pid} {death.describe()}"
+    who = f"worker {process.name}" if process.is_worker and process.label else process.name
+    return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
+
+
+def where(process: ProcessProgress, ready: bool, mode: str) -> str:
+    """What the process was doing: the phase under way, else ``while serving``, else the phase it had finished."""
+    if process.open:
+        return process.where() or ""
+    if ready:
+        return "while serving" if mode == "serve" else "while generating" if mode == "offline" else "after the plan"
+    return process.where() or "before its first phase"
+
+
+def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
+    """Where each rank is, and for how long: ``TP0 in weight_load for 31 s, TP1 after hccl_init for 31 s``."""
+    parts = []
+    for process in progress.workers or [p for p in progress.processes if p.matters]:
+        since = process.open[-1].t_ns if process.open else process.last_t_ns
+        duration = "" if since is None else f" for {max(0, now_ns - since) / 1e9:.0f} s"
+        parts.append(f"{process.name} {process.where() or 'before its first phase'}{duration}")
+    return ", ".join(parts)
+
+
+def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+    assert seen.interrupted_by is not None
+    name = signal_name(seen.interrupted_by)
+    killed = ", and did not end until memprof ended its processes" if seen.forced else ""
+    if seen.mode == "serve" and seen.ready:
+        return Verdict("ok", own_code, f"ended by {name}{killed}")
+    at = ", ".join(f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers)
+    return Verdict("failed", 128 + seen.interrupted_by, f"interrupted by {name}{': ' + at if at else ''}{killed}")
+
+
+def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
+    """The reason, and whether it is device memory that ran out."""
+    error = progress.first_error
+    line = find_error_line(seen.error_lines)
+    oom = progress.oom_message is not None or any(_OOM.search(text) for text in seen.error_lines)
+    if culprit is not None and (error is None or culprit.t_ns <= error[0]):
+        reason = describe_death(culprit, progress, _ready_at(seen, culprit.t_ns), seen.mode)
+        if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
+            reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
+        if culprit.signal is None and line:
+            reason += f": {_shorten(line)}"
+        return reason, oom and culprit.signal is None
+    if error is not None:
+        _, name, phase, message = error
+        oom = bool(_OOM.search(message)) or progress.oom_message is not None
+        return f"{name} {'ran out of device memory' if oom else 'failed'} in {phase}: {_shorten(message)}", oom
+    if seen.engine_code is not None and seen.engine_code < 0:
+        what = f"the engine was killed by {signal_name(-seen.engine_code)}"
+    else:
+        what = f"the engine exited with status {seen.engine_code}"
+    last = [f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers]
+    at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
+    tail = progress.oom_message or line
+    return what + at + (f": {_shorten(tail)}" if tail else ""), oom
+
+
+def find_error_line(lines: list[str]) -> str | None:
+    """The last line that names an error of its own, without the logger's prefix."""
+    telling = [line for line in lines if not _GENERIC.search(line)]
+    chosen = (telling or lines)[-1:]
+    return _LOG_PREFIX.sub("", chosen[0]) if chosen else None
+
+
+def _ready_at(seen: Seen, t_ns: int) -> bool:
+    return seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= t_ns)
+
+
+def _shell_code(engine_code: int | None) -> int:
+    if engine_code is None:
+        return EXIT_FAILED
+    return engine_code if engine_code >= 0 else 128 - engine_code
+
+
+def _shorten(text: str, limit: int = 400) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
