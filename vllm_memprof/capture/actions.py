@@ -97,7 +97,7 @@ def _leave_load_model(capture: Capture, call: Call) -> None:
 
 
 def _leave_profile_run(capture: Capture, call: Call) -> None:
-    _end_mm_profile(capture)
+    _end_mm_profile(capture, call.error)
     _end(capture, call)
     if call.error is None and isinstance(call.token, OpenPhase):
         figures.read_profile(capture.session, call.subject, call.result)
@@ -124,10 +124,10 @@ def _stop_mm_profile(capture: Capture, call: Call) -> None:
         _end_mm_profile(capture)
 
 
-def _end_mm_profile(capture: Capture) -> None:
+def _end_mm_profile(capture: Capture, error: BaseException | None = None) -> None:
     opened = capture.session.notes.pop("mm_profile", None)
     if opened is not None:
-        capture.session.end(opened)
+        capture.session.end(opened, error)
 
 
 def _leave_graph_capture(capture: Capture, call: Call) -> None:

@@ -3,6 +3,8 @@
 The methods of torch's ``ProcessGroup`` are hooked, not the functions of ``torch.distributed``: whatever name a caller
 imported arrives there, and the compiler's rewriting of those functions is not disturbed. A group that has been seen
 costs a set look-up, and the hooks are taken off when the model is warm, so that serving never meets them.
+
+Collectives are queued: a group's buffers may appear only after its call has returned (see Session.end_queued).
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ _HOST_BACKENDS = ("gloo", "mpi")
 
 
 def enter(capture: Capture, call: Call) -> None:
-    seen: set[int] = capture.session.notes.setdefault("groups_seen", set())
+    session = capture.session
+    if session.late:
+        session.settle()
+    seen: set[int] = session.notes.setdefault("groups_seen", set())
     group = call.subject
     if id(group) in seen or not on_device(group, call.args[1:]):
         return
     seen.add(id(group))
-    session = capture.session
     if session.probe.is_ready() and not session.is_open("communicator"):
         names, ranks = describe(group)
         detail = {"group": names[0] if names else None, "names": names, "ranks": ranks, "op": _operation(call)}
@@ -35,7 +39,11 @@ def enter(capture: Capture, call: Call) -> None:
 
 
 def leave(capture: Capture, call: Call) -> None:
-    if isinstance(call.token, OpenPhase):
+    if not isinstance(call.token, OpenPhase):
+        return
+    if call.error is None:
+        capture.session.end_queued(call.token)
+    else:
         capture.session.end(call.token, call.error)
 
 

@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_plan(model: str, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop.
 
-    The engine core runs in this process and forks its workers: they, and with them every figure, are the same as behind
-    a server, but no front end or tokenizer has to start, and nothing is imported twice.
+    The engine core runs in this process: the workers, and with them every figure, are the same as behind a server, but
+    no front end, tokenizer or second engine process has to start.
     """
     os.environ[ENV_STOP_AFTER] = "kv_plan"
     args = _parse_engine_args("plan", model, engine_args, server=True)
@@ -155,6 +155,10 @@ def _parse_engine_args(mode: str, model: str, engine_args: list[str], server: bo
     else:
         parser = EngineArgs.add_cli_args(parser)
     args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
+    if args.tensor_parallel_size * args.pipeline_parallel_size > 1:
+        # As vllm serve does. Forked workers inherit torch's thread pool, and in torch 2.10 two threads that renew it at
+        # the same time end the process ("Invalid thread pool").
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     return args
 
 

@@ -28,6 +28,15 @@ class OpenPhase:
     hook: str
     parent: int | None
     detail: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, Any] = field(default_factory=dict)  # its first snapshot
+
+
+@dataclass
+class LatePhase:
+    """A phase whose work has been queued, not done: its call returned, but its non-torch bytes have not appeared."""
+
+    opened: OpenPhase
+    after: dict[str, Any]  # the snapshot when the call returned
 
 
 class Session:
@@ -46,6 +55,7 @@ class Session:
         self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
         self.notes: dict[str, Any] = {}  # what one hook leaves for another
+        self.late: list[LatePhase] = []
         self._next_id = 0
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
@@ -88,17 +98,42 @@ class Session:
             workspace: for start-up edges, see Probe.snapshot.
             unread: why the device must not be read yet; the snapshot then has host figures only.
         """
+        self.settle(force=True)
         parent = self.stack[-1].id if self.stack else None
         opened = OpenPhase(self._new_id(), phase, hook, parent, dict(detail or {}))
-        self._edge(opened, "before", None, workspace, unread)
+        opened.before, reason = (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace)
+        self._emit_edge(opened, "before", opened.before, reason)
         self.stack.append(opened)
         return opened
 
     def end(self, opened: OpenPhase, error: BaseException | None = None, workspace: bool = True) -> None:
         """Close a phase, and those that were left open inside it."""
-        while self.stack and any(open_phase is opened for open_phase in self.stack):
-            inner = self.stack.pop()
-            self._edge(inner, "after", error, workspace)
+        self.settle(force=True)
+        while any(open_phase is opened for open_phase in self.stack):
+            self._emit_edge(self.stack.pop(), "after", *self.probe.snapshot(workspace), error=error)
+
+    def end_queued(self, opened: OpenPhase) -> None:
+        """Close a phase whose call only queued its work: at once if its non-torch bytes are there, else when they are.
+
+        Waiting for the device would change what is measured. So the allocator's counters are those of the call's
+        return, and free and non-torch are read again at later calls, at the next phase edge at the latest.
+        """
+        self.stack.remove(opened)
+        snapshot, _ = self.probe.snapshot(workspace=True)
+        self.late.append(LatePhase(opened, snapshot))
+        self.settle()
+
+    def settle(self, force: bool = False) -> None:
+        """Close late phases whose bytes have appeared; all of them when forced."""
+        if not self.late:
+            return
+        now, reason = self.probe.snapshot()
+        for late in list(self.late):
+            if force or now["non_torch_bytes"] != late.opened.before["non_torch_bytes"]:
+                self.late.remove(late)
+                waited_ns = now["t_ns"] - late.after["t_ns"]
+                late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
+                self._emit_edge(late.opened, "after", _with_non_torch(late.after, now), reason)
 
     def mark(self, phase: str, hook: str, snapshot: dict[str, Any], detail: dict[str, Any]) -> None:
         """A phase that is a moment: one after edge with the snapshot given."""
@@ -119,13 +154,18 @@ class Session:
         self.calls.clear()
         self.failed.clear()
         self.notes.clear()
+        self.late.clear()
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
 
-    def _edge(
-        self, opened: OpenPhase, edge: str, error: BaseException | None, workspace: bool, unread: str | None = None
+    def _emit_edge(
+        self,
+        opened: OpenPhase,
+        edge: str,
+        snapshot: dict[str, Any],
+        reason: str | None,
+        error: BaseException | None = None,
     ) -> None:
-        snapshot, reason = (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace=workspace)
         detail = dict(opened.detail)
         if reason is not None:
             detail["snapshot_reason"] = reason
@@ -137,3 +177,11 @@ class Session:
         with self._id_lock:
             self._next_id += 1
             return self._next_id
+
+
+def _with_non_torch(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot with the non-torch bytes of a later one; free follows, so that its figures still add up."""
+    total, reserved, non_torch = snapshot["device_total_bytes"], snapshot["reserved_bytes"], later["non_torch_bytes"]
+    if total is None or reserved is None or non_torch is None:
+        return snapshot
+    return {**snapshot, "non_torch_bytes": non_torch, "device_free_bytes": total - reserved - non_torch}
