@@ -4,15 +4,15 @@ from .._host import device_profile
 from ..backends.compiler import GPUTarget
 
 #: Cores of an Ascend 910B, used where no profile is configured.
-_DEFAULT_CUBE_CORES, _DEFAULT_VECTOR_CORES = 24, 48
+_DEFAULT_CUBE_CORES, _DEFAULT_VECTOR_CORES = 20, 40
 
 
 class NpuUtils:
     def get_device_properties(self, device=0):
         """Core counts and the on-chip memory (bytes) by the names that triton-ascend gives them."""
         profile = device_profile()
-        cube = int(profile.get("cube_cores") or _DEFAULT_CUBE_CORES)
-        vector = int(profile.get("vector_cores") or _DEFAULT_VECTOR_CORES)
+        cube = int(profile.get("ai_core_count") or _DEFAULT_CUBE_CORES)
+        vector = int(profile.get("vector_core_count") or _DEFAULT_VECTOR_CORES)
         return {"num_aicore": cube, "num_vectorcore": vector, "max_shared_mem": 192 << 10, "multiprocessor_count": cube}
 
 

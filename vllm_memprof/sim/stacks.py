@@ -1,0 +1,160 @@
+"""Engine stacks: one release of vllm-ascend with exactly the packages that it runs with.
+
+In: ``stacks/<name>.toml`` and its lock file. Out: `Stack`, and where an environment for it lives. Runs in the
+launcher's process.
+
+A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python`` (major.minor), ``lock`` (file name),
+``disk_bytes`` (what the finished environment takes), ``temporary_bytes`` (what pip needs besides while it unpacks) and
+tables ``[[build]]`` for packages that are built from their source distribution: ``requirement`` and ``env``. Their
+build requirements are pinned in the lock.
+
+A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; a chunk is installed by one pip command.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_memprof.errors import SetupError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+STACKS_DIR = Path(__file__).parent / "stacks"
+DEFAULT_STACK = "vllm-ascend-0.23.0"
+ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
+
+_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)$")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Packages that one pip command installs."""
+
+    title: str
+    pins: tuple[tuple[str, str], ...]  # (normalized name, version)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A package that is built from its source distribution."""
+
+    name: str  # normalized
+    version: str
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One engine release and the packages it runs with."""
+
+    name: str
+    title: str
+    engine: str  # "vllm-ascend"
+    engine_version: str
+    python: str  # "3.11"
+    chunks: tuple[Chunk, ...]
+    builds: tuple[Build, ...]
+    disk_bytes: int
+    temporary_bytes: int
+    sources: tuple[Path, ...]  # the files it was read from
+
+    def version_of(self, package: str) -> str | None:
+        """The version that the stack installs, None where it leaves the package out."""
+        wanted = normalize(package)
+        pins = [pin for chunk in self.chunks for pin in chunk.pins] + [(b.name, b.version) for b in self.builds]
+        return next((version for name, version in pins if name == wanted), None)
+
+
+def normalize(name: str) -> str:
+    """The canonical form of a package name (packaging's rule: lower case, runs of -_. are one dash)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def cache_dir() -> Path:
+    """Where memprof keeps what it can make again: $MEMPROF_CACHE_DIR, else memprof in the user's cache directory."""
+    if given := os.environ.get(ENV_CACHE_DIR):
+        return Path(given).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "memprof"
+
+
+def default_prefix(name: str) -> Path:
+    """The folder of the environment of a stack, unless the user names another."""
+    return cache_dir() / "stacks" / name
+
+
+def list_stacks() -> list[Stack]:
+    """Every stack that this memprof knows, newest engine first."""
+    return sorted((_parse(path) for path in STACKS_DIR.glob("*.toml")), key=lambda stack: stack.name, reverse=True)
+
+
+def load_stack(name: str | None = None) -> Stack:
+    """The stack of that name; without one, the default.
+
+    Raises:
+        UsageError: no such stack; the message lists those there are.
+    """
+    wanted = name or DEFAULT_STACK
+    path = STACKS_DIR / f"{wanted}.toml"
+    if os.sep in wanted or not path.is_file():
+        known = ", ".join(stack.name for stack in list_stacks())
+        raise UsageError(f"no engine stack named {wanted!r}", f"known: {known}")
+    return _parse(path)
+
+
+def _parse(path: Path) -> Stack:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        lock = path.parent / table["lock"]
+        return Stack(
+            name=table["name"],
+            title=table["title"],
+            engine=table["engine"],
+            engine_version=table["engine_version"],
+            python=table["python"],
+            chunks=parse_lock(lock.read_text(encoding="utf-8")),
+            builds=tuple(
+                Build(*_parse_pin(row["requirement"]), env=dict(row.get("env", {}))) for row in table.get("build", [])
+            ),
+            disk_bytes=int(table["disk_bytes"]),
+            temporary_bytes=int(table["temporary_bytes"]),
+            sources=(path, lock),
+        )
+    except (OSError, KeyError, ValueError) as error:
+        raise SetupError(f"the stack file {path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def parse_lock(text: str) -> tuple[Chunk, ...]:
+    """The chunks of a lock file.
+
+    Raises:
+        ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned twice.
+    """
+    chunks: list[tuple[str, list[tuple[str, str]]]] = []
+    seen: set[str] = set()
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("# chunk:"):
+            chunks.append((line.removeprefix("# chunk:").strip(), []))
+        elif line and not line.startswith("#"):
+            pin = _parse_pin(line)
+            if pin[0] in seen:
+                raise ValueError(f"{pin[0]} is pinned twice")
+            seen.add(pin[0])
+            if not chunks:
+                chunks.append(("packages", []))
+            chunks[-1][1].append(pin)
+    return tuple(Chunk(title, tuple(pins)) for title, pins in chunks if pins)
+
+
+def _parse_pin(line: str) -> tuple[str, str]:
+    match = _PIN.match(line)
+    if match is None:
+        raise ValueError(f"not an exact pin: {line!r}")
+    return normalize(match.group(1)), match.group(2)
