@@ -135,7 +135,7 @@ def _graph(evidence: Evidence) -> UnchargedItem:
         name="graph",
         title="captured graphs",
         bytes=None if value is None else int(value),
-        how=MEASURED,
+        how=MODELLED if evidence.simulated else MEASURED,  # a growth of device memory, non-torch included
         formula="graph_bytes",
         source="the engine's figure for its graph capture",
         reason="no graph was captured in this run" if value is None else None,

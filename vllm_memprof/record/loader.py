@@ -7,6 +7,7 @@ truncated; anything that is not a run record is refused with the path and what t
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,7 +216,10 @@ def _load_process(path: Path) -> ProcessRecord | None:
         raise RunRecordError(f"{path} does not begin with a process record", hint="is this an event file of memprof?")
     _check_schema(head.get("schema"), EVENTS_SCHEMA, path)
     whole = [event for event in events if event is not None]
-    return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
+    try:
+        return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise RunRecordError(f"{path} has a record that is not memprof's: {exc}", hint="was it edited?") from exc
 
 
 def _parse(line: bytes) -> Event | None:
@@ -234,7 +238,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
     for event in by_kind.get("figures", []):
         for name, value in (event.get("values") or {}).items():
             if value is not None or name not in figures:
-                figures[name] = value
+                figures[name] = _number(name, value)
     plans = by_kind.get("kv_plan", [])
     return ProcessRecord(
         file=file,
@@ -244,7 +248,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         python=head.get("python"),
         phases=_pair_phases(by_kind.get("phase", [])),
         figures=figures,
-        kv_plan=plans[-1] if plans else None,
+        kv_plan=_checked_plan(plans[-1]) if plans else None,
         hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
         errors=[f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])],
         ready_t_ns={str(event.get("what")): event["t_ns"] for event in by_kind.get("ready", []) if "t_ns" in event},
@@ -322,6 +326,7 @@ def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
 
 def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -> PhaseSpan:
     before, after = passage.before or {}, passage.after or {}
+    last = _snapshot(after)
     return PhaseSpan(
         phase=str(passage.either.get("phase")),
         order=order,
@@ -330,9 +335,10 @@ def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -
         depth=depth,
         hook=passage.either.get("hook"),
         before=_snapshot(before),
-        after=_snapshot(after),
+        after=last,
         start_t_ns=before.get("t_ns"),
-        end_t_ns=after.get("t_ns"),
+        # the phase was over when the reading of its last snapshot began
+        end_t_ns=last.t_ns if last is not None and last.t_ns is not None else after.get("t_ns"),
         error=after.get("error") or before.get("error"),
         detail={**_object(before.get("detail")), **_object(after.get("detail"))},
     )
@@ -346,7 +352,36 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    return Snapshot.from_json({"t_ns": event.get("t_ns"), **data})
+    known = {"t_ns": event.get("t_ns"), **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data}}
+    return Snapshot.from_json({name: _integer(name, value) for name, value in known.items()})
+
+
+def _integer(name: str, value: Any) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise TypeError(f"{name} is {value!r}, not an integer")
+    return value
+
+
+def _number(name: str, value: Any) -> int | float | None:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return _integer(name, value)
+
+
+def _checked_plan(event: Event) -> dict[str, Any]:
+    """A kv_plan event whose figures are figures."""
+    for name in ("blocks", "block_size", "tokens", "max_model_len"):
+        _integer(name, event.get(name))
+    for name in ("bytes_per_token", "max_concurrency"):
+        _number(name, event.get(name))
+    for name in ("available_bytes", "planned_bytes"):
+        for value in event.get(name) or []:
+            _integer(name, value)
+    for group in event.get("groups") or []:
+        for name in ("layers", "block_size", "page_size_bytes"):
+            _integer(name, group.get(name))
+        _number("bytes_per_token", group.get("bytes_per_token"))
+    return event
 
 
 def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:

@@ -105,6 +105,7 @@ def test_on_a_simulated_device_non_torch_is_modelled() -> None:
     assert {name for name, item in found.items() if item.how == "modelled"} == {
         "initial_non_torch",
         "non_torch_cleared",
+        "graph",
         "late_non_torch",
     }
 

@@ -109,7 +109,7 @@ def test_unknown_keys_and_kinds_are_ignored(folder: Path) -> None:
     run = write_events(
         folder,
         {"kind": "novelty", "t_ns": 2, "x": 1},
-        edge("weight_load", "before", 1, 3, snapshot={"t_ns": 3, "allocated_bytes": 5, "novel_bytes": 9}),
+        edge("weight_load", "before", 1, 3, snapshot={"t_ns": 3, "allocated_bytes": 5, "novel": {"hccl": 9}}),
     )
     (process,) = run.processes
     assert process.phases[0].before is not None
@@ -166,6 +166,26 @@ def test_a_foreign_event_schema_is_refused(folder: Path) -> None:
     (folder / "events" / "z-1.jsonl").write_text(json.dumps({**HEAD, "schema": "memprof.events/9"}) + "\n")
     with pytest.raises(RunRecordError, match=r"z-1\.jsonl has schema 'memprof\.events/9'"):
         load_run(folder)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        edge("weight_load", "before", 1, 3, snapshot={"allocated_bytes": "5"}),
+        edge("weight_load", "before", 1, 3, snapshot={"allocated_bytes": 5.5}),
+        edge("weight_load", "before", 1, 3, snapshot={"allocated_bytes": True}),
+        edge("weight_load", "after", 1, 3, snapshot=None, parent=[1]),
+        {"kind": "figures", "t_ns": 2, "values": {"weights_bytes": "9"}},
+        {"kind": "figures", "t_ns": 2, "values": {"requested_bytes": float("nan")}},
+        {"kind": "figures", "t_ns": 2, "values": [1]},
+        {"kind": "kv_plan", "t_ns": 2, "blocks": "many"},
+        {"kind": "kv_plan", "t_ns": 2, "planned_bytes": 5},
+        {"kind": "kv_plan", "t_ns": 2, "groups": ["full"]},
+    ],
+)
+def test_records_of_the_wrong_type_are_refused(folder: Path, event: dict[str, Any]) -> None:
+    with pytest.raises(RunRecordError, match=r"h-7\.jsonl has a record that is not memprof's"):
+        write_events(folder, event)
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ _TERM_TITLES = {
 }
 
 
+#: Terms that are read from the device, so that a simulated device's profile has a part in them.
+_DEVICE_WIDE = ("non_torch", "graph", "consumed", "cleared", "used_by_device")
+
+
 def budget_sections(report: Report) -> list[Section]:
     """The equation with every term, and the honest budget; ranks that agree to the byte share a table."""
     known = [rank for rank in report.ranks if _has_budget(rank.budget)]
@@ -137,5 +141,5 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
 
 
 def _term_title(report: Report, term: TermRow) -> str:
-    mark = f" {MODELLED_MARK}" if report.run.simulated and term.name == "non_torch" else ""
+    mark = f" {MODELLED_MARK}" if report.run.simulated and term.name in _DEVICE_WIDE else ""
     return _TERM_TITLES.get(term.name, term.name) + mark
