@@ -37,9 +37,7 @@ Python = Annotated[
     str | None,
     typer.Option("--python", metavar="PATH", help="Interpreter of the engine.", show_default="the one with vLLM"),
 ]
-Stack = Annotated[
-    str | None, typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`.")
-]
+Stack = Annotated[str | None, typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`.")]
 
 #: Settings of a Typer app whose command takes the engine's arguments.
 APP_SETTINGS: dict[str, Any] = {
@@ -136,7 +134,12 @@ def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> Non
         console.print(Text.assemble(("memprof: ", style), outcome.verdict.reason), soft_wrap=True)
     for note in outcome.info.notes:
         console.print(Text(f"memprof: {note}"), soft_wrap=True)
-    console.print(Text.assemble(("memprof: ", "bold"), f"run recorded in {_short(job.run_dir)}"), soft_wrap=True)
+    console.print(
+        Text.assemble(
+            ("memprof: ", "bold"), f"run recorded in {_short(job.run_dir)}: report.md, report.json, engine.log"
+        ),
+        soft_wrap=True,
+    )
 
 
 def _short(path: Path) -> str:

@@ -83,10 +83,3 @@ def write_run_info(run_dir: Path, info: RunInfo) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, run_dir / RUN_FILE)
-
-
-def make_private(run_dir: Path) -> None:
-    """Gives every file directly in the run folder mode 0600; files written by reporters follow the umask."""
-    for path in run_dir.iterdir():
-        if path.is_file() and not path.is_symlink():
-            path.chmod(FILE_MODE)

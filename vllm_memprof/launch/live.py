@@ -25,6 +25,9 @@ READINGS = (
 )
 #: Phases that come by the dozen; they stay out of the lists of finished phases.
 _MINOR = ("communicator", "empty_cache")
+_REPAINT_NS = 200_000_000
+#: Characters of the phase column: fixed, so that the table does not jump about.
+_PHASE_WIDTH = len("mm_profile in profile_run")
 
 
 class PlainView:
@@ -105,6 +108,7 @@ class LiveView:
         self._start_ns = start_ns
         self._show_output = show_output
         self._console = console or Console(stderr=True, highlight=False)
+        self._painted_ns = 0
         self._partial = b""
         self._output_lock = threading.Lock()
         self._plain: PlainView | None = None
@@ -113,8 +117,10 @@ class LiveView:
         self._live.start()
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        if self._plain is None:
-            table = render_progress(progress, self._title, self._start_ns, time.monotonic_ns(), self._console.width)
+        now_ns = time.monotonic_ns()
+        if self._plain is None and now_ns - self._painted_ns >= _REPAINT_NS:
+            self._painted_ns = now_ns
+            table = render_progress(progress, self._title, self._start_ns, now_ns, self._console.width)
             self._live.update(self._with_last_line(table, last_line), refresh=True)
 
     def output(self, chunk: bytes) -> None:
@@ -163,7 +169,6 @@ class LiveView:
 
 def render_progress(progress: EngineProgress, title: str, start_ns: int, now_ns: int, width: int) -> RenderableType:
     """The table of the live view: per rank the phase under way, its seconds, readings in GiB, finished phases."""
-    from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -174,13 +179,13 @@ def render_progress(progress: EngineProgress, title: str, start_ns: int, now_ns:
         started = [process.name for process in progress.processes if process.matters]
         waiting = f"engine is starting ({', '.join(started)} up)" if started else "engine is starting"
         return Group(head, Text(f"{waiting}; no rank has reported yet", style="dim"))
-    table = Table(box=box.SIMPLE_HEAD, width=width, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = Table(box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
     table.add_column("rank", no_wrap=True)
-    table.add_column("phase", no_wrap=True, ratio=1, min_width=14, overflow="ellipsis")
-    table.add_column("s", justify="right", no_wrap=True, min_width=4)
+    table.add_column("phase", no_wrap=True, width=_PHASE_WIDTH, overflow="ellipsis")
+    table.add_column("s", justify="right", no_wrap=True, width=5)
     for name, _ in READINGS:
-        table.add_column(name, justify="right", no_wrap=True, min_width=5)
-    table.add_column("done", no_wrap=True, ratio=2, overflow="ellipsis")
+        table.add_column(name, justify="right", no_wrap=True, min_width=6)
+    table.add_column("done", no_wrap=True, ratio=1, overflow="ellipsis")
     for process in workers:
         table.add_row(*_row(process, now_ns))
     return Group(head, table, Text("reserved, peak (allocated) and non-torch in GiB", style="dim"))
@@ -190,9 +195,9 @@ def _row(process: ProcessProgress, now_ns: int) -> list[Any]:
     from rich.text import Text
 
     if process.open:
-        phase = Text(" › ".join(entry.phase for entry in process.open), style="bold cyan")
-        if len(process.open) > 1:  # the innermost is what matters when the column is narrow
-            phase = Text(process.open[-1].phase, style="bold cyan").append(f" in {process.open[0].phase}", style="cyan")
+        phase = Text(process.open[-1].phase, style="bold cyan")
+        if len(process.open) > 1:
+            phase.append(f" in {process.open[0].phase}", style="cyan")
         seconds = f"{max(0, now_ns - process.open[-1].t_ns) / 1e9:.1f}"
     else:
         phase, seconds = Text("…", style="dim"), ""

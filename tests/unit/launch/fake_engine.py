@@ -78,7 +78,7 @@ def worker(options: argparse.Namespace) -> int:
         misbehave(options, phase, rank, events)
         events.end(phase)
     print(f"TP{rank} ready", flush=True)
-    (Path(os.environ["MEMPROF_RUN_DIR"]) / f"worker-{rank}.ready").touch()
+    (Path(os.environ["MEMPROF_RUN_DIR"]) / "events" / f"worker-{rank}.ready").touch()
     misbehave(options, "serving", rank, events)
     while os.getppid() != 1 or options.stubborn:
         time.sleep(0.1)
@@ -127,7 +127,7 @@ def main(options: argparse.Namespace) -> int:
             print("RuntimeError: Engine core initialization failed.", flush=True)
             stop(children)
             return options.lost_code
-        if not ready and all((run_dir / f"worker-{rank}.ready").exists() for rank in range(2)):
+        if not ready and all((run_dir / "events" / f"worker-{rank}.ready").exists() for rank in range(2)):
             ready = True
             if options.ready_by == "event":
                 events.write("ready", what=options.mode_ready)

@@ -288,7 +288,7 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(run_dir)])
     limit = time.monotonic() + 20
-    while len(list(run_dir.glob("worker-*.ready"))) < 2:
+    while len(list(run_dir.glob("events/*.ready"))) < 2:
         assert time.monotonic() < limit
         time.sleep(0.05)
     launcher.kill()
