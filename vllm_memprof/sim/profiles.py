@@ -18,7 +18,8 @@ Keys of a profile (every size in bytes):
 ``huge_first_min_bytes``     from this size on a HUGE_FIRST request takes huge pages
 ``malloc_padding_bytes``     what ``aclrtMalloc`` adds to a request
 ``ai_core_count`` ...        core counts and the size of the second-level cache
-``cann_version``             answer to the version query; empty refuses it
+``cann_version``             answer to the version query; empty refuses it. torch_npu chooses paths by it
+``driver_version``           answer to the query for the driver's version
 ``[memory]``
 ``context_bytes``            taken per process and device by ``aclrtSetDevice``
 ``hccl_buffer_mib``          one HCCL buffer in MiB, unless ``HCCL_BUFFSIZE`` or the communicator's configuration says else
@@ -63,6 +64,7 @@ _SECTIONS: dict[str, dict[str, type]] = {
         "ai_cpu_count": int,
         "l2_cache_bytes": int,
         "cann_version": str,
+        "driver_version": str,
     },
     "memory": {
         "context_bytes": int,

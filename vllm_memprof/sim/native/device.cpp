@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 namespace memprof_sim {
 namespace {
@@ -29,6 +31,7 @@ struct DeviceState {
 };
 
 thread_local Context *current_context = nullptr;
+std::atomic<int> default_device{-1};  // of the configuration given to aclInit; -1: none
 
 std::vector<int> visible_devices() {
   std::vector<int> result;
@@ -90,6 +93,7 @@ aclError charge_context(DeviceState &state, int device) {
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no memory left for a context of %llu bytes", device,
                 static_cast<unsigned long long>(profile().context_bytes));
   state.charged[device] = true;
+  trace("context on device %d", device);
   return ACL_SUCCESS;
 }
 
@@ -104,7 +108,11 @@ void release_device(DeviceState &state, int device) {
 
 }  // namespace
 
-int current_device() { return current_context ? current_context->device : -1; }
+// With a default device configured, whatever needs a context makes one there; asking which device is current does not.
+int current_device() {
+  if (!current_context && default_device >= 0) aclrtSetDevice(default_device);
+  return current_context ? current_context->device : -1;
+}
 int visible_device_count() { return static_cast<int>(devices().visible.size()); }
 bool device_valid(int device) { return device >= 0 && device < visible_device_count(); }
 int physical_device(int device) { return device_valid(device) ? devices().visible[static_cast<size_t>(device)] : -1; }
@@ -113,7 +121,18 @@ int physical_device(int device) { return device_valid(device) ? devices().visibl
 
 using namespace memprof_sim;
 
-SHIM_API aclError aclInit(const char *) { return check_profile(); }
+// Of the configuration file only {"defaultDevice": {"default_device": "N"}} means something here.
+SHIM_API aclError aclInit(const char *path) {
+  if (aclError status = check_profile()) return status;
+  if (!path || !*path) return ACL_SUCCESS;
+  std::ifstream input(path);
+  if (!input) return fail(ACL_ERROR_INVALID_FILE, "aclInit: cannot read %s", path);
+  std::string text((std::istreambuf_iterator<char>(input)), std::istreambuf_iterator<char>());
+  size_t key = text.find("\"default_device\""), digit = text.find_first_of("0123456789", key);
+  if (key != std::string::npos && digit != std::string::npos) default_device = atoi(text.c_str() + digit);
+  return ACL_SUCCESS;
+}
+
 SHIM_API aclError aclFinalize() { return ACL_SUCCESS; }
 
 SHIM_API aclError aclrtSetDevice(int32_t device) {
@@ -146,8 +165,8 @@ SHIM_API aclError aclrtResetDeviceForce(int32_t device) {
 
 SHIM_API aclError aclrtGetDevice(int32_t *device) {
   if (!device) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDevice: null argument");
-  if (!current_context) return ACL_ERROR_RT_CONTEXT_NULL;  // asked in passing by torch_npu: not worth a message
-  *device = current_context->device;
+  if (!current_context && default_device < 0) return ACL_ERROR_RT_CONTEXT_NULL;  // asked in passing: not worth a message
+  *device = current_context ? current_context->device : default_device.load();
   return ACL_SUCCESS;
 }
 
@@ -180,7 +199,7 @@ SHIM_API aclError aclrtDestroyContext(aclrtContext context) {
 
 SHIM_API aclError aclrtGetCurrentContext(aclrtContext *context) {
   if (!context) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetCurrentContext: null argument");
-  if (!current_context) return ACL_ERROR_RT_CONTEXT_NULL;
+  if (current_device() < 0) return ACL_ERROR_RT_CONTEXT_NULL;
   *context = current_context;
   return ACL_SUCCESS;
 }
@@ -304,11 +323,12 @@ SHIM_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t *value) {
 SHIM_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
 SHIM_API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t *value) { return aclrtGetSysParamOpt(option, value); }
 
-SHIM_API aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion *version) {
+SHIM_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion *version) {
   if (!version) return fail(ACL_ERROR_INVALID_PARAM, "aclsysGetCANNVersion: null argument");
   if (profile().cann_version.empty()) return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the device profile names no CANN version");
   *version = aclCANNPackageVersion{};
-  snprintf(version->version, sizeof version->version, "%s", profile().cann_version.c_str());
+  const std::string &text = package == ACL_PKG_NAME_DRIVER ? profile().driver_version : profile().cann_version;
+  snprintf(version->version, sizeof version->version, "%s", text.c_str());
   return ACL_SUCCESS;
 }
 

@@ -48,6 +48,7 @@ Profile load() {
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");
   result.cann_version = text(values, "cann_version");
+  result.driver_version = text(values, "driver_version");
   result.device_count = static_cast<uint32_t>(number(values, "device_count", &result));
   result.total_bytes = number(values, "total_bytes", &result);
   result.context_bytes = number(values, "context_bytes", &result);

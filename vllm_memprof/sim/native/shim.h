@@ -35,6 +35,7 @@ struct Profile {
   std::string name;
   std::string soc_name;
   std::string cann_version;  // empty: the version query is answered with "not supported"
+  std::string driver_version;
   uint32_t device_count = 0;
   uint64_t total_bytes = 0;
   uint64_t context_bytes = 0;
@@ -110,7 +111,7 @@ void trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---- device.cpp ----
 
-int current_device();  // -1 without a context
+int current_device();  // makes a context on the default device where one is configured; -1 without a context
 bool device_valid(int device);
 int visible_device_count();
 int physical_device(int device);  // position in the accounting file, after ASCEND_RT_VISIBLE_DEVICES
