@@ -21,7 +21,7 @@ from vllm_memprof.capture.hooks import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
-PENDING, BOUND, MISSING, OVERWRITTEN = "pending", "bound", "missing", "overwritten"
+PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = "pending", "bound", "missing", "overwritten", "released"
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere presence proves nothing.
@@ -72,16 +72,15 @@ class Binding:
     def current(self) -> Any:
         return vars(self.owner).get(self.attribute)
 
-    def check(self) -> None:
-        """Notice that somebody replaced the wrapper without calling through it."""
-        if self.state == BOUND and self.current() is not self.wrapper and not _wraps(self.current(), self.wrapper):
-            self.state = OVERWRITTEN
-            self.detail = f"replaced by {getattr(self.current(), '__module__', '?')}"
+    def is_overwritten(self) -> bool:
+        """Whether somebody replaced the wrapper by something that does not call through it."""
+        return not _leads_to(self.current(), self.wrapper)
 
     def unbind(self) -> None:
         """Take the wrapper off, unless somebody has put theirs over it."""
-        if self.state == BOUND and self.current() is self.wrapper:
+        if self.wrapper is not None and self.current() is self.wrapper:
             setattr(self.owner, self.attribute, self.original)
+            self.state = RELEASED
 
 
 class Binder(importlib.abc.MetaPathFinder):
@@ -148,11 +147,10 @@ class Binder(importlib.abc.MetaPathFinder):
     def check(self) -> None:
         """Re-bind once what was overwritten; it stays marked as overwritten with the culprit's name."""
         for binding in self.bindings:
-            binding.check()
-            if binding.state == OVERWRITTEN:
-                detail = binding.detail
+            if binding.state == BOUND and binding.is_overwritten():
+                culprit = getattr(binding.current(), "__module__", "?")
                 self._bind(binding)
-                binding.detail = f"{detail}; bound again"
+                binding.state, binding.detail = OVERWRITTEN, f"replaced by {culprit}; bound again"
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -228,8 +226,8 @@ def _unpack(found: Any) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
     return found, lambda wrapper: wrapper
 
 
-def _wraps(current: Any, ours: Any) -> bool:
-    """Whether a decorator chain leads to our wrapper: then calls still reach us."""
+def _leads_to(current: Any, ours: Any) -> bool:
+    """Whether this is our wrapper or a chain of decorators over it: then calls still reach us."""
     seen = 0
     while current is not None and seen < 32:
         if current is ours:

@@ -49,7 +49,7 @@ def judge(capture: Capture, moment: str) -> list[Verdict]:
 
 def _judge_row(capture: Capture, hook: Hook, moment: str) -> Verdict:
     bindings = capture.binder.of(hook)
-    bound = [binding for binding in bindings if binding.state in ("bound", "overwritten")]
+    bound = [binding for binding in bindings if binding.state in ("bound", "overwritten", "released")]
     if not bound:
         return _judge_unbound(hook, [binding.state for binding in bindings])
     target = bound[0].target if len(bound) == 1 else f"{bound[0].target} and {len(bound) - 1} more"

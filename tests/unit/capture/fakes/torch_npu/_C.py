@@ -1,0 +1,60 @@
+"""The C functions that memprof reads or wraps, over one global account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TOTAL = 1000
+allocated = reserved = 0
+allocated_peak = reserved_peak = 0
+workspace = 0
+other = 10  # runtime context
+observers: list[Any] = []
+forbidden: list[str] = []  # whatever an observer must not do
+
+
+def allocate(size: int, cached: int = 0) -> None:
+    global allocated, reserved, allocated_peak, reserved_peak
+    allocated += size
+    reserved = max(reserved, allocated + cached)
+    allocated_peak, reserved_peak = max(allocated_peak, allocated), max(reserved_peak, reserved)
+
+
+def release(size: int) -> None:
+    global allocated
+    allocated -= size
+
+
+def free() -> int:
+    return TOTAL - reserved - workspace - other
+
+
+def _npu_getDevice() -> int:
+    return 0
+
+
+def _npu_memoryStats(device: int) -> dict[str, Any]:
+    return {
+        "allocated_bytes": {"all": {"current": allocated, "peak": allocated_peak}},
+        "reserved_bytes": {"all": {"current": reserved, "peak": reserved_peak}},
+        "num_alloc_retries": 0,
+        "num_ooms": 0,
+    }
+
+
+def _npu_memorySnapshot() -> dict[str, Any]:
+    return {"segments": [{"device": 0, "total_size": reserved}, {"device": 0, "total_size": workspace}]}
+
+
+def _npu_emptyCache() -> None:
+    global reserved, workspace
+    reserved, workspace = allocated, 0
+
+
+def _npu_resetPeakMemoryStats(device: int) -> None:
+    global allocated_peak, reserved_peak
+    allocated_peak, reserved_peak = allocated, reserved
+
+
+def _npu_attach_out_of_memory_observer(callback: Any) -> None:
+    observers.append(callback)

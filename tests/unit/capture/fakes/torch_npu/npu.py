@@ -1,0 +1,34 @@
+"""Stand-in for torch_npu.npu."""
+
+from __future__ import annotations
+
+from . import _C
+
+initialized = False
+capturing = False
+
+
+def is_initialized() -> bool:
+    return initialized
+
+
+def is_current_stream_capturing() -> bool:
+    return capturing
+
+
+def mem_get_info(device: int) -> tuple[int, int]:
+    assert initialized, "a reading initialised the device"
+    assert not capturing, "a device reading while capturing"
+    return _C.free(), _C.TOTAL
+
+
+def get_device_name(device: int) -> str:
+    return "FakeNPU"
+
+
+def empty_cache() -> None:
+    _C._npu_emptyCache()
+
+
+def reset_peak_memory_stats() -> None:
+    _C._npu_resetPeakMemoryStats(0)

@@ -1,0 +1,3 @@
+class Server:
+    async def startup(self, sockets: object = None) -> None:
+        return None
