@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _READ_BYTES = 1 << 16
 _ERROR_LINE = re.compile(rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: ", re.IGNORECASE)
 #: uvicorn's line at readiness, for engines in which our own event is missing.
 _READY_LINE = b"Application startup complete"
+#: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py, run_engine_core)
+_FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal error")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,6 +108,8 @@ class LogPump:
         self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
         self._last_line = ""
         self.application_ready = False
+        self.fatal_line: str | None = None
+        self.last_output_s = time.monotonic()
         self.log_error: str | None = None  # why engine.log is incomplete
         self._thread = threading.Thread(target=self._run, name="memprof-log", daemon=True)
 
@@ -134,6 +139,7 @@ class LogPump:
                 chunk = b""
             if not chunk:
                 break
+            self.last_output_s = time.monotonic()
             self._log(chunk)
             self._scan(chunk)
             if self._echo is not None:
@@ -160,6 +166,8 @@ class LogPump:
         for line in lines:
             if _READY_LINE in line:
                 self.application_ready = True
+            if self.fatal_line is None and any(marker in line for marker in _FATAL_LINES):
+                self.fatal_line = line.decode(errors="replace").strip()
             if line.strip():
                 self._last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line):

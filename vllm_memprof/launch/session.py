@@ -36,6 +36,7 @@ class Patience:
     """Seconds of each stage of an ending. The sum of the stages after a death stays well under 30."""
 
     after_death_s: float = 8.0  # for the engine to notice that it lost a process
+    after_error_s: float = 20.0  # of silence, once the engine itself said that it failed: it may hang in its clean-up
     after_vanishing_s: float = 15.0  # the same when it may have been the orderly end of a run
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
@@ -105,6 +106,7 @@ class _Session:
         self._wake = threading.Event()
         self._watched_files: set[str] = set()
         self._next_walk_s = 0.0
+        self._last_event_s = time.monotonic()
         self._late_note: tuple[float, str] | None = None  # when, what
         self._host = socket.gethostname()
 
@@ -132,9 +134,10 @@ class _Session:
             finally:
                 self._end_all(engine, watch)
                 watch.close()
+                self._fold_events()
+                self._view.update(self._progress)
                 self._view.close()
             engine.pump.join(2.0)
-        self._fold_events()
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
@@ -157,6 +160,7 @@ class _Session:
             self._watch_processes(watch, now_s)
             self._handle_signals(engine, watch, now_s)
             self._handle_deaths(engine, watch, now_s)
+            self._handle_silence(engine, watch, now_s)
             code = engine.poll()
             if not self._seen.ready and self._ending is None and code is None:
                 if self._progress.is_ready(self._info.mode) or engine.pump.application_ready:
@@ -189,6 +193,7 @@ class _Session:
     def _fold_events(self) -> None:
         for file, event in self._tail.poll():
             self._progress.fold(file, event)
+            self._last_event_s = time.monotonic()
 
     def _watch_processes(self, watch: ProcessWatch, now_s: float) -> None:
         for process in self._progress.by_file.values():
@@ -209,6 +214,7 @@ class _Session:
                     self._view.note(f"memprof: sent {done}")
                 continue
             self._seen.interrupted_by = number
+            self._seen.failed_before = self._progress.first_error is not None or engine.pump.fatal_line is not None
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
             engine.send_signal(forwarded)
             self._view.note(f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten")
@@ -233,6 +239,18 @@ class _Session:
                 f"memprof: {cause}; the engine has {patience_s:g} s to end",
             )
             self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
+
+    def _handle_silence(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        """An engine that failed and then does nothing more: vLLM can wait for its own processes for ever."""
+        failed = engine.pump.fatal_line or (not self._seen.ready and self._progress.first_error)
+        if not failed or self._ending is not None or engine.poll() is not None:
+            return
+        patience_s = self._job.patience.after_error_s
+        if now_s - self._last_event_s < patience_s or now_s - engine.pump.last_output_s < patience_s:
+            return
+        self._seen.hung = True
+        cause = f"the engine failed and did nothing for {patience_s:g} s"
+        self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
 
     def _handle_deadline(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
         self._seen.timed_out_s = self._job.startup_timeout_s

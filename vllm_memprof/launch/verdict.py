@@ -33,6 +33,8 @@ class Seen:
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
+    failed_before: bool = False  # the engine had failed when the user ended it
+    hung: bool = False  # it failed, and did not end by itself
     timed_out_s: float | None = None  # the start-up deadline, when it passed
     deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
     forced: bool = False  # memprof had to signal the processes itself
@@ -51,7 +53,7 @@ class Verdict:
 def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     """Status, exit code and reason of a run, the first cause rather than what followed from it."""
     own_code = _shell_code(seen.engine_code)
-    if seen.interrupted_by is not None:
+    if seen.interrupted_by is not None and not seen.failed_before:
         return _judge_interrupted(seen, progress, own_code)
     if seen.timed_out_s is not None:
         reason = f"not ready within {seen.timed_out_s:g} s (--startup-timeout): {seen.stuck or 'no process reported'}"
@@ -59,9 +61,15 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True)
-    if seen.engine_code == 0 and (culprit is None or seen.mode != "serve"):
+    broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
+    if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
     reason, oom = _first_cause(seen, progress, culprit)
+    if seen.hung or seen.interrupted_by is not None:
+        ended_by = signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
+        return Verdict(
+            "oom" if oom else "failed", EXIT_FAILED, f"{reason}; the engine hung and was ended by {ended_by}"
+        )
     return Verdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
 
 
@@ -133,7 +141,9 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         _, name, phase, message = error
         oom = bool(_OOM.search(message)) or progress.oom_message is not None
         return f"{name} {'ran out of device memory' if oom else 'failed'} in {phase}: {_shorten(message)}", oom
-    if seen.engine_code is not None and seen.engine_code < 0:
+    if seen.hung or seen.failed_before:
+        what = "the engine failed"
+    elif seen.engine_code is not None and seen.engine_code < 0:
         what = f"the engine was killed by {signal_name(-seen.engine_code)}"
     else:
         what = f"the engine exited with status {seen.engine_code}"

@@ -94,6 +94,10 @@ def misbehave(options: argparse.Namespace, phase: str, rank: int, events: Events
         os._exit(3)
     if options.hang_in == phase:
         time.sleep(600)
+    if options.raise_in == phase:
+        events.end(phase, error="AttributeError: no such operator")
+        print("(EngineCore pid=1) ERROR EngineCore failed to start.", flush=True)
+        time.sleep(600)
     if options.oom_in == phase:
         message = "RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB"
         events.end(phase, error=message)
@@ -152,7 +156,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker", type=int)
     parser.add_argument("--pace", type=float, default=0.03, help="seconds per phase")
-    for option in ("--kill-in", "--exit-in", "--hang-in", "--oom-in"):
+    for option in ("--kill-in", "--exit-in", "--hang-in", "--oom-in", "--raise-in"):
         parser.add_argument(option, help="phase of TP1, or 'serving'")
     for option in ("--stubborn", "--detach", "--oblivious", "--leave-workers"):
         parser.add_argument(option, action="store_true")

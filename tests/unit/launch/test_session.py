@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,14 @@ from vllm_memprof.launch.session import Job, Outcome, Patience, run_engine
 from vllm_memprof.record.schema import RunInfo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
-QUICK = Patience(after_death_s=0.5, after_interrupt_s=1.0, after_main_exit_s=0.5, after_term_s=0.5, after_kill_s=2.0)
+QUICK = Patience(
+    after_death_s=0.5,
+    after_error_s=1.0,
+    after_interrupt_s=1.0,
+    after_main_exit_s=0.5,
+    after_term_s=0.5,
+    after_kill_s=2.0,
+)
 
 
 class Recorder:
@@ -187,6 +195,22 @@ def test_start_up_deadline(tmp_path):
     assert "not ready within 2 s (--startup-timeout)" in reason
     assert "TP1 in profile_run for " in reason
     assert "TP0 after warm_up for " in reason
+
+
+def test_an_engine_that_fails_and_hangs_is_ended(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--raise-in=profile_run"))
+    assert outcome.verdict.exit_code == 1
+    assert "TP1 failed in profile_run: AttributeError: no such operator" in str(outcome.verdict.reason)
+    assert str(outcome.verdict.reason).endswith("the engine hung and was ended by memprof")
+
+
+def test_the_first_failure_is_the_reason_also_when_the_user_loses_patience(tmp_path):
+    job = make_job(tmp_path, "--raise-in=weight_load")
+    job.patience = replace(QUICK, after_error_s=60.0)
+    interrupt_soon(pause_s=1.5)(None)
+    outcome, _ = run(job)
+    assert "TP1 failed in weight_load" in str(outcome.verdict.reason)
+    assert str(outcome.verdict.reason).endswith("ended by SIGINT")
 
 
 @pytest.mark.parametrize("options", [["--stubborn"], ["--stubborn", "--detach"], ["--leave-workers", "--stubborn"]])
