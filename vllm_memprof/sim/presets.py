@@ -3,9 +3,9 @@
 In: ``presets/*.json`` and the model that the user named. Out: `ResolvedModel`. Runs in the launcher's process.
 
 A preset file holds ``name`` (as on the hub), ``title``, ``files`` (file name -> content, facts of the public model) and
-``tokenizer``: a byte-level tokenizer is made from it, whose first 256 tokens are the bytes, filled up to ``plain_tokens``,
-with the real special tokens at their real ids behind. Text is therefore one token per byte; sizes that follow from the
-vocabulary are those of the real model.
+``tokenizer``: a byte-level tokenizer is made from it, whose first 256 tokens are the bytes, filled up to
+``plain_tokens``, with the real special tokens at their real ids behind. Text is therefore one token per byte; what
+follows from the size of the vocabulary is as in the real model.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def tokenizer_files(preset: Preset) -> dict[str, Any]:
         for index, text in enumerate(table["special_tokens"])
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,

@@ -8,7 +8,7 @@ A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python
 tables ``[[build]]`` for packages that are built from their source distribution: ``requirement`` and ``env``. Their
 build requirements are pinned in the lock.
 
-A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; a chunk is installed by one pip command.
+A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command installs a chunk.
 """
 
 from __future__ import annotations

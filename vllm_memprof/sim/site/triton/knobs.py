@@ -3,5 +3,5 @@
 from types import SimpleNamespace
 
 autotuning = SimpleNamespace(print=False, cache=False)
-runtime = SimpleNamespace(jit_post_compile_hook=None, jit_cache_hook=None, launch_enter_hook=None, launch_exit_hook=None)
+runtime = SimpleNamespace(jit_post_compile_hook=None, jit_cache_hook=None)
 compilation = SimpleNamespace(use_ir_loc=None, always_compile=False)

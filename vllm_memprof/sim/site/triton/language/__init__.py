@@ -3,7 +3,6 @@
 from .._host import cdiv, device_module
 from . import core, extra, math, standard
 from .core import *  # noqa: F403
-from .core import constexpr, dtype, pointer_type, tensor
 
 #: Added to Triton after the release that triton-ascend 3.2 follows.
 _LATER = ("make_tensor_descriptor", "load_tensor_descriptor", "store_tensor_descriptor", "map_elementwise")
@@ -12,3 +11,5 @@ PropagateNan = core.PropagateNan
 TRITON_MAX_TENSOR_NUMEL = 1 << 20
 
 __getattr__ = device_module("triton.language", absent=_LATER)
+
+__all__ = ["cdiv", "core", "extra", "math", "standard", *core.__all__]

@@ -1,0 +1,158 @@
+"""What an engine process needs to run on a simulated device: an interpreter and an environment.
+
+In: a device profile, a stack that is set up. Out: `SimRuntime`. Runs in the launcher's process; starts nothing.
+
+Layout of a stack's folder (the prefix), which is itself a virtual environment::
+
+    bin/python              the engine's interpreter
+    shim/                   the simulated device: one library under the names of CANN's
+    left_out/               stand-ins for CUDA libraries that torch links and nothing calls
+    cann/                   empty folders where torch_npu looks for an installed CANN
+    profiles/<name>.txt     device profiles as the shim reads them
+    memprof/                memprof itself, for the engine: see `link_package`
+    cache/vllm/             compiled graphs; never mixed with those of a real device
+    stack.json              written last: what was set up, and from what
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof import __version__
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim import build, left_out, symbols
+from vllm_memprof.sim.profiles import DeviceProfile, load_profile, write_flat
+from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
+
+PACKAGE_DIR = Path(__file__).resolve().parent.parent
+SITE_DIR = PACKAGE_DIR / "sim" / "site"
+STAMP = "stack.json"
+#: Part of the fingerprint; raise it when setup.py leaves something else behind.
+LAYOUT = 1
+
+#: Folders of an installed CANN whose presence torch_npu checks. (torch_npu/utils/npu_intercept.py)
+CANN_FOLDERS = ("opp", "runtime", "compiler")
+ENTRY_POINTS = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+
+
+@dataclass(frozen=True)
+class SimRuntime:
+    """How to start an engine on a simulated device."""
+
+    python: Path  # interpreter of the engine environment
+    env: dict[str, str]  # additions to and replacements in os.environ
+    profile: DeviceProfile
+    stack: Stack
+
+
+def prepare_runtime(profile: str, stack: str | None = None, prefix: Path | None = None) -> SimRuntime:
+    """The runtime for a profile on a stack.
+
+    Raises:
+        UsageError: no such profile or stack.
+        SetupError: the stack is not set up, or was set up from other sources; the hint is the command to run.
+    """
+    device = load_profile(profile)
+    chosen = load_stack(stack)
+    folder = prefix or default_prefix(chosen.name)
+    state = stack_state(chosen, folder)
+    if state != "ready":
+        why = {"absent": "is not set up", "incomplete": "is not completely set up"}.get(state, "needs an update")
+        raise SetupError(f"the engine stack {chosen.name} {why} ({folder})", setup_command(chosen, folder))
+    return SimRuntime(folder / "bin" / "python", engine_env(device, folder), device, chosen)
+
+
+def setup_command(stack: Stack, prefix: Path) -> str:
+    """The command that sets a stack up in that folder."""
+    command = f"memprof sim setup --stack {stack.name}"
+    return command if prefix == default_prefix(stack.name) else f"{command} --prefix {prefix}"
+
+
+def stack_state(stack: Stack, prefix: Path) -> str:
+    """``ready``, ``outdated`` (set up from other sources), ``incomplete`` or ``absent``."""
+    stamp = read_stamp(prefix)
+    if stamp is None:
+        return "incomplete" if (prefix / "pyvenv.cfg").exists() else "absent"
+    if not (prefix / "bin" / "python").exists():
+        return "incomplete"
+    return "ready" if stamp.get("fingerprint") == fingerprint(stack) else "outdated"
+
+
+def read_stamp(prefix: Path) -> dict[str, Any] | None:
+    """What the last complete setup wrote; None where there was none."""
+    try:
+        stamp = json.loads((prefix / STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return stamp if isinstance(stamp, dict) else None
+
+
+def fingerprint(stack: Stack) -> str:
+    """Of everything a setup is made from: the stack's pins, the sources of the shim, the version of memprof."""
+    digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
+    modules = [Path(str(module.__file__)) for module in (build, left_out, symbols)]
+    native = sorted(path for path in build.NATIVE_DIR.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for path in [*stack.sources, *modules, *native]:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
+    """The environment of every engine process. What the user set stays, behind ours where order matters."""
+    flat = prefix / "profiles" / f"{profile.name}.txt"
+    write_flat(profile, flat)
+    python_path = [str(SITE_DIR), str(link_package(prefix))]
+    libraries = [str(prefix / "shim"), str(prefix / "left_out")]
+    env = {
+        "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
+        "PYTHONPATH": _joined(python_path, "PYTHONPATH"),
+        "MEMPROF_SIM_PROFILE": str(flat),
+        # torch_npu checks that these exist, and must not look into a real CANN of this machine.
+        "ASCEND_HOME_PATH": str(prefix / "cann"),
+        "ASCEND_OPP_PATH": str(prefix / "cann" / "opp"),
+    }
+    unless_set = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CACHE_ROOT": str(prefix / "cache" / "vllm"),
+    }
+    return env | {name: value for name, value in unless_set.items() if name not in os.environ}
+
+
+def link_package(prefix: Path) -> Path:
+    """A folder from which the engine imports this very memprof, and nothing else of the launcher's environment.
+
+    It holds a link to the package and the metadata that registers the plug-in (entry point ``vllm.general_plugins``).
+    The launcher's own code runs in the engine, also while it is being edited; there is no copy that grows old. Each
+    launcher (path, version) has a folder of its own, so that two of them can share a stack.
+    """
+    key = hashlib.sha256(f"{PACKAGE_DIR}\n{__version__}\n{ENTRY_POINTS}".encode()).hexdigest()[:12]
+    target = prefix / "memprof" / key
+    if (target / PACKAGE_DIR.name / "__init__.py").exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=target.parent))
+    metadata = temporary / f"{PACKAGE_DIR.name}-{__version__}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    (metadata / "INSTALLER").write_text("memprof sim setup\n")
+    (temporary / PACKAGE_DIR.name).symlink_to(PACKAGE_DIR)
+    temporary.chmod(0o755)
+    try:
+        temporary.rename(target)
+    except OSError:
+        if not (target / PACKAGE_DIR.name).exists():  # otherwise another process was faster
+            raise
+    return target
+
+
+def _joined(ours: list[str], name: str) -> str:
+    theirs = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and entry not in ours]
+    return os.pathsep.join([*ours, *theirs])

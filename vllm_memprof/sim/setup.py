@@ -1,0 +1,487 @@
+"""``memprof sim setup``: an engine environment of its own for a simulated stack.
+
+In: a stack's lock file, a package index through the user's own pip configuration, a C++ compiler. Out: the folder that
+runtime.py describes. Runs in the launcher's process; every step is a child process.
+
+Each step looks at what is there and does the rest: after an interruption the same command goes on. The stamp is written
+last, so that a folder with a stamp is complete, and a second run has nothing to do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from vllm_memprof import __version__
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.build import build_shim, find_compiler
+from vllm_memprof.sim.left_out import build_left_out
+from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
+from vllm_memprof.sim.runtime import (
+    CANN_FOLDERS,
+    STAMP,
+    engine_env,
+    fingerprint,
+    link_package,
+    read_stamp,
+    setup_command,
+    stack_state,
+)
+from vllm_memprof.sim.stacks import Build, Chunk, Stack, default_prefix, load_stack, normalize
+
+#: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
+MIN_GLIBC = (2, 34)
+VERIFY_SCRIPT = Path(__file__).parent / "stacks" / "verify.py"
+#: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
+VERIFY_TIMEOUT_S = 300.0
+_KEPT_LINES = 60
+
+RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
+
+
+class Progress:
+    """Told what happens; does nothing itself. The command line shows it."""
+
+    def step(self, number: int, total: int, title: str) -> None:
+        """A step begins."""
+
+    def detail(self, text: str) -> None:
+        """Something within the step."""
+
+    def done(self, seconds: float) -> None:
+        """The step ended."""
+
+
+@dataclass(frozen=True)
+class SetupResult:
+    """A stack that is ready."""
+
+    stack: Stack
+    prefix: Path
+    changed: bool  # False: everything was there
+    seconds: float
+    facts: dict[str, object] = field(default_factory=dict)  # what the verification read
+
+
+def setup_stack(
+    name: str | None = None,
+    prefix: Path | None = None,
+    progress: Progress | None = None,
+    force: bool = False,
+    run: RunCommand | None = None,
+) -> SetupResult:
+    """Makes a stack ready to run, or finds it ready.
+
+    Args:
+        name: of the stack; default: the newest.
+        prefix: folder of the environment; default: in the user's cache directory.
+        progress: told what happens.
+        force: build the device and verify also where everything is there.
+        run: runs a command and hands on its lines; for tests.
+
+    Raises:
+        UsageError: no such stack.
+        SetupError: a step failed; the message names what, the hint what to do.
+    """
+    started = time.monotonic()
+    stack = load_stack(name)
+    folder = (prefix or default_prefix(stack.name)).expanduser().absolute()
+    if not force and stack_state(stack, folder) == "ready":
+        return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
+    job = _Setup(stack, folder, progress or Progress(), run or run_command)
+    try:
+        with _locked(folder, job.progress):
+            if not force and stack_state(stack, folder) == "ready":  # another setup did it while we waited
+                return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
+            facts = job.execute()
+            _write_stamp(stack, folder, facts, time.monotonic() - started)
+    except KeyboardInterrupt:
+        raise SetupError(
+            "interrupted; what is finished is kept", f"{setup_command(stack, folder)}   (goes on where it stopped)"
+        ) from None
+    except OSError as error:
+        raise SetupError(f"setting up {stack.name} failed: {error}", setup_command(stack, folder)) from error
+    return SetupResult(stack, folder, True, time.monotonic() - started, facts)
+
+
+def _facts(prefix: Path) -> dict[str, object]:
+    return dict((read_stamp(prefix) or {}).get("facts", {}))
+
+
+class _Setup:
+    """The steps of one setup."""
+
+    def __init__(self, stack: Stack, prefix: Path, progress: Progress, run: RunCommand) -> None:
+        self.stack = stack
+        self.prefix = prefix
+        self.progress = progress
+        self.run = run
+        self.python = prefix / "bin" / "python"
+        self.facts: dict[str, object] = {}
+
+    @property
+    def site_packages(self) -> Path:
+        return self.prefix / "lib" / f"python{self.stack.python}" / "site-packages"
+
+    def execute(self) -> dict[str, object]:
+        (self.prefix / STAMP).unlink(missing_ok=True)
+        steps: list[tuple[str, Callable[[], None]]] = [("check this machine", self.check_machine)]
+        steps.append((f"virtual environment, Python {self.stack.python}", self.make_venv))
+        steps += [(f"install {chunk.title}", self._install(chunk)) for chunk in self.stack.chunks]
+        steps.append(("build stand-ins for CUDA libraries that are left out", self.build_left_out))
+        steps += [(f"build {build.name} {build.version}", self._build(build)) for build in self.stack.builds]
+        steps.append(("build the simulated device", self.build_shim))
+        steps.append(("install memprof", self.install_memprof))
+        steps.append(("verify: import the engine, allocate on the device", self.verify))
+        for number, (title, action) in enumerate(steps, 1):
+            started = time.monotonic()
+            self.progress.step(number, len(steps), title)
+            action()
+            self.progress.done(time.monotonic() - started)
+        return self.facts
+
+    def check_machine(self) -> None:
+        check_platform()
+        compiler = find_compiler()[0]
+        for tool in ("readelf", "ldconfig"):
+            found = shutil.which(tool) or shutil.which(tool, path="/sbin:/usr/sbin")
+            if found is None:
+                raise SetupError(
+                    f"{tool} was not found", "install binutils (readelf) and the C library's tools (ldconfig)"
+                )
+        self.progress.detail(f"compiler {compiler}")
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        pins = [pin for chunk in self.stack.chunks for pin in chunk.pins]
+        if not missing_pins(pins, self.site_packages):
+            return
+        held = folder_bytes(self.prefix)
+        check_free(self.prefix, max(self.stack.disk_bytes - held, 0) + 200_000_000, f"the stack {self.stack.name}")
+        check_free(Path(tempfile.gettempdir()), self.stack.temporary_bytes, "pip's downloads (TMPDIR)")
+
+    def make_venv(self) -> None:
+        if self._venv_works():
+            return
+        interpreter = find_python(self.stack.python)
+        self.progress.detail(f"from {interpreter}")
+        tail = self._run([interpreter, "-m", "venv", str(self.prefix)])
+        if tail is not None:
+            hint = f"Debian and Ubuntu keep it in a package of its own: apt install python{self.stack.python}-venv"
+            raise SetupError(f"{interpreter} could not make a virtual environment:\n{tail}", hint)
+
+    def _venv_works(self) -> bool:
+        if not (self.prefix / "pyvenv.cfg").exists():
+            return False
+        return self._run([str(self.python), "-m", "pip", "--version"]) is None
+
+    def _install(self, chunk: Chunk) -> Callable[[], None]:
+        return lambda: self.install_chunk(chunk)
+
+    def install_chunk(self, chunk: Chunk) -> None:
+        missing = missing_pins(chunk.pins, self.site_packages)
+        if not missing:
+            self.progress.detail("already there")
+            return
+        self.progress.detail(f"{len(missing)} of {len(chunk.pins)} packages")
+        remove_torn(self.site_packages)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as requirements:
+            requirements.write("".join(f"{name}=={version}\n" for name, version in missing))
+            requirements.flush()
+            self._pip(["-r", requirements.name], chunk.title, {})
+        left = missing_pins(chunk.pins, self.site_packages)
+        if left:
+            names = ", ".join(f"{name}=={version}" for name, version in left[:5])
+            raise SetupError(f"pip reported success, but these are not installed: {names}", "run it again with --force")
+
+    def _build(self, build: Build) -> Callable[[], None]:
+        return lambda: self.build_package(build)
+
+    def build_package(self, build: Build) -> None:
+        pin = (build.name, build.version)
+        if not missing_pins([pin], self.site_packages):
+            self.progress.detail("already there")
+            return
+        remove_torn(self.site_packages)
+        env = {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")}  # the build may import torch
+        options = ["--no-build-isolation", "--no-binary", build.name, f"{build.name}=={build.version}"]
+        self._pip(options, f"{build.name} {build.version}", env)
+
+    def build_left_out(self) -> None:
+        target = self.prefix / "left_out"
+        marker = target / ".done"
+        torch_version = self.stack.version_of("torch") or ""
+        if marker.is_file() and marker.read_text() == f"{__version__} {torch_version}":
+            self.progress.detail("already there")
+            return
+        built = build_left_out(self.site_packages, target, find_compiler()[0])
+        self.progress.detail(f"{len(built)} libraries")
+        marker.write_text(f"{__version__} {torch_version}")
+
+    def build_shim(self) -> None:
+        for name in CANN_FOLDERS:
+            (self.prefix / "cann" / name).mkdir(parents=True, exist_ok=True)
+        result = build_shim(self.python, self.prefix / "shim", self.progress.detail)
+        self.progress.detail("built" if result.built else "already there")
+
+    def install_memprof(self) -> None:
+        for profile in list_profiles():
+            write_flat(profile, self.prefix / "profiles" / f"{profile.name}.txt")
+        (self.site_packages / "memprof.pth").write_text(f"{link_package(self.prefix)}\n")
+
+    def verify(self) -> None:
+        """Imports the engine, which also compiles its Python files, and allocates on a device of its own."""
+        report: list[str] = []
+
+        def keep(line: str) -> None:
+            if line.startswith("MEMPROF "):
+                report.append(line.removeprefix("MEMPROF "))
+
+        with tempfile.TemporaryDirectory(prefix="memprof-sim-verify-") as folder:
+            env = {**engine_env(load_profile("ascend910b"), self.prefix), "MEMPROF_SIM_STATE": f"{folder}/state"}
+            command = [str(self.python), str(VERIFY_SCRIPT)]
+            tail = self._run(["timeout", str(VERIFY_TIMEOUT_S), *command], env, keep)
+        if tail is not None or not report:
+            raise SetupError(
+                f"the engine does not work on the simulated device:\n{tail}",
+                "memprof sim setup --force builds it again",
+            )
+        self.facts = json.loads(report[-1])
+
+    def _pip(self, arguments: list[str], what: str, env: dict[str, str]) -> None:
+        package = [what]
+
+        def keep(line: str) -> None:
+            if match := re.match(r"\s*(?:Collecting|Downloading|Processing|Building wheel for)\s+(\S+)", line):
+                package[0] = match.group(1).rsplit("/", 1)[-1]
+                self.progress.detail(line.strip())
+            elif line.startswith("Installing collected packages"):
+                self.progress.detail("unpacking")
+
+        base = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input"]
+        base += ["--disable-pip-version-check", "--progress-bar", "off", "--no-warn-script-location"]
+        tail = self._run([*base, *arguments], env, keep)
+        if tail is not None:
+            raise SetupError(
+                f"pip could not install {package[0]}:\n{tail}",
+                "check the network and pip's configuration (index, proxy), then "
+                f"{setup_command(self.stack, self.prefix)}   (finished packages are kept)",
+            )
+
+    def _run(
+        self, command: list[str], env: dict[str, str] | None = None, keep: Callable[[str], None] | None = None
+    ) -> str | None:
+        """Runs a command; None when it succeeded, else its last lines."""
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+        def listen(line: str) -> None:
+            lines.append(line)
+            if keep is not None:
+                keep(line)
+
+        if self.run(command, clean_env() | (env or {}), listen) == 0:
+            return None
+        return tail_of(list(lines))
+
+
+def tail_of(lines: list[str]) -> str:
+    """The lines that say why a command failed: pip's errors, or the messages of a traceback, or the last lines."""
+    useful = [line for line in lines if line.strip() and not line.startswith("WARNING: Location")]
+    start = next((index for index, line in enumerate(useful) if re.match(r"\s*(ERROR|error:)", line)), None)
+    raised = [line for line in useful if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
+    chosen = useful[start:][:8] if start is not None else raised[-4:] or useful[-8:]
+    return "\n".join(f"  {line}" for line in chosen) or "  (it printed nothing)"
+
+
+def run_command(command: list[str], env: dict[str, str], listen: Callable[[str], None]) -> int:
+    """Runs a command in a process group of its own; its lines go to ``listen``. An exception ends the group."""
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            listen(line.rstrip("\n"))
+        return process.wait()
+    except BaseException:
+        _end_group(process)
+        raise
+    finally:
+        process.stdout.close()
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    for number, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(seconds)
+            return
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+#: Would leak the launcher's Python into the engine's, or keep the verification from compiling the engine's files.
+_NOT_PASSED_ON = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
+
+
+def clean_env() -> dict[str, str]:
+    """The user's environment for the commands of a setup."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+
+
+def check_platform() -> None:
+    """Refuses a machine for which the engine's wheels are not built.
+
+    Raises:
+        SetupError: not Linux on x86-64 with a recent C library.
+    """
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in {"x86_64", "AMD64"}:
+        raise SetupError(
+            f"the simulated stacks run on Linux x86-64; this is {system} {machine}",
+            "use a Linux x86-64 machine or container; reports of runs can be read anywhere (memprof report)",
+        )
+    library, version = platform.libc_ver()
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if library != "glibc" or numbers < MIN_GLIBC:
+        found = f"{library} {version}".strip() or "another C library"
+        raise SetupError(
+            f"the engine's packages need glibc {'.'.join(map(str, MIN_GLIBC))}; this machine has {found}",
+            "use a newer distribution (Debian 12, Ubuntu 22.04, openEuler 24.03) or a container of one",
+        )
+
+
+def check_free(path: Path, needed_bytes: int, what: str) -> None:
+    """Refuses to begin what will not fit.
+
+    Raises:
+        SetupError: with the bytes that are needed and free.
+    """
+    existing = next(folder for folder in [path, *path.parents] if folder.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise SetupError(
+            f"not enough disk space in {existing} for {what}: "
+            f"{needed_bytes / 2**30:.1f} GiB needed, {free_bytes / 2**30:.1f} GiB free",
+            "free some space, or name another place: --prefix DIR (environment), TMPDIR (downloads)",
+        )
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of the files below a folder; links count nothing."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                status = os.lstat(os.path.join(folder, name))
+            except OSError:
+                continue
+            total += status.st_blocks * 512
+    return total
+
+
+def find_python(version: str) -> str:
+    """An interpreter of that version (``"3.11"``): this one, on PATH, from pyenv, or uv's.
+
+    Raises:
+        SetupError: there is none.
+    """
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
+        return sys.executable
+    candidates = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    uv = Path.home() / ".local" / "share" / "uv" / "python"
+    candidates += [str(p) for p in sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)]
+    candidates += [str(p) for p in sorted(uv.glob(f"cpython-{version}.*/bin/python{version}"), reverse=True)]
+    for candidate in candidates:
+        if candidate and _is_python(candidate, version):
+            return candidate
+    raise SetupError(
+        f"the stack needs Python {version}; neither PATH, pyenv nor uv has it",
+        f"install it: apt install python{version}-venv, pyenv install {version}, or uv python install {version}",
+    )
+
+
+def _is_python(path: str, version: str) -> bool:
+    script = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([path, "-I", "-c", script], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout.strip() == version
+
+
+def installed_versions(site_packages: Path) -> dict[str, str]:
+    """Normalized name -> version of what is completely installed, read from the names of the metadata folders."""
+    versions = {}
+    for folder in site_packages.glob("*.dist-info"):
+        name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
+        if (folder / "INSTALLER").exists():  # pip writes it behind the package's files
+            versions[normalize(name)] = version
+    return versions
+
+
+def missing_pins(
+    pins: tuple[tuple[str, str], ...] | list[tuple[str, str]], site_packages: Path
+) -> list[tuple[str, str]]:
+    """Those of the pins that are not installed in exactly that version."""
+    versions = installed_versions(site_packages)
+    return [(name, version) for name, version in pins if versions.get(name) != version]
+
+
+def remove_torn(site_packages: Path) -> None:
+    """Forgets packages that an interruption left half installed, so that pip installs them anew."""
+    for folder in site_packages.glob("*.dist-info"):
+        if not (folder / "INSTALLER").exists():
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _locked(prefix: Path, progress: Progress) -> Iterator[None]:
+    """One setup at a time per folder; a second one waits."""
+    prefix.mkdir(parents=True, exist_ok=True)
+    with (prefix / ".setup.lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.detail(f"another setup is at work in {prefix}; waiting for it")
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _write_stamp(stack: Stack, prefix: Path, facts: dict[str, object], seconds: float) -> None:
+    stamp = {
+        "stack": stack.name,
+        "memprof": __version__,
+        "fingerprint": fingerprint(stack),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "facts": facts,
+    }
+    temporary = prefix / f".{STAMP}.tmp"
+    temporary.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(prefix / STAMP)
