@@ -131,6 +131,8 @@ def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
 def _graph(evidence: Evidence) -> UnchargedItem:
     """Graph pools, captured after the budget was settled."""
     value = evidence.figures.get("graph_bytes")
+    capture = evidence.last("graph_capture")
+    reason = "graph_capture failed" if capture is not None and capture.error else "no graph was captured in this run"
     return UnchargedItem(
         name="graph",
         title="captured graphs",
@@ -138,7 +140,7 @@ def _graph(evidence: Evidence) -> UnchargedItem:
         how=MODELLED if evidence.simulated else MEASURED,  # a growth of device memory, non-torch included
         formula="graph_bytes",
         source="the engine's figure for its graph capture",
-        reason="no graph was captured in this run" if value is None else None,
+        reason=reason if value is None else None,
         required=value is not None,
     )
 
@@ -148,12 +150,13 @@ def _late_non_torch(evidence: Evidence) -> UnchargedItem:
     warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
     before, after, _ = evidence.profile_end()
     size = None
-    if warm_up is not None and warm_up.after is not None and warm_up.after.non_torch_bytes is not None:
+    last = warm_up.after if warm_up is not None and not warm_up.error else None
+    if last is not None and last.non_torch_bytes is not None:
         known = [edge.non_torch_bytes for edge in (before, after) if edge is not None]
         peaks = [value for value in known if value is not None]
         in_graphs = _growth(capture)
         if peaks and in_graphs is not None:
-            size = max(0, warm_up.after.non_torch_bytes - max(peaks) - in_graphs)
+            size = max(0, last.non_torch_bytes - max(peaks) - in_graphs)
     return UnchargedItem(
         name="late_non_torch",
         title="non-torch, after profiling",

@@ -148,6 +148,18 @@ def test_non_torch_that_came_after_profiling() -> None:
     assert item.bytes == gib(1.30) - gib(1.07) - (gib(0.98) - gib(0.91))
 
 
+def test_a_warm_up_that_failed_says_nothing_about_late_memory() -> None:
+    high = snapshot(non_torch_bytes=gib(1.30))
+    spans = [
+        *profile_spans(),
+        span("graph_capture", high, high, 3, error="E"),
+        span("warm_up", high, high, 4, error="E"),
+    ]
+    found = items(spans=spans)
+    assert found["late_non_torch"].bytes is None
+    assert found["graph"].reason == "graph_capture failed"
+
+
 def test_no_warm_up_no_late_memory_and_still_a_budget() -> None:
     found = items()
     assert (found["late_non_torch"].bytes, found["late_non_torch"].required) == (None, False)

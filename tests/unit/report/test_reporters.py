@@ -123,6 +123,17 @@ def test_verdicts() -> None:
         assert text in verdict(build_report(replace(run, processes=changed)))
 
 
+def test_an_exception_is_told_once_where_it_began() -> None:
+    level = snapshot(reserved_bytes=gib(2))
+    spans = [
+        span("warm_up", level, level, 0, error="RuntimeError: no"),
+        span("graph_capture", level, level, 1, parent=0, depth=1, error="RuntimeError: no"),
+    ]
+    ranks = [process(spans, rank=i, pid=i, label=f"TP{i}") for i in range(2)]
+    notes = [line.strip() for line in table(build_report(run_of(*ranks)), 120).splitlines() if "raised" in line]
+    assert notes == ["TP0-TP1: graph_capture raised RuntimeError: no"]
+
+
 def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
     simulated, real = table(report_of("graph_tp2"), 120), table(report_of("graph_tp2", simulated=False), 120)
     assert "simulated: profile ascend910b" in simulated

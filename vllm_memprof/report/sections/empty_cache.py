@@ -27,9 +27,9 @@ def empty_cache_sections(report: Report) -> list[Section]:
         phase, site, count, *freed = cells
         place = phase if fold(labels) == everyone else f"{phase} ({fold(labels)})"
         rows.append(Row([place, site, count, f"{slowest[cells]:.3f}", *freed]))
-    columns = [Column("In phase", right=False), Column("Called at", right=False), Column("Calls"), Column("s")]
-    columns += [Column("Cached"), Column(f"Workspace{mark}"), Column(f"Other{mark}")]
-    return [Section("empty_cache calls, GiB freed", columns, rows)]
+    columns = [Column("In phase", right=False), Column("Called at", right=False), Column("N"), Column("s")]
+    columns += [Column("Cached"), Column(f"Wksp{mark}"), Column(f"Other{mark}")]
+    return [Section("empty_cache calls, GiB freed (cached blocks, NPU workspace, other)", columns, rows)]
 
 
 def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], float]]:

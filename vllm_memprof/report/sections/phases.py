@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_memprof.ledger.model import NotMeasured, PhaseRow, RankReport, Report
@@ -98,9 +99,10 @@ def _phase_notes(report: Report) -> list[str]:
     for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
         if members[0].open_phases:
             notes.append(f"{labels_of(members)}: {' > '.join(members[0].open_phases)} {ended}")
-    for rank in report.ranks:
-        notes += [f"{rank.label}: {row.phase} raised {row.error}" for row in rank.phases if row.error]
-        notes += [f"{rank.label}: memprof's hook failed, {error}" for error in rank.errors]
+    notes += _folded_notes((rank, _raised(rank)) for rank in report.ranks)
+    notes += _folded_notes(
+        (rank, [f"memprof's hook failed, {error}" for error in rank.errors]) for rank in report.ranks
+    )
     gaps: dict[tuple[str, str], list[NotMeasured]] = {}
     for gap in report.not_measured:
         gaps.setdefault((gap.reason, fold(gap.labels or [])), []).append(gap)
@@ -108,6 +110,21 @@ def _phase_notes(report: Report) -> list[str]:
         where = f" on {labels}" if labels else ""
         notes.append(f"{NOT_MEASURED}{where}: {', '.join(gap.phase for gap in members_of)} ({reason})")
     return notes
+
+
+def _raised(rank: RankReport) -> list[str]:
+    """Exceptions that left a phase, each where it began: the phases around it only passed it on."""
+    inner = {row.parent: row.error for row in rank.phases if row.error}
+    return [f"{row.phase} raised {row.error}" for row in rank.phases if row.error and inner.get(row.order) != row.error]
+
+
+def _folded_notes(per_rank: Iterable[tuple[RankReport, list[str]]]) -> list[str]:
+    """Each text once, with the ranks that it holds for."""
+    labels: dict[str, list[str]] = {}
+    for rank, found in per_rank:
+        for text in found:
+            labels.setdefault(text, []).append(rank.label)
+    return [f"{fold(list(dict.fromkeys(names)))}: {text}" for text, names in labels.items()]
 
 
 def _digits(report: Report) -> int:
