@@ -1,12 +1,12 @@
 """The golden files: every reporter's output on the recorded runs, at fixed widths, without colour.
 
-``python -m tests.golden.update`` rewrites them; the difference is for a person to read.
+``make golden``, or ``python -m tests.golden.update``, rewrites them; the difference is for a person to read.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -48,18 +48,22 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
 }
 
 
-def outputs() -> Iterator[tuple[Path, str]]:
-    """(golden file, what it has to hold now)."""
-    for name, (run, reporter) in GOLDEN.items():
-        yield HERE / name, reporter(build_report(load_run(DATA / run)))
+#: Files of this folder that are not golden files.
+KEPT = (".py",)
+
+
+def output(name: str) -> str:
+    """What a golden file has to hold now."""
+    run, reporter = GOLDEN[name]
+    return reporter(build_report(load_run(DATA / run)))
 
 
 def main() -> None:
-    wanted = dict(outputs())
-    for stale in {path for path in HERE.iterdir() if path.suffix != ".py" and path.is_file()} - set(wanted):
-        stale.unlink()
-    for path, text in wanted.items():
-        path.write_text(text, encoding="utf-8")
+    for path in HERE.iterdir():
+        if path.is_file() and path.suffix not in KEPT and path.name not in GOLDEN:
+            path.unlink()
+    for name in GOLDEN:
+        (HERE / name).write_text(output(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

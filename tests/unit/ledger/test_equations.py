@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ledger.builders import TOTAL, gib
@@ -176,6 +176,7 @@ def test_divisor_and_clamps() -> None:
 bytes_of_a_card = st.integers(0, 2**37)
 
 
+@settings(deadline=None)
 @given(
     total=st.integers(2**30, 2**37),
     utilization=st.floats(0.01, 1.0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ledger.builders import TOTAL, gib, snapshot, span
@@ -12,6 +12,7 @@ from vllm_memprof.record.schema import Snapshot
 amount = st.one_of(st.none(), st.integers(0, 2**38))
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         Snapshot,
@@ -35,6 +36,7 @@ def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> N
         assert known + memory.unaccounted_bytes == taken.device_total_bytes
 
 
+@settings(deadline=None)
 @given(
     total=st.integers(2**30, 2**38),
     free=st.integers(0, 2**30),

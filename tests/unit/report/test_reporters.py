@@ -236,7 +236,7 @@ def test_escape_keeps_the_text() -> None:
         (["TP0"], "TP0"),
         (["TP0", "TP1"], "TP0-TP1"),
         (["TP0", "TP1", "TP2", "TP5"], "TP0-TP2, TP5"),
-        (["DP0 TP0", "DP0 TP1", "DP1 TP0"], "DP0 TP0-DP0 TP1, DP1 TP0"),
+        (["DP0 TP0", "DP0 TP1", "DP1 TP0"], "DP0 TP0-TP1, DP1 TP0"),
         (["engine", "TP0"], "engine, TP0"),
     ],
 )

@@ -56,7 +56,7 @@ def fold(labels: Sequence[str]) -> str:
     texts = []
     for group in runs:
         ends = [prefix if number is None else f"{prefix}{number}" for prefix, number in (group[0], group[-1])]
-        texts.append(ends[0] if len(group) == 1 else "-".join(ends))
+        texts.append(ends[0] if len(group) == 1 else f"{ends[0]}-{ends[1].split(' ')[-1]}")
     return ", ".join(texts)
 
 
