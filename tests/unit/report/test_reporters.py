@@ -134,6 +134,13 @@ def test_an_exception_is_told_once_where_it_began() -> None:
     assert notes == ["TP0-TP1: graph_capture raised RuntimeError: no"]
 
 
+def test_a_run_without_a_budget_has_no_honest_one() -> None:
+    figures = {"device_total_bytes": gib(60), "gpu_memory_utilization": 0.9, "weights_bytes": gib(8)}
+    text = table(build_report(run_of(process([], figures))), 120)
+    assert "not recomputed, unknown: peak_activation, non_torch" in text
+    assert "Honest budget" not in text
+
+
 def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
     simulated, real = table(report_of("graph_tp2"), 120), table(report_of("graph_tp2", simulated=False), 120)
     assert "simulated: profile ascend910b" in simulated

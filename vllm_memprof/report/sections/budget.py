@@ -47,7 +47,7 @@ def budget_sections(report: Report) -> list[Section]:
     found = []
     for members in groups[:SHOWN_GROUPS]:
         found.append(_equation_section(report, members))
-        if members[0].budget.uncharged:
+        if members[0].budget.uncharged and members[0].budget.kv_cache_bytes is not None:
             found.append(_honest_section(report, members))
     if len(groups) > SHOWN_GROUPS and found:
         found[-1].notes.append(f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json")
