@@ -1,0 +1,302 @@
+"""``memprof sim setup`` without a network, a compiler or a device: what runs, what is kept, what is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim import runtime, setup
+from vllm_memprof.sim.setup import Progress, run_command, setup_stack, tail_of
+from vllm_memprof.sim.stacks import load_stack
+
+FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
+
+
+class FakeMachine:
+    """Answers commands as python -m venv, pip and the verification would; installs by making metadata folders."""
+
+    def __init__(self, prefix: Path) -> None:
+        self.site_packages = prefix / "lib" / "python3.11" / "site-packages"
+        self.prefix = prefix
+        self.commands: list[list[str]] = []
+        self.pip_fails_at = ""
+        self.interrupt_at = ""
+        self.verify_fails = False
+
+    def __call__(self, command, env, listen):
+        self.commands.append(command)
+        if "venv" in command:
+            self.site_packages.mkdir(parents=True, exist_ok=True)
+            (self.prefix / "pyvenv.cfg").write_text("")
+            (self.prefix / "bin").mkdir(exist_ok=True)
+            (self.prefix / "bin" / "python").write_text("")
+        elif "install" in command:
+            return self.install(command, listen)
+        elif any(word.endswith("verify.py") for word in command):
+            listen("AssertionError: no" if self.verify_fails else FACTS)
+            return int(self.verify_fails)
+        return 0
+
+    def install(self, command, listen):
+        pins = [command[-1]]
+        if "-r" in command:
+            pins = Path(command[command.index("-r") + 1]).read_text().split()
+        for pin in pins:
+            name, version = pin.split("==")
+            listen(f"Collecting {pin}")
+            if name == self.interrupt_at:
+                (self.site_packages / f"{name}-{version}.dist-info").mkdir()  # torn: no INSTALLER
+                raise KeyboardInterrupt
+            if name == self.pip_fails_at:
+                listen("WARNING: Location 'somewhere' is ignored")
+                listen(f"ERROR: Could not find a version that satisfies the requirement {pin}")
+                listen(f"ERROR: No matching distribution found for {pin}")
+                return 1
+            folder = self.site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+            folder.mkdir()
+            (folder / "INSTALLER").write_text("pip")
+        return 0
+
+    @property
+    def installed(self) -> list[str]:
+        return [" ".join(command) for command in self.commands if "install" in command]
+
+
+class Recorder(Progress):
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.details: list[str] = []
+
+    def step(self, number, total, title):
+        self.steps.append(title)
+
+    def detail(self, text):
+        self.details.append(text)
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "check_platform", lambda: None)
+    monkeypatch.setattr(setup, "find_compiler", lambda: ["g++"])
+    monkeypatch.setattr(setup, "find_python", lambda version: "/usr/bin/python3.11")
+    monkeypatch.setattr(setup, "build_left_out", lambda *args: Path(args[1]).mkdir(exist_ok=True) or [])
+    monkeypatch.setattr(setup, "build_shim", lambda *args: type("Built", (), {"built": True})())
+    monkeypatch.setattr(setup.shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})())
+    return tmp_path / "stack"
+
+
+def test_a_first_setup_and_a_second(prefix):
+    machine, recorder = FakeMachine(prefix), Recorder()
+    result = setup_stack(None, prefix, recorder, run=machine)
+    assert result.changed
+    assert result.facts == {"device_total_bytes": 65452113920}
+    stack = load_stack()
+    assert len(machine.installed) == len(stack.chunks) + len(stack.builds)
+    assert all("--no-deps" in command for command in machine.installed)
+    assert "--no-build-isolation" in machine.installed[-1]
+    assert runtime.stack_state(stack, prefix) == "ready"
+    assert (prefix / "profiles" / "ascend910b.txt").is_file()
+    machine.commands.clear()
+    again = setup_stack(None, prefix, run=machine)
+    assert not again.changed
+    assert machine.commands == []
+    assert again.seconds < 1
+
+
+def test_a_failed_download_names_the_package_and_is_resumed(prefix):
+    machine = FakeMachine(prefix)
+    machine.pip_fails_at = "torchvision"
+    with pytest.raises(SetupError) as caught:
+        setup_stack(None, prefix, run=machine)
+    assert "torchvision==0.25.0" in caught.value.message
+    assert "No matching distribution" in caught.value.message
+    assert "WARNING" not in caught.value.message
+    assert "memprof sim setup" in (caught.value.hint or "")
+    assert runtime.stack_state(load_stack(), prefix) == "incomplete"
+    machine.pip_fails_at = ""
+    machine.commands.clear()
+    assert setup_stack(None, prefix, run=machine).changed
+    assert len(machine.installed) == len(load_stack().chunks) - 2 + 1  # the first two chunks are kept
+
+
+def test_an_interruption_is_resumed_and_torn_packages_are_installed_anew(prefix):
+    machine = FakeMachine(prefix)
+    machine.interrupt_at = "sympy"
+    with pytest.raises(SetupError, match="interrupted") as caught:
+        setup_stack(None, prefix, run=machine)
+    assert f"--prefix {prefix}" in (caught.value.hint or "")
+    machine.interrupt_at = ""
+    setup_stack(None, prefix, run=machine)
+    folder = next(machine.site_packages.glob("sympy-*.dist-info"))
+    assert (folder / "INSTALLER").is_file()
+
+
+def test_a_failed_verification_leaves_no_stamp(prefix):
+    machine = FakeMachine(prefix)
+    machine.verify_fails = True
+    with pytest.raises(SetupError, match="does not work on the simulated device"):
+        setup_stack(None, prefix, run=machine)
+    assert runtime.read_stamp(prefix) is None
+
+
+def test_force_builds_and_verifies_but_keeps_packages(prefix):
+    machine = FakeMachine(prefix)
+    setup_stack(None, prefix, run=machine)
+    machine.commands.clear()
+    assert setup_stack(None, prefix, run=machine, force=True).changed
+    assert machine.installed == []
+    assert any("verify.py" in " ".join(command) for command in machine.commands)
+
+
+def test_other_sources_of_the_device_ask_for_a_setup(prefix, monkeypatch):
+    machine = FakeMachine(prefix)
+    setup_stack(None, prefix, run=machine)
+    monkeypatch.setattr(runtime, "LAYOUT", runtime.LAYOUT + 1)
+    assert runtime.stack_state(load_stack(), prefix) == "outdated"
+    with pytest.raises(SetupError, match="needs an update") as caught:
+        runtime.prepare_runtime("910b", None, prefix)
+    assert caught.value.hint == f"memprof sim setup --stack vllm-ascend-0.23.0 --prefix {prefix}"
+
+
+def test_no_room(prefix, monkeypatch):
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30})())
+    machine = FakeMachine(prefix)
+    with pytest.raises(SetupError, match=r"not enough disk space .* GiB needed, 1\.0 GiB free"):
+        setup_stack(None, prefix, run=machine)
+    assert machine.commands == []
+
+
+def test_a_second_setup_waits_for_the_first(prefix):
+    machine, other, recorder = FakeMachine(prefix), FakeMachine(prefix), Recorder()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(command, env, listen):
+        inside.set()
+        assert go_on.wait(20)
+        return machine(command, env, listen)
+
+    first = threading.Thread(target=setup_stack, args=(None, prefix), kwargs={"run": slow})
+    first.start()
+    assert inside.wait(20)
+    results = []
+    second = threading.Thread(target=lambda: results.append(setup_stack(None, prefix, recorder, run=other)))
+    second.start()
+    while not any("another setup" in text for text in recorder.details):
+        time.sleep(0.01)
+    go_on.set()
+    first.join(20)
+    second.join(20)
+    assert not results[0].changed
+    assert other.commands == []
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")])
+def test_the_wrong_platform(monkeypatch, system, machine):
+    monkeypatch.setattr(setup.platform, "system", lambda: system)
+    monkeypatch.setattr(setup.platform, "machine", lambda: machine)
+    with pytest.raises(SetupError, match=f"this is {system} {machine}"):
+        setup.check_platform()
+
+
+@pytest.mark.parametrize(("library", "version"), [("glibc", "2.31"), ("", "")])
+def test_an_old_or_foreign_c_library(monkeypatch, library, version):
+    monkeypatch.setattr(setup.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(setup.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(setup.platform, "libc_ver", lambda: (library, version))
+    with pytest.raises(SetupError, match=r"need glibc 2\.34"):
+        setup.check_platform()
+
+
+def test_no_python(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SetupError, match=r"needs Python 2\.99") as caught:
+        setup.find_python("2.99")
+    assert "pyenv install 2.99" in (caught.value.hint or "")
+
+
+def test_a_python_that_is_another_version_is_not_taken(monkeypatch, tmp_path):
+    (tmp_path / "python9.9").write_text("#!/bin/sh\necho 3.4\n")
+    (tmp_path / "python9.9").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    with pytest.raises(SetupError):
+        setup.find_python("9.9")
+
+
+def test_no_compiler(prefix, monkeypatch):
+    def missing():
+        raise SetupError("no C++ compiler was found (g++ or clang++)")
+
+    monkeypatch.setattr(setup, "find_compiler", missing)
+    with pytest.raises(SetupError, match=r"no C\+\+ compiler"):
+        setup_stack(None, prefix, run=FakeMachine(prefix))
+
+
+def test_run_command_streams_lines_and_gives_the_status():
+    lines: list[str] = []
+    assert run_command(["sh", "-c", "echo a; echo b >&2; exit 3"], dict(os.environ), lines.append) == 3
+    assert sorted(lines) == ["a", "b"]
+
+
+def test_run_command_ends_its_children_when_interrupted(tmp_path):
+    pid_file = tmp_path / "pid"
+
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_command(
+            ["sh", "-c", f"sleep 60 & echo $! > {pid_file}; echo go; wait"],
+            dict(os.environ),
+            interrupt,
+        )
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and Path(f"/proc/{pid}").exists():
+        status = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        if status == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_tail_of_a_traceback_is_its_messages():
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1',
+        "ImportError: libx.so",
+        "RuntimeError: no backend",
+    ]
+    assert tail_of(lines) == "  ImportError: libx.so\n  RuntimeError: no backend"
+
+
+def test_the_package_folder_holds_this_package_and_its_plugin(tmp_path):
+    folder = runtime.link_package(tmp_path)
+    assert runtime.link_package(tmp_path) == folder
+    assert sorted(re.sub(r"-.*dist", "-VERSION.dist", path.name) for path in folder.iterdir()) == [
+        "vllm_memprof",
+        "vllm_memprof-VERSION.dist-info",
+    ]
+    assert (folder / "vllm_memprof").resolve() == runtime.PACKAGE_DIR
+
+
+def test_the_environment_of_an_engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/libs")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/my/cache")
+    env = runtime.engine_env(runtime.load_profile("910b"), tmp_path)
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(runtime.SITE_DIR)
+    assert env["PYTHONPATH"].endswith("/mine")
+    assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/shim:{tmp_path}/left_out:/libs"
+    assert "VLLM_CACHE_ROOT" not in env
+    assert "soc_name=Ascend910B3" in Path(env["MEMPROF_SIM_PROFILE"]).read_text()
