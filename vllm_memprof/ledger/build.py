@@ -85,7 +85,7 @@ def _summarise(run: Run) -> RunSummary:
         mode=info.mode,
         engine=engine,
         engine_version=info.engine_version or versions.get(engine or ""),
-        device=info.device or soc,
+        device=soc or info.device,  # the processes know the chip; a launcher may know no more than a profile's name
         simulated=info.simulated,
         device_profile=info.device_profile,
         command=info.command,

@@ -14,7 +14,7 @@ from vllm_memprof.ledger.model import RankReport
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 
-RUNS = ("graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
+RUNS = ("recorded_tp2", "graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
 
 #: What other programs rely on, in the order of the schema memprof.report/1.
 RUN_KEYS = ["id", "source", "status", "model", "engine", "engine_version", "device", "command", "started", "seconds"]
@@ -54,7 +54,8 @@ def test_names_of_the_schema(name: str) -> None:
         assert leading(rank["kv"], KV_KEYS) == KV_KEYS
         for phase in rank["phases"]:
             assert list(phase)[:6] == ["phase", "order", "seconds", "before", "after", "delta"]
-            assert set(SNAPSHOT_FIELDS) <= set(phase["before"])
+            for edge in ("before", "after"):
+                assert phase[edge] is None or set(SNAPSHOT_FIELDS) <= set(phase[edge])
         for memory in rank["device_memory"]:
             assert {"phase", "edge", "rows", "unaccounted_bytes"} <= set(memory)
         for term in rank["budget"]["terms"]:
@@ -71,8 +72,27 @@ def test_every_snapshot_balances(name: str) -> None:
     for rank in build_report(recorded(name)).ranks:
         for memory in rank.device_memory:
             known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-            assert known + (memory.unaccounted_bytes or 0) == TOTAL
-            assert memory.unaccounted_bytes == 0
+            assert memory.unaccounted_bytes in (0, None)  # None: before a worker has chosen its device
+            assert known == (TOTAL if memory.unaccounted_bytes == 0 else 0)
+
+
+def test_a_run_of_the_real_engine() -> None:
+    """vllm-ascend 0.23.0 on a simulated 910B against the hardware's 9.1948 GiB of weights and 44.30 GiB of KV cache."""
+    report = build_report(recorded("recorded_tp2"))
+    assert [rank.label for rank in report.ranks] == ["TP0", "TP1"]
+    assert report.not_measured == []
+    for rank in report.ranks:
+        budget = rank.budget
+        assert (budget.residual_bytes, budget.balanced) == (0, True)
+        assert budget.term("weights") == pytest.approx(9.1948 * 2**30, rel=0.005)
+        assert budget.engine_kv_cache_bytes == pytest.approx(44.30 * 2**30, rel=0.01)
+        assert [check.ok for check in (*budget.checks, *rank.kv.checks)] == [True] * 7
+        assert (budget.term("graph") or 0) > 0
+        assert budget.honest_kv_cache_bytes is not None
+        held = next(row for row in rank.phases if row.phase == "device_init").after
+        assert held is not None
+        outside = next(item for item in budget.uncharged if item.name == "persistent_torch")
+        assert outside.bytes == held.allocated_bytes  # the model runner's own buffers, made before the weights
 
 
 def test_the_equation_balances_to_the_byte() -> None:

@@ -21,7 +21,7 @@ from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.head import verdict
 
-RUNS = ("graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
+RUNS = ("recorded_tp2", "graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
 WIDTHS = (80, 120, 200)
 
 
