@@ -162,12 +162,12 @@ class Check:
     """Two figures that have to agree."""
 
     name: str
-    expected_bytes: int | None  # a count of tokens or blocks where the name says so
-    found_bytes: int | None
+    expected: int | None  # bytes, or the tokens or blocks that the name speaks of
+    found: int | None
     ok: bool | None  # None: one of them is unknown
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "expected": self.expected_bytes, "found": self.found_bytes, "ok": self.ok}
+        return {"name": self.name, "expected": self.expected, "found": self.found, "ok": self.ok}
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         missing = (["requested"] if budget.requested is None else []) + missing
         notes.append(f"not recomputed, unknown: {', '.join(missing)}")
     notes += [
-        failed(check.name, check.expected_bytes, check.found_bytes)
+        failed(check.name, check.expected, check.found)
         for check in budget.checks
         if not check.ok and check.ok is not None
     ]

@@ -33,7 +33,7 @@ def kv_sections(report: Report) -> list[Section]:
             Row(["bytes per block", format_bytes(kv.bytes_per_block)]),
             Row(["planned, GiB", format_gib(kv.planned_bytes, 4)]),
         ]
-        notes = [failed(c.name, c.expected_bytes, c.found_bytes) for c in kv.checks if c.ok is False]
+        notes = [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
         passed = [c.name for c in kv.checks if c.ok]
         if passed:
             notes.append(f"✓ {len(passed)} of {len(kv.checks)} cross-checks hold" + _unchecked(kv))
