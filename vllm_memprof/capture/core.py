@@ -13,7 +13,7 @@ from typing import Any
 from vllm_memprof.capture import selfcheck
 from vllm_memprof.capture.actions import ACTIONS, Action, Call, Half, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.binder import Binder
-from vllm_memprof.capture.hooks import HOOKS, Hook
+from vllm_memprof.capture.hooks import HOOKS, MODEL_READY, Hook
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.session import Session
 from vllm_memprof.capture.versions import in_range
@@ -82,7 +82,8 @@ class Capture:
                 self.reported[verdict.hook.id] = verdict.state
                 self.session.emit("hook", **verdict.to_event())
         summary, failing = selfcheck.summarise(verdicts)
-        if moment in selfcheck.REPORTED_AT:
+        engine_follows = moment == MODEL_READY and "engine_core" in self.session.roles
+        if moment in selfcheck.REPORTED_AT and not engine_follows:
             logger().info("memprof: %s: %s", self.session.notes.get("label", self.session.role), summary)
         if self.strict and failing and moment in selfcheck.REPORTED_AT:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")

@@ -22,6 +22,8 @@ from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _DEFAULT_PROMPT = "Hello"
+#: How long the engine may take to end itself. vLLM's default kills it at once, and with it the shutdown phase.
+_SHUTDOWN_TIMEOUT_S = 30
 _DEFAULT_IMAGE_PROMPT = "Describe this image."
 
 
@@ -91,7 +93,7 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
                 flush=True,
             )
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        llm.llm_engine.engine_core.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
     return 0
 
 
