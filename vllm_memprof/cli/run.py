@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,13 +64,13 @@ class _Terminal:
     def view(self, job: Job, model: str) -> View:
         import time
 
-        from vllm_memprof.launch.live import LiveView, PlainView
+        from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 
         title = f"memprof {self.mode} {model}"
         show_output = self.mode == "serve" and not self.quiet
         if self.live and not self.quiet:
-            return LiveView(title, time.monotonic_ns(), show_output)
-        return PlainView(f"{title}: recording to {job.run_dir}", time.monotonic_ns(), show_output)
+            return GuardedView(LiveView(title, time.monotonic_ns(), show_output))
+        return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", time.monotonic_ns(), show_output))
 
 
 def run(request: LaunchRequest, format_name: str) -> int:
@@ -95,7 +96,8 @@ def run(request: LaunchRequest, format_name: str) -> int:
     outcome = run_engine(job, view, report_at_readiness)
     printed = request.mode == "serve" and outcome.ready
     _report(job.run_dir, format_name, print_it=not printed)
-    _say_how_it_ended(outcome, job, request)
+    with contextlib.suppress(OSError):
+        _say_how_it_ended(outcome, job, request)
     return outcome.verdict.exit_code
 
 
@@ -112,8 +114,8 @@ def _report(run_dir: Path, format_name: str, print_it: bool) -> None:
             write_out(render(report, format_name), None)
     except MemprofError as error:
         print_error(error)
-    except BrokenPipeError:
-        pass
+    except OSError:
+        pass  # the terminal or the pipe is gone; the report is in the run folder
     except Exception as error:
         text = f"the report could not be made: {type(error).__name__}: {error}"
         print_error(MemprofError(text, hint=f"memprof report {run_dir}"))

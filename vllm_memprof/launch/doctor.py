@@ -25,6 +25,7 @@ from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe
 from vllm_memprof.launch.request import DEFAULT_PROFILE
 from vllm_memprof.units import GIB, format_gib
 
+STACK = "simulated stack"  # name of its checks
 #: States of a check: good, worth knowing, will hurt some use, stops every run of that kind.
 GOOD, INFO, WARNING, MISSING = "ok", "info", "warning", "missing"
 
@@ -90,7 +91,7 @@ def find_ways(facts: InterpreterFacts | None, devices: list[Check], stacks: list
 
 
 def ready_stacks(checks: list[Check]) -> list[Check]:
-    return [check for check in checks if check.name.startswith("simulated stack") and check.state == GOOD]
+    return [check for check in checks if check.name == STACK and check.state == GOOD]
 
 
 def check_memprof() -> Check:
@@ -186,15 +187,15 @@ def check_stacks() -> list[Check]:
     try:
         names = [stack.name for stack in list_stacks()]
     except (MemprofError, OSError) as error:
-        return [Check("simulated stack", MISSING, str(error))]
+        return [Check(STACK, MISSING, str(error))]
     for name in names:
         try:
             runtime = prepare_runtime(DEFAULT_PROFILE, name)
         except (MemprofError, OSError) as error:
             todo = getattr(error, "hint", None) or f"memprof sim setup --stack {name}"
-            checks.append(Check(f"simulated stack {name}", MISSING, str(error), todo))
+            checks.append(Check(STACK, MISSING, str(error), todo))
         else:
-            checks.append(Check(f"simulated stack {name}", GOOD, f"set up: {runtime.python}"))
+            checks.append(Check(STACK, GOOD, f"{name}: {runtime.python}"))
     return checks
 
 

@@ -6,9 +6,11 @@ prints a line per finished phase. Both are fed from the launcher's loop and, for
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
@@ -45,18 +47,25 @@ class PlainView:
         self._show_output = show_output
         self._stream = stream or sys.stderr.buffer
         self._lock = threading.Lock()
+        self._progress: EngineProgress | None = None
         self._seen: dict[str, int] = {}
         self._at_line_start = True
         if title is not None:
             self.note(title)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        for process in progress.processes:
-            done = process.done
-            for phase in done[self._seen.get(process.file, 0) :]:
+        self._progress = progress
+        self._print_phases(named_only=True)
+
+    def _print_phases(self, named_only: bool) -> None:
+        """Prints what is new; phases of a worker that has not said its rank yet can wait."""
+        for process in self._progress.processes if self._progress else ():
+            if named_only and process.label is None:
+                continue
+            for phase in process.done[self._seen.get(process.file, 0) :]:
                 if phase.phase not in _MINOR:
                     self.note(describe_phase(process, phase, self._start_ns))
-            self._seen[process.file] = len(done)
+            self._seen[process.file] = len(process.done)
 
     def output(self, chunk: bytes) -> None:
         """A chunk of the engine's output, unchanged."""
@@ -72,7 +81,7 @@ class PlainView:
             self._at_line_start = True
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._print_phases(named_only=False)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -90,6 +99,42 @@ def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) ->
     at = f"{(phase.end_t_ns - start_ns) / 1e9:7.1f}s"
     reserved = format_gib(phase.snapshot.get("reserved_bytes"))
     return f"{at} {process.name} {phase.phase} {reserved} GiB reserved, {figures}{took}{failed}"
+
+
+class GuardedView:
+    """Keeps a view's trouble away from the run: a terminal that is gone must not end the engine.
+
+    Args:
+        view: what draws; dropped at its first failure.
+    """
+
+    def __init__(self, view: PlainView | LiveView) -> None:
+        self._view: PlainView | LiveView | None = view
+
+    def update(self, progress: EngineProgress, last_line: str = "") -> None:
+        if (view := self._view) is not None:
+            self._try(lambda: view.update(progress, last_line))
+
+    def output(self, chunk: bytes) -> None:
+        if (view := self._view) is not None:
+            self._try(lambda: view.output(chunk))
+
+    def note(self, text: str) -> None:
+        if (view := self._view) is not None:
+            self._try(lambda: view.note(text))
+
+    def close(self) -> None:
+        if (view := self._view) is not None:
+            self._try(view.close)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._view = None
+            if not isinstance(error, OSError):  # a mistake of ours, not a lost terminal
+                with contextlib.suppress(OSError, ValueError):
+                    print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
 
 
 class LiveView:

@@ -85,6 +85,7 @@ class EngineProgress:
     soc: str | None = None
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message: left the phase open
     oom_message: str | None = None
+    shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
 
     @property
     def processes(self) -> list[ProcessProgress]:
@@ -136,6 +137,7 @@ class EngineProgress:
         process.readings.update(readings)
         if phase == "shutdown":
             process.shutting_down = True
+            self.shutdown_t_ns = self.shutdown_t_ns or t_ns
         if event.get("edge") == "before":
             process.open.append(OpenPhase(phase_id, phase, t_ns))
             return

@@ -74,11 +74,16 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
 
 
 def find_culprit(deaths: list[Death], progress: EngineProgress, orderly_too: bool = False) -> Death | None:
-    """The death that the others followed from: the first that was not orderly, of a process that mattered."""
+    """The death that the others followed from: the first that was not orderly, of a process that mattered.
+
+    A death after the engine began to shut down is none: vLLM kills what does not end in time itself.
+    """
     suspects: list[tuple[Death, ProcessProgress]] = []
     for death in deaths:
         process = progress.by_pid(death.pid)
         if process is None or not process.matters or process.shutting_down:
+            continue
+        if progress.shutdown_t_ns is not None and progress.shutdown_t_ns < death.t_ns:
             continue
         if orderly_too or not death.looks_orderly:
             suspects.append((death, process))

@@ -55,11 +55,11 @@ def test_devices(tmp_path):
 def test_ways_to_run():
     facts = InterpreterFacts(Path("p"), "3", "x", has_vllm=True, has_memprof=True, plugins=("memprof",))
     device = Check("npu", doctor.GOOD, "")
-    stack = Check("simulated stack s", doctor.GOOD, "")
+    stack = Check(doctor.STACK, doctor.GOOD, "")
     assert find_ways(facts, [device], []) == ["--device npu"]
     assert find_ways(None, [device], []) == []
     assert find_ways(None, [], [stack]) == ["--device sim:910b"]
-    assert find_ways(facts, [Check("npu", doctor.WARNING, "")], [Check("simulated stack s", doctor.MISSING, "")]) == []
+    assert find_ways(facts, [Check("npu", doctor.WARNING, "")], [Check(doctor.STACK, doctor.MISSING, "")]) == []
 
 
 def test_hooks_are_summarised():

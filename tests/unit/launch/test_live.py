@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vllm_memprof.launch.live import LiveView, PlainView, render_progress
+from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, render_progress
 from vllm_memprof.launch.progress import EngineProgress
 
 GIB = 1 << 30
@@ -103,3 +103,28 @@ def test_live_view_prints_output_above_and_then_passes_it_through(progress, capf
     assert " 50%" not in text
     assert "a note" in text
     assert capfdbinary.readouterr().err == b"partial\n"
+
+
+def test_a_lost_terminal_ends_the_display_and_nothing_else(progress, capsys):
+    class Gone(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(5, "Input/output error")
+
+    console = Console(file=io.TextIOWrapper(Gone(), write_through=True), width=80, force_terminal=True)
+    plain = PlainView(None, 0, show_output=True, stream=Gone())
+    for view in (GuardedView(plain), GuardedView(_FailingView())):
+        view.update(progress)
+        view.output(b"x\n")
+        view.note("x")
+        view.close()
+    with pytest.raises(OSError, match="Input/output"):
+        LiveView("t", 0, show_output=True, console=console)
+    assert capsys.readouterr().err.count("progress display failed") == 1
+
+
+class _FailingView(PlainView):
+    def __init__(self) -> None:
+        super().__init__(None, 0, show_output=False, stream=io.BytesIO())
+
+    def update(self, progress: EngineProgress, last_line: str = "") -> None:
+        raise KeyError("a bug")
