@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,12 +34,19 @@ def setup(
     from vllm_memprof.sim.setup import setup_stack
 
     progress = _make_progress(quiet)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         result = setup_stack(stack, prefix, progress, force=force)
     finally:
+        signal.signal(signal.SIGTERM, before)
         progress.close()
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends a setup as Ctrl-C does: its children too."""
+    raise KeyboardInterrupt
 
 
 @app.command("list")

@@ -42,7 +42,7 @@ from vllm_memprof.sim.runtime import (
     setup_command,
     stack_state,
 )
-from vllm_memprof.sim.stacks import Build, Chunk, Stack, default_prefix, load_stack, normalize
+from vllm_memprof.sim.stacks import Build, Chunk, Stack, default_prefix, load_stack, normalize, remember_prefix
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
@@ -102,6 +102,7 @@ def setup_stack(
     stack = load_stack(name)
     folder = (prefix or default_prefix(stack.name)).expanduser().absolute()
     if not force and stack_state(stack, folder) == "ready":
+        remember_prefix(stack.name, folder)
         return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
     job = _Setup(stack, folder, progress or Progress(), run or run_command)
     try:
@@ -110,10 +111,12 @@ def setup_stack(
                 return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
             facts = job.execute()
             _write_stamp(stack, folder, facts, time.monotonic() - started)
+            remember_prefix(stack.name, folder)
     except KeyboardInterrupt:
-        raise SetupError(
-            "interrupted; what is finished is kept", f"{setup_command(stack, folder)}   (goes on where it stopped)"
-        ) from None
+        hint = f"{setup_command(stack, folder)}   (goes on where it stopped)"
+        interrupted = SetupError("interrupted; what is finished is kept", hint)
+        interrupted.exit_code = 128 + signal.SIGINT
+        raise interrupted from None
     except OSError as error:
         raise SetupError(f"setting up {stack.name} failed: {error}", setup_command(stack, folder)) from error
     return SetupResult(stack, folder, True, time.monotonic() - started, facts)

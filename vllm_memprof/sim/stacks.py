@@ -86,8 +86,27 @@ def cache_dir() -> Path:
 
 
 def default_prefix(name: str) -> Path:
-    """The folder of the environment of a stack, unless the user names another."""
-    return cache_dir() / "stacks" / name
+    """The folder of the environment of a stack: where the last setup put it, else in the cache directory."""
+    try:
+        return Path(_prefix_note(name).read_text(encoding="utf-8").strip())
+    except OSError:
+        return cache_dir() / "stacks" / name
+
+
+def remember_prefix(name: str, prefix: Path) -> None:
+    """Makes a folder that the user chose the one where the other commands look."""
+    note = _prefix_note(name)
+    if prefix == cache_dir() / "stacks" / name:
+        note.unlink(missing_ok=True)
+        return
+    note.parent.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_name(f".{note.name}.{os.getpid()}")
+    temporary.write_text(f"{prefix}\n", encoding="utf-8")
+    temporary.replace(note)
+
+
+def _prefix_note(name: str) -> Path:
+    return cache_dir() / "stacks" / f"{name}.prefix"
 
 
 def list_stacks() -> list[Stack]:

@@ -13,7 +13,7 @@ import pytest
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import runtime, setup
 from vllm_memprof.sim.setup import Progress, run_command, setup_stack, tail_of
-from vllm_memprof.sim.stacks import load_stack
+from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
 
@@ -82,6 +82,7 @@ class Recorder(Progress):
 
 @pytest.fixture
 def prefix(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(setup, "check_platform", lambda: None)
     monkeypatch.setattr(setup, "find_compiler", lambda: ["g++"])
     monkeypatch.setattr(setup, "find_python", lambda version: "/usr/bin/python3.11")
@@ -110,6 +111,16 @@ def test_a_first_setup_and_a_second(prefix):
     assert again.seconds < 1
 
 
+def test_a_prefix_of_the_users_choice_is_found_again(prefix, tmp_path):
+    usual = tmp_path / "cache" / "stacks" / "vllm-ascend-0.23.0"
+    assert default_prefix("vllm-ascend-0.23.0") == usual
+    setup_stack(None, prefix, run=FakeMachine(prefix))
+    assert runtime.prepare_runtime("910b").python == prefix / "bin" / "python"
+    assert not setup_stack(None, None, run=FakeMachine(prefix)).changed
+    setup_stack(None, usual, run=FakeMachine(usual))  # back to the usual place
+    assert runtime.prepare_runtime("910b").python == usual / "bin" / "python"
+
+
 def test_a_failed_download_names_the_package_and_is_resumed(prefix):
     machine = FakeMachine(prefix)
     machine.pip_fails_at = "torchvision"
@@ -132,6 +143,7 @@ def test_an_interruption_is_resumed_and_torn_packages_are_installed_anew(prefix)
     with pytest.raises(SetupError, match="interrupted") as caught:
         setup_stack(None, prefix, run=machine)
     assert f"--prefix {prefix}" in (caught.value.hint or "")
+    assert caught.value.exit_code == 130
     machine.interrupt_at = ""
     setup_stack(None, prefix, run=machine)
     folder = next(machine.site_packages.glob("sympy-*.dist-info"))
@@ -162,7 +174,7 @@ def test_other_sources_of_the_device_ask_for_a_setup(prefix, monkeypatch):
     assert runtime.stack_state(load_stack(), prefix) == "outdated"
     with pytest.raises(SetupError, match="needs an update") as caught:
         runtime.prepare_runtime("910b", None, prefix)
-    assert caught.value.hint == f"memprof sim setup --stack vllm-ascend-0.23.0 --prefix {prefix}"
+    assert caught.value.hint == "memprof sim setup --stack vllm-ascend-0.23.0"
 
 
 def test_no_room(prefix, monkeypatch):
