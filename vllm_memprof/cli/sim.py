@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
@@ -11,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from vllm_memprof.units import format_gib
+
+#: Ten megabytes and more: the lines of a log that explain why a step takes its time.
+_LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -115,9 +119,8 @@ class _PlainProgress:
         self._say(f"[{number}/{total}] {title}")
 
     def detail(self, text: str) -> None:
-        if not text.startswith("Downloading"):
-            return
-        self._say(f"    {text}")
+        if _LARGE_DOWNLOAD.search(text):
+            self._say(f"    {text}")
 
     def done(self, seconds: float) -> None:
         self._say(f"    {seconds:.1f} s, {time.monotonic() - self.started:.0f} s in all")

@@ -50,6 +50,8 @@ VERIFY_SCRIPT = Path(__file__).parent / "stacks" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 300.0
 _KEPT_LINES = 60
+#: What pip is at: the verb, the package or file, and the size where it says one.
+_PIP_WORK = re.compile(r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?")
 
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
@@ -270,9 +272,11 @@ class _Setup:
         package = [what]
 
         def keep(line: str) -> None:
-            if match := re.match(r"\s*(?:Collecting|Downloading|Processing|Building wheel for)\s+(\S+)", line):
-                package[0] = match.group(1).rsplit("/", 1)[-1]
-                self.progress.detail(line.strip())
+            if match := _PIP_WORK.match(line):
+                package[0] = match.group(2).rsplit("/", 1)[-1]
+                self.progress.detail(f"{match.group(1)} {package[0]} {match.group(3) or ''}".rstrip())
+            elif match := re.match(r"ERROR: No matching distribution found for (\S+)", line):
+                package[0] = match.group(1)
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
 

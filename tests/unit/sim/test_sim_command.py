@@ -37,7 +37,7 @@ def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
     def fake(name, prefix, progress, force):
         progress.step(1, 2, "install [torch]")
         progress.detail("Downloading torch (900 MB)")
-        progress.detail("unpacking")
+        progress.detail("Downloading small.whl (90 kB)")
         progress.done(1.5)
         return SetupResult(load_stack(), tmp_path, True, 2.0)
 
@@ -46,6 +46,7 @@ def test_setup_prints_steps_as_plain_lines(monkeypatch, tmp_path):
     assert result.exit_code == 0
     assert "[1/2] install [torch]" in result.output
     assert "Downloading torch (900 MB)" in result.output
+    assert "small.whl" not in result.output
     assert f"vllm-ascend-0.23.0 set up in {tmp_path} (2.0 s)" in result.output
     quiet = CliRunner().invoke(sim.app, ["setup", "-q"])
     assert quiet.output.splitlines() == [f"vllm-ascend-0.23.0 set up in {tmp_path} (2.0 s)"]
