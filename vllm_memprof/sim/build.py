@@ -26,7 +26,15 @@ from vllm_memprof.sim import symbols
 NATIVE_DIR = Path(__file__).parent / "native"
 LIBRARY = "libascendcl.so"
 _STAMP = "shim.stamp"
-_FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY", "-Wno-deprecated-declarations"]
+_FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-g0",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-DFUNC_VISIBILITY",
+    "-Wno-deprecated-declarations",
+]
 _INCLUDES = ["torch_npu/include", "torch_npu/include/third_party/acl/inc", "torch_npu/include/third_party/hccl/inc"]
 
 Progress = Callable[[str], None]
@@ -96,9 +104,13 @@ def find_compiler() -> list[str]:
 def _site_packages(engine_python: Path) -> Path:
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     try:
-        done = subprocess.run([str(engine_python), "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [str(engine_python), "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        raise SetupError(f"cannot run the engine's interpreter {engine_python}: {error}", "run: memprof sim setup") from error
+        raise SetupError(
+            f"cannot run the engine's interpreter {engine_python}: {error}", "run: memprof sim setup"
+        ) from error
     site_packages = Path(done.stdout.strip())
     if not (site_packages / "torch_npu").is_dir():
         raise SetupError(f"torch_npu is not installed in {site_packages}", "run: memprof sim setup")
@@ -148,14 +160,19 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
     objects += [_compile(compiler, include_flags, path, work) for path in generated]
     library = work / LIBRARY
     say("linking")
-    _run([*compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
+    _run(
+        [*compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"],
+        "linking the simulated device",
+    )
     _install(library, plan, out_dir)
 
 
 def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
     """Compiles one file, unless an object of the same content is there."""
     headers = b"".join(path.read_bytes() for path in sorted(NATIVE_DIR.glob("*.h")))
-    key = hashlib.sha256(source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()).hexdigest()[:24]
+    key = hashlib.sha256(source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()).hexdigest()[
+        :24
+    ]
     target = work / f"{source.name}.{key}.o"
     if not target.exists():
         for stale in work.glob(f"{source.name}.*.o"):
@@ -170,9 +187,13 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line] or done.stderr.splitlines()
+    lines = [
+        line for line in done.stderr.splitlines() if "error" in line or "undefined" in line
+    ] or done.stderr.splitlines()
     shown = "\n  ".join(lines[:8])
-    raise SetupError(f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}", "is the compiler older than C++17?")
+    raise SetupError(
+        f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}", "is the compiler older than C++17?"
+    )
 
 
 def _install(library: Path, plan: symbols.SymbolPlan, out_dir: Path) -> None:

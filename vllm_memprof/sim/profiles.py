@@ -1,7 +1,7 @@
 """Device profiles: what the simulated device is and what its runtime takes.
 
-In: ``profiles/*.toml``. Out: `DeviceProfile`, and the flat file that the shim reads (``MEMPROF_SIM_PROFILE``). Runs in the
-launcher's process.
+In: ``profiles/*.toml``. Out: `DeviceProfile`, and the flat file that the shim reads (``MEMPROF_SIM_PROFILE``). Runs in
+the launcher's process.
 
 Keys of a profile (every size in bytes):
 
@@ -22,7 +22,7 @@ Keys of a profile (every size in bytes):
 ``driver_version``           answer to the query for the driver's version
 ``[memory]``
 ``context_bytes``            taken per process and device by ``aclrtSetDevice``
-``hccl_buffer_mib``          one HCCL buffer in MiB, unless ``HCCL_BUFFSIZE`` or the communicator's configuration says else
+``hccl_buffer_mib``          one HCCL buffer in MiB, unless ``HCCL_BUFFSIZE`` or the communicator itself says else
 ``hccl_buffers``             buffers per communicator, taken at its first collective
 ``atb_pool_bytes``           taken per process and device by the first ATB operation
 ``graph_capture_bytes``      per captured graph
@@ -154,8 +154,13 @@ def _parse(path: Path) -> DeviceProfile:
         if unknown:
             raise SetupError(f"the device profile {path} has unknown keys in [{section}]: {', '.join(unknown)}")
         for key, kind in keys.items():
-            value = rows.get(key)
-            if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+            value: Any = rows.get(key)
+            if (
+                not isinstance(value, (int, str))
+                or not isinstance(value, kind)
+                or isinstance(value, bool)
+                or (isinstance(value, int) and value < 0)
+            ):
                 raise SetupError(f"the device profile {path} needs {key} in [{section}], a {kind.__name__}: {value!r}")
             values[key] = value
     workspace = tuple((str(glob), int(size_bytes)) for glob, size_bytes in table.get("workspace", {}).items())

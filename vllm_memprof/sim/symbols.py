@@ -183,7 +183,9 @@ def collect_demand(site_packages: Path, rules: Rules, compiler: str) -> Demand:
     """
     libraries = [ElfFile(path) for path in engine_libraries(site_packages, rules.libraries)]
     if not libraries:
-        raise SetupError(f"no engine library below {site_packages}", "install the engine environment first: memprof sim setup")
+        raise SetupError(
+            f"no engine library below {site_packages}", "install the engine environment first: memprof sim setup"
+        )
     provided_files = {path.name for path in engine_libraries(site_packages, rules.providers)}
     needed = sorted({soname for library in libraries for soname in library.needed()} - provided_files)
     system = {soname: found for soname in needed if (found := _system_library(compiler, soname)) is not None}
@@ -210,7 +212,9 @@ def collect_demand(site_packages: Path, rules: Rules, compiler: str) -> Demand:
 def _system_library(compiler: str, soname: str) -> Path | None:
     if soname.startswith("ld-linux"):
         return next(iter(sorted(Path("/").glob(f"lib*/{soname}"))), None)
-    found = subprocess.run([compiler, f"-print-file-name={soname}"], capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(
+        [compiler, f"-print-file-name={soname}"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return Path(found) if found != soname and Path(found).is_file() else None
 
 
@@ -233,7 +237,9 @@ def pointer_functions(include_dirs: Iterable[Path]) -> frozenset[str]:
     found: set[str] = set()
     for directory in include_dirs:
         for header in directory.rglob("*.h"):
-            found.update(re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", header.read_text(encoding="utf-8", errors="replace")))
+            found.update(
+                re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", header.read_text(encoding="utf-8", errors="replace"))
+            )
     return frozenset(found)
 
 
@@ -285,7 +291,8 @@ def generate_cpp(plan: SymbolPlan) -> str:
         value = "nullptr" if symbol.name in plan.pointer_results else "code"
         lines.append(
             f'API {result}fail{index}() __asm__("{symbol.name}");\n'
-            f'API {result}fail{index}() {{ int code = memprof_sim_unimplemented("{symbol.name}"); (void)code; return {value}; }}'
+            f'API {result}fail{index}() {{ int code = memprof_sim_unimplemented("{symbol.name}"); '
+            f"(void)code; return {value}; }}"
         )
     for index, symbol in enumerate(plan.by_state("noop")):
         lines.append(f'API int noop{index}() __asm__("{symbol.name}");\nAPI int noop{index}() {{ return 0; }}')

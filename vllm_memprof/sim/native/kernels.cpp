@@ -240,6 +240,8 @@ bool scalar_at(Call &call, size_t index, Value *value) {
 
 // ---- operators ----
 
+void index_get(Call &call);
+
 // Position 0 always exists: operators that pick positions, token ids among them, answer with it.
 void zero_indices(Call &call) {
   auto tensors = tensors_of(call);
@@ -417,6 +419,107 @@ void reduce_sum(Call &call) {
   walk(in.shape, {&view, &in}, [&](auto &, int64_t *index) {
     char *sum = element(out, index[0]);
     store(sum, out.type, load(sum, out.type) + load(element(in, index[1]), in.type));
+  });
+}
+
+// all(self, ...), any(self, ...), max(self, out), min(self, out): one result over everything, the last tensor.
+Value keep_all(Value so_far, Value value) { return so_far != 0 && value != 0; }
+Value keep_any(Value so_far, Value value) { return so_far != 0 || value != 0; }
+Value keep_max(Value so_far, Value value) { return std::max(so_far, value); }
+Value keep_min(Value so_far, Value value) { return std::min(so_far, value); }
+
+template <Value (*combine)(Value, Value)>
+void reduce_whole(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || element_count(*tensors[1]) != 1 || element_count(*tensors[0]) == 0) return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  if (!is_integer(in.type) || !is_integer(out.type) || !usable(in) || !usable(out)) return;
+  bool first = true;
+  Value result = 0;
+  walk(in.shape, {&in}, [&](auto &, int64_t *index) {
+    Value value = load(element(in, index[0]), in.type);
+    result = first ? combine(value, value) : combine(result, value);
+    first = false;
+  });
+  fill(out, result);
+}
+
+// equal(self, other, out)
+void equal_whole(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 3 || !usable(*tensors[0]) || !usable(*tensors[1]) || tensors[0]->shape != tensors[1]->shape) return;
+  const aclTensor &left = *tensors[0], &right = *tensors[1];
+  bool same = true;
+  walk(left.shape, {&left, &right}, [&](auto &, int64_t *index) {
+    same = same && load(element(left, index[0]), left.type) == load(element(right, index[1]), right.type);
+  });
+  fill(*tensors[2], same);
+}
+
+// flip(self, dims, out)
+void flip(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || call.arguments.size() < 2 || call.arguments[1].kind != Kind::kIntArray || !addressable(*tensors[0])) return;
+  aclTensor source = *tensors[0];
+  for (int64_t dim : call.arguments[1].integers) {
+    size_t axis = static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(source.shape.size()) : dim);
+    if (axis >= source.shape.size()) return;
+    source.offset += (source.shape[axis] - 1) * source.strides[axis];
+    source.strides[axis] = -source.strides[axis];
+  }
+  copy(*tensors[1], source);
+}
+
+// embedding(weight, indices, out)
+void embedding(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 3 || !usable(*tensors[1]) || !usable(*tensors[2]) || !addressable(*tensors[0]) || !is_integer(tensors[0]->type)) return;
+  Call as_index{"Index", {}};
+  Argument list;
+  list.kind = Kind::kTensorList;
+  list.tensors = {*tensors[1]};
+  as_index.arguments = {call.arguments[0], list, call.arguments[2]};
+  index_get(as_index);
+}
+
+// scatter(self, dim, index, src, reduce, out) and inplace scatter(self, dim, index, src, reduce); only plain replacement is computed.
+void scatter(Call &call) {
+  auto tensors = tensors_of(call);
+  bool in_place = call.name.rfind("Inplace", 0) == 0, by_value = call.name.find("Value") != std::string::npos;
+  aclTensor *self = tensor_at(call, 0), *which = tensor_at(call, 2), *source = by_value ? nullptr : tensor_at(call, 3);
+  Value value = 0;
+  if (!self || !which || (!source && !scalar_at(call, 3, &value)) || call.arguments.size() < 5 || call.arguments[4].word != 0) return;
+  const aclTensor &out = in_place ? *self : *tensors.back();
+  if (!in_place) copy(out, *self);
+  if (!usable(out) || !usable(*which) || (source && !addressable(*source)) || which->shape.size() != out.shape.size()) return;
+  int64_t dim = static_cast<int64_t>(call.arguments[1].word), rank = static_cast<int64_t>(out.shape.size());
+  if (dim < 0) dim += rank;
+  if (dim < 0 || dim >= rank || (source && source->shape.size() != which->shape.size())) return;
+  for (size_t axis = 0; source && axis < which->shape.size(); ++axis)
+    if (source->shape[axis] < which->shape[axis]) return;
+  walk(which->shape, {which}, [&](auto &position, int64_t *index) {
+    int64_t chosen = static_cast<int64_t>(load(element(*which, index[0]), which->type));
+    if (chosen < 0 || chosen >= out.shape[static_cast<size_t>(dim)]) return;
+    int64_t at = out.offset, from = source ? source->offset : 0;
+    for (size_t axis = 0; axis < position.size(); ++axis) {
+      if (static_cast<int64_t>(axis) != dim && position[axis] >= out.shape[axis]) return;
+      at += (static_cast<int64_t>(axis) == dim ? chosen : position[axis]) * out.strides[axis];
+      if (source) from += position[axis] * source->strides[axis];
+    }
+    store(element(out, at), out.type, source ? load(element(*source, from), source->type) : value);
+  });
+}
+
+// repeat_interleave: (self, repeats, dim, size, out) with `repeats` a number, or without the dim.
+void repeat_interleave(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || !usable(*tensors[0]) || !usable(*tensors[1]) || call.arguments.size() < 3) return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  if (in.shape.size() != 1 || out.shape.size() != 1) return;
+  int64_t times = static_cast<int64_t>(call.arguments[1].word);
+  if (times <= 0 || out.shape[0] != in.shape[0] * times) return;
+  walk(out.shape, {&out}, [&](auto &position, int64_t *index) {
+    store(element(out, index[0]), out.type, load(element(in, in.offset + position[0] / times * in.strides[0]), in.type));
   });
 }
 
@@ -678,6 +781,19 @@ Kernel find_kernel(const std::string &operator_name) {
       {"Cat", concatenate},
       {"Stack", concatenate},
       {"Repeat", repeat},
+      {"RepeatInterleaveInt", repeat_interleave},
+      {"RepeatInterleaveIntWithDim", repeat_interleave},
+      {"All", reduce_whole<keep_all>},
+      {"Any", reduce_whole<keep_any>},
+      {"Max", reduce_whole<keep_max>},
+      {"Min", reduce_whole<keep_min>},
+      {"Equal", equal_whole},
+      {"Flip", flip},
+      {"Embedding", embedding},
+      {"Scatter", scatter},
+      {"InplaceScatter", scatter},
+      {"ScatterValue", scatter},
+      {"InplaceScatterValue", scatter},
   };
   auto found = kernels->find(operator_name);
   return found == kernels->end() ? nullptr : found->second;

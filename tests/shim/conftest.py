@@ -1,0 +1,143 @@
+"""The simulated device on its own: no vLLM. Each test talks to the built shim from child processes.
+
+Light tests drive it through ctypes with this interpreter; the others start the engine environment's interpreter, with
+the real torch_npu on top.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.build import ShimBuild, build_shim
+from vllm_memprof.sim.profiles import load_profile, write_flat
+
+RESULT = "RESULT "
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.sim)
+
+
+@pytest.fixture(scope="session")
+def engine_python() -> Path:
+    """Interpreter of an engine environment: MEMPROF_TEST_ENGINE_PYTHON, else that of ``memprof sim setup``."""
+    named = os.environ.get("MEMPROF_TEST_ENGINE_PYTHON")
+    if named:
+        return Path(named)
+    from vllm_memprof.sim.stacks import default_prefix, load_stack
+
+    python = default_prefix(load_stack().name) / "bin" / "python"
+    if python.exists():
+        return python
+    message = f"no engine environment at {python}: run memprof sim setup, or set MEMPROF_TEST_ENGINE_PYTHON"
+    if os.environ.get("MEMPROF_REQUIRE_SIM"):
+        raise SetupError(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def shim(engine_python: Path, request: pytest.FixtureRequest) -> ShimBuild:
+    assert request.config.cache is not None
+    return build_shim(engine_python, Path(request.config.cache.mkdir("memprof-shim")))
+
+
+@dataclass
+class Sim:
+    """Starts processes on one simulated machine of its own."""
+
+    shim: ShimBuild
+    engine_python: Path
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def env(self, **extra: str) -> dict[str, str]:
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("MEMPROF_", "HCCL_", "ASCEND_", "PYTORCH_NPU"))
+        }
+        return {
+            **inherited,
+            "LD_LIBRARY_PATH": str(self.shim.lib_dir),
+            "MEMPROF_SIM_PROFILE": str(self.folder / "profile"),
+            "MEMPROF_SIM_STATE": str(self.folder / "state"),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parent),
+            **extra,
+        }
+
+    def start(self, code: str, python: str | Path = sys.executable, **extra: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [str(python), "-c", code],
+            env=self.env(**extra),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait(30)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None and not stream.closed:
+                    stream.close()
+
+    def run(self, code: str, **extra: str) -> dict[str, Any]:
+        """Runs `code`, which prints ``RESULT <json>``, with this interpreter and the ctypes helper ``acl``."""
+        return self._finish(self.start(code, **extra))
+
+    def run_torch(self, code: str, **extra: str) -> dict[str, Any]:
+        """The same with the engine's interpreter: ``torch`` and ``torch_npu`` are imported first."""
+        return self._finish(self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra))
+
+    def start_torch(self, code: str, **extra: str) -> subprocess.Popen[str]:
+        return self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra)
+
+    @staticmethod
+    def _finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, f"exit status {process.returncode}\n{err[-3000:]}"
+        return result_of(out)
+
+
+def result_of(out: str) -> dict[str, Any]:
+    line = next(line for line in reversed(out.splitlines()) if line.startswith(RESULT))
+    result: dict[str, Any] = json.loads(line[len(RESULT) :])
+    return result
+
+
+@pytest.fixture
+def sim(shim: ShimBuild, engine_python: Path, tmp_path: Path) -> Iterator[Sim]:
+    write_flat(load_profile("910b"), tmp_path / "profile")
+    machine = Sim(shim, engine_python, tmp_path)
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def change_profile(sim: Sim) -> Callable[..., None]:
+    """Replaces keys of the profile: ``change_profile(total_bytes=1 << 30)``."""
+
+    def change(**values: int | str) -> None:
+        path = sim.folder / "profile"
+        lines = [line for line in path.read_text().splitlines() if line.split("=")[0] not in values]
+        path.write_text("\n".join([*lines, *(f"{key}={value}" for key, value in values.items())]) + "\n")
+
+    return change

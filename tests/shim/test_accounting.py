@@ -1,0 +1,161 @@
+"""Accounting across processes: neighbours, deaths, forks, visible devices."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+
+from tests.shim.conftest import Sim, result_of
+
+GIB = 1 << 30
+CONTEXT = 375_809_638
+
+HOLDER = """
+import acl, sys
+acl.set_device(0)
+acl.malloc({size})
+acl.result(used=acl.used())
+sys.stdin.readline()
+"""
+
+
+def hold(sim: Sim, size_bytes: int, **extra: str) -> subprocess.Popen[str]:
+    """A process that holds memory on device 0 until its stdin ends."""
+    process = sim.start(HOLDER.format(size=size_bytes), **extra)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("RESULT")
+    return process
+
+
+def used_by_all(sim: Sim, **extra: str) -> int:
+    """Bytes in use on device 0, less the reader's own context."""
+    return int(sim.run("import acl; acl.set_device(0); acl.result(used=acl.used())", **extra)["used"]) - CONTEXT
+
+
+def test_processes_see_each_other(sim: Sim, change_profile: Callable[..., None]) -> None:
+    change_profile(total_bytes=8 * GIB)
+    first, second = hold(sim, 2 * GIB), hold(sim, 3 * GIB)
+    assert used_by_all(sim) == 5 * GIB + 2 * CONTEXT
+    refused = sim.run(f"""
+import acl
+acl.set_device(0)
+acl.result(code=acl.malloc_error({2 * GIB}))
+""")
+    assert refused["code"] == 207001
+    first.communicate("\n", timeout=30)
+    assert used_by_all(sim) == 3 * GIB + CONTEXT
+    second.communicate("\n", timeout=30)
+    assert used_by_all(sim) == 0
+
+
+def test_a_killed_process_loses_its_memory(sim: Sim) -> None:
+    victim = hold(sim, 4 * GIB)
+    assert used_by_all(sim) == 4 * GIB + CONTEXT
+    victim.send_signal(signal.SIGKILL)
+    victim.wait(30)
+    assert used_by_all(sim) == 0
+
+
+def test_a_zombie_counts_as_dead(sim: Sim) -> None:
+    victim = hold(sim, 4 * GIB)
+    victim.send_signal(signal.SIGKILL)  # not waited for: it stays a zombie
+    while (
+        b"Z"
+        not in subprocess.run(["ps", "-o", "stat=", "-p", str(victim.pid)], capture_output=True, check=False).stdout
+    ):
+        pass
+    assert used_by_all(sim) == 0
+    victim.wait(30)
+
+
+def test_kills_at_any_moment_leave_nothing_behind(sim: Sim) -> None:
+    code = """
+import acl
+acl.set_device(0)
+while True:
+    acl.free(acl.malloc(1 << 21))
+"""
+    watcher = hold(sim, 2 << 20)
+    for delay_s in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4):
+        victims = [sim.start(code) for _ in range(2)]
+        try:
+            victims[0].wait(delay_s)
+        except subprocess.TimeoutExpired:
+            pass
+        for victim in victims:
+            victim.kill()
+        for victim in victims:
+            victim.communicate()
+    assert used_by_all(sim) == (2 << 20) + CONTEXT
+    watcher.communicate("\n", timeout=30)
+
+
+def test_a_forked_child_owns_nothing(sim: Sim) -> None:
+    figures = sim.run("""
+import acl, os
+acl.set_device(0)
+block = acl.malloc(1 << 30)
+before = acl.used()
+read_end, write_end = os.pipe()
+pid = os.fork()
+if pid == 0:
+    foreign = acl.error_of("aclrtFree", acl.ctypes.c_void_p(block))
+    device = acl.ctypes.c_int()
+    context = acl.error_of("aclrtGetDevice", acl.ctypes.byref(device))
+    acl.set_device(1)
+    acl.malloc(1 << 21)
+    os.write(write_end, f"{foreign} {context} {acl.used()}".encode())
+    os._exit(0)
+os.waitpid(pid, 0)
+foreign, context, child_used = os.read(read_end, 100).decode().split()
+acl.result(foreign=int(foreign), context=int(context), child_used=int(child_used), grown=acl.used() - before)
+""")
+    assert figures == {"foreign": 107000, "context": 107002, "child_used": CONTEXT + (1 << 21), "grown": 0}
+
+
+def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:
+    holder = hold(sim, GIB, ASCEND_RT_VISIBLE_DEVICES="5")
+    assert used_by_all(sim) == 0
+    assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="3,5") == 0
+    assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="5,3") == GIB + CONTEXT
+    count = sim.run(
+        "import acl, ctypes as c; n = c.c_uint32(); acl.call('aclrtGetDeviceCount', c.byref(n)); acl.result(n=n.value)",
+        ASCEND_RT_VISIBLE_DEVICES="6,7,99,0",
+    )
+    assert count["n"] == 2
+    holder.communicate("\n", timeout=30)
+
+
+def test_components_and_peaks(sim: Sim) -> None:
+    figures = sim.run("""
+import acl
+acl.set_device(0)
+block = acl.malloc(4 << 20)
+acl.malloc(2 << 20, acl.HUGE_ONLY)
+acl.free(block)
+acl.result(**acl.usage())
+""")
+    assert figures == {"CONTEXT": [CONTEXT, CONTEXT], "APP": [0, 4 << 20], "WORKSPACE": [2 << 20, 2 << 20]}
+
+
+def test_a_reset_device_gives_everything_back(sim: Sim) -> None:
+    figures = sim.run("""
+import acl
+acl.set_device(0)
+acl.malloc(1 << 30)
+acl.call("aclrtResetDevice", 0)
+acl.set_device(0)
+acl.result(used=acl.used())
+""")
+    assert figures["used"] == CONTEXT
+
+
+def test_a_missing_profile_is_an_error(sim: Sim) -> None:
+    process = sim.start(
+        "import acl; acl.result(code=acl.error_of('aclrtSetDevice', 0), text=acl.message())",
+        MEMPROF_SIM_PROFILE="/nonexistent",
+    )
+    out, err = process.communicate(timeout=30)
+    assert result_of(out)["code"] != 0
+    assert "cannot read the device profile /nonexistent" in err

@@ -1,0 +1,190 @@
+"""Device memory, copies, physical memory: the C functions, called through ctypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.shim.conftest import Sim
+
+MIB = 1 << 20
+CONTEXT = 375_809_638
+TOTAL = 65_452_113_920
+
+
+def test_context_and_pages_are_charged(sim: Sim) -> None:
+    figures = sim.run(f"""
+import acl
+from ctypes import byref, c_size_t
+before = acl.error_of("aclrtGetMemInfo", 1, byref(c_size_t()), byref(c_size_t()))
+acl.set_device(0)
+context = acl.used()
+sizes = {{}}
+requests = {{
+    "huge": (3 * {MIB}, acl.HUGE_FIRST),
+    "small": (5000, acl.HUGE_FIRST),
+    "forced": (5000, acl.HUGE_ONLY),
+    "normal": (3 * {MIB} + 1, acl.NORMAL_ONLY),
+}}
+for name, (size, policy) in requests.items():
+    start = acl.used()
+    block = acl.malloc(size, policy)
+    sizes[name] = acl.used() - start
+    acl.free(block)
+    assert acl.used() == start
+start = acl.used()
+padded = acl.malloc(2 * {MIB}, function="aclrtMalloc")
+sizes["padded"] = acl.used() - start
+acl.result(before=before, context=context, total=acl.mem_info()[1], sizes=sizes)
+""")
+    assert figures["before"] == 107002  # no context yet: nothing is known about a device
+    assert figures["context"] == CONTEXT
+    assert figures["total"] == TOTAL
+    assert figures["sizes"] == {
+        "huge": 4 * MIB,
+        "small": 8192,
+        "forced": 2 * MIB,
+        "normal": 3 * MIB + 4096,
+        "padded": 4 * MIB,
+    }
+
+
+def test_a_full_device_refuses(sim: Sim, change_profile: Callable[..., None]) -> None:
+    change_profile(total_bytes=1 << 30)
+    figures = sim.run(f"""
+import acl
+acl.set_device(0)
+block = acl.malloc(600 * {MIB})
+code = acl.malloc_error(500 * {MIB})
+text = acl.message()
+acl.free(block)
+acl.malloc(600 * {MIB})
+acl.result(code=code, text=text)
+""")
+    assert figures["code"] == 207001
+    assert "524288000 requested" in figures["text"]
+
+
+def test_copies_keep_their_bytes_up_to_the_limit(sim: Sim) -> None:
+    figures = sim.run("""
+import acl
+from ctypes import c_size_t, c_void_p
+acl.set_device(0)
+limit = 1 << 20
+block = acl.malloc(8 * limit)
+acl.copy(block, b"x" * limit, limit, acl.H2D)
+kept = acl.read(block, limit) == b"x" * limit
+acl.copy(block + 4 * limit, block, limit, acl.D2D)
+device_copy = acl.read(block + 4 * limit, 4)
+acl.copy(block, b"y" * (limit + 1), limit + 1, acl.H2D)
+dropped = set(acl.read(block, limit + 1))
+acl.call("aclrtMemset", c_void_p(block), c_size_t(64), 7, c_size_t(64))
+filled = list(acl.read(block + 62, 3))
+end = c_void_p(block + 8 * limit - 4)
+beyond = acl.error_of("aclrtMemcpy", end, c_size_t(8), b"12345678", c_size_t(8), acl.H2D)
+acl.result(kept=kept, device_copy=device_copy.decode(), dropped=sorted(dropped), filled=filled, beyond=beyond)
+""")
+    assert figures == {"kept": True, "device_copy": "xxxx", "dropped": [0], "filled": [7, 7, 0], "beyond": 107000}
+
+
+def test_memory_costs_the_host_nothing_until_touched(sim: Sim) -> None:
+    figures = sim.run("""
+import acl, resource
+acl.set_device(0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+blocks = [acl.malloc(4 << 30) for _ in range(15)]
+acl.call("aclrtMemset", acl.ctypes.c_void_p(blocks[0]), acl.ctypes.c_size_t(4 << 30), 0, acl.ctypes.c_size_t(4 << 30))
+acl.result(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+""")
+    assert figures["grown_kib"] < 20_000
+
+
+def test_unknown_pointers_are_errors(sim: Sim) -> None:
+    figures = sim.run("""
+import acl
+acl.set_device(0)
+block = acl.malloc(4096)
+codes = [acl.error_of("aclrtFree", acl.ctypes.c_void_p(value)) for value in (0x1234560, block + 32)]
+acl.free(block)
+codes.append(acl.error_of("aclrtFree", acl.ctypes.c_void_p(block)))
+destroyers = ["aclrtDestroyStream", "aclrtDestroyEvent", "aclrtFreePhysical", "aclrtFreeHost"]
+destroyers += ["aclmdlRIDestroy", "HcclCommDestroy"]
+codes += [acl.error_of(name, acl.ctypes.c_void_p(0x99)) for name in destroyers]
+acl.result(codes=codes)
+""")
+    assert 0 not in figures["codes"]
+
+
+PHYSICAL = """
+import acl, ctypes
+from acl import map_at, physical, reserve
+acl.set_device(0)
+M = 1 << 20
+"""
+
+
+def test_physical_memory_is_charged_while_it_exists(sim: Sim) -> None:
+    figures = sim.run(
+        PHYSICAL
+        + """
+start = acl.used()
+address = reserve(64 * M)
+reserved = acl.used() - start
+handles = [physical(20 * M), physical(20 * M)]
+for index, handle in enumerate(handles):
+    map_at(address + index * 20 * M, 20 * M, handle)
+mapped = acl.used() - start
+acl.copy(address + 20 * M - 2, b"abcd", 4, acl.H2D)  # across two handles
+across = acl.read(address + 20 * M - 2, 4).decode()
+early = acl.error_of("aclrtReleaseMemAddress", ctypes.c_void_p(address))
+acl.call("aclrtFreePhysical", handles[0])
+still = acl.used() - start  # mapped memory outlives its handle
+acl.call("aclrtUnmapMem", ctypes.c_void_p(address))
+after = acl.used() - start
+acl.call("aclrtUnmapMem", ctypes.c_void_p(address + 20 * M))
+acl.call("aclrtFreePhysical", handles[1])
+acl.call("aclrtReleaseMemAddress", ctypes.c_void_p(address))
+end = acl.used() - start
+acl.result(reserved=reserved, mapped=mapped, across=across, early=early, still=still, after=after, end=end)
+"""
+    )
+    assert figures == {
+        "reserved": 0,
+        "mapped": 40 * MIB,
+        "across": "abcd",
+        "early": 107000,
+        "still": 40 * MIB,
+        "after": 20 * MIB,
+        "end": 0,
+    }
+
+
+def test_physical_memory_can_be_shared(sim: Sim) -> None:
+    exporter = sim.start(
+        PHYSICAL
+        + """
+handle, address, key = physical(2 * M), reserve(2 * M), ctypes.c_uint64()
+map_at(address, 2 * M, handle)
+acl.copy(address, b"hello", 5, acl.H2D)
+acl.call("aclrtMemExportToShareableHandle", handle, 0, ctypes.c_uint64(0), ctypes.byref(key))
+acl.result(key=key.value)
+input()
+acl.result(text=acl.read(address, 5).decode())
+"""
+    )
+    assert exporter.stdout is not None
+    key = int(exporter.stdout.readline().split(":")[1].rstrip("}\n"))
+    seen = sim.run(
+        PHYSICAL
+        + f"""
+handle, address = ctypes.c_void_p(), reserve(2 * M)
+before = acl.used()
+acl.call("aclrtMemImportFromShareableHandle", ctypes.c_uint64({key}), 0, ctypes.byref(handle))
+map_at(address, 2 * M, handle)
+text = acl.read(address, 5).decode()
+acl.copy(address, b"world", 5, acl.H2D)
+acl.result(text=text, charged=acl.used() - before)
+"""
+    )
+    out, _ = exporter.communicate("\n", timeout=30)
+    assert seen == {"text": "hello", "charged": 0}
+    assert '"world"' in out

@@ -1,0 +1,196 @@
+"""The real torch_npu on the simulated device: what its allocator does, to the byte."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+
+from tests.shim.conftest import Sim, result_of
+
+MIB = 1 << 20
+CONTEXT = 375_809_638
+
+ALLOCATOR = """
+npu = torch.npu
+def state():
+    free, total = npu.mem_get_info()
+    return [npu.memory_allocated(), npu.memory_reserved(), total - free]
+steps = {}
+steps["start"] = state()
+small = torch.empty(1000, dtype=torch.uint8, device="npu")
+steps["small"] = state()                       # 1000 + 32 bytes, in blocks of 512, from a segment of 2 MiB
+medium = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
+steps["medium"] = state()                      # over 1 MiB: from a segment of 20 MiB
+large = torch.empty(30 << 20, dtype=torch.uint8, device="npu")
+steps["large"] = state()                       # 10 MiB and more: a segment of its own, in steps of 2 MiB
+peak = npu.max_memory_allocated()
+del small, medium, large
+steps["deleted"] = state()
+npu.empty_cache()
+steps["emptied"] = state()
+print("RESULT", json.dumps({**steps, "peak": peak}))
+"""
+
+
+def test_allocator_segments(sim: Sim) -> None:
+    figures = sim.run_torch(ALLOCATOR)
+    small, medium, large = 1536, (3 << 20) + 512, (30 << 20) + 512
+    assert figures["start"] == [0, 0, CONTEXT]
+    assert figures["small"] == [small, 2 * MIB, 2 * MIB + CONTEXT]
+    assert figures["medium"] == [small + medium, 22 * MIB, 22 * MIB + CONTEXT]
+    assert figures["large"] == [small + medium + large, 54 * MIB, 54 * MIB + CONTEXT]
+    assert figures["peak"] == small + medium + large
+    assert figures["deleted"] == [0, 54 * MIB, 54 * MIB + CONTEXT]
+    assert figures["emptied"] == [0, 0, CONTEXT]
+
+
+def test_expandable_segments(sim: Sim) -> None:
+    figures = sim.run_torch(ALLOCATOR, PYTORCH_NPU_ALLOC_CONF="expandable_segments:True")
+    allocated, reserved, used = figures["large"]
+    assert allocated == figures["peak"] == 1536 + (3 << 20) + 512 + (30 << 20) + 512
+    assert reserved + CONTEXT == used
+    assert reserved == 2 * MIB + 40 * MIB  # pages of 2 and of 20 MiB, no hole between medium and large
+    assert figures["emptied"] == [0, 0, CONTEXT]
+
+
+def test_out_of_memory_is_torch_npus_own(sim: Sim, change_profile: Callable[..., None]) -> None:
+    change_profile(total_bytes=4 << 30)
+    code = """
+keep = torch.empty(1 << 30, dtype=torch.uint8, device="npu")
+try:
+    torch.empty(3 << 30, dtype=torch.uint8, device="npu")
+except torch.OutOfMemoryError as error:
+    text = str(error)
+again = torch.empty(2 << 30, dtype=torch.uint8, device="npu")
+print("RESULT", json.dumps({"text": text}))
+"""
+    for configuration in ("", "expandable_segments:True"):
+        text = sim.run_torch(code, PYTORCH_NPU_ALLOC_CONF=configuration)["text"]
+        assert "NPU out of memory. Tried to allocate 3.00 GiB" in text
+        assert "4.00 GiB total capacity" in text
+
+
+def test_small_tensors_compute(sim: Sim) -> None:
+    figures = sim.run_torch("""
+x = torch.tensor([[3, 1, 2], [9, 8, 7]])
+d = x.npu()
+checks = {
+    "round trip": torch.equal(d.cpu(), x),
+    "cast": torch.equal(d.to(torch.bfloat16).cpu(), x.to(torch.bfloat16)),
+    "transpose": torch.equal(d.t().contiguous().cpu(), x.t()),
+    "arange": torch.arange(3, 30, 4, device="npu").tolist() == list(range(3, 30, 4)),
+    "arithmetic": torch.equal((d * 2 + d % 4 - 1).cpu(), x * 2 + x % 4 - 1),
+    "compare": torch.equal((d > 2).cpu(), x > 2),
+    "cumsum": torch.equal(torch.cumsum(d, 1).cpu(), torch.cumsum(x, 1)),
+    "nonzero": torch.equal(torch.nonzero(d > 2).cpu(), torch.nonzero(x > 2)),
+    "where": torch.equal(torch.where(d > 2, d, torch.zeros_like(d)).cpu(), torch.where(x > 2, x, 0)),
+    "cat": torch.equal(torch.cat([d, d], 1).cpu(), torch.cat([x, x], 1)),
+    "equal": torch.equal(d, d),
+    "item": d.max().item() == 9 and d.sum().item() == 30,
+}
+d[torch.tensor([1]).npu()] = 5
+checks["index put"] = d.cpu().tolist() == [[3, 1, 2], [5, 5, 5]]
+logits = torch.full((4, 151936), float("nan"), device="npu", dtype=torch.float32)
+checks["token ids"] = logits.argmax(-1).to(torch.int32).cpu().tolist() == [0] * 4
+print("RESULT", json.dumps(checks))
+""")
+    assert [name for name, right in figures.items() if not right] == []
+
+
+def test_graph_capture(sim: Sim) -> None:
+    figures = sim.run_torch("""
+npu = torch.npu
+static = torch.zeros(1024, device="npu")
+npu.synchronize()
+before = npu.mem_get_info()[0]
+reserved = npu.memory_reserved()
+graph = npu.NPUGraph()
+with npu.graph(graph):
+    out = static + 1
+    scratch = torch.empty(4 << 20, device="npu")
+during = npu.memory_reserved() - reserved
+charged = before - npu.mem_get_info()[0]
+graph.replay()
+npu.synchronize()
+graph.reset()
+print("RESULT", json.dumps({"pool": during, "charged": charged}))
+""")
+    assert figures["pool"] > 16 * MIB  # the graph's private pool is torch's
+    assert figures["charged"] == figures["pool"] + 2 * MIB  # the runtime's share is not
+
+
+def test_default_device_makes_no_context(sim: Sim) -> None:
+    figures = sim.run_torch("""
+soc = torch_npu.npu.get_soc_version()      # initialises torch_npu
+torch.npu.set_device(1)
+free = [torch.npu.mem_get_info(1)[0]]
+print("RESULT", json.dumps({"soc": soc, "free": free}))
+""")
+    assert figures["soc"] == 223
+    assert figures["free"] == [65_452_113_920 - CONTEXT]
+
+
+HCCL = """
+import os, torch.distributed as dist
+rank = int(os.environ["RANK"])
+npu = torch.npu
+npu.set_device(rank)
+npu.init()
+def used():
+    free, total = npu.mem_get_info()
+    return total - free - npu.memory_reserved()
+steps = {"start": used()}
+dist.init_process_group("hccl")
+steps["group"] = used()
+x = torch.ones(8, device="npu")
+dist.all_reduce(x)
+npu.synchronize()
+steps["first collective"] = used()
+dist.all_reduce(x)
+out = [torch.empty(8, device="npu") for _ in range(2)]
+dist.all_gather(out, x)
+steps["later"] = used()
+pair = dist.new_group([0, 1])
+steps["second group"] = used()
+dist.all_reduce(x, group=pair)
+npu.synchronize()
+steps["its collective"] = used()
+gathered = [t.cpu().tolist() == x.cpu().tolist() for t in out]
+dist.destroy_process_group()
+print("RESULT", json.dumps({"steps": steps, "gathered": gathered, "end": used()}))
+"""
+
+
+def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    workers: list[subprocess.Popen[str]] = [sim.start_torch(HCCL, RANK=str(rank), **common) for rank in range(2)]
+    for worker in workers:
+        out, err = worker.communicate(timeout=120)
+        assert worker.returncode == 0, err[-3000:]
+        figures = result_of(out)
+        buffers = 2 * 200 * MIB
+        assert figures["steps"] == {
+            "start": CONTEXT,
+            "group": CONTEXT,
+            "first collective": CONTEXT + buffers,
+            "later": CONTEXT + buffers,
+            "second group": CONTEXT + buffers,
+            "its collective": CONTEXT + 2 * buffers,
+        }
+        assert figures["end"] == CONTEXT
+
+
+def test_a_worker_stays_small(sim: Sim) -> None:
+    figures = sim.run_torch("""
+import resource
+keep = [torch.empty(1 << 30, dtype=torch.uint8, device="npu").zero_() for _ in range(55)]
+torch.npu.synchronize()
+print("RESULT", json.dumps({"mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10}))
+""")
+    assert figures["mib"] < 2048
+    assert os.cpu_count()

@@ -1,0 +1,84 @@
+"""Device profiles: the data, the parser, the flat file of the shim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof.errors import SetupError, UsageError
+from vllm_memprof.sim.profiles import PROFILES_DIR, list_profiles, load_profile, write_flat
+
+
+def test_profiles_and_aliases() -> None:
+    assert [profile.name for profile in list_profiles()] == ["ascend310p", "ascend910_93", "ascend910b"]
+    for alias, name in [
+        ("910b", "ascend910b"),
+        ("A2", "ascend910b"),
+        ("a3", "ascend910_93"),
+        ("910_93", "ascend910_93"),
+        ("310P", "ascend310p"),
+    ]:
+        assert load_profile(alias).name == name
+    aliases = [alias for profile in list_profiles() for alias in (profile.name, *profile.aliases)]
+    assert len(aliases) == len(set(aliases))
+
+
+def test_the_910b_as_measured() -> None:
+    profile = load_profile("910b")
+    assert profile.total_bytes == 65_452_113_920
+    assert profile.context_bytes == int(0.35 * 2**30)
+    assert profile.soc_name == "Ascend910B3"
+
+
+def test_every_figure_names_its_source() -> None:
+    for path in PROFILES_DIR.glob("*.toml"):
+        for line in path.read_text().splitlines():
+            if "_bytes =" in line or "_count =" in line or "_mib =" in line:
+                assert "#" in line, f"{path.name}: {line}"
+
+
+def test_unknown_profile_lists_the_known() -> None:
+    with pytest.raises(UsageError) as caught:
+        load_profile("920")
+    assert "ascend910b (910b, a2)" in str(caught.value.hint)
+
+
+def test_own_file(tmp_path: Path) -> None:
+    text = (PROFILES_DIR / "ascend910b.toml").read_text().replace(
+        '"ascend910b"', '"mine"'
+    ) + '"FusedInfer*" = 4096\n"*" = 0\n'
+    (tmp_path / "mine.toml").write_text(text)
+    profile = load_profile(str(tmp_path / "mine.toml"))
+    assert profile.name == "mine"
+    write_flat(profile, tmp_path / "flat" / "mine")
+    lines = (tmp_path / "flat" / "mine").read_text().splitlines()
+    assert lines[0] == "name=mine"
+    assert "total_bytes=65452113920" in lines
+    assert lines[-2:] == ["workspace=FusedInfer* 4096", "workspace=* 0"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("context_bytes = 375_809_638", "", "needs context_bytes"),
+        ("context_bytes = 375_809_638", 'context_bytes = "0.35GiB"', "needs context_bytes"),
+        ("context_bytes = 375_809_638", "context_bytes = -1", "needs context_bytes"),
+        ("context_bytes = 375_809_638", "context_bytes = 1\ncontext_byte = 1", "unknown keys"),
+        ("[memory]", "[memories]", r"no \[memory\]"),
+        ("[memory]", "[memory", "not TOML"),
+    ],
+)
+def test_broken_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text((PROFILES_DIR / "ascend910b.toml").read_text().replace(old, new))
+    with pytest.raises(SetupError, match=message):
+        load_profile(str(path))
+
+
+def test_flat_file_is_left_alone_when_it_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "flat"
+    write_flat(load_profile("910b"), path)
+    before = path.stat().st_mtime_ns
+    write_flat(load_profile("910b"), path)
+    assert path.stat().st_mtime_ns == before
