@@ -40,6 +40,8 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp2.80.txt": ("recorded_tp2", lambda report: table(report, 80)),
     "recorded_tp2.120.txt": ("recorded_tp2", lambda report: table(report, 120)),
     "recorded_tp2.md": ("recorded_tp2", render_markdown),
+    "recorded_tp1.80.txt": ("recorded_tp1", lambda report: table(report, 80)),
+    "recorded_killed_tp2.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80)),
     "eager_tp2.80.txt": ("eager_tp2", lambda report: table(report, 80)),
     "skewed_tp2.80.txt": ("skewed_tp2", lambda report: table(report, 80)),
     "skewed_tp2.120.txt": ("skewed_tp2", lambda report: table(report, 120)),

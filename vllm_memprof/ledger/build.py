@@ -262,8 +262,6 @@ def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> Empt
     before, after = span.before or nothing, span.after or nothing
     workspace = _minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
     non_torch = _minus(before.non_torch_bytes, after.non_torch_bytes)
-    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
-    served = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
     site = span.detail.get("site")
     return EmptyCacheCall(
         phase=None if span.parent is None else process.phases[span.parent].phase,
@@ -272,17 +270,16 @@ def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> Empt
         freed_cached_bytes=_minus(before.reserved_bytes, after.reserved_bytes),
         freed_npu_workspace_bytes=workspace,
         freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
-        while_serving=served and "shutdown" not in _enclosing(process, span),
+        while_serving=_while_serving(run, process, span),
     )
 
 
-def _enclosing(process: ProcessRecord, span: PhaseSpan) -> list[str]:
-    """Phases around a span, from the inside out."""
-    names = []
-    while span.parent is not None:
-        span = process.phases[span.parent]
-        names.append(span.phase)
-    return names
+def _while_serving(run: Run, process: ProcessRecord, span: PhaseSpan) -> bool:
+    """After the engine was ready, before it began to shut down."""
+    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
+    if ready is None or span.start_t_ns is None or span.start_t_ns <= ready:
+        return False
+    return not any(earlier.phase == "shutdown" for earlier in process.phases[: span.order])
 
 
 def _minus(left: int | None, right: int | None) -> int | None:

@@ -14,7 +14,16 @@ from vllm_memprof.ledger.model import RankReport
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 
-RUNS = ("recorded_tp2", "graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
+RUNS = (
+    "recorded_tp2",
+    "recorded_tp1",
+    "recorded_killed_tp2",
+    "graph_tp2",
+    "eager_tp2",
+    "skewed_tp2",
+    "killed_tp2",
+    "plan_tp2",
+)
 
 #: What other programs rely on, in the order of the schema memprof.report/1.
 RUN_KEYS = ["id", "source", "status", "model", "engine", "engine_version", "device", "command", "started", "seconds"]
@@ -93,6 +102,28 @@ def test_a_run_of_the_real_engine() -> None:
         assert held is not None
         outside = next(item for item in budget.uncharged if item.name == "persistent_torch")
         assert outside.bytes == held.allocated_bytes  # the model runner's own buffers, made before the weights
+
+
+def test_engine_core_and_worker_in_one_process() -> None:
+    """The real engine with one rank: the plan and the phases come from the same process."""
+    report = build_report(recorded("recorded_tp1"))
+    (rank,) = report.ranks
+    assert rank.label == "TP0"
+    assert rank.budget.residual_bytes == 0
+    assert rank.kv.tokens == 29_359_232  # as the engine printed it
+    assert [check.ok for check in rank.kv.checks] == [True] * 5
+    late = next(item for item in rank.budget.uncharged if item.name == "late_non_torch")
+    assert late.bytes == 96 * 2**20  # ATB's pool, which its first operation takes in warm-up
+    assert not any(call.while_serving for call in rank.empty_cache)
+
+
+def test_a_worker_of_the_real_engine_killed_in_weight_load() -> None:
+    report = build_report(recorded("recorded_killed_tp2"))
+    assert report.run.exit_reason is not None
+    assert report.run.exit_reason.endswith("was killed by SIGKILL in weight_load")
+    assert [rank.open_phases for rank in report.ranks] == [[], ["weight_load"]]
+    assert rank_of(report, "TP0").budget.term("weights") is not None
+    assert rank_of(report, "TP1").budget.term("weights") is None
 
 
 def test_the_equation_balances_to_the_byte() -> None:
@@ -219,9 +250,10 @@ def test_empty_cache_at_the_end_is_not_serving() -> None:
     spans = [
         span("shutdown", taken, taken, 0, start_t_ns=90),
         span("empty_cache", taken, taken, 1, parent=0, start_t_ns=95),
+        span("empty_cache", taken, taken, 2, start_t_ns=99),  # by whoever cleans up after the worker
     ]
-    (call,) = build_report(run_of(replace(process(spans), ready_t_ns={"server": 50}))).ranks[0].empty_cache
-    assert (call.phase, call.while_serving) == ("shutdown", False)
+    calls = build_report(run_of(replace(process(spans), ready_t_ns={"server": 50}))).ranks[0].empty_cache
+    assert [(call.phase, call.while_serving) for call in calls] == [("shutdown", False), (None, False)]
 
 
 def test_empty_cache_s_own_time_wins() -> None:

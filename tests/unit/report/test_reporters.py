@@ -21,7 +21,16 @@ from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.head import verdict
 
-RUNS = ("recorded_tp2", "graph_tp2", "eager_tp2", "skewed_tp2", "killed_tp2", "plan_tp2")
+RUNS = (
+    "recorded_tp2",
+    "recorded_tp1",
+    "recorded_killed_tp2",
+    "graph_tp2",
+    "eager_tp2",
+    "skewed_tp2",
+    "killed_tp2",
+    "plan_tp2",
+)
 WIDTHS = (80, 120, 200)
 
 
@@ -112,7 +121,9 @@ def test_the_verdict_comes_first_and_last() -> None:
 
 def test_verdicts() -> None:
     assert verdict(report_of("graph_tp2")).startswith("KV cache 44.30 GiB, 645,120 tokens on every rank; equation E4")
-    assert verdict(report_of("killed_tp2")) == "no KV cache was sized"
+    reason = "worker TP1 (pid 4101) was killed by SIGKILL in weight_load"
+    assert verdict(report_of("killed_tp2")) == f"no KV cache was sized: {reason}"
+    assert verdict(report_of("killed_tp2", exit_reason=None)) == "no KV cache was sized"
     run = recorded("graph_tp2")
     for change, text in (
         ({"weights_bytes": 1}, "equation not balanced on TP0-TP1"),

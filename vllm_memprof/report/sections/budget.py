@@ -60,7 +60,8 @@ def _granted(rank: RankReport) -> int:
 
 
 def _has_budget(budget: Budget) -> bool:
-    figures = [budget.requested, budget.engine_kv_cache_bytes, *(term.bytes for term in budget.terms)]
+    """Whether there is more to show than what was asked for."""
+    figures = [budget.engine_kv_cache_bytes, *(term.bytes for term in budget.terms)]
     return any(figure is not None for figure in figures)
 
 

@@ -22,7 +22,7 @@ def verdict(report: Report) -> str:
     """The result in one sentence: what the engine granted, whether its equation gives that, what is honest."""
     least = least_grant(report.ranks)
     if least is None or least.budget.engine_kv_cache_bytes is None:
-        return "no KV cache was sized"
+        return "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
     budget, kv = least.budget, least.kv
     text = f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
     text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""

@@ -61,11 +61,8 @@ def phase_section(report: Report, wide: bool) -> Section:
         for texts, members in groups.items():
             rows.append((fold([label for label, _ in members]), _phase_row(members, list(texts[:-1]))))
     rows += [
-        (
-            fold(gap.labels) if gap.labels else fold(list(per_rank)),
-            Row([gap.phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED),
-        )
-        for gap in report.not_measured
+        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED))
+        for phase, labels in _gaps(report, list(per_rank)).items()
     ]
     columns = [Column("Phase", right=False), Column("s"), *(Column(title) for title, _ in fields)]
     everyone = fold(list(per_rank))
@@ -77,6 +74,14 @@ def phase_section(report: Report, wide: bool) -> Section:
         title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
         plain = [row for _, row in rows]
     return Section(title, columns, plain, _phase_notes(report))
+
+
+def _gaps(report: Report, everyone: list[str]) -> dict[str, str]:
+    """Phases without figures, with the ranks that lack them; the reasons are in the notes."""
+    labels: dict[str, list[str]] = {}
+    for gap in report.not_measured:
+        labels.setdefault(gap.phase, []).extend(everyone if gap.labels is None else gap.labels)
+    return {phase: fold([label for label in everyone if label in found]) for phase, found in labels.items()}
 
 
 def _tight(row: Row, wide: bool) -> list[str]:
