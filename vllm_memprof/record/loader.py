@@ -108,6 +108,7 @@ class ProcessRecord:
     ready_t_ns: dict[str, int]  # what became ready -> time.monotonic_ns()
     last_t_ns: int | None
     dropped_lines: int = 0  # lines that were not a whole JSON object
+    figures_half_units: dict[str, int] = field(default_factory=dict)  # bytes; half the last printed digit, from logs
 
     @property
     def truncated(self) -> bool:
@@ -129,6 +130,7 @@ class Run:
     truncated: bool = False
     notes: list[str] = field(default_factory=list)  # what was dropped, one sentence each
     source: str = "hooks"
+    forms: list[str] = field(default_factory=list)  # from logs: ids of the equations whose line forms were seen
 
 
 def load_run(run_dir: Path) -> Run:

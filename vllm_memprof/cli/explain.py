@@ -1,0 +1,65 @@
+"""``memprof explain``: the report of a run from nothing but its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli.show import check_format, render, write_out
+from vllm_memprof.errors import RunRecordError
+
+if TYPE_CHECKING:
+    from vllm_memprof.ledger.model import Report
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def explain(
+    logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of vLLM or vLLM-Ascend; - is stdin.")],
+    format_name: Annotated[
+        str,
+        typer.Option("--format", metavar="F", help="table, markdown, json; html, csv and trace are not available yet."),
+    ] = "table",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
+    ] = None,
+) -> None:
+    """Print the report of every engine start that a log holds, from its text alone."""
+    check_format(format_name)
+    reports = read_reports(logs)
+    texts = [render(report, format_name, to_file=output is not None) for report in reports]
+    write_out(_together(texts, format_name), output)
+
+
+def read_reports(logs: list[str]) -> list[Report]:
+    """One report per engine start, log by log. A log without figures is named on stderr where another has some.
+
+    Raises:
+        RunRecordError: none of the logs holds a line about memory, or one cannot be read.
+    """
+    from vllm_memprof.ledger.build import build_report
+    from vllm_memprof.logs.record import NoMemoryLines, read_log
+
+    reports, empty = [], []
+    for path in logs:
+        try:
+            reports += [build_report(run) for run in read_log(path)]
+        except NoMemoryLines as error:
+            empty.append(error)
+    if not reports:
+        raise empty[0] if len(empty) == 1 else RunRecordError("no line about memory in any log", hint=empty[0].hint)
+    for blank in empty:
+        typer.echo(f"memprof: {blank.message}", err=True)
+    return reports
+
+
+def _together(texts: list[str], format_name: str) -> str:
+    """Several reports in one text: a JSON array, or one after the other."""
+    if len(texts) == 1:
+        return texts[0]
+    if format_name == "json":
+        return "[\n" + ",\n".join(text.rstrip("\n") for text in texts) + "\n]\n"
+    return "\n".join(texts)

@@ -1,0 +1,304 @@
+"""Bytes of a log, however dirty, become plain lines of text. Constant memory; runs in ``memprof explain``.
+
+What enters is a binary stream: plain or gzip, UTF-8 or UTF-16 with or without a byte order mark. What leaves is an
+iterator of ``Line``. The first ``DENSE_BYTES`` are handed on line by line, because pastes are short and may be wrapped
+or cut; after that only the surroundings of a needle are, which is what makes a log of a gigabyte bearable.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import html
+import re
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from vllm_memprof.errors import RunRecordError
+
+CHUNK_BYTES = 1 << 20
+#: A longer line is handed on in pieces of this size: no line of an engine comes near it.
+MAX_LINE_BYTES = 1 << 16
+DENSE_BYTES = 4 << 20
+#: Lines handed on before and after one that holds a needle: a wrapped line has its neighbours.
+LINES_BEFORE, LINES_AFTER = 1, 10
+
+#: Every line format holds one of these (``tests/unit/logs`` checks it), ordinary serving lines none. Letters only, so
+#: that punctuation that a paste has changed does not matter.
+NEEDLES: tuple[bytes, ...] = (
+    b"emory",
+    b"eights t",
+    b"loading took",
+    b"torch_peak",
+    b"KV Cache",
+    b"cache size",
+    b"oncurrency for",
+    b"raph capturing",
+    b" blocks",
+    b"ncoder cache will",
+    b"LM engine",
+    b"server version",
+    b"non-default args",
+    b"vllm serve",
+    b"is assigned as",
+    b"real profiling",
+    b"HBM-Usage",
+    b"Sleep mode",
+    b"num_gpu_blocks",
+    b"startup complete",
+)
+#: Ascend prints this line once per step at level DEBUG. The same figures from the same process are handed on once.
+_PER_STEP = b"torch reserved m"
+_PER_STEP_LIMIT = 1 << 14
+#: A table of npu-smi follows its head; so many lines of it are handed on.
+_TABLE_HEAD, _TABLE_LINES = b"HBM-Usage", 120
+
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One logical line: between two line feeds, or between two carriage returns of a progress bar."""
+
+    number: int  # from 1, as an editor counts
+    text: str  # decoded, still dirty
+    follows: bool  # the line before it was handed on as well
+    cut: bool = False  # a piece of a longer line
+
+
+def is_gzip(head: bytes) -> bool:
+    return head.startswith(_GZIP_MAGIC)
+
+
+def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """The stream as UTF-8 bytes without a byte order mark, unpacked where it is gzip.
+
+    Raises:
+        RunRecordError: a damaged gzip stream.
+    """
+    head = _read(stream, 4096)
+    if is_gzip(head):
+        unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _Pushed(head, stream))))
+        yield from read_chunks_plain(_read(unpacked, 4096), unpacked)
+        return
+    yield from read_chunks_plain(head, stream)
+
+
+def read_chunks_plain(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    encoding, mark = detect_encoding(head)
+    decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
+    chunk = head[mark:]
+    while chunk:
+        yield chunk if decoder is None else decoder.decode(chunk).encode("utf-8", errors="replace")
+        chunk = _read(stream, CHUNK_BYTES)
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Up to ``size`` bytes: less only at the end, or where a pipe has no more yet."""
+    try:
+        return stream.read(size)
+    except (zlib.error, gzip.BadGzipFile) as exc:
+        raise RunRecordError(
+            f"damaged gzip data: {exc}", hint="unpack it with gzip -dc and pass what comes out"
+        ) from exc
+    except EOFError:
+        return b""  # a gzip file that was cut short: what came before its end was handed on
+
+
+class _Pushed:
+    """A stream whose first bytes were read already; enough of a file for ``gzip``."""
+
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head = head
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if self._head:
+            piece = self._head if size < 0 else self._head[:size]
+            self._head = self._head[len(piece) :]
+            return piece
+        return self._stream.read(size)
+
+
+def detect_encoding(head: bytes) -> tuple[str, int]:
+    """(codec, bytes of the byte order mark) from the first bytes of a file."""
+    for mark, codec in (
+        (codecs.BOM_UTF8, "utf-8"),
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+    ):
+        if head.startswith(mark):
+            return codec, len(mark)
+    sample = head[: len(head) & ~1]
+    if len(sample) >= 8:
+        half = len(sample) // 2
+        even, odd = sample[0::2].count(0), sample[1::2].count(0)
+        if odd > half * 0.4 and even < half * 0.1:
+            return "utf-16-le", 0
+        if even > half * 0.4 and odd < half * 0.1:
+            return "utf-16-be", 0
+    return "utf-8", 0
+
+
+def read_lines(chunks: Iterator[bytes]) -> Iterator[Line]:
+    """Lines of a log, whole at its beginning, and around needles later on."""
+    number, read, tail = 1, 0, b""
+    seen: set[bytes] = set()
+    follows = False
+    table_until = 0
+    for chunk in chunks:
+        data = tail + chunk
+        cut = data.rfind(b"\n") + 1
+        if cut == 0:
+            if len(data) < MAX_LINE_BYTES:
+                tail = data
+                continue
+            # a line without an end: in pieces, at a space where there is one
+            pieces, tail = _pieces(data)
+            dense = read < DENSE_BYTES
+            for piece in pieces:
+                if dense or any(needle in piece for needle in NEEDLES):
+                    yield from _segments(piece, number, follows, cut=True)
+            read += len(data) - len(tail)
+            follows = False
+            continue
+        block, tail = data[:cut], data[cut:]
+        if read < DENSE_BYTES:
+            for raw in block[:-1].split(b"\n"):
+                yield from _bounded(raw, number, follows=True)
+                number += 1
+            follows = True
+        else:
+            last = -1
+            for index, raw, joined in _around_needles(block, seen, table_until):
+                if _TABLE_HEAD in raw:
+                    table_until = _TABLE_LINES
+                yield from _bounded(raw, number + index, follows=joined or (index == 0 and follows))
+                last = index
+            lines = block.count(b"\n")
+            table_until = max(0, table_until - lines)
+            follows = last == lines - 1
+            number += lines
+        read += cut
+    if tail:
+        yield from _bounded(tail, number, follows)
+
+
+def _pieces(data: bytes) -> tuple[list[bytes], bytes]:
+    pieces = []
+    begin = 0
+    while len(data) - begin >= MAX_LINE_BYTES:
+        end = data.rfind(b" ", begin + MAX_LINE_BYTES // 2, begin + MAX_LINE_BYTES)
+        end = end if end > 0 else begin + MAX_LINE_BYTES
+        pieces.append(data[begin:end])
+        begin = end
+    return pieces, data[begin:]
+
+
+def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[Line]:
+    if len(raw) < MAX_LINE_BYTES:
+        yield from _segments(raw, number, follows, cut=False)
+        return
+    pieces, rest = _pieces(raw)
+    for piece in (*pieces, rest):
+        yield from _segments(piece, number, follows, cut=True)
+        follows = False
+
+
+def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Line]:
+    text = raw.decode("utf-8", errors="replace")
+    if "\r" not in text:
+        yield Line(number, text, follows, cut)
+        return
+    for part in text.split("\r"):
+        if part:
+            yield Line(number, part, follows, cut)
+            follows = True
+
+
+def _around_needles(block: bytes, seen: set[bytes], table_lines: int) -> Iterator[tuple[int, bytes, bool]]:
+    """(index of the line in the block, line, whether it follows the one before) for lines near a needle."""
+    hits = _hits(block, seen)
+    if not hits and not table_lines:
+        return
+    ends: list[int] = []  # position of each line feed so far; grown only as far as it is needed
+    at = block.find(b"\n")
+    while at >= 0:
+        ends.append(at)
+        at = block.find(b"\n", at + 1)
+    wanted: set[int] = set(range(min(table_lines, len(ends))))
+    for position in hits:
+        index = bisect_right(ends, position - 1)
+        after = _TABLE_LINES if block.startswith(_TABLE_HEAD, position) else LINES_AFTER
+        wanted.update(range(max(0, index - LINES_BEFORE), min(len(ends), index + after + 1)))
+    previous = -2
+    for index in sorted(wanted):
+        begin = ends[index - 1] + 1 if index else 0
+        yield index, block[begin : ends[index]], index == previous + 1
+        previous = index
+
+
+def _hits(block: bytes, seen: set[bytes]) -> list[int]:
+    """Positions of needles, one per line and needle at most."""
+    hits = []
+    for needle in NEEDLES:
+        at = block.find(needle)
+        while at >= 0:
+            end = block.find(b"\n", at)
+            if needle is not NEEDLES[0] or not _known_step(block, at, end, seen):
+                hits.append(at)
+            at = block.find(needle, end)
+    return hits
+
+
+def _known_step(block: bytes, at: int, end: int, seen: set[bytes]) -> bool:
+    """Whether this is a per-step line whose figures the same process has printed before."""
+    if not block.endswith(_PER_STEP, max(0, at - len(_PER_STEP)), at):
+        return False
+    begin = block.rfind(b"\n", 0, at) + 1
+    key = block[begin : min(begin + 24, at)].partition(b")")[0] + block[at:end]
+    if key in seen:
+        return True
+    if len(seen) < _PER_STEP_LIMIT:
+        seen.add(key)
+        return False
+    return True
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|\ufeff|\u200b")
+_BARE_ANSI = re.compile(r"(?:\^\[|\u241b)?\[[0-9]{1,2}(?:;[0-9]{1,3})*m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_QUOTE = re.compile(r"^(?:\s{0,3}(?:>|&gt;)\s?)+")
+_ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+_TAG = re.compile(r"</?(?:b|strong|em|i|code|span|br|p|li|td|tr|pre|font)(?:\s[^<>]{0,200})?/?>", re.IGNORECASE)
+#: Full-width forms of ASCII, ideographic punctuation, no-break spaces, typographic minus signs.
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_FULL_WIDTH |= dict.fromkeys((0x00A0, 0x2002, 0x2003, 0x2009, 0x202F, 0x3000), 0x20)
+_FULL_WIDTH |= {0x3001: 0x2C, 0x3002: 0x2E, 0xFF61: 0x2E, 0x2212: 0x2D, 0x2010: 0x2D, 0x2011: 0x2D}
+
+
+def plain(text: str) -> str:
+    """A line without colours, control characters, quote marks, entities, full-width forms and emphasis.
+
+    Lengths stay comparable: white space is left as it is, for ``parse`` joins wrapped lines by their width.
+    """
+    if "\x1b" in text or "\ufeff" in text or "\u200b" in text:
+        text = _ANSI.sub("", text)
+    if "m" in text and "[" in text:
+        text = _BARE_ANSI.sub("", text)
+    if not text.isprintable():
+        text = _CONTROL.sub("", text)
+    if "&" in text:
+        text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
+    if not text.isascii():
+        text = text.translate(_FULL_WIDTH)
+    if ">" in text:
+        text = _QUOTE.sub("", text)
+        if "<" in text:
+            text = _TAG.sub("", text)
+    if "**" in text:
+        text = text.replace("**", "")
+    return text.rstrip()

@@ -1,0 +1,276 @@
+"""Lines become facts: a name, a value in bytes, how exact it is, where it stands and who printed it.
+
+``facts_of`` reads one line. ``parse`` reads a stream of lines and joins those that a terminal or a mail program has
+wrapped, where the joined line says something that its pieces do not. Runs and ranks are the matter of ``logs.runs``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from math import ceil
+
+from vllm_memprof.logs.clean import Line, plain
+from vllm_memprof.logs.formats import FORMATS, GIB, UNITS, Hole, LineFormat
+
+#: A wrapped line continues on this many lines at most: the longest line of an engine has 800 characters.
+MAX_JOINED = 12
+#: Lines shorter than this were not wrapped by a terminal.
+MIN_WRAPPED = 36
+#: Widths at which terminals and editors cut lines.
+COMMON_WIDTHS = frozenset((72, 76, 78, 79, 80, 100, 120, 132, 160, 200))
+#: No device of an engine that prints plain bytes is smaller. A smaller figure is a number that was cut short.
+LEAST_TOTAL_BYTES = 7 * GIB
+
+_ANCHORS = tuple(dict.fromkeys(row.anchor for row in FORMATS))
+_OPENERS = tuple(row for row in FORMATS if row.opens)
+
+_RECORD = re.compile(
+    r"^\W{0,3}(?:\(\w[^()]{0,60}\bpid=\d+|(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|\[rank\d+\]"
+    r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[\d{4}-|Traceback )"
+)
+_LABEL = re.compile(
+    r"\((?P<label>[A-Za-z]\w*)(?: rank=(?P<rank>\d+)| (?P<dims>TP\d+))?,? pid=(?P<pid>\d+)(?:, ip=(?P<ip>[0-9.]+))?\)"
+)
+_RANK_TAG = re.compile(r"\[rank(?P<rank>\d+)\]:")
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """Who printed a line, as its prefix says."""
+
+    label: str  # Worker_TP0, EngineCore_DP0, APIServer, VllmWorkerProcess, rank0, ...
+    pid: int | None = None
+    ip: str | None = None
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure of one line."""
+
+    name: str  # as in formats.LOG_FIGURES, record.schema.FIGURES or KV_PLAN
+    value: int | float  # bytes where the name ends in _bytes
+    half_unit_bytes: int  # half of the last digit that the engine prints, rounded up; 0: exact
+    text: str  # the number as it was read
+    line: int
+    speaker: Speaker | None
+    device: str | None  # as the line names it: cuda:1, or the number of an NPU
+    format: LineFormat
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one logical line gave: facts, or nothing but its text for those who look for other things in it."""
+
+    line: int
+    text: str  # plain
+    speaker: Speaker | None
+    facts: tuple[Fact, ...] = ()
+    opens: str | None = None  # context for the lines that follow
+
+
+def speaker_of(text: str) -> Speaker | None:
+    """The innermost process that a line's prefix names."""
+    labels = list(_LABEL.finditer(text, 0, 400))
+    if labels:
+        last = labels[-1]
+        label = last["label"]
+        if last["rank"] is not None:
+            label = f"{label}_RANK{last['rank']}"
+        elif last["dims"] is not None:
+            label = f"{label}_{last['dims']}"
+        return Speaker(label, int(last["pid"]), last["ip"])
+    tag = _RANK_TAG.search(text, 0, 200)
+    return None if tag is None else Speaker(f"rank_RANK{tag['rank']}")
+
+
+def quantity(text: str, unit: str | None, digits: int) -> tuple[int | float, int] | None:
+    """(value, half-unit) of a printed number; None where it cannot be one.
+
+    Args:
+        text: the number, thousands separated or not.
+        unit: a key of ``UNITS``; None: a count, a ratio, or exact bytes.
+        digits: that the engine keeps; more may be printed, and then they count.
+    """
+    number = Decimal(text.replace(",", ""))
+    printed = len(text.partition(".")[2])
+    if unit is None or UNITS[unit] == 1:
+        return (float(number), 0) if printed else (int(number), 0)
+    scale = UNITS[unit]
+    half = Decimal(scale) / 2 / Decimal(10) ** max(digits, printed)
+    return round(number * scale), ceil(half)
+
+
+def facts_of(text: str, line: int, context: str | None = None, cut: bool = False) -> tuple[Fact, ...]:
+    """Facts of one line.
+
+    Args:
+        text: plain, with or without the prefix of its process.
+        line: its number, for the facts.
+        context: what an earlier line has opened.
+        cut: the line may have been cut at its end.
+    """
+    present = [anchor for anchor in _ANCHORS if anchor in text]
+    if not present:
+        return ()
+    found: list[Fact] = []
+    taken: list[tuple[int, int]] = []
+    for row in FORMATS:
+        if row.anchor not in present or (row.when is not None and row.when != context):
+            continue
+        for match in row.regex.finditer(text):
+            groups = match.groupdict()
+            device = groups.get("device")
+            facts = []
+            for hole in row.holes:
+                span = match.span(hole.name)
+                if any(span[0] < end and begin < span[1] for begin, end in taken):
+                    break
+                fact = _fact(row, hole, groups, line, device, suspicious=cut and span[1] == len(text))
+                if fact is None:
+                    break
+                facts.append(fact)
+            else:
+                if not _plausible(row, facts):
+                    continue
+                facts += [Fact(name, 1, 0, "", line, None, device, row) for name in row.says]
+                taken += [match.span(hole.name) for hole in row.holes]
+                found += facts
+    speaker = speaker_of(text) if found else None
+    return tuple(found) if speaker is None else tuple(replace(fact, speaker=speaker) for fact in found)
+
+
+def _fact(
+    row: LineFormat, hole: Hole, groups: dict[str, str | None], line: int, device: str | None, suspicious: bool
+) -> Fact | None:
+    text = groups[hole.name]
+    assert text is not None
+    if hole.ends_line and suspicious:
+        return None
+    unit = groups.get(f"{hole.name}__unit", hole.unit)
+    value, half = quantity(text, unit, hole.digits if unit == hole.unit else 2) or (0, 0)
+    if hole.name.endswith(("_bytes", "_tokens")) and not isinstance(value, int):
+        return None
+    return Fact(hole.name, value, half, text, line, None, device, row)
+
+
+def _plausible(row: LineFormat, facts: list[Fact]) -> bool:
+    """Plain bytes at the end of a line may have been cut short: a device holds its KV cache and has some size."""
+    if not any(hole.ends_line for hole in row.holes):
+        return True
+    values = {fact.name: fact.value for fact in facts}
+    total = values.get("device_total_bytes", LEAST_TOTAL_BYTES)
+    return total >= LEAST_TOTAL_BYTES and total >= values.get("kv_cache_bytes", 0)
+
+
+class _Widths:
+    """Notices lines that end where a screen does."""
+
+    def __init__(self) -> None:
+        self._widest = 0
+        self._times = 0
+
+    def looks_cut(self, length: int) -> bool:
+        if length > self._widest:
+            self._widest, self._times = length, 0
+        if length == self._widest:
+            self._times += 1
+        return length in COMMON_WIDTHS or (length == self._widest and self._times > 2)
+
+
+def parse(lines: Iterable[Line]) -> Iterator[Read]:
+    """Every line, with the facts that it holds; wrapped lines come back joined where that makes a fact whole."""
+    waiting: deque[tuple[Line, str]] = deque()
+    source = iter(lines)
+    widths = _Widths()
+    context: str | None = None
+    inherited: Speaker | None = None  # of the record that this line continues
+    continued = 0  # lines that still belong to it
+
+    def fill() -> None:
+        while len(waiting) <= MAX_JOINED:
+            line = next(source, None)
+            if line is None:
+                return
+            waiting.append((line, plain(line.text)))
+
+    fill()
+    while waiting:
+        line, text = waiting.popleft()
+        fill()
+        if not text:
+            continued = 0
+            yield Read(line.number, text, None)
+            continue
+        cut = line.cut or widths.looks_cut(len(text)) or _digits_follow(waiting)
+        facts = facts_of(text, line.number, context, cut)
+        speaker = facts[0].speaker if facts else speaker_of(text) if "pid=" in text or "[rank" in text else None
+        if speaker is None and continued:
+            speaker = inherited
+        pieces = _wrapped(text, waiting)
+        if pieces:
+            have = {(fact.name, fact.text) for fact in facts}
+            joined = _join(line.number, pieces, context)
+            facts += tuple(fact for fact in joined if (fact.name, fact.text) not in have)
+            if joined and speaker is not None:
+                inherited, continued = speaker, len(pieces)
+        continued = max(0, continued - 1)
+        opens = next((row.opens for row in _OPENERS if row.anchor in text and row.regex.search(text)), None)
+        if opens:
+            context = opens
+        elif context and facts and not any(fact.format.when == context for fact in facts):
+            context = None
+        yield Read(line.number, text, speaker, tuple(replace(fact, speaker=speaker) for fact in facts), opens)
+
+
+def _digits_follow(rest: deque[tuple[Line, str]]) -> bool:
+    """Whether the next line may be the end of a number."""
+    return bool(rest) and rest[0][0].follows and rest[0][1].lstrip()[:1].isdigit()
+
+
+def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
+    """This line and those that may be its rest; empty where no format could cross the first boundary."""
+    if len(text) < MIN_WRAPPED or not rest or not _continues(rest[0]) or not _near_anchor(text, rest[0][1]):
+        return []
+    pieces = [text]
+    for other in rest:
+        if len(pieces) > MAX_JOINED or not _continues(other):
+            break
+        pieces.append(other[1])
+    return pieces
+
+
+def _join(line: int, pieces: list[str], context: str | None) -> list[Fact]:
+    """Facts that no piece holds alone: wrapped where the screen ended, or at a space."""
+    width = max(len(piece) for piece in pieces)
+    ways = (
+        ["" if len(piece) == width else " " for piece in pieces[:-1]],
+        [""] * (len(pieces) - 1),
+        [" "] * (len(pieces) - 1),
+    )
+    for separators in ways:
+        whole = pieces[0] + "".join(sep + piece for sep, piece in zip(separators, pieces[1:], strict=True))
+        found = facts_of(whole, line, context, cut=len(pieces[-1]) == width)
+        alone = {(fact.name, fact.text) for piece in pieces for fact in facts_of(piece, line, context)}
+        crossing = [fact for fact in found if (fact.name, fact.text) not in alone]
+        if crossing:
+            return crossing
+    return []
+
+
+def _continues(item: tuple[Line, str]) -> bool:
+    """Whether a line may be the rest of the one before it."""
+    line, text = item
+    stripped = text.strip()
+    return (
+        line.follows and bool(stripped) and _RECORD.match(stripped) is None and not stripped.startswith(("```", "~~~"))
+    )
+
+
+def _near_anchor(text: str, following: str) -> bool:
+    """Whether a format could begin on the first line: one of its literals is there, or lies across the boundary."""
+    across = text[-40:] + following.strip()[:40], text[-40:] + " " + following.strip()[:40]
+    return any(anchor in text or anchor in across[0] or anchor in across[1] for anchor in _ANCHORS)
