@@ -37,6 +37,8 @@ REQUIRED_PHASES = (
 )
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
+#: An equation, and how it was chosen.
+_Choice = tuple[equations.Equation | None, str | None]
 _OOM_KEYS = (
     "requested_bytes",
     "device_total_bytes",
@@ -59,8 +61,8 @@ def build_report(run: Run) -> Report:
     summary = _summarise(run)
     workers = [process for process in run.processes if process.is_worker]
     labels = _labels(workers)
-    equation = equations.select(summary.engine, summary.engine_version)
-    ranks = [_rank_report(run, process, labels[i], summary, equation) for i, process in enumerate(workers)]
+    chosen = equations.select(summary.engine, summary.engine_version, run.forms)
+    ranks = [_rank_report(run, process, labels[i], summary, chosen) for i, process in enumerate(workers)]
     return Report(
         run=summary,
         ranks=ranks,
@@ -113,9 +115,7 @@ def _labels(workers: list[ProcessRecord]) -> list[str]:
     return named
 
 
-def _rank_report(
-    run: Run, process: ProcessRecord, label: str, summary: RunSummary, equation: equations.Equation | None
-) -> RankReport:
+def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSummary, chosen: _Choice) -> RankReport:
     who = process.identity
     figures = _figures(process)
     kv = _rank_kv(run, process)
@@ -134,7 +134,7 @@ def _rank_report(
         initial_free_bytes=None if free is None else int(free),
         phases=[_phase_row(span) for span in process.phases],
         device_memory=_device_memory(process, summary.simulated),
-        budget=_budget(process, figures, kv, summary, equation),
+        budget=_budget(process, figures, kv, summary, chosen),
         kv=kv,
         empty_cache=[_empty_cache_call(run, process, span) for span in process.phases if span.phase == "empty_cache"],
         oom=_oom(process),
@@ -187,8 +187,9 @@ def _budget(
     figures: equations.Figures,
     kv: Kv,
     summary: RunSummary,
-    equation: equations.Equation | None,
+    chosen: _Choice,
 ) -> Budget:
+    equation, how = chosen
     total, granted = figures.get("device_total_bytes"), figures.get("kv_cache_bytes")
     common: dict[str, Any] = {
         "device_total_bytes": None if total is None else int(total),
@@ -197,7 +198,7 @@ def _budget(
     }
     if equation is None:
         return Budget(**common, requested=figures.get("requested_bytes"))
-    result = equations.evaluate(equation, figures)
+    result = equations.evaluate(equation, figures, process.figures_half_units)
     evidence = Evidence(figures, process.phases, summary.simulated)
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
@@ -208,7 +209,7 @@ def _budget(
         **common,
         equation=equation.id,
         cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
-        chosen_by=f"{summary.engine} {summary.engine_version}",
+        chosen_by=how,
         override=result.override,
         formula=equation.formula,
         requested=result.requested,
@@ -292,7 +293,9 @@ def _oom(process: ProcessRecord) -> dict[str, Any] | None:
 
 
 def _not_measured(run: Run, summary: RunSummary, workers: list[ProcessRecord], labels: list[str]) -> list[NotMeasured]:
-    rows = []
+    rows: list[NotMeasured] = []
+    if run.source == "log":
+        return rows  # a log has no phases to miss
     for phase in REQUIRED_PHASES:
         reasons: dict[str, list[str]] = {}
         for process, label in zip(workers, labels, strict=True):

@@ -7,7 +7,7 @@ costs a row; a new rounding rule costs a word in ``Equation`` and a line in ``ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
@@ -135,18 +135,28 @@ class Evaluation:
     override: str | None = None  # "kv_cache_memory_bytes": a fixed size replaced the equation
 
 
-def select(engine: str | None, version: str | None) -> Equation | None:
-    """The row for an engine release, None where the table has none (a release that nobody has read)."""
-    if engine is None or version is None:
-        return None
-    try:
-        release = Version(version)
-    except InvalidVersion:
-        return None
-    for row in EQUATIONS:
-        if row.engine == engine and SpecifierSet(row.versions).contains(release, prereleases=True):
-            return row
-    return None
+def select(engine: str | None, version: str | None, forms: Sequence[str] = ()) -> tuple[Equation | None, str | None]:
+    """The row for an engine release, and how it was chosen.
+
+    Args:
+        engine: ``vllm-ascend`` or ``vllm``.
+        version: of the engine. It decides where it is known; a release that nobody has read has no row.
+        forms: ids of the equations whose lines a log holds. They decide where no version is known.
+    """
+    if engine is None:
+        return None, None
+    rows = [row for row in EQUATIONS if row.engine == engine]
+    if version is not None:
+        try:
+            release = Version(version)
+        except InvalidVersion:
+            return None, None
+        fitting = [row for row in rows if SpecifierSet(row.versions).contains(release, prereleases=True)]
+        return (fitting[0], f"{engine} {version}") if fitting else (None, None)
+    seen = [row for row in rows if row.id in forms]
+    if len({row.id for row in seen}) != 1:
+        return None, None
+    return seen[-1], f"the form of its lines, as {engine} prints them"
 
 
 def requested(equation: Equation, figures: Figures) -> int | float | None:

@@ -19,7 +19,7 @@ from vllm_memprof.report.sections.head import head, verdict
 _STYLES = {TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 #: For terminals whose encoding lacks them.
-_ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "..."})
+_ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-"})
 
 
 def render_table(report: Report, console_width: int | None = None) -> RenderableType:

@@ -17,7 +17,7 @@ from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB
 
 SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json").read_text())
-E4 = select("vllm-ascend", "0.23.0")
+E4 = select("vllm-ascend", "0.23.0")[0]
 assert E4 is not None
 
 
@@ -51,8 +51,20 @@ def figures(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_the_row_of_a_release(engine: str | None, version: str | None, found: str | None) -> None:
-    row = select(engine, version)
+    row, how = select(engine, version)
     assert (row.id if row else None) == found
+    assert how == (f"{engine} {version}" if found else None)
+
+
+def test_without_a_version_the_form_of_the_lines_decides() -> None:
+    row, how = select("vllm-ascend", None, ["E4"])
+    assert row is not None
+    assert (row.id, row.versions) == ("E4", EQUATIONS[-1].versions)
+    assert how is not None
+    assert "form of its lines" in how
+    assert select("vllm-ascend", None, []) == (None, None)
+    assert select("vllm", None, ["E4"]) == (None, None)
+    assert select("vllm-ascend", "99.0", ["E4"]) == (None, None)  # the version is known, and nobody has read it
 
 
 def test_rows_are_well_formed() -> None:
@@ -149,7 +161,7 @@ def test_a_fixed_size_replaces_the_equation() -> None:
 
 
 def test_the_fixed_size_was_ignored_before_it_was_implemented() -> None:
-    row = select("vllm-ascend", "0.18.0")
+    row = select("vllm-ascend", "0.18.0")[0]
     assert row is not None
     result = evaluate(row, figures(kv_cache_memory_bytes_arg=gib(40)))
     assert result.override is None

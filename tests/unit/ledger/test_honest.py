@@ -16,7 +16,7 @@ from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.units import GIB
 
 SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json").read_text())["new_method"]
-E4 = select("vllm-ascend", "0.23.0")
+E4, _ = select("vllm-ascend", "0.23.0")
 assert E4 is not None
 NAMES = E4.uncharged
 

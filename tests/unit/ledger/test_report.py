@@ -209,6 +209,26 @@ def test_a_fixed_size_has_no_honest_figure() -> None:
     assert (budget.override, budget.residual_bytes, budget.honest_kv_cache_bytes) == ("kv_cache_memory_bytes", 0, None)
 
 
+def test_a_log_has_half_units_and_misses_no_phase() -> None:
+    """57.91 - (9.19 + 3.86 + 0.56) = 44.30, each figure with the half of its last printed digit."""
+    printed = {
+        "requested": 57.91,
+        "weights": 9.19,
+        "peak_activation": 3.86,
+        "non_torch_increase": 0.56,
+        "kv_cache": 44.3,
+    }
+    figures = {f"{name}_bytes": gib(value) for name, value in printed.items()}
+    worker = replace(process([], figures), versions={}, figures_half_units=dict.fromkeys(figures, gib(0.005)))
+    run = replace(run_of(worker, engine="vllm-ascend"), source="log", forms=["E4"])
+    report = build_report(run)
+    budget = report.ranks[0].budget
+    assert (budget.equation, budget.balanced, budget.tolerance_bytes) == ("E4", True, 5 * gib(0.005))
+    assert budget.chosen_by == "the form of its lines, as vllm-ascend prints them"
+    assert report.not_measured == []
+    assert report.to_json()["run"]["source"] == "log"
+
+
 def test_replicas_keep_their_ranks_apart() -> None:
     run = run_of(process([], dp_rank=0), process([], dp_rank=1, pid=2))
     assert [rank.label for rank in build_report(run).ranks] == ["DP0 TP0", "DP1 TP0"]

@@ -95,6 +95,8 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
         return [f"no equation is known for {release or 'this engine'}: its figures are shown as they are"]
     notes = [f"{budget.equation}: {budget.formula}", f"source: {budget.cite}"]
+    if report.run.engine_version is None:
+        notes.append(f"chosen by {budget.chosen_by}")
     if budget.override:
         notes.append(f"a fixed size replaced the equation: --{budget.override.replace('_', '-')}")
     elif budget.kv_cache_bytes is None:
@@ -114,6 +116,7 @@ def _residual(budget: Budget) -> Row:
         return Row(["  residual", "-", "-"], style=MUTED)
     verdict = "✓" if budget.balanced else "✗"
     size = f"{budget.residual_bytes:+,}" if budget.residual_bytes else "0"
+    size += f" ±{budget.tolerance_bytes:,}" if budget.tolerance_bytes else ""
     return Row([f"  residual {verdict}", "", size], style=GOOD if budget.balanced else BAD)
 
 

@@ -34,6 +34,6 @@ def device_sections(report: Report) -> list[Section]:
 def _device_moment(rank: RankReport) -> DeviceMemory | None:
     for phase in _DEVICE_MOMENTS:
         for memory in reversed(rank.device_memory):
-            if memory.phase == phase and memory.edge == "after":
+            if memory.phase == phase and memory.edge == "after" and memory.unaccounted_bytes is not None:
                 return memory
     return None

@@ -44,7 +44,7 @@ def _balance(report: Report) -> str:
     if False in balanced:
         return f"equation not balanced on {fold([r.label for r in report.ranks if r.budget.balanced is False])}"
     if None in balanced:
-        return "equation not checked on every rank"
+        return "equation not checked" + (" on every rank" if len(balanced) > 1 else "")
     budget = report.ranks[0].budget
     within = "within rounding" if any(rank.budget.tolerance_bytes for rank in report.ranks) else "to the byte"
     return f"equation {budget.equation} balanced {within}"
