@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "vllm_memprof.cli.serve",
     "offline": "vllm_memprof.cli.offline",
     "plan": "vllm_memprof.cli.plan",
+    "explain": "vllm_memprof.cli.explain",
     "report": "vllm_memprof.cli.report",
     "doctor": "vllm_memprof.cli.doctor",
     "sim": "vllm_memprof.cli.sim",

@@ -17,7 +17,9 @@ def doctor(
         str | None, typer.Option("--python", metavar="PATH", help="Interpreter of the engine.", show_default="auto")
     ] = None,
 ) -> None:
-    """Show what this machine has for a run, what is missing, and what to do.
+    """Show what this machine has and lacks.
+
+    What a run needs, what of it is missing, and what to do about it.
 
     Exit status 0: some way to run exists (a device with vLLM and memprof in the engine's interpreter, or a simulated
     stack that is set up). Exit status 1: none.

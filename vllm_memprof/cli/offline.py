@@ -38,7 +38,7 @@ def offline(
     python: shared.Python = None,
     stack: shared.Stack = None,
 ) -> None:
-    """Run prompts through the engine without a server, then print the report."""
+    """Run prompts without a server, then report."""
     from vllm_memprof.launch.request import LaunchRequest, parse_device
 
     request = LaunchRequest(

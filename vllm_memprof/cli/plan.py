@@ -24,7 +24,10 @@ def plan(
     python: shared.Python = None,
     stack: shared.Stack = None,
 ) -> None:
-    """Bring the engine up to the sizing of its KV cache, print the memory budget, and stop."""
+    """Size the KV cache, show the budget, stop.
+
+    Brings the engine up to the point where it knows how much KV cache it gets, and no further.
+    """
     from vllm_memprof.launch.request import LaunchRequest, parse_device
 
     request = LaunchRequest(

@@ -24,10 +24,13 @@ def serve(
     python: shared.Python = None,
     stack: shared.Stack = None,
 ) -> None:
-    """Run `vllm serve` under memprof: same arguments, same port, same exit status.
+    """Run `vllm serve` and show where memory goes.
+
+    Same arguments, same port, same exit status.
 
     The report is printed when the server is ready, and written again when it ends. The engine's output and memprof's
-    messages go to stderr, the report to stdout."""
+    messages go to stderr, the report to stdout.
+    """
     from vllm_memprof.launch.request import LaunchRequest, parse_device
 
     request = LaunchRequest(
