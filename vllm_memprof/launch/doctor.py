@@ -70,11 +70,11 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
     checks += engine_checks
     devices = check_devices(environ)
     checks += devices
-    stacks = check_stacks()
+    stacks = check_stacks(environ)
     checks += [check_compiler(bool(ready_stacks(stacks))), *stacks]
     checks += [*check_plugins_variable(environ), *check_alloc_conf(environ)]
     if facts is not None and facts.has_vllm and facts.has_memprof:
-        checks += check_hooks(facts, environ)
+        checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_run_dir(), check_shm()]
     return Diagnosis(checks, find_ways(facts, devices, stacks))
 
@@ -178,8 +178,8 @@ def check_compiler(needless: bool) -> Check:
     return Check("C++ compiler", state, f"none of {', '.join(_COMPILERS)} on PATH", todo)
 
 
-def check_stacks() -> list[Check]:
-    """The simulated stacks, set up or not."""
+def check_stacks(environ: Mapping[str, str]) -> list[Check]:
+    """The simulated stacks, set up or not, and whether the hooks fit the ready ones."""
     from vllm_memprof.sim.runtime import prepare_runtime
     from vllm_memprof.sim.stacks import list_stacks
 
@@ -196,6 +196,7 @@ def check_stacks() -> list[Check]:
             checks.append(Check(STACK, MISSING, str(error), todo))
         else:
             checks.append(Check(STACK, GOOD, f"{name}: {runtime.python}"))
+            checks.append(check_hooks(runtime.python, {**environ, **runtime.env}, name))
     return checks
 
 
@@ -238,30 +239,27 @@ def find_alloc_conf_problems(value: str) -> list[str]:
     return problems + [f"{key} has no value" for key, setting in pairs if not setting]
 
 
-def check_hooks(facts: InterpreterFacts, environ: Mapping[str, str]) -> list[Check]:
-    """Which hooks would bind in the installed engine, read from its source by the engine's interpreter."""
-    command = [str(facts.path), "-m", "vllm_memprof.capture.selfcheck", "--json"]
+def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
+    """Which hooks have their place in the installed engine, read from its sources by the engine's interpreter."""
+    command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
     try:
         done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=60)
-        data = json.loads(done.stdout)
+        return summarise_hooks(json.loads(done.stdout), where)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return [Check("hooks", WARNING, f"could not be checked: {error}")]
-    return [summarise_hooks(data)]
+        return Check("hooks", WARNING, f"{where}: could not be checked: {error}")
 
 
-def summarise_hooks(data: Any) -> Check:
-    """The self-check's answer, ``{"hooks": [{"hook", "need", "state", ...}]}`` or the list alone, as one row."""
-    rows = data.get("hooks", []) if isinstance(data, dict) else data
-    rows = [row for row in rows if isinstance(row, dict)]
-    required = [row for row in rows if row.get("need") == "required"]
-    failing = [row for row in required if row.get("state") not in ("bound", "absent_ok", "ok", "pending")]
-    found = f"{len(required) - len(failing)} of {len(required)} required hooks would bind"
-    if not required:
-        return Check("hooks", WARNING, "the hook table has no row for this engine version")
-    if not failing:
+def summarise_hooks(data: Any, where: str) -> Check:
+    """The self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as one row."""
+    rows = [row for row in data.get("rows", ()) if row.get("need") == "required"] if isinstance(data, dict) else []
+    if not rows:
+        return Check("hooks", WARNING, f"{where}: the hook table has no row for this engine version")
+    missing = [str(row.get("hook")) for row in rows if row.get("state") == "missing"]
+    found = f"{where}: {len(rows) - len(missing)} of {len(rows)} required hooks find their place"
+    if not missing:
         return Check("hooks", GOOD, found)
-    names = ", ".join(str(row.get("hook") or row.get("id")) for row in failing)
-    return Check("hooks", WARNING, f"{found}; not: {names}", "the phases of those hooks will read NOT MEASURED")
+    todo = "their phases will read NOT MEASURED; is this engine version supported?"
+    return Check("hooks", WARNING, f"{found}; not: {', '.join(missing)}", todo)
 
 
 def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:

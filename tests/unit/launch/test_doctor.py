@@ -63,13 +63,14 @@ def test_ways_to_run():
 
 
 def test_hooks_are_summarised():
-    rows = [{"hook": "a", "need": "required", "state": "bound"}, {"hook": "b", "need": "required", "state": "missing"}]
-    assert summarise_hooks({"hooks": rows[:1]}).state == doctor.GOOD
-    check = summarise_hooks(rows)
+    rows = [{"hook": "a", "need": "required", "state": "found"}, {"hook": "b", "need": "required", "state": "missing"}]
+    rows.append({"hook": "c", "need": "optional", "state": "missing"})
+    assert summarise_hooks({"rows": rows[:1]}, "s").state == doctor.GOOD
+    check = summarise_hooks({"rows": rows}, "s")
     assert check.state == doctor.WARNING
-    assert "1 of 2" in check.found
-    assert "not: b" in check.found
-    assert summarise_hooks([]).state == doctor.WARNING
+    assert check.found == "s: 1 of 2 required hooks find their place; not: b"
+    for nothing in ({}, {"rows": []}, [], None):
+        assert summarise_hooks(nothing, "s").state == doctor.WARNING
 
 
 def test_compiler_and_places(tmp_path, monkeypatch):
