@@ -136,7 +136,7 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         device_memory=_device_memory(process, summary.simulated),
         budget=_budget(process, figures, kv, summary, chosen),
         kv=kv,
-        empty_cache=[_empty_cache_call(run, process, span) for span in process.phases if span.phase == "empty_cache"],
+        empty_cache=_empty_cache_calls(run, process),
         oom=_oom(process),
         errors=process.errors,
     )
@@ -258,7 +258,22 @@ def _kv_allocation(process: ProcessRecord) -> int | None:
     return _minus(span.after.allocated_bytes, span.before.allocated_bytes)
 
 
-def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> EmptyCacheCall:
+def _empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
+    """Calls in their order; serving is what comes after the engine was ready and before it began to shut down."""
+    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
+    ends = next((span.order for span in process.phases if span.phase == "shutdown"), len(process.phases))
+    return [
+        _empty_cache_call(
+            process,
+            span,
+            ready is not None and span.start_t_ns is not None and span.start_t_ns > ready and span.order < ends,
+        )
+        for span in process.phases
+        if span.phase == "empty_cache"
+    ]
+
+
+def _empty_cache_call(process: ProcessRecord, span: PhaseSpan, while_serving: bool) -> EmptyCacheCall:
     nothing = Snapshot(t_ns=0)
     before, after = span.before or nothing, span.after or nothing
     workspace = _minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
@@ -271,16 +286,8 @@ def _empty_cache_call(run: Run, process: ProcessRecord, span: PhaseSpan) -> Empt
         freed_cached_bytes=_minus(before.reserved_bytes, after.reserved_bytes),
         freed_npu_workspace_bytes=workspace,
         freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
-        while_serving=_while_serving(run, process, span),
+        while_serving=while_serving,
     )
-
-
-def _while_serving(run: Run, process: ProcessRecord, span: PhaseSpan) -> bool:
-    """After the engine was ready, before it began to shut down."""
-    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
-    if ready is None or span.start_t_ns is None or span.start_t_ns <= ready:
-        return False
-    return not any(earlier.phase == "shutdown" for earlier in process.phases[: span.order])
 
 
 def _minus(left: int | None, right: int | None) -> int | None:

@@ -186,6 +186,18 @@ def test_many_passages_become_one_row() -> None:
     assert "30.00" in row  # seconds of all of them
 
 
+def test_many_passages_with_phases_inside() -> None:
+    level = snapshot(reserved_bytes=gib(2))
+    spans = []
+    for i in range(2000):
+        spans.append(span("request", level, level, 2 * i))
+        spans.append(span("empty_cache", level, level, 2 * i + 1, parent=2 * i, depth=1))
+    spans.append(span("request", level, None, 4000, end_t_ns=None))
+    text = table(build_report(run_of(process(spans))), 80)
+    rows = [line.split()[:3] for line in text.splitlines() if "→ 2.00" in line or "→ -" in line]
+    assert rows == [["request", "x2000", "2000.00"], ["empty_cache", "x2000", "2000.00"], ["request", "open", "2.00"]]
+
+
 def test_a_small_model_gets_more_digits() -> None:
     taken = snapshot(reserved_bytes=22 << 20, reserved_peak_bytes=22 << 20, allocated_bytes=3 << 20)
     text = table(build_report(run_of(process([span("weight_load", taken, taken)]))), 120)

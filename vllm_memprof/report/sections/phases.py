@@ -149,30 +149,29 @@ def _edges(passage: _Passage, name: str, digits: int) -> str:
 
 
 def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
-    """A rank's phases by name; long rows of the same phase become one."""
-    found: dict[_PhaseKey, _Passage] = {}
-    keys: dict[int, _PhaseKey] = {}
-    for siblings in _runs_of_siblings(rank.phases):
-        folded = len(siblings) > _LISTED_PASSAGES and not any(row.open for row in siblings)
-        for bundle in [siblings] if folded else [[row] for row in siblings]:
-            parent = keys.get(bundle[0].parent, ()) if bundle[0].parent is not None else ()
-            name = bundle[0].phase if folded else _phase_name(bundle[0])
-            count = sum(1 for key in found if key[:-1] == parent and key[-1].split("#")[0] == name)
-            key = (*parent, f"{name}#{count}")
-            keys.update(dict.fromkeys((row.order for row in bundle), key))
-            found[key] = _bundle(f"{name} x{len(bundle)}" if folded else name, bundle)
-    return found
+    """A rank's phases by name, in the order of their start; many of a kind within one parent become one."""
+    keys: dict[int | None, _PhaseKey] = {None: ()}
+    found: list[tuple[int, _PhaseKey, _Passage]] = []
+    for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
+        groups: dict[tuple[_PhaseKey, str], list[PhaseRow]] = {}
+        for row in rank.phases:
+            if row.depth == depth:
+                groups.setdefault((keys[row.parent], _phase_name(row)), []).append(row)
+        for (parent, name), rows in groups.items():
+            for number, bundle in enumerate(_bundles(rows)):
+                key = (*parent, f"{name}#{number}")
+                keys.update(dict.fromkeys((row.order for row in bundle), key))
+                shown = f"{name} x{len(bundle)}" if len(bundle) > 1 else name
+                found.append((bundle[0].order, key, _bundle(shown, bundle)))
+    return {key: passage for _, key, passage in sorted(found, key=lambda entry: entry[0])}
 
 
-def _runs_of_siblings(rows: list[PhaseRow]) -> list[list[PhaseRow]]:
-    """Consecutive passages of the same phase under the same parent, in the order of their start."""
-    runs: list[list[PhaseRow]] = []
-    for row in rows:
-        if runs and (runs[-1][-1].phase, runs[-1][-1].parent) == (row.phase, row.parent):
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
+def _bundles(rows: list[PhaseRow]) -> list[list[PhaseRow]]:
+    """Rows one by one, or those that ended as one where they are many."""
+    ended = [row for row in rows if not row.open]
+    if len(ended) <= _LISTED_PASSAGES:
+        return [[row] for row in rows]
+    return [ended, *([row] for row in rows if row.open)]
 
 
 def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
