@@ -121,6 +121,24 @@ print("RESULT", json.dumps({"pool": during, "charged": charged}))
     assert figures["charged"] == figures["pool"] + 2 * MIB  # the runtime's share is not
 
 
+def test_atb_takes_its_pool_at_the_first_operation(sim: Sim) -> None:
+    figures = sim.run_torch("""
+def used():
+    torch.npu.synchronize()
+    free, total = torch.npu.mem_get_info()
+    return total - free - torch.npu.memory_reserved()
+key = torch.zeros(4, 8, 128, dtype=torch.float16, device="npu")
+cache = torch.zeros(10, 128, 8, 128, dtype=torch.float16, device="npu")
+slots = torch.arange(4, dtype=torch.int32, device="npu")
+steps = [used()]
+for _ in range(2):
+    torch_npu._npu_reshape_and_cache(key=key, value=key, key_cache=cache, value_cache=cache, slot_indices=slots)
+    steps.append(used())
+print("RESULT", json.dumps({"steps": steps}))
+""")
+    assert figures["steps"] == [CONTEXT, CONTEXT + 96 * MIB, CONTEXT + 96 * MIB]
+
+
 def test_default_device_makes_no_context(sim: Sim) -> None:
     figures = sim.run_torch("""
 soc = torch_npu.npu.get_soc_version()      # initialises torch_npu
@@ -157,6 +175,13 @@ steps["second group"] = used()
 dist.all_reduce(x, group=pair)
 npu.synchronize()
 steps["its collective"] = used()
+fused = dist.new_group([0, 1])
+name = fused._get_backend(torch.device("npu")).get_hccl_comm_name(rank)
+steps["named"] = used()
+half = torch.zeros(64, 64, dtype=torch.float16, device="npu")
+torch_npu.npu_mm_all_reduce_base(half, half, name)
+npu.synchronize()
+steps["fused operator"] = used()
 gathered = [t.cpu().tolist() == x.cpu().tolist() for t in out]
 dist.destroy_process_group()
 print("RESULT", json.dumps({"steps": steps, "gathered": gathered, "end": used()}))
@@ -181,6 +206,8 @@ def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
             "later": CONTEXT + buffers,
             "second group": CONTEXT + buffers,
             "its collective": CONTEXT + 2 * buffers,
+            "named": CONTEXT + 2 * buffers,
+            "fused operator": CONTEXT + 3 * buffers,  # a matmul that reduces uses the communicator it is given by name
         }
         assert figures["end"] == CONTEXT
 

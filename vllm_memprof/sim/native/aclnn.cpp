@@ -5,6 +5,8 @@
 #include "tensor.h"
 
 #include <pthread.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -121,6 +123,28 @@ bool is_result_pair(const uint64_t *words) {
   return words[0] != words[1];
 }
 
+// Operators that communicate name their communicator in a string; its buffers are there from the first such operator on.
+bool communicates(const char *name) {
+  static const char *const patterns[] = {"*AllReduce*", "*Allreduce*", "*AllGather*", "*ReduceScatter*", "*AlltoAll*", "*AllToAll*", "*Distribute*", "Dispatch*", "*BatchSendRecv*"};
+  for (const char *pattern : patterns)
+    if (glob_match(pattern, name)) return true;
+  return false;
+}
+
+aclError touch_communicators(const uint64_t *words, int count) {
+  for (int index = 0; index < count; ++index) {
+    if (words[index] < 4096 || kind_of(words[index]) != Kind::kNone) continue;
+    char text[COMM_NAME_MAX_LENGTH] = {};  // read through the kernel: the word may be no pointer at all
+    for (size_t length = sizeof text - 1; length >= 8; length /= 2) {
+      iovec local{text, length}, remote{reinterpret_cast<void *>(words[index]), length};
+      if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0) break;
+    }
+    aclError status = ACL_SUCCESS;
+    if (text[0] && communicator_touch_by_name(text, &status) && status != ACL_SUCCESS) return status;
+  }
+  return ACL_SUCCESS;
+}
+
 Argument argument_of(uint64_t word) {
   Argument argument;
   argument.kind = kind_of(word);
@@ -153,6 +177,9 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   while (results + 1 < count && !is_result_pair(words + results)) ++results;
   if (results + 1 >= count)
     return fail(ACL_ERROR_INVALID_PARAM, "aclnn%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments", name);
+
+  if (communicates(name))
+    if (aclError status = touch_communicators(words, results)) return status;
 
   auto *executor = new aclOpExecutor;
   executor->kernel = find_kernel(name);

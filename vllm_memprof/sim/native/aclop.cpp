@@ -1,5 +1,5 @@
 // The older operator interface: descriptions, attributes, compile and execute.
-#include "shim.h"
+#include "tensor.h"
 
 #include <cstring>
 #include <map>
@@ -20,6 +20,57 @@ struct aclopAttr {
 
 namespace memprof_sim {
 namespace {
+
+aclTensor tensor_of(const aclTensorDesc *desc, const aclDataBuffer *buffer) {
+  aclTensor tensor{};
+  if (!desc || !buffer) return tensor;
+  tensor.type = desc->type;
+  tensor.format = desc->format;
+  tensor.shape = desc->shape;
+  tensor.strides.assign(desc->shape.size(), 1);
+  for (size_t axis = desc->shape.size(); axis-- > 1;) tensor.strides[axis - 1] = tensor.strides[axis] * tensor.shape[axis];
+  tensor.data = buffer->data;
+  return tensor;
+}
+
+// The host kernel of the same meaning, by the name it has in the aclnn family.
+Kernel kernel_of(const std::string &type) {
+  static const auto *names = new std::map<std::string, const char *>{
+      {"Add", "Add"},
+      {"Sub", "Sub"},
+      {"Mul", "Mul"},
+      {"FloorDiv", "FloorDivide"},
+      {"FloorMod", "RemainderTensorTensor"},
+      {"Equal", "EqTensor"},
+      {"NotEqual", "NeTensor"},
+      {"Greater", "GtTensor"},
+      {"GreaterEqual", "GeTensor"},
+      {"Less", "LtTensor"},
+      {"LessEqual", "LeTensor"},
+      {"Minimum", "Minimum"},
+      {"Maximum", "Maximum"},
+      {"LogicalAnd", "LogicalAnd"},
+      {"LogicalOr", "LogicalOr"},
+      {"LogicalNot", "LogicalNot"},
+      {"Neg", "Neg"},
+      {"Cast", "Cast"},
+      {"Identity", "Cast"},
+      {"TensorMove", "Cast"},
+  };
+  auto found = names->find(type);
+  return found == names->end() ? nullptr : find_kernel(found->second);
+}
+
+// Integer results of operators that compute nothing are zero: a position, a count or a token id that always exists. Results
+// that share their memory with an argument keep it.
+void zero_integers(const std::vector<aclTensor> &inputs, const aclTensor &output) {
+  uint64_t bytes = static_cast<uint64_t>(element_count(output)) * element_bytes(output.type), left = 0;
+  if (output.type != ACL_INT32 && output.type != ACL_INT64) return;
+  for (const aclTensor &input : inputs)
+    if (input.data == output.data) return;
+  if (bytes <= profile().host_compute_bytes && device_range(output.data, &left, nullptr) && bytes <= left) memset(output.data, 0, bytes);
+}
+
 std::map<int, std::string> &compile_options() {
   static auto *options = new std::map<int, std::string>;
   return *options;
@@ -64,10 +115,29 @@ SHIM_API void aclSetTensorDescName(aclTensorDesc *desc, const char *name) {
 SHIM_API aclopAttr *aclopCreateAttr() { return new aclopAttr; }
 SHIM_API void aclopDestroyAttr(const aclopAttr *attributes) { delete attributes; }
 
-SHIM_API aclError aclopCompileAndExecute(const char *, int, const aclTensorDesc *const[], const aclDataBuffer *const[], int,
-                                         const aclTensorDesc *const[], aclDataBuffer *const[], const aclopAttr *, aclopEngineType, aclopCompileType,
-                                         const char *, aclrtStream stream) {
-  graph_count_task(stream);  // computes nothing: its outputs keep what they held
+SHIM_API aclError aclopCompileAndExecute(const char *type, int input_count, const aclTensorDesc *const input_descs[],
+                                         const aclDataBuffer *const inputs[], int output_count, const aclTensorDesc *const output_descs[],
+                                         aclDataBuffer *const outputs[], const aclopAttr *, aclopEngineType, aclopCompileType, const char *,
+                                         aclrtStream stream) {
+  if (!type) return fail(ACL_ERROR_INVALID_PARAM, "aclopCompileAndExecute: null operator type");
+  graph_count_task(stream);
+  trace("aclop %s", type);
+  std::vector<aclTensor> arguments, results;
+  for (int index = 0; index < input_count; ++index) arguments.push_back(tensor_of(input_descs[index], inputs[index]));
+  for (int index = 0; index < output_count; ++index) results.push_back(tensor_of(output_descs[index], outputs[index]));
+  if (Kernel kernel = kernel_of(type)) {
+    Call call{type, {}};
+    for (const std::vector<aclTensor> *tensors : {&arguments, &results})
+      for (const aclTensor &tensor : *tensors) {
+        Argument argument;
+        argument.kind = Kind::kTensor;
+        argument.tensor = tensor;
+        call.arguments.push_back(argument);
+      }
+    kernel(call);
+  } else {
+    for (const aclTensor &result : results) zero_integers(arguments, result);
+  }
   return ACL_SUCCESS;
 }
 
