@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, field
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,24 +53,16 @@ EPILOG = (
 )
 
 
-@dataclass
-class _Terminal:
-    """Whether to draw, and what."""
+def _make_view(request: LaunchRequest, job: Job) -> View:
+    """A live table on a terminal; plain lines for pipes, logs and ``--quiet``."""
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 
-    quiet: bool
-    mode: str
-    live: bool = field(default_factory=lambda: sys.stderr.isatty())
-
-    def view(self, job: Job, model: str) -> View:
-        import time
-
-        from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
-
-        title = f"memprof {self.mode} {model}"
-        show_output = self.mode == "serve" and not self.quiet
-        if self.live and not self.quiet:
-            return GuardedView(LiveView(title, time.monotonic_ns(), show_output))
-        return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", time.monotonic_ns(), show_output))
+    title = f"memprof {request.mode} {request.model}"
+    show_output = request.mode == "serve" and not request.quiet
+    now_ns = time.monotonic_ns()
+    if sys.stderr.isatty() and not request.quiet:
+        return GuardedView(LiveView(title, now_ns, show_output))
+    return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
 
 
 def run(request: LaunchRequest, format_name: str) -> int:
@@ -87,7 +79,7 @@ def run(request: LaunchRequest, format_name: str) -> int:
 
     check_format(format_name)
     job = prepare_job(request)
-    view = _Terminal(request.quiet, request.mode).view(job, request.model)
+    view = _make_view(request, job)
 
     def report_at_readiness(info: RunInfo) -> None:
         if request.mode == "serve":

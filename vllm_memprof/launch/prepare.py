@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_memprof.errors import LaunchError
+from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
@@ -84,7 +84,7 @@ def _simulated_target(request: LaunchRequest) -> _Target:
 
 def _real_target(request: LaunchRequest) -> _Target:
     if request.stack is not None:
-        raise LaunchError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
+        raise UsageError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
     require_device(request.device)
     return _Target(find_python(request.python), request.model)
 

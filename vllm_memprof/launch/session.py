@@ -27,6 +27,7 @@ from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
 from vllm_memprof.record.tail import EventTail
 
 _TICK_S = 0.1
+_TICK_SERVING_S = 0.5  # hours of it; signals are handled at once all the same
 _WALK_S = 1.0  # between two walks of the process tree; it costs a read of all of /proc
 _WALK_READY_S = 5.0
 
@@ -187,7 +188,8 @@ class _Session:
                         return watch.living()
             if self._info.mode != "serve" or not self._seen.ready or self._ending is not None:
                 self._view.update(self._progress, engine.pump.last_line)
-            self._wake.wait(_TICK_S)
+            serving = self._seen.ready and self._info.mode == "serve" and self._ending is None
+            self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
             self._wake.clear()
 
     def _fold_events(self) -> None:

@@ -101,8 +101,8 @@ class ProcessWatch:
 
     def __init__(self, root_pid: int) -> None:
         self._root_pid = root_pid
-        self._start_ticks: dict[int, int] = {}  # every process ever seen that was ours
-        self._alive: set[int] = set()
+        self._alive: dict[int, int] = {}  # pid -> start_ticks
+        self._dead: dict[int, int] = {}  # the same, until the kernel has forgotten them
         self._deaths: list[Death] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -127,16 +127,17 @@ class ProcessWatch:
             True when it is new; a new one that is dead already counts as a death.
         """
         with self._lock:
-            if pid in self._start_ticks:
-                return False
             stat = read_stat(pid)
+            if stat is not None and stat.start_ticks in (self._alive.get(pid), self._dead.get(pid)):
+                return False
             if stat is not None and started_before is not None and _start_wall(stat) > started_before + _CLOCK_SLACK_S:
                 stat = None
-            self._start_ticks[pid] = -1 if stat is None else stat.start_ticks
             if stat is None or stat.state in "ZX":
-                self._deaths.append(_death(pid, stat))
+                if pid not in self._dead and pid not in self._alive:
+                    self._deaths.append(_death(pid, stat))
+                    self._dead[pid] = -1 if stat is None else stat.start_ticks
                 return True
-            self._alive.add(pid)
+            self._alive[pid] = stat.start_ticks
             with contextlib.suppress(OSError, AttributeError):  # an old kernel has no pidfd: polled in refresh
                 fd = os.pidfd_open(pid)
                 self._pidfds[fd] = pid
@@ -153,9 +154,9 @@ class ProcessWatch:
     def refresh(self) -> list[Death]:
         """Deaths noticed since the last call, in the order in which they were noticed."""
         with self._lock:
-            for pid in list(self._alive):
+            for pid, start_ticks in list(self._alive.items()):
                 stat = read_stat(pid)
-                if stat is None or stat.state in "ZX" or stat.start_ticks != self._start_ticks[pid]:
+                if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
                     self._note_death(pid, stat)
             deaths, self._deaths = self._deaths, []
         self._reap_orphans()
@@ -177,7 +178,7 @@ class ProcessWatch:
         """Signals those processes, each only while it is still the one that was known."""
         for pid in pids:
             stat = read_stat(pid)
-            if stat is not None and stat.state not in "ZX" and stat.start_ticks == self._start_ticks.get(pid):
+            if stat is not None and stat.state not in "ZX" and stat.start_ticks == self._alive.get(pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
@@ -212,9 +213,9 @@ class ProcessWatch:
 
     def _note_death(self, pid: int, stat: ProcStat | None) -> None:
         """The lock is held."""
-        known = self._start_ticks[pid]
+        known = self._alive.pop(pid)
         self._deaths.append(_death(pid, stat if stat is not None and stat.start_ticks == known else None))
-        self._alive.discard(pid)
+        self._dead[pid] = known
         self._forget_pidfd(pid)
 
     def _forget_pidfd(self, pid: int) -> None:
@@ -226,12 +227,16 @@ class ProcessWatch:
     def _reap_orphans(self) -> None:
         """Collects dead processes that this one adopted; the main process is left to its owner."""
         with self._lock:
-            gone = [pid for pid in self._start_ticks if pid not in self._alive and pid != self._root_pid]
-        for pid in gone:
+            dead = dict(self._dead)
+        for pid, start_ticks in dead.items():
             stat = read_stat(pid)
-            if stat is not None and stat.state == "Z" and stat.ppid == os.getpid():
+            if stat is not None and stat.start_ticks == start_ticks:
+                if stat.ppid != os.getpid() or pid == self._root_pid:
+                    continue  # its parent has not collected it yet
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+            with self._lock:
+                self._dead.pop(pid, None)
 
 
 def _start_wall(stat: ProcStat) -> float:

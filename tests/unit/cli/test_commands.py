@@ -80,7 +80,7 @@ def test_version(env, tmp_path):
         (["plan", "M", "--startup-timeout", "0"], 2, "above 0"),
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
         (["plan", "M", "--device", "cpu", "--python", "/no/python"], 2, "no such program"),
-        (["plan", "M", "--stack", "x"], 1, "--stack names a simulated stack"),
+        (["plan", "M", "--stack", "x"], 2, "--stack names a simulated stack"),
         (["report", "nowhere"], 3, "does not exist"),
         (["report", ".", "--format", "csv"], 2, "not available yet"),
         (["report", ".", "--format", "pdf"], 2, "not known"),
