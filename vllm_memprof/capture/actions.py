@@ -165,9 +165,7 @@ def _begin_empty_cache(capture: Capture, call: Call) -> None:
     frame = sys._getframe(1)
     site, function = find_site(frame)
     detail = {"site": site, "function": function, "thread": threading.current_thread().name}
-    # Workspace is what this call returns to the device beside cached blocks; while serving it is not worth its cost.
-    workspace = not session.notes.get("serving", False)
-    call.token = session.begin("empty_cache", call.hook.id, detail, workspace)
+    call.token = session.begin("empty_cache", call.hook.id, detail, _workspace_wanted(capture))
     session.notes["empty_cache_start"] = time.perf_counter_ns()
 
 
@@ -177,7 +175,15 @@ def _end_empty_cache(capture: Capture, call: Call) -> None:
         return
     elapsed_ns = time.perf_counter_ns() - session.notes.pop("empty_cache_start")
     call.token.detail["seconds"] = elapsed_ns / 1e9
-    session.end(call.token, call.error, workspace=not session.notes.get("serving", False))
+    session.end(call.token, call.error, _workspace_wanted(capture))
+
+
+def _workspace_wanted(capture: Capture) -> bool:
+    """Workspace is what empty_cache returns beside cached blocks.
+
+    Reading it costs milliseconds with thousands of blocks: too much while serving, and before each captured graph.
+    """
+    return not capture.session.notes.get("serving") and not capture.session.is_open("graph_capture")
 
 
 def _fold_peak(capture: Capture, call: Call) -> None:

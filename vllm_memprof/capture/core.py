@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture import selfcheck
+from vllm_memprof.capture import verdicts
 from vllm_memprof.capture.actions import ACTIONS, Action, Call, Half, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.binder import Binder
-from vllm_memprof.capture.hooks import HOOKS, MODEL_READY, Hook
+from vllm_memprof.capture.hooks import MODEL_READY, Hook, rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.session import Session
-from vllm_memprof.capture.versions import in_range
 from vllm_memprof.record.schema import ENV_STOP_AFTER, ENV_STRICT
 
 _MEANT_TO_LEAVE = (StopAfterPlan, StrictFailure)
@@ -76,16 +75,16 @@ class Capture:
             StrictFailure: MEMPROF_STRICT is set and a required hook is not bound.
         """
         self.binder.check()
-        verdicts = selfcheck.judge(self, moment)
-        for verdict in verdicts:
+        judged = verdicts.judge(self, moment)
+        for verdict in judged:
             if self.reported.get(verdict.hook.id) != verdict.state:
                 self.reported[verdict.hook.id] = verdict.state
                 self.session.emit("hook", **verdict.to_event())
-        summary, failing = selfcheck.summarise(verdicts)
+        summary, failing = verdicts.summarise(judged)
         engine_follows = moment == MODEL_READY and "engine_core" in self.session.roles
-        if moment in selfcheck.REPORTED_AT and not engine_follows:
+        if moment in verdicts.REPORTED_AT and not engine_follows:
             logger().info("memprof: %s: %s", self.session.notes.get("label", self.session.role), summary)
-        if self.strict and failing and moment in selfcheck.REPORTED_AT:
+        if self.strict and failing and moment in verdicts.REPORTED_AT:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
     def observe_oom(self) -> None:
@@ -123,15 +122,6 @@ def start(run_dir: str) -> Capture:
     capture.binder.install()
     os.register_at_fork(after_in_child=capture.after_fork)
     return capture
-
-
-def rows_in_force(backend: str | None, version: str | None) -> tuple[Hook, ...]:
-    """The rows for a backend (None: those of any) and a vLLM version."""
-    return tuple(
-        hook
-        for hook in HOOKS
-        if (backend in hook.backends if backend else len(hook.backends) > 1) and in_range(version, hook.versions)
-    )
 
 
 def vllm_version() -> str | None:

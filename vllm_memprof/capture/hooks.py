@@ -1,4 +1,4 @@
-"""The hook table: which callables of which engine versions mark which phase. Data only; nothing is imported here.
+"""The hook table: which callables of which engine versions mark which phase. Data; no engine module is imported here.
 
 One row per hook. A target is ``module:Attribute`` or ``module:Class.method``. Every target of a row that exists is
 bound (rows list the spellings of several versions and the classes that override each other; a call that passes
@@ -12,6 +12,8 @@ that these versions have no such place, and flags the table as out of date when 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from vllm_memprof.capture.versions import in_range
 
 REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
 
@@ -359,13 +361,10 @@ HOOKS: tuple[Hook, ...] = (
 )
 
 
-def by_id(hook_id: str) -> Hook:
-    """The row with this id.
-
-    Raises:
-        KeyError: no such row.
-    """
-    for hook in HOOKS:
-        if hook.id == hook_id:
-            return hook
-    raise KeyError(hook_id)
+def rows_in_force(backend: str | None, version: str | None) -> tuple[Hook, ...]:
+    """The rows for a backend (None: those of every backend) and a vLLM version (None: all)."""
+    return tuple(
+        hook
+        for hook in HOOKS
+        if (backend in hook.backends if backend else len(hook.backends) > 1) and in_range(version, hook.versions)
+    )

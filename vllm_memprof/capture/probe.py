@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 
 NOT_INITIALISED = "the device is not initialised in this process"
+#: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than the reading.)
+_UNKNOWN: dict[str, int | None] = dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS))
 CAPTURING = "a graph is being captured: counters only"
 
 
@@ -135,18 +137,18 @@ class Probe:
                 figures["non_torch_bytes"] = int(total) - int(free) - reserved
                 if workspace:
                     figures["npu_workspace_bytes"] = _workspace_bytes(backend, device, reserved)
-        return Snapshot(t_ns=t_ns, host_rss_bytes=rss, **figures).to_json(), reason
+        return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
 
     def host_only(self) -> dict[str, Any]:
         """A snapshot that leaves the device alone."""
-        return Snapshot(t_ns=time.monotonic_ns(), host_rss_bytes=host_rss_bytes()).to_json()
+        return {**_UNKNOWN, "t_ns": time.monotonic_ns(), "host_rss_bytes": host_rss_bytes()}
 
     def counters_only(self) -> dict[str, Any]:
         """The allocator's counters and nothing else: safe inside a failing allocation."""
         figures: dict[str, int | None] = {}
         if self.backend is not None and self.backend.is_ready():
             figures = self._counters(self.backend, self._device(self.backend))
-        return Snapshot(t_ns=time.monotonic_ns(), **figures).to_json()
+        return {**_UNKNOWN, "t_ns": time.monotonic_ns(), **figures}
 
     def fold_peaks(self, device: int | None = None) -> None:
         """Keep the present peaks, because the engine is about to reset them."""
