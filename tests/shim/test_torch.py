@@ -121,6 +121,19 @@ print("RESULT", json.dumps({"pool": during, "charged": charged}))
     assert figures["charged"] == figures["pool"] + 2 * MIB  # the runtime's share is not
 
 
+def test_fractal_format_rounds_up(sim: Sim) -> None:
+    figures = sim.run_torch("""
+torch.npu.config.allow_internal_format = True
+plain = torch.zeros(100, 50, dtype=torch.float16, device="npu")
+before = torch.npu.memory_allocated()
+fractal = torch_npu.npu_format_cast(plain, 29)
+sizes = [torch_npu.get_npu_format(fractal), torch.npu.memory_allocated() - before, list(fractal.shape)]
+print("RESULT", json.dumps({"sizes": sizes}))
+""")
+    rounded = (112 * 64 * 2 + 32 + 511) // 512 * 512
+    assert figures["sizes"] == [29, rounded, [100, 50]]
+
+
 def test_atb_takes_its_pool_at_the_first_operation(sim: Sim) -> None:
     figures = sim.run_torch("""
 def used():

@@ -246,7 +246,8 @@ def pointer_functions(include_dirs: Iterable[Path]) -> frozenset[str]:
 def make_plan(demand: Demand, rules: Rules, implemented: set[str], pointer_results: frozenset[str]) -> SymbolPlan:
     """Decides what becomes of every name."""
     symbols = []
-    for name in demand.names():
+    names = set(demand.names())
+    for name in sorted(names):
         linked = name in demand.linked
         asked_by = demand.linked.get(name) or demand.looked_up[name]
         rule = rules.match(name)
@@ -254,11 +255,18 @@ def make_plan(demand: Demand, rules: Rules, implemented: set[str], pointer_resul
             symbols.append(Symbol(name, "implemented", "", asked_by, linked))
         elif rule is None:
             symbols.append(Symbol(name, "failing", "", asked_by, linked))
+        elif rule.state == "operator" and not _is_stage(name, names):
+            symbols.append(Symbol(name, "failing", "not a stage of an operator", asked_by, linked))
         elif rule.state == "absent" and linked:
             symbols.append(Symbol(name, "failing", "linked, so it cannot be absent", asked_by, linked))
         else:
             symbols.append(Symbol(name, rule.state, rule.reason, asked_by, linked, rule.target))
     return SymbolPlan(symbols, demand.sonames, pointer_results)
+
+
+def _is_stage(name: str, names: set[str]) -> bool:
+    """Whether an aclnn name is a first stage, or the second one of a first that is asked for too."""
+    return bool(_STAGE_ONE.fullmatch(name)) or f"{name}GetWorkspaceSize" in names
 
 
 _STAGE_ONE = re.compile(r"aclnn(\w+?)Get(?:Max)?WorkspaceSize")

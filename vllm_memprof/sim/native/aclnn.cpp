@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -227,5 +228,25 @@ SHIM_API aclError aclSetAclOpExecutorRepeatable(aclOpExecutor *executor) {
 SHIM_API aclError aclDestroyAclOpExecutor(aclOpExecutor *executor) {
   if (!executors().remove(executor)) return fail(ACL_ERROR_INVALID_PARAM, "aclDestroyAclOpExecutor: unknown executor");
   delete executor;
+  return ACL_SUCCESS;
+}
+
+// The shape that a tensor takes in the fractal format NZ: [..., m, n] becomes [..., n / c, m / 16, 16, c], both rounded up,
+// with c elements in 32 bytes. Other formats keep their shape. The caller deletes the shape.
+SHIM_API int aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor *source, const int format, int, int64_t **shape, uint64_t *dimensions,
+                                                      int *actual_format) {
+  if (kind_of(reinterpret_cast<uint64_t>(source)) != Kind::kTensor || !shape || !dimensions || !actual_format)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclnnNpuFormatCastCalculateSizeAndFormat: bad argument");
+  std::vector<int64_t> extents = source->shape;
+  if (format == ACL_FORMAT_FRACTAL_NZ && extents.size() >= 2) {
+    int64_t per_block = static_cast<int64_t>(32 / std::max<uint64_t>(element_bytes(source->type), 1));
+    int64_t rows = extents[extents.size() - 2], columns = extents.back();
+    extents.resize(extents.size() - 2);
+    for (int64_t extent : {(columns + per_block - 1) / per_block, (rows + 15) / 16, int64_t{16}, per_block}) extents.push_back(extent);
+  }
+  *dimensions = extents.size();
+  *shape = new int64_t[extents.size() + 1];
+  std::copy(extents.begin(), extents.end(), *shape);
+  *actual_format = format;
   return ACL_SUCCESS;
 }

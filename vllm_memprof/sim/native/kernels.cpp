@@ -708,6 +708,8 @@ Kernel find_kernel(const std::string &operator_name) {
       {"Multinomial", zero_indices},
       {"MultinomialTensor", zero_indices},
       {"Kthvalue", zero_indices},
+      {"TopKTopPSample", zero_indices},
+      {"TopKTopPSampleV2", zero_indices},
       {"MoeGatingTopK", zero_indices},
       {"MoeGatingTopKSoftmax", zero_indices},
       {"InplaceCopy", copy_in_place},
