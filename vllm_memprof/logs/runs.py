@@ -72,8 +72,7 @@ class Process:
         stage = fact.format.stage
         if stage is None or stage > GRANT or stage >= self.stage:
             return False
-        again = fact.name in self.figures
-        return (not again and self.stage - stage >= 1) or (stage == LOAD and self.stage >= GRANT)
+        return fact.name not in self.figures or (_opens_start(fact) and self.stage >= GRANT)
 
     def add(self, fact: Fact) -> None:
         have = self.figures.get(fact.name)
@@ -81,6 +80,11 @@ class Process:
             self.figures[fact.name] = fact
         if fact.format.stage is not None:
             self.stage = max(self.stage, fact.format.stage)
+
+
+def _opens_start(fact: Fact) -> bool:
+    """Whether every start prints this once, before anything is granted."""
+    return fact.format.stage == LOAD or (fact.format.form == "E0" and fact.name == "device_total_bytes")
 
 
 def agree(one: Fact, other: Fact) -> bool:
@@ -255,15 +259,14 @@ class Sorter:
         newest = self.runs[-1]
         if speaker is None or speaker.pid is None or _generic(speaker.label):
             return newest
-        if speaker.label not in newest.members:
-            return self._nearest(speaker, newest)
-        known = newest.members[speaker.label]
-        return newest if known == speaker else self._new_run()
+        if newest.members.get(speaker.label) == speaker:
+            return newest
+        return self._nearest(speaker) or (newest if speaker.label not in newest.members else self._new_run())
 
-    def _nearest(self, speaker: Speaker, newest: RunFacts) -> RunFacts:
+    def _nearest(self, speaker: Speaker) -> RunFacts | None:
         """Of the instances that start side by side, the one whose processes were made just before this one."""
         assert speaker.pid is not None
-        best, best_pid = newest, -1
+        best, best_pid = None, -1
         for run in self.runs[-OPEN_RUNS:]:
             if speaker.label in run.members or _anonymous_pids(run.members):
                 continue

@@ -1,0 +1,436 @@
+"""Lines as engines print them, with the figures that they hold. Figures: "9.19 GiB", "22.00 MiB", or a bare number."""
+
+from __future__ import annotations
+
+CUDA_SUGGESTION = (
+    "Free memory on device ({device}78.59/79.11 GiB) on startup. Desired GPU memory utilization is (0.92, 72.78 GiB). "
+    "Actual usage is {usage}. Replace gpu_memory_utilization config with `--kv-cache-memory=49996390195` (46.56 GiB) to "
+    "fit into requested memory, or `--kv-cache-memory=56234567890` (52.37 GiB) to fully utilize gpu memory. Current kv "
+    "cache memory in use is 47.01 GiB."
+)
+ASCEND_SUGGESTION = (
+    "Free memory on device (60.61/60.96 GiB) on startup. Desired GPU memory utilization is (0.95, 57.91 GiB). Actual usage: "
+    "9.19 GiB for weights, 3.86 GiB for peak activation, 0.56 GiB for non-torch memory, 0.31 GiB for NPU graph memory. "
+    "Replace gpu_memory_utilization with `--kv-cache-memory=47076679680` (43.84 GiB) to fit into requested memory, or "
+    "`--kv-cache-memory=49976680448` (46.54 GiB) to fully utilize NPU free memory. Current KV cache memory: 44.3 GiB."
+)
+_SUGGESTED = {
+    "initial_free_bytes": "78.59 GiB",
+    "device_total_bytes": "79.11 GiB",
+    "gpu_memory_utilization": 0.92,
+    "requested_bytes": "72.78 GiB",
+    "suggested_requested_bytes": 49996390195,
+    "suggested_requested_printed_bytes": "46.56 GiB",
+    "suggested_limit_bytes": 56234567890,
+    "suggested_limit_printed_bytes": "52.37 GiB",
+    "kv_cache_bytes": "47.01 GiB",
+}
+_ASCEND_SUGGESTED = {
+    "initial_free_bytes": "60.61 GiB",
+    "device_total_bytes": "60.96 GiB",
+    "gpu_memory_utilization": 0.95,
+    "requested_bytes": "57.91 GiB",
+    "weights_bytes": "9.19 GiB",
+    "peak_activation_bytes": "3.86 GiB",
+    "non_torch_increase_bytes": "0.56 GiB",
+    "graph_bytes": "0.31 GiB",
+    "suggested_requested_bytes": 47076679680,
+    "suggested_requested_printed_bytes": "43.84 GiB",
+    "suggested_limit_bytes": 49976680448,
+    "suggested_limit_printed_bytes": "46.54 GiB",
+    "kv_cache_bytes": "44.3 GiB",
+}
+
+#: (releases, line, figures)
+SAMPLES: list[tuple[str, str, dict[str, object]]] = [
+    (
+        "vllm 0.6.4 to 0.9, V0",
+        "(VllmWorkerProcess pid=521) INFO 04-12 08:21:19 [worker.py:267] the current vLLM instance can use "
+        "total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.99) = 23.35GiB",
+        {"device_total_bytes": "23.58 GiB", "gpu_memory_utilization": 0.99, "requested_bytes": "23.35 GiB"},
+    ),
+    (
+        "vllm 0.6.4 to 0.9, V0",
+        "INFO 04-12 08:21:19 worker.py:267] model weights take 21.21GiB; non_torch_memory takes 0.20GiB; PyTorch activation "
+        "peak memory takes 0.37GiB; the rest of the memory reserved for KV Cache is 1.57GiB.",
+        {
+            "weights_bytes": "21.21 GiB",
+            "non_torch_increase_bytes": "0.20 GiB",
+            "peak_activation_bytes": "0.37 GiB",
+            "kv_cache_bytes": "1.57 GiB",
+        },
+    ),
+    (
+        "vllm V0, a value a line",
+        "INFO 12-13 19:54:18 worker.py:243] model weights take   14.96GiB",
+        {"weights_bytes": "14.96 GiB"},
+    ),
+    (
+        "vllm V0, a value a line",
+        "INFO 12-13 19:54:18 worker.py:243] total_gpu_memory     79.22GiB",
+        {"device_total_bytes": "79.22 GiB"},
+    ),
+    (
+        "vllm V0, a value a line",
+        "INFO 12-13 19:54:18 worker.py:243] non_torch_memory     1.79GiB",
+        {"non_torch_increase_bytes": "1.79 GiB"},
+    ),
+    (
+        "vllm V0, a value a line",
+        "INFO 12-13 worker.py:243] PyTorch activation peak memory       1.26GiB",
+        {"peak_activation_bytes": "1.26 GiB"},
+    ),
+    (
+        "vllm V0, a value a line",
+        "INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB",
+        {"kv_cache_bytes": "53.29 GiB"},
+    ),
+    ("vllm V0", "INFO 01-16 09:40:00 executor_base.py:95] # CUDA blocks: 6001, # CPU blocks: 1638", {"blocks": 6001}),
+    (
+        "vllm V0",
+        "INFO 01-01 executor_base.py:116] Maximum concurrency for 40000 tokens per request: 1.54x",
+        {"max_model_len": 40000, "max_concurrency": 1.54},
+    ),
+    (
+        "vllm 0.6 and V1 to 0.7",
+        "INFO model_runner.py:1099] Loading model weights took 13.9476 GB",
+        {"weights_bytes": "13.9476 GiB"},
+    ),
+    (
+        "vllm 0.8",
+        "(VllmWorker rank=0 pid=1823) INFO [gpu_model_runner.py:1140] Model loading took 3.9972 GB and 2.416524 seconds",
+        {"weights_bytes": "3.9972 GiB"},
+    ),
+    (
+        "vllm 0.11",
+        "(Worker_TP0 pid=18) INFO [gpu_model_runner.py:2653] Model loading took 14.9889 GiB and 3.652170 seconds",
+        {"weights_bytes": "14.9889 GiB"},
+    ),
+    (
+        "vllm 0.18 to 0.33",
+        "(EngineCore pid=1) INFO [x.py:1] Model loading took 14.99 GiB memory and 3.652170 seconds",
+        {"weights_bytes": "14.99 GiB"},
+    ),
+    (
+        "vllm 0.9 to 0.33",
+        "INFO [gpu_model_runner.py:3344] Encoder cache will be initialized with a budget of 16384 tokens, and profiled with 1 image items of the maximum feature size.",
+        {"encoder_budget_tokens": 16384, "encoder_profile_items": 1},
+    ),
+    (
+        "vllm 0.11 to 0.32, DEBUG",
+        "DEBUG [gpu_worker.py:284] Initial free memory: 78.59 GiB; Requested memory: 0.92 (util), 72.78 GiB",
+        {"initial_free_bytes": "78.59 GiB", "gpu_memory_utilization": 0.92, "requested_bytes": "72.78 GiB"},
+    ),
+    (
+        "vllm 0.11 to 0.32, DEBUG",
+        "DEBUG [gpu_worker.py:291] Free memory after profiling: 61.09 GiB (total), 55.28 GiB (within requested)",
+        {"profile_after_free_bytes": "61.09 GiB", "profile_after_free_within_requested_bytes": "55.28 GiB"},
+    ),
+    (
+        "vllm 0.18 to 0.32, DEBUG",
+        "DEBUG [gpu_worker.py:284] worker init memory snapshot: torch_peak=0.0GiB, free_memory=78.59GiB, total_memory=79.11GiB, "
+        "cuda_memory=0.52GiB, torch_memory=0.0GiB, non_torch_memory=0.52GiB, timestamp=1763.1, auto_measure=True",
+        {"initial_free_bytes": "78.59 GiB", "device_total_bytes": "79.11 GiB", "initial_non_torch_bytes": "0.52 GiB"},
+    ),
+    (
+        "vllm 0.18 to 0.32, DEBUG",
+        "DEBUG [gpu_worker.py:285] worker requested memory: 72.78GiB",
+        {"requested_bytes": "72.78 GiB"},
+    ),
+    (
+        "vllm to 0.26 and vllm-ascend from 0.15, DEBUG",
+        "DEBUG [worker.py:592] Memory profiling takes 9.13 seconds. Total non KV cache memory: 13.61GiB; torch peak memory increase: "
+        "3.86GiB; non-torch forward increase memory: 0.56GiB; weights memory: 9.19GiB.",
+        {
+            "non_kv_cache_bytes": "13.61 GiB",
+            "peak_activation_bytes": "3.86 GiB",
+            "non_torch_increase_bytes": "0.56 GiB",
+            "weights_bytes": "9.19 GiB",
+        },
+    ),
+    (
+        "vllm from 0.27, DEBUG",
+        "DEBUG [gpu_worker.py:562] Memory profiling takes 9.13 seconds. Total non KV cache memory: 13.61GiB; torch peak memory increase: "
+        "3.86GiB; total consumed (from mem_get_info): 10.02GiB; weights memory: 9.19GiB.",
+        {
+            "non_kv_cache_bytes": "13.61 GiB",
+            "peak_activation_bytes": "3.86 GiB",
+            "consumed_bytes": "10.02 GiB",
+            "weights_bytes": "9.19 GiB",
+        },
+    ),
+    (
+        "vllm 0.18 to 0.33",
+        "INFO [gpu_model_runner.py:5686] Estimated CUDA graph memory: 0.58 GiB total",
+        {"graph_estimate_bytes": "0.58 GiB"},
+    ),
+    (
+        "vllm-ascend 0.9 to 0.14",
+        "(Worker_TP0 pid=9) INFO 11-21 03:07:41 [worker_v1.py:256] Available memory: 46600395162, total memory: 65452113920",
+        {"kv_cache_bytes": 46600395162, "device_total_bytes": 65452113920},
+    ),
+    (
+        "vllm-ascend 0.9 to 0.14, clamped",
+        "INFO [worker.py:308] Available memory: 0, total memory: 65452113920",
+        {"kv_cache_bytes": 0, "device_total_bytes": 65452113920},
+    ),
+    (
+        "vllm-ascend, changed by hand",
+        "Available memory: 43.40 GiB, total memory: 60.96 GiB",
+        {"kv_cache_bytes": "43.40 GiB", "device_total_bytes": "60.96 GiB"},
+    ),
+    (
+        "vllm-ascend, changed by hand",
+        "Available memory: 40.35 GiB, requested memory: 54.86 GiB",
+        {"kv_cache_bytes": "40.35 GiB", "requested_bytes": "54.86 GiB"},
+    ),
+    (
+        "vllm from 0.9, vllm-ascend from 0.15",
+        "INFO [worker.py:357] Available KV cache memory: 44.30 GiB",
+        {"kv_cache_bytes": "44.30 GiB"},
+    ),
+    ("vllm from 0.18", "INFO [gpu_worker.py:456] Available KV cache memory: 44.3 GiB", {"kv_cache_bytes": "44.3 GiB"}),
+    ("negative", "INFO [worker.py:357] Available KV cache memory: -1.33 GiB", {"kv_cache_bytes": "-1.33 GiB"}),
+    (
+        "vllm-ascend 310P from 0.23",
+        "INFO [worker_310p.py:118] Available KV cache memory: 9.95 GiB (halved for workspace)",
+        {"kv_cache_bytes": "9.95 GiB", "halved": 1},
+    ),
+    (
+        "vllm-ascend from 0.23, fixed size",
+        "INFO [worker.py:542] Initial free memory 60.61 GiB, reserved 40.00 GiB for KV Cache as specified by kv_cache_memory_bytes, skipping memory profiling.",
+        {"initial_free_bytes": "60.61 GiB", "kv_cache_memory_bytes_arg": "40.00 GiB"},
+    ),
+    (
+        "vllm 0.11 to 0.33, fixed size",
+        "INFO [gpu_worker.py:328] Initial free memory 78.59 GiB, reserved 40.00 GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling.",
+        {"initial_free_bytes": "78.59 GiB", "kv_cache_memory_bytes_arg": "40.00 GiB"},
+    ),
+    (
+        "vllm on a CPU, 0.23 to 0.32",
+        "INFO [cpu_worker.py:224] Auto set (12.5/62.81) GiB for KV cache on node 0, with 57.78 GiB requested memory for the worker. 45.28 GiB memory was consumed by non-kv usages.",
+        {
+            "kv_cache_bytes": "12.5 GiB",
+            "device_total_bytes": "62.81 GiB",
+            "requested_bytes": "57.78 GiB",
+            "consumed_bytes": "45.28 GiB",
+        },
+    ),
+    (
+        "vllm 0.18 to 0.33",
+        "INFO CUDA graph memory profiling is enabled (default since v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to "
+        "--gpu-memory-utilization=0.9129 without CUDA graph memory profiling. To maintain the same effective KV cache size as before, "
+        "increase --gpu-memory-utilization to 0.9271. To disable, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
+        {
+            "gpu_memory_utilization": 0.92,
+            "equivalent_utilization": 0.9129,
+            "graph_estimate_charged": 1,
+            "suggested_utilization": 0.9271,
+        },
+    ),
+    (
+        "vllm 0.25 to 0.33",
+        "INFO Reserving 2.5 GiB of GPU memory for frontend multimodal decoding (2.0 GiB raw-frame semaphore budget, 0.5 GiB "
+        "decoder+CUDA-context across 1 API server(s) @ 0.5 GiB/server); KV cache memory reduced to 41.8 GiB.",
+        {"mm_ipc_bytes": "2.5 GiB", "kv_cache_reduced_bytes": "41.8 GiB"},
+    ),
+    (
+        "vllm, too small",
+        "ValueError: To serve at least one request with the models's max seq len (131072), (1.34 GiB KV cache is needed, which is larger than "
+        "the available KV cache memory (0.3 GiB). Based on the available memory, the estimated maximum model length is 720. Try increasing",
+        {"kv_cache_minimum_bytes": "1.34 GiB", "kv_cache_bytes": "0.3 GiB", "estimated_max_model_len": 720},
+    ),
+    (
+        "vllm, none",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+        {"no_cache_blocks": 1},
+    ),
+    ("vllm 0.8 to 0.27", "INFO [kv_cache_utils.py:1744] GPU KV cache size: 645,120 tokens", {"tokens": 645120}),
+    (
+        "vllm from 0.28",
+        "INFO [kv_cache_utils.py:2327] GPU KV cache size: 645,120 tokens, Maximum concurrency for 65,536 tokens per request: 9.84x",
+        {"tokens": 645120, "max_model_len": 65536, "max_concurrency": 9.84},
+    ),
+    (
+        "all",
+        "INFO [gpu_model_runner.py:3480] Graph capturing finished in 12 secs, took 0.46 GiB",
+        {"graph_bytes": "0.46 GiB"},
+    ),
+    (
+        "negative",
+        "INFO [gpu_model_runner.py:3480] Graph capturing finished in 12 secs, took -0.19 GiB",
+        {"graph_bytes": "-0.19 GiB"},
+    ),
+    (
+        "vllm 0.18 to 0.33",
+        "INFO [gpu_worker.py:617] CUDA graph pool memory: 0.1 GiB (actual), 0.58 GiB (estimated), difference: 0.47 GiB (457.5%).",
+        {"graph_bytes": "0.1 GiB", "graph_estimate_bytes": "0.58 GiB", "graph_difference_bytes": "0.47 GiB"},
+    ),
+    (
+        "vllm 0.11 to 0.25",
+        CUDA_SUGGESTION.format(
+            device="",
+            usage="15.0 GiB for weight, 8.1 GiB for peak activation, 2.67 GiB for non-torch memory, and 0.3 GiB for CUDAGraph memory",
+        ),
+        {
+            **_SUGGESTED,
+            "weights_bytes": "15.0 GiB",
+            "peak_activation_bytes": "8.1 GiB",
+            "non_torch_increase_bytes": "2.67 GiB",
+            "graph_bytes": "0.3 GiB",
+        },
+    ),
+    (
+        "vllm from 0.27",
+        CUDA_SUGGESTION.format(
+            device="",
+            usage="19.47 GiB for consumed memory (weights + non-torch), 0.6 GiB for peak activation, and 0.1 GiB for CUDAGraph memory",
+        ),
+        {
+            **_SUGGESTED,
+            "consumed_bytes": "19.47 GiB",
+            "printed_peak_activation_bytes": "0.6 GiB",
+            "graph_bytes": "0.1 GiB",
+        },
+    ),
+    (
+        "vllm-ascend 0.23",
+        f"(Worker_TP1 pid=3) INFO 11-21 03:07:41 [worker.py:771] {ASCEND_SUGGESTION}",
+        _ASCEND_SUGGESTED,
+    ),
+    (
+        "vllm-ascend 0.25",
+        f"INFO [worker.py:751] {ASCEND_SUGGESTION} After warmup: torch reserved memory 54.4 GiB, torch allocated memory 53.75 GiB.",
+        {**_ASCEND_SUGGESTED, "warm_up_reserved_bytes": "54.4 GiB", "warm_up_allocated_bytes": "53.75 GiB"},
+    ),
+    (
+        "vllm-ascend 0.23, DEBUG",
+        "DEBUG [worker.py:605] torch reserved memory: 59.38 GiB, torch allocated memory: 54.77 GiB",
+        {"serving_reserved_bytes": "59.38 GiB", "serving_allocated_bytes": "54.77 GiB"},
+    ),
+    (
+        "to 0.22",
+        "INFO [gpu_worker.py:98] Sleep mode freed 0.00 GiB memory, 63.15 GiB memory is still in use.",
+        {"sleep_freed_bytes": "0.00 GiB", "sleep_in_use_bytes": "63.15 GiB"},
+    ),
+    (
+        "vllm-ascend from 0.23",
+        "INFO [worker.py:234] Sleep mode (level=2) freed 51.25 GiB memory, 1.26 GiB memory is still in use.",
+        {"sleep_freed_bytes": "51.25 GiB", "sleep_in_use_bytes": "1.26 GiB"},
+    ),
+    (
+        "vllm-ascend from 0.23",
+        "INFO Sleep mode released HCCL and attention workspace memory: 0.724 GiB.",
+        {"sleep_communicator_bytes": "0.724 GiB"},
+    ),
+    (
+        "vllm",
+        "ValueError: Free memory on device cuda:1 (19.77/22.05 GiB) on startup is less than desired GPU memory utilization (0.9, 19.84 GiB). Decrease",
+        {
+            "initial_free_bytes": "19.77 GiB",
+            "device_total_bytes": "22.05 GiB",
+            "startup_refused": 1,
+            "gpu_memory_utilization": 0.9,
+            "requested_bytes": "19.84 GiB",
+        },
+    ),
+    (
+        "torch_npu",
+        "RuntimeError: NPU out of memory. Tried to allocate 20.00 MiB (NPU 0; 61.27 GiB total capacity; 0 bytes already allocated; 0 bytes "
+        "current active; 48.36 MiB free; 0 bytes reserved in total by PyTorch) If reserved memory is >> allocated memory",
+        {
+            "oom_requested_bytes": "20.00 MiB",
+            "oom_device_total_bytes": "61.27 GiB",
+            "oom_allocated_bytes": 0,
+            "oom_active_bytes": 0,
+            "oom_free_bytes": "48.36 MiB",
+            "oom_reserved_bytes": 0,
+        },
+    ),
+    (
+        "torch_npu",
+        "NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB(NPU 1; 60.96 GiB total capacity; 86.81 MiB free). If you "
+        "want to reduce memory usage, take a try to set the environment variable TASK_QUEUE_ENABLE=1.",
+        {
+            "oom_requested_bytes": "180.00 MiB",
+            "oom_device_total_bytes": "60.96 GiB",
+            "oom_free_bytes": "86.81 MiB",
+            "oom_npu_workspace": 1,
+        },
+    ),
+    (
+        "torch to 2.0",
+        "CUDA out of memory. Tried to allocate 2.26 GiB (GPU 0; 6.00 GiB total capacity; 781.59 MiB already allocated; 3.03 GiB free; 1.24 GiB "
+        "reserved in total by PyTorch)",
+        {
+            "oom_requested_bytes": "2.26 GiB",
+            "oom_device_total_bytes": "6.00 GiB",
+            "oom_allocated_bytes": "781.59 MiB",
+            "oom_free_bytes": "3.03 GiB",
+            "oom_reserved_bytes": "1.24 GiB",
+        },
+    ),
+    (
+        "torch from 2.1",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of which 12.73 GiB is "
+        "free. Including non-PyTorch memory, this process has 18.73 GiB memory in use. Of the allocated memory 9.08 GiB is allocated by PyTorch, "
+        "and 9.35 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large",
+        {
+            "oom_requested_bytes": "22.78 GiB",
+            "oom_device_total_bytes": "31.47 GiB",
+            "oom_free_bytes": "12.73 GiB",
+            "oom_process_bytes": "18.73 GiB",
+            "oom_allocated_bytes": "9.08 GiB",
+            "oom_unallocated_bytes": "9.35 GiB",
+        },
+    ),
+    (
+        "torch 2.1, misspelt",
+        "CUDA out of memory. Tried to allocate 55.57 GiB. GPU 0 has a total capacty of 12.00 GiB of which 9.02 GiB is free. Of the allocated "
+        "memory 984.52 MiB is allocated by PyTorch, and 463.48 MiB is reserved by PyTorch but unallocated.",
+        {
+            "oom_requested_bytes": "55.57 GiB",
+            "oom_device_total_bytes": "12.00 GiB",
+            "oom_free_bytes": "9.02 GiB",
+            "oom_allocated_bytes": "984.52 MiB",
+            "oom_unallocated_bytes": "463.48 MiB",
+        },
+    ),
+    (
+        "by hand",
+        "torch_memory after profiling, before empty_cache() is 19.13 G",
+        {"profile_end_reserved_bytes": "19.13 GiB"},
+    ),
+    (
+        "by hand",
+        "torch_peak after profiling, after empty_cache() is 13.30 G",
+        {"profile_after_allocated_peak_bytes": "13.30 GiB"},
+    ),
+    ("by hand", "non_torch_memory after init HCCL is 0.35 G", {"distributed_after_non_torch_bytes": "0.35 GiB"}),
+    ("by hand", "non_torch_memory before init HCCL is 0.35 G", {"initial_non_torch_bytes": "0.35 GiB"}),
+    (
+        "by hand",
+        "\u670d\u52a1\u542f\u52a8\u540e\uff1a59614 / 65536 (\u8fdb\u7a0b\u5360\u7528\uff1a56257)",
+        {"npu_smi_after_bytes": "59614 MiB", "npu_smi_total_bytes": "65536 MiB", "npu_smi_process_bytes": "56257 MiB"},
+    ),
+]
+
+#: Lines that look like figures of device memory and are none.
+OTHERS = [
+    "INFO [loggers.py:127] Engine 000: Avg prompt throughput: 12.2 tokens/s, GPU KV cache usage: 3.1%, Prefix cache hit rate: 12.0%",
+    "INFO [metadata.py:97] cpu swap space: 4294967296 bytes",
+    "INFO [x.py:1] Encoder graph capturing finished in 3 secs, took 0.10 GiB (4 graphs)",
+    "INFO [loader.py:429] Loading weights took 4.29 seconds",
+    "INFO [x.py:1] Model runner load_model total time: 3.00 seconds",
+    "DEBUG [cache.py:132] Calculated size of image to be 0.38 GiB (4 leaves)",
+    "Load weight end. elapsed=2.1 s, mem usage=56.98 GB, avail mem=230.20 GB.",
+    "INFO [x.py:1] RecomputeCPUOffloadScheduler: allocating 4 CPU blocks (0.50 GB) for recompute offload",
+    "Available memory: 43,40 GiB, requested memory: 54,86 GiB",
+    "Available KV cache memory: 43.4",
+    "Available KV cache memory: 43.4 G",
+    "GPU KV cache size: 645,120",
+    "GPU KV cache size: 64,51,20 tokens",
+    "NPU out of memory. Tried to allocate more than 1EB memory",
+    "Maximum concurrency for 65,536 tokens per request: 9.8",
+    "Available memory: 46600395162, total memory: 6545211",
+]

@@ -1,0 +1,212 @@
+"""Who said what: starts, instances and ranks in one log are kept apart."""
+
+from __future__ import annotations
+
+from vllm_memprof.logs.formats import GIB
+
+
+def workers(run):
+    return {process.identity.label: process for process in run.processes if process.is_worker}
+
+
+def kv(run):
+    return {label: round(p.figures["kv_cache_bytes"] / GIB, 2) for label, p in workers(run).items()}
+
+
+INIT = "(EngineCore_DP0 pid=20) INFO 11-21 03:07:12 [core.py:113] Initializing a V1 LLM engine (v0.13.0) with config: model='org/model', max_seq_len=8192, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=True, kv_cache_dtype=auto\n"
+
+
+def test_ranks_by_their_prefixes(runs_of):
+    (run,) = runs_of(
+        "(APIServer pid=10) INFO 11-21 03:07:01 [api_server.py:1] vLLM API server version 0.13.0\n"
+        "(APIServer pid=10) INFO 11-21 03:07:01 [utils.py:1] non-default args: {'model': 'org/model', 'tensor_parallel_size': 2, 'gpu_memory_utilization': 0.95, 'max_model_len': 8192}\n"
+        + INIT
+        + "(Worker_TP1 pid=31) INFO 11-21 03:08:00 [model_runner_v1.py:1] Loading model weights took 9.1948 GB\n"
+        "(Worker_TP0 pid=30) INFO 11-21 03:08:01 [model_runner_v1.py:1] Loading model weights took 9.2948 GB\n"
+        "(Worker_TP0 pid=30) INFO 11-21 03:08:02 [worker.py:308] Available memory: 46600395162, total memory: 65452113920\n"
+        "(Worker_TP1 pid=31) INFO 11-21 03:08:02 [worker.py:308] Available memory: 46525233234, total memory: 65452113920\n"
+        "(EngineCore_DP0 pid=20) INFO 11-21 03:08:03 [kv_cache_utils.py:1] GPU KV cache size: 632,064 tokens\n"
+        "(EngineCore_DP0 pid=20) INFO 11-21 03:08:03 [kv_cache_utils.py:1] Maximum concurrency for 8,192 tokens per request: 77.16x\n"
+        "(APIServer pid=10) INFO:     Application startup complete.\n"
+    )
+    assert run.info.model == "org/model"
+    assert (run.info.engine, run.info.engine_version, run.info.status) == ("vllm-ascend", "0.13.0", "ok")
+    assert any("taken to be that of vLLM" in note for note in run.info.notes)
+    assert run.forms == ["E2"]
+    found = workers(run)
+    assert list(found) == ["TP1", "TP0"]
+    assert [(p.identity.rank, p.identity.tp_rank, p.identity.pid) for p in found.values()] == [(1, 1, 31), (0, 0, 30)]
+    assert found["TP0"].figures["kv_cache_bytes"] == 46600395162
+    assert found["TP1"].figures["kv_cache_bytes"] == 46525233234
+    assert {p.figures["gpu_memory_utilization"] for p in found.values()} == {0.95}
+    assert run.processes[-1].kv_plan["tokens"] == 632064
+    assert "--enforce-eager" in run.info.command
+
+
+def test_two_starts_one_after_the_other(runs_of):
+    start = "INFO Loading model weights took 9.1948 GB\nINFO Available KV cache memory: {} GiB\n"
+    runs = runs_of(start.format("43.40") + start.format("44.30"))
+    assert [kv(run) for run in runs] == [{"the worker": 43.4}, {"the worker": 44.3}]
+    assert [run.info.id for run in runs] == ["log#1", "log#2"]
+
+
+def test_the_same_start_pasted_twice_is_two_starts_with_the_same_figures(runs_of):
+    start = "INFO Loading model weights took 9.1948 GB\nINFO Available KV cache memory: 43.40 GiB\n"
+    assert [kv(run) for run in runs_of(start * 2)] == [{"the worker": 43.4}] * 2
+
+
+def test_a_process_that_says_it_again_is_one_start(runs_of):
+    (run,) = runs_of("Available KV cache memory: 44.30 GiB\n\nIn short: Available KV cache memory: 44.3 GiB\n")
+    assert kv(run) == {"the worker": 44.3}
+
+
+def test_the_finer_figure_counts(runs_of):
+    (run,) = runs_of(
+        "Loading model weights took 9.1948 GB\ntorch peak memory increase: 3.86GiB; weights memory: 9.19GiB.\n"
+    )
+    assert run.processes[0].figures["weights_bytes"] == round(9.1948 * GIB)
+
+
+def test_interleaved_instances(runs_of):
+    """Two servers that start at the same time: process ids tell them apart."""
+    text = ""
+    for pid in (100, 200):
+        text += f"(APIServer pid={pid}) INFO 11-21 03:07:01 [api_server.py:1] vLLM API server version 0.23.0\n"
+        text += f"(EngineCore pid={pid + 10}) INFO 11-21 03:07:12 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with config: model='m{pid}', tensor_parallel_size=2, pipeline_parallel_size=1,\n"
+        text += (
+            f"(Worker_TP0 pid={pid + 20}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
+        )
+    for pid in (200, 100):
+        text += (
+            f"(Worker_TP1 pid={pid + 21}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
+        )
+        for rank in (0, 1):
+            text += f"(Worker_TP{rank} pid={pid + 20 + rank}) INFO [worker.py:1] Available KV cache memory: {pid / 10 + rank:.2f} GiB\n"
+        text += f"(EngineCore pid={pid + 10}) INFO [kv_cache_utils.py:1] GPU KV cache size: {pid},000 tokens\n"
+    runs = runs_of(text)
+    assert [run.info.model for run in runs] == ["m100", "m200"]
+    assert [kv(run) for run in runs] == [{"TP0": 10.0, "TP1": 11.0}, {"TP0": 20.0, "TP1": 21.0}]
+    assert [run.processes[-1].kv_plan["tokens"] for run in runs] == [100_000, 200_000]
+    for run, size in zip(runs, (1, 2), strict=True):
+        assert {p.figures["weights_bytes"] for p in workers(run).values()} == {size * GIB}
+
+
+def test_data_parallel_replicas_are_one_run(runs_of):
+    text = ""
+    for dp in (0, 1):
+        text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [core.py:1] Initializing a V1 LLM engine (v0.23.0) with config: model='m', tensor_parallel_size=1, data_parallel_size=2,\n"
+    for dp in (0, 1):
+        text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [model_runner_v1.py:1] Loading model weights took 5.0000 GB\n"
+        text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [worker.py:1] Available KV cache memory: {40 + dp}.00 GiB\n"
+        text += (
+            f"(EngineCore_DP{dp} pid={dp + 20}) INFO [kv_cache_utils.py:1] GPU KV cache size: {400 + dp},000 tokens\n"
+        )
+    (run,) = runs_of(text)
+    assert kv(run) == {"DP0": 40.0, "DP1": 41.0}
+    plans = {p.identity.dp_rank: p.kv_plan["tokens"] for p in run.processes if p.kv_plan}
+    assert plans == {0: 400_000, 1: 401_000}
+
+
+def test_workers_of_ray_are_named_by_their_assignment(runs_of):
+    text = INIT
+    for rank, pid in ((0, 45464), (1, 44419)):
+        text += f"(NPURayWorkerWrapper pid={pid}, ip=10.0.0.{rank}) INFO [parallel_state.py:1] rank {rank} in world size 2 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank {rank}, EP rank N/A\n"
+    for rank, pid in ((0, 45464), (1, 44419)):
+        text += f"(EngineCore_DP0 pid=20) (NPURayWorkerWrapper pid={pid}, ip=10.0.0.{rank}) INFO [worker.py:1] Available KV cache memory: {rank + 1}.00 GiB\n"
+    (run,) = runs_of(text)
+    assert kv(run) == {"TP0": 1.0, "TP1": 2.0}
+
+
+def test_workers_that_nothing_names_are_told_apart_by_process_id(runs_of):
+    (run,) = runs_of(
+        "INFO model weights take 2.00GiB; the rest of the memory reserved for KV Cache is 3.00GiB.\n"
+        "(VllmWorkerProcess pid=521) INFO model weights take 2.00GiB; the rest of the memory reserved for KV Cache is 4.00GiB.\n"
+        "(VllmWorkerProcess pid=507) INFO model weights take 2.00GiB; the rest of the memory reserved for KV Cache is 5.00GiB.\n"
+    )
+    assert kv(run) == {"unlabelled": 3.0, "pid 521": 4.0, "pid 507": 5.0}
+
+
+def test_ranks_of_old_releases(runs_of):
+    (run,) = runs_of(
+        "".join(f"(VllmWorker rank={r} pid={r + 5}) INFO Available KV cache memory: {r}.50 GiB\n" for r in (0, 1))
+    )
+    assert kv(run) == {"rank 0": 0.5, "rank 1": 1.5}
+    assert [p.identity.rank for p in workers(run).values()] == [0, 1]
+
+
+def test_the_least_plan_of_several_workers_serves(runs_of):
+    """vLLM 0.11 prints the size once per worker, before it takes the minimum."""
+    (run,) = runs_of(
+        INIT
+        + "(EngineCore_DP0 pid=20) INFO GPU KV cache size: 171,904 tokens\n(EngineCore_DP0 pid=20) INFO GPU KV cache size: 170,000 tokens\n"
+    )
+    assert run.processes[-1].kv_plan["tokens"] == 170_000
+
+
+def test_an_error_that_executors_print_again_is_one_oom(runs_of):
+    oom = "NPU out of memory. Tried to allocate 4.50 GiB (NPU 1; 60.96 GiB total capacity; 52.87 GiB already allocated; 52.87 GiB current active; 2.77 GiB free; 56.89 GiB reserved in total by PyTorch)\n"
+    (run,) = runs_of(
+        f"(Worker_TP1 pid=31) ERROR [x.py:1] RuntimeError: {oom}(EngineCore_DP0 pid=20) ERROR Worker failed with error '{oom}{oom}"
+    )
+    assert run.info.status == "oom"
+    (worker,) = workers(run).values()
+    span = worker.phases[-1]
+    assert (span.phase, span.detail["device"], span.detail["failures"]) == ("oom", "1", 1)
+    assert span.detail["reserved_bytes"] == round(56.89 * GIB)
+
+
+def test_cuda_oom_gives_reserved_memory(runs_of):
+    (run,) = runs_of(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 22.36 GiB of which 120.88 MiB is free. "
+        "Including non-PyTorch memory, this process has 22.20 GiB memory in use. Of the allocated memory 20.00 GiB is allocated by PyTorch, with 0.40 GiB "
+        "allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert run.info.engine == "vllm"
+    detail = run.processes[0].phases[-1].detail
+    assert detail["reserved_bytes"] == round(21.5 * GIB)
+    assert detail["process_bytes"] == round(22.2 * GIB)
+
+
+def test_npu_smi_tables_become_notes(runs_of):
+    table = (
+        "| npu-smi 24.1.rc2                 Version: 24.1.rc2                                      |\n"
+        "| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|\n"
+        "| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |\n"
+        "| 0     910B3               | OK            | 93.1        36                0    / 0             |\n"
+        "| 0                         | 0000:C1:00.0  | 0           0    / 0          54735/ 65536         |\n"
+        "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |\n"
+        "| 0       0                 | 1234          | python                   | 51341                   |\n"
+    )
+    (run,) = runs_of(table)
+    assert "npu-smi: NPU 0 chip 0 holds 54,735 of 65,536 MiB, 51,341 of them in 1 processes" in run.info.notes
+    (run,) = runs_of(table + "INFO Available KV cache memory: 43.40 GiB\n")
+    assert run.info.engine == "vllm-ascend"
+
+
+def test_the_fixed_size_and_the_request_of_the_set_up(runs_of):
+    (run,) = runs_of(
+        "$ vllm serve org/m -tp 1 --kv-cache-memory-bytes 1000000 \\\n  --gpu-memory-utilization=0.9 --block-size 128 # why\nINFO Available KV cache memory: 1.00 GiB\n"
+    )
+    figures = run.processes[0].figures
+    assert figures["kv_cache_memory_bytes_arg"] == 1_000_000
+    assert figures["gpu_memory_utilization"] == 0.9
+    assert run.info.model == "org/m"
+
+
+def test_a_utilization_that_the_figures_contradict_is_not_used(runs_of):
+    (run,) = runs_of(
+        "vllm serve m --gpu-memory-utilization 0.5\nAvailable memory: 43.40 GiB, total memory: 60.96 GiB\nAvailable memory: 43.40 GiB, requested memory: 57.91 GiB\n"
+    )
+    assert "gpu_memory_utilization" not in run.processes[0].figures
+
+
+def test_lines_in_an_unknown_order_are_not_mixed(runs_of):
+    """A weights line after a grant is of another start: its KV cache is unknown."""
+    runs = runs_of("INFO Available KV cache memory: 5.00 GiB\nINFO Loading model weights took 9.0000 GB\n")
+    assert [sorted(run.processes[0].figures) for run in runs] == [["kv_cache_bytes"], ["weights_bytes"]]
+
+
+def test_many_starts_are_bounded(runs_of):
+    runs = runs_of("".join(f"Available KV cache memory: {n}.00 GiB\n" for n in range(700)))
+    assert len(runs) == 500
+    assert "left out" in runs[-1].notes[-1]
