@@ -81,12 +81,15 @@ def run(request: LaunchRequest, format_name: str) -> int:
     job = prepare_job(request)
     view = _make_view(request, job)
 
+    printed = False
+
     def report_at_readiness(info: RunInfo) -> None:
+        nonlocal printed
         if request.mode == "serve":
             _report(job.run_dir, format_name, print_it=True)
+            printed = True
 
     outcome = run_engine(job, view, report_at_readiness)
-    printed = request.mode == "serve" and outcome.ready
     _report(job.run_dir, format_name, print_it=not printed)
     with contextlib.suppress(OSError):
         _say_how_it_ended(outcome, job, request)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import write_run_info
-from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
 from vllm_memprof.launch.verdict import Seen, Verdict, describe_death, describe_stuck, find_culprit, judge
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans, signal_name
 from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
@@ -139,6 +139,7 @@ class _Session:
                 self._view.update(self._progress)
                 self._view.close()
             engine.pump.join(2.0)
+        self._note_readiness()  # it may have died in the moment in which it became ready
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
@@ -158,16 +159,15 @@ class _Session:
         while True:
             now_s = time.monotonic()
             self._fold_events()
+            if self._note_readiness(engine) and self._ending is None:
+                self._become_ready()
             self._watch_processes(watch, now_s)
             self._handle_signals(engine, watch, now_s)
             self._handle_deaths(engine, watch, now_s)
             self._handle_silence(engine, watch, now_s)
             code = engine.poll()
-            if not self._seen.ready and self._ending is None and code is None:
-                if self._progress.is_ready(self._info.mode) or engine.pump.application_ready:
-                    self._become_ready()
-                elif now_s > deadline_s:
-                    self._handle_deadline(engine, watch, now_s)
+            if not self._seen.ready and self._ending is None and code is None and now_s > deadline_s:
+                self._handle_deadline(engine, watch, now_s)
             if code is not None:
                 watch.walk()
                 if not _others(watch, engine.pid):
@@ -260,9 +260,16 @@ class _Session:
         cause = f"not ready within {self._job.startup_timeout_s:g} s"
         self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
 
-    def _become_ready(self) -> None:
+    def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
+        """True once: when the engine said that it is ready, by an event or in its log."""
+        by_log = engine is not None and engine.pump.application_ready
+        if self._seen.ready or not (self._progress.is_ready(self._info.mode) or by_log):
+            return False
         self._seen.ready = True
-        self._seen.ready_t_ns = time.monotonic_ns()
+        self._seen.ready_t_ns = self._progress.ready_t_ns.get(READY_WHAT[self._info.mode], time.monotonic_ns())
+        return True
+
+    def _become_ready(self) -> None:
         if self._info.mode == "serve":
             self._view.update(self._progress)
             self._view.close()

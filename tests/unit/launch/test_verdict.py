@@ -1,0 +1,186 @@
+"""Why a run ended: the first cause, in one sentence, whatever order things were noticed in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.verdict import Seen, describe_stuck, find_error_line, judge
+from vllm_memprof.launch.watch import Death, Ending, ProcessWatch, Step, read_stat
+
+S = 1_000_000_000
+
+
+def progress_of(*ranks: str, phase: str | None = "weight_load") -> EngineProgress:
+    """Ranks with pids 10, 11...; each is inside the phase since second 1, if there is one."""
+    progress = EngineProgress()
+    for rank, label in enumerate(ranks):
+        file = f"h-{10 + rank}.jsonl"
+        progress.fold(file, {"kind": "process", "t_ns": S, "pid": 10 + rank, "role": "unknown"})
+        progress.fold(file, {"kind": "identity", "t_ns": S, "role": "worker", "rank": rank, "label": label})
+        if phase:
+            progress.fold(file, {"kind": "phase", "t_ns": S, "phase": phase, "edge": "before", "id": 1})
+    return progress
+
+
+def end_phase(
+    progress: EngineProgress, rank: int, seconds: float, error: str | None = None, phase: str = "weight_load"
+):
+    event: dict[str, Any] = {"kind": "phase", "t_ns": int(seconds * S), "phase": phase, "edge": "after", "id": 1}
+    progress.fold(f"h-{10 + rank}.jsonl", {**event, "error": error})
+
+
+def seen(**fields: Any) -> Seen:
+    return Seen(**{"mode": "serve", "engine_code": 1, **fields})
+
+
+def test_a_violent_death_comes_before_what_followed_from_it():
+    progress = progress_of("TP0", "TP1")
+    end_phase(progress, 0, 5.2, error="RuntimeError: peer closed the connection")
+    deaths = [Death(11, 5 * S, signal=9), Death(10, 6 * S, signal=15)]
+    verdict = judge(seen(deaths=deaths), progress)
+    assert verdict.reason == "worker TP1 (pid 11) was killed by SIGKILL in weight_load"
+
+
+def test_an_exception_comes_before_the_deaths_that_followed_from_it():
+    progress = progress_of("TP0", "TP1")
+    end_phase(progress, 0, 4.0, error="ValueError: bad shape")
+    verdict = judge(seen(deaths=[Death(11, 5 * S)]), progress)
+    assert verdict.reason == "TP0 failed in weight_load: ValueError: bad shape"
+
+
+def test_of_deaths_noticed_at_once_the_violent_one_counts():
+    deaths = [Death(10, 5 * S), Death(11, 5 * S + 1000, signal=9)]
+    assert "TP1" in str(judge(seen(deaths=deaths), progress_of("TP0", "TP1")).reason)
+    later = [Death(10, 5 * S), Death(11, 7 * S, signal=9)]
+    assert "TP0" in str(judge(seen(deaths=later), progress_of("TP0", "TP1")).reason)
+
+
+def test_deaths_in_good_order_are_no_cause():
+    progress = progress_of("TP0", phase=None)
+    progress.fold("h-10.jsonl", {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2})
+    progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
+    deaths = [Death(10, 6 * S), Death(12, 7 * S, signal=9)]
+    assert judge(seen(engine_code=0, ready=True, deaths=deaths), progress).status == "ok"
+    assert judge(seen(engine_code=0, mode="offline", deaths=[Death(12, S)]), progress).status == "ok"
+
+
+def test_a_server_that_lost_a_worker_and_says_0_failed_all_the_same():
+    verdict = judge(
+        seen(engine_code=0, ready=True, deaths=[Death(10, 6 * S, signal=15)]), progress_of("TP0", phase=None)
+    )
+    assert (verdict.status, verdict.exit_code) == ("failed", 1)
+    assert verdict.reason == "worker TP0 (pid 10) was killed by SIGTERM while serving"
+
+
+def test_readiness_counts_at_the_time_of_the_death():
+    progress = progress_of("TP0")
+    end_phase(progress, 0, 2.0)
+    death = [Death(10, 5 * S, signal=9)]
+    assert "after weight_load" in str(judge(seen(deaths=death), progress).reason)
+    assert "while serving" in str(judge(seen(deaths=death, ready=True, ready_t_ns=4 * S), progress).reason)
+    assert "after weight_load" in str(judge(seen(deaths=death, ready=True, ready_t_ns=6 * S), progress).reason)
+
+
+def test_host_memory_is_named_when_the_kernel_killed():
+    deaths = [Death(10, 5 * S, signal=9)]
+    assert "host memory" in str(judge(seen(deaths=deaths, host_oom_kills=1), progress_of("TP0")).reason)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB", "oom"),
+        ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
+        ("ValueError: To serve at least one request, 8.0 GiB KV cache is needed", "failed"),
+    ],
+)
+def test_status_from_the_log(line, status):
+    verdict = judge(seen(error_lines=[f"(EngineCore pid=1) ERROR 11-21 03:07:49 [core.py:1] {line}"]), EngineProgress())
+    assert verdict.status == status
+    assert str(verdict.reason).endswith(f"before any worker reported: {line}")
+
+
+def test_error_lines_that_only_pass_on_are_skipped():
+    lines = ["ValueError: real", "RuntimeError: Engine core initialization failed. See root cause above."]
+    assert find_error_line(lines) == "ValueError: real"
+    assert find_error_line(lines[1:]) == lines[1]
+    assert find_error_line([]) is None
+
+
+@pytest.mark.parametrize(("code", "expected"), [(3, 3), (-9, 137), (-15, 143), (None, 1)])
+def test_exit_codes(code, expected):
+    assert judge(seen(engine_code=code), EngineProgress()).exit_code == expected
+
+
+def test_where_each_rank_is_stuck():
+    progress = progress_of("TP0", "TP1")
+    end_phase(progress, 1, 3.0)
+    assert describe_stuck(progress, 31 * S) == "TP0 in weight_load for 30 s, TP1 after weight_load for 28 s"
+    assert describe_stuck(EngineProgress(), S) == ""
+
+
+def test_foreign_events_are_skipped():
+    progress = EngineProgress()
+    for event in ({}, {"kind": "new"}, {"kind": "phase"}, {"kind": "phase", "t_ns": 1, "phase": "x", "edge": "after"},
+                  {"kind": "ready", "t_ns": "x"}, {"kind": "identity"}):  # fmt: skip
+        progress.fold("f", event)
+    assert progress.workers[0].done[0].start_t_ns is None
+
+
+def test_steps_of_an_ending():
+    taken: list[str] = []
+    steps = [Step(2.0, "one", lambda: taken.append("one")), Step(3.0, "two", lambda: taken.append("two"))]
+    ending = Ending("why", steps, 100.0)
+    assert ending.advance(101.9) is None
+    assert not ending.forced
+    assert ending.advance(102.0) == "one"
+    assert ending.advance(104.0) is None
+    assert ending.hasten(104.0) == "two"
+    assert ending.exhausted
+    assert ending.hasten(105.0) is None
+    assert taken == ["one", "two"]
+
+
+def test_watching_a_child_die():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    watch = ProcessWatch(child.pid)
+    try:
+        assert watch.living() == [child.pid]
+        assert not watch.track(child.pid)
+        watch.signal([child.pid], signal.SIGKILL)
+        limit = time.monotonic() + 5
+        while not (deaths := watch.refresh()) and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert [(death.pid, death.signal) for death in deaths] == [(child.pid, signal.SIGKILL)]
+        assert watch.living() == []
+        child.wait()
+        assert watch.refresh() == []
+        watch.signal([child.pid], signal.SIGKILL)  # the id may be someone else's now
+    finally:
+        watch.close()
+
+
+def test_an_id_that_was_used_again_is_not_ours():
+    watch = ProcessWatch(os.getpid())
+    try:
+        parent = os.getppid()
+        assert watch.track(parent, started_before=1.0)  # the event was written in 1970: another process
+        assert [death.pid for death in watch.refresh()] == [parent]
+        assert parent not in watch.living()
+    finally:
+        watch.close()
+
+
+def test_reading_the_process_table():
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    assert stat.ppid == os.getppid()
+    assert read_stat(2**22 + 1) is None
