@@ -158,10 +158,21 @@ def _parse_engine_args(mode: str, model: str, engine_args: list[str], server: bo
         parser = EngineArgs.add_cli_args(parser)
     args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
     if args.tensor_parallel_size * args.pipeline_parallel_size > 1:
-        # As vllm serve does. Forked workers inherit torch's thread pool, and in torch 2.10 two threads that renew it at
-        # the same time end the process ("Invalid thread pool").
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        _spawn_workers(core_in_this_process=server)
     return args
+
+
+def _spawn_workers(core_in_this_process: bool) -> None:
+    """Have parallel workers spawned, as vllm serve does, and the engine core forked, as ``LLM`` does.
+
+    Forked workers inherit torch's thread pool, and in torch 2.10 two threads that renew it at the same time end the
+    process ("Invalid thread pool"). A spawned core would import the whole engine once more: 10 s on two cores.
+    """
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    if core_in_this_process:
+        os.environ.setdefault(name, "spawn")
+    elif name not in os.environ:
+        os.register_at_fork(after_in_child=lambda: os.environ.setdefault(name, "spawn"))
 
 
 def _generate(llm: Any, request: dict[str, Any], sampling: Any) -> Any:
