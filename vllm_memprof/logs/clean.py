@@ -289,4 +289,4 @@ def plain(text: str) -> str:
             text = _TAG.sub("", text)
     if "**" in text:
         text = text.replace("**", "")
-    return text.rstrip()
+    return text

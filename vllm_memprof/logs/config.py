@@ -109,11 +109,8 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None
-        self._fenced = False
 
     def read(self, text: str) -> Marker | None:
-        if text.lstrip().startswith(("```", "~~~")):
-            self._fenced = not self._fenced
         if self._command is not None:
             return self._continue(text)
         if not text:
@@ -131,7 +128,7 @@ class ConfigReader:
         if "gpu_" in text and len(text) < 60 and (match := _UTIL_HEADING.match(text)):
             value = float(match["value"])
             return Marker("heading", Config({"gpu_memory_utilization": value}, heading=text.strip("*# :")))
-        if text.lstrip().startswith("##") and not self._fenced and _HEADING.match(text):
+        if text.lstrip().startswith("##") and _HEADING.match(text):
             return Marker("heading", Config(heading=text.strip("# ")))
         found = Config(engine=_engine_of(text))
         if "ascend" in text and (match := _ASCEND_VERSION.search(text)):

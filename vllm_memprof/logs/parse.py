@@ -20,8 +20,6 @@ from vllm_memprof.logs.formats import FORMATS, GIB, UNITS, Hole, LineFormat
 MAX_JOINED = 12
 #: Lines shorter than this were not wrapped by a terminal.
 MIN_WRAPPED = 36
-#: Widths at which terminals and editors cut lines.
-COMMON_WIDTHS = frozenset((72, 76, 78, 79, 80, 100, 120, 132, 160, 200))
 #: No device of an engine that prints plain bytes is smaller. A smaller figure is a number that was cut short.
 LEAST_TOTAL_BYTES = 7 * GIB
 
@@ -59,6 +57,8 @@ class Fact:
     speaker: Speaker | None
     device: str | None  # as the line names it: cuda:1, or the number of an NPU
     format: LineFormat
+    begin: int = 0  # where in the line its format begins
+    end: int = 0  # and ends
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,29 @@ def facts_of(text: str, line: int, context: str | None = None, cut: bool = False
                 span = match.span(hole.name)
                 if any(span[0] < end and begin < span[1] for begin, end in taken):
                     break
-                fact = _fact(row, hole, groups, line, device, suspicious=cut and span[1] == len(text))
+                fact = _fact(row, hole, groups, line, device, suspicious=cut and span[1] == len(text.rstrip()))
                 if fact is None:
                     break
                 facts.append(fact)
             else:
-                if not _plausible(row, facts):
+                if not _plausible(row, facts, groups):
                     continue
                 facts += [Fact(name, 1, 0, "", line, None, device, row) for name in row.says]
+                begin, end = _extent(row, match, text)
+                facts = [replace(fact, begin=begin, end=end) for fact in facts]
                 taken += [match.span(hole.name) for hole in row.holes]
                 found += facts
     speaker = speaker_of(text) if found else None
     return tuple(found) if speaker is None else tuple(replace(fact, speaker=speaker) for fact in found)
+
+
+def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]:
+    """Where a format begins and ends: its literal may stand before or behind its numbers."""
+    begin, end = match.span()
+    size = len(row.anchor)
+    places = [text.rfind(row.anchor, 0, end), text.find(row.anchor, begin)]
+    nearest = min((at for at in places if at >= 0), key=lambda at: max(0, begin - at - size, at - end), default=begin)
+    return min(begin, nearest), max(end, nearest + size)
 
 
 def _fact(
@@ -157,38 +168,21 @@ def _fact(
     return Fact(hole.name, value, half, text, line, None, device, row)
 
 
-def _plausible(row: LineFormat, facts: list[Fact]) -> bool:
+def _plausible(row: LineFormat, facts: list[Fact], groups: dict[str, str | None]) -> bool:
     """Plain bytes at the end of a line may have been cut short: a device holds its KV cache and has some size."""
     if not any(hole.ends_line for hole in row.holes):
         return True
-    values = {fact.name: fact.value for fact in facts}
-    total = values.get("device_total_bytes", LEAST_TOTAL_BYTES)
-    return total >= LEAST_TOTAL_BYTES and total >= values.get("kv_cache_bytes", 0)
-
-
-class _Widths:
-    """Notices lines that end where a screen does."""
-
-    def __init__(self) -> None:
-        self._widest = 0
-        self._times = 0
-
-    def looks_cut(self, length: int) -> bool:
-        if length > self._widest:
-            self._widest, self._times = length, 0
-        if length == self._widest:
-            self._times += 1
-        return length in COMMON_WIDTHS or (length == self._widest and self._times > 2)
+    total = next(fact.value for fact in facts if fact.name == "device_total_bytes")
+    return total >= LEAST_TOTAL_BYTES and total >= int(groups.get("kv") or 0)
 
 
 def parse(lines: Iterable[Line]) -> Iterator[Read]:
     """Every line, with the facts that it holds; wrapped lines come back joined where that makes a fact whole."""
     waiting: deque[tuple[Line, str]] = deque()
     source = iter(lines)
-    widths = _Widths()
     context: str | None = None
-    inherited: Speaker | None = None  # of the record that this line continues
-    continued = 0  # lines that still belong to it
+    joined = 0  # lines to come that were read already, as the rest of a wrapped one
+    inherited: Speaker | None = None  # of the line that this one continues
 
     def fill() -> None:
         while len(waiting) <= MAX_JOINED:
@@ -201,29 +195,39 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
     while waiting:
         line, text = waiting.popleft()
         fill()
-        if not text:
-            continued = 0
-            yield Read(line.number, text, None)
+        if not text.strip():
+            joined, inherited = 0, None
+            yield Read(line.number, "", None)
             continue
-        cut = line.cut or widths.looks_cut(len(text)) or _digits_follow(waiting)
-        facts = facts_of(text, line.number, context, cut)
+        facts: tuple[Fact, ...] = ()
+        if joined:
+            joined -= 1  # said with the line that it continues
+        else:
+            facts, joined = _record(line, text, waiting, context)
         speaker = facts[0].speaker if facts else speaker_of(text) if "pid=" in text or "[rank" in text else None
-        if speaker is None and continued:
+        if speaker is not None:
+            inherited = speaker
+        elif inherited is not None and _continues((line, text)):
             speaker = inherited
-        pieces = _wrapped(text, waiting)
-        if pieces:
-            have = {(fact.name, fact.text) for fact in facts}
-            joined = _join(line.number, pieces, context)
-            facts += tuple(fact for fact in joined if (fact.name, fact.text) not in have)
-            if joined and speaker is not None:
-                inherited, continued = speaker, len(pieces)
-        continued = max(0, continued - 1)
+            facts = tuple(replace(fact, speaker=speaker) for fact in facts)
+        else:
+            inherited = None
         opens = next((row.opens for row in _OPENERS if row.anchor in text and row.regex.search(text)), None)
         if opens:
             context = opens
         elif context and facts and not any(fact.format.when == context for fact in facts):
             context = None
-        yield Read(line.number, text, speaker, tuple(replace(fact, speaker=speaker) for fact in facts), opens)
+        yield Read(line.number, text.rstrip(), speaker, facts, opens)
+
+
+def _record(line: Line, text: str, rest: deque[tuple[Line, str]], context: str | None) -> tuple[tuple[Fact, ...], int]:
+    """(facts of a line and of those that continue it, how many of those there are)."""
+    pieces = _wrapped(text, rest)
+    if pieces:
+        facts, count = _join(line.number, pieces, context)
+        if facts:
+            return facts, count
+    return facts_of(text, line.number, context, cut=line.cut or _digits_follow(rest)), 0
 
 
 def _digits_follow(rest: deque[tuple[Line, str]]) -> bool:
@@ -243,22 +247,38 @@ def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
     return pieces
 
 
-def _join(line: int, pieces: list[str], context: str | None) -> list[Fact]:
-    """Facts that no piece holds alone: wrapped where the screen ended, or at a space."""
+def _join(line: int, pieces: list[str], context: str | None) -> tuple[tuple[Fact, ...], int]:
+    """(facts, lines joined) where a fact lies across the end of a line: wrapped at the screen's end, or at a space.
+
+    Facts of the joined lines that no wrapping concerns come with it; without a fact across an end there are none.
+    """
     width = max(len(piece) for piece in pieces)
     ways = (
         ["" if len(piece) == width else " " for piece in pieces[:-1]],
         [""] * (len(pieces) - 1),
         [" "] * (len(pieces) - 1),
     )
+    alone = {(fact.name, fact.text) for piece in pieces for fact in facts_of(piece, line, context)}
     for separators in ways:
+        ends = [len(pieces[0])]
+        for separator, piece in zip(separators, pieces[1:], strict=True):
+            ends.append(ends[-1] + len(separator) + len(piece))
         whole = pieces[0] + "".join(sep + piece for sep, piece in zip(separators, pieces[1:], strict=True))
-        found = facts_of(whole, line, context, cut=len(pieces[-1]) == width)
-        alone = {(fact.name, fact.text) for piece in pieces for fact in facts_of(piece, line, context)}
-        crossing = [fact for fact in found if (fact.name, fact.text) not in alone]
-        if crossing:
-            return crossing
-    return []
+        # two lines that have nothing to do with each other make a longer number, too
+        facts = [fact for fact in facts_of(whole, line, context) if not _glued(fact, pieces)]
+        crossing = [fact for fact in facts if (fact.name, fact.text) not in alone]
+        last = 0
+        while last < len(ends) - 1 and any(fact.begin < ends[last] < fact.end for fact in crossing):
+            last += 1
+        if last:
+            return tuple(fact for fact in facts if fact.end <= ends[last]), last
+    return (), 0
+
+
+def _glued(fact: Fact, pieces: list[str]) -> bool:
+    """Whether a number that may end a line was made of the ends of two."""
+    open_ended = any(hole.ends_line and hole.name == fact.name for hole in fact.format.holes)
+    return open_ended and not any(fact.text in piece for piece in pieces)
 
 
 def _continues(item: tuple[Line, str]) -> bool:
@@ -272,5 +292,6 @@ def _continues(item: tuple[Line, str]) -> bool:
 
 def _near_anchor(text: str, following: str) -> bool:
     """Whether a format could begin on the first line: one of its literals is there, or lies across the boundary."""
-    across = text[-40:] + following.strip()[:40], text[-40:] + " " + following.strip()[:40]
+    end, begin = text[-60:], following[:60]
+    across = end + begin, f"{end} {begin}"
     return any(anchor in text or anchor in across[0] or anchor in across[1] for anchor in _ANCHORS)

@@ -59,6 +59,7 @@ class Process:
     figures: dict[str, Fact] = field(default_factory=dict)
     stage: int = -1
     ooms: int = 0
+    in_first_oom: bool = False  # the message of the first OOM may go on
 
     def contradicts(self, fact: Fact) -> bool:
         """Whether the process has printed another value for this before, further off than rounding explains."""
@@ -318,23 +319,29 @@ class Sorter:
         if is_oom and self._repeated_oom(run, facts):
             return run
         process = self._process(run, read.speaker, device if is_oom else None)
+        process.device = process.device or device
+        if is_oom and not self._first_oom(process, facts):
+            return run
         if any(process.restarts_with(fact) for fact in facts) or any(
             process.contradicts(fact) and self._breaks(process, fact) for fact in facts
         ):
-            if is_oom:
-                process.ooms += 1  # another failure of the same process: the first one is the cause
-                return run
             other = self._unnamed_peer(run, process, facts)
             if other is None:
                 run = self._restart(run)
                 other = self._process(run, read.speaker, None)
             process = other
-        process.device = process.device or device
-        if is_oom and not process.ooms:
-            process.ooms = 1
+            process.device = process.device or device
         for fact in facts:
             process.add(fact)
         return run
+
+    @staticmethod
+    def _first_oom(process: Process, facts: list[Fact]) -> bool:
+        """Whether figures of an OOM are of the first one, the cause; what fails after it is counted only."""
+        if any(fact.name == "oom_requested_bytes" for fact in facts) or not process.ooms:
+            process.ooms += 1
+            process.in_first_oom = process.ooms == 1
+        return process.in_first_oom and not any(process.contradicts(fact) for fact in facts)
 
     @staticmethod
     def _breaks(process: Process, fact: Fact) -> bool:

@@ -432,5 +432,4 @@ OTHERS = [
     "GPU KV cache size: 64,51,20 tokens",
     "NPU out of memory. Tried to allocate more than 1EB memory",
     "Maximum concurrency for 65,536 tokens per request: 9.8",
-    "Available memory: 46600395162, total memory: 6545211",
 ]

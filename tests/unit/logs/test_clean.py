@@ -72,7 +72,7 @@ def test_progress_bars_are_split_at_carriage_returns_and_share_a_line_number():
         ("\u22120.87 GiB", "-0.87 GiB"),
         ("KV cache memory: **44.30** GiB", "KV cache memory: 44.30 GiB"),
         ("<code>took 9.19 GB</code>", "took 9.19 GB"),
-        ("with zero\u200bwidth \x00 and nul  ", "with zerowidth  and nul"),
+        ("with zero\u200bwidth \x00 and nul  ", "with zerowidth  and nul  "),
         ("model='a[0]', x[12m", "model='a[0]', x"),
     ],
 )

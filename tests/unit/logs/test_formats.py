@@ -87,3 +87,8 @@ def test_context_changes_the_meaning():
     line = "non_torch_memory after profiling is 1.21 G  # updated: "
     assert [fact.name for fact in facts_of(line, 1)] == ["profile_after_non_torch_bytes"]
     assert [fact.name for fact in facts_of(line, 1, context="real")] == ["used_less_allocated_bytes"]
+
+
+@pytest.mark.parametrize("total", ["6545211392", "65452", "46600395161"])
+def test_a_device_total_that_was_cut_is_not_read(total):
+    assert figures(f"Available memory: 46600395162, total memory: {total}") == {"kv_cache_bytes": 46600395162}

@@ -1,0 +1,109 @@
+"""Dirt changes no figure: harmless dirt keeps them all, other dirt loses some, none makes another number."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm_memprof.logs.clean import read_chunks, read_lines
+from vllm_memprof.logs.parse import parse
+from vllm_memprof.logs.record import build_runs
+from vllm_memprof.logs.runs import Sorter
+
+from .dirt import HARMLESS, LOSSY, wrapped
+from .samples import SAMPLES
+
+DATA = Path(__file__).parents[2] / "data" / "logs"
+#: Two starts with every kind of line: prefixed, and as a person copies it.
+PREFIXED = "".join(
+    f"(Worker_TP{i % 2} pid={31 + i % 2}) INFO 11-21 03:08:00 [worker.py:1] {line.split('] ', 1)[-1]}\n"
+    for i, (release, line, _) in enumerate(SAMPLES)
+    if "by hand" not in release and "a value a line" not in release
+)
+NOTES = (DATA / "two_methods_910b_tp2.md").read_text()
+LOGS = {path.name: path.read_text() for path in sorted(DATA.glob("*.log"))} | {"notes": NOTES, "every line": PREFIXED}
+
+
+def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
+    """(facts, what the record holds per start and rank)."""
+    raw = data.encode() if isinstance(data, str) else data
+    reads = list(parse(read_lines(read_chunks(io.BytesIO(raw)))))
+    books = [
+        (
+            run.info.engine,
+            run.info.engine_version,
+            run.forms,
+            [(p.identity.label, p.figures, p.kv_plan) for p in run.processes],
+        )
+        for run in build_runs(Sorter().take(reads), "log")
+    ]
+    return {(fact.name, fact.value) for read in reads for fact in read.facts}, books
+
+
+#: What escapes comes after what changes characters, and before what adds markup of its own.
+ORDER = sorted(HARMLESS, key=lambda kind: {"full_width": 0, "entities": 1, "quotes": 3, "crlf": 4}.get(kind, 2))
+EXPECTED = {name: read(text) for name, text in LOGS.items()}
+
+
+def test_the_logs_hold_figures():
+    assert all(facts for facts, _ in EXPECTED.values())
+
+
+@pytest.mark.parametrize("kind", sorted(HARMLESS))
+@settings(max_examples=15, deadline=None)
+@given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
+def test_harmless_dirt_keeps_the_books(kind, name, seed):
+    dirty = HARMLESS[kind](LOGS[name], random.Random(seed))
+    assert read(dirty) == EXPECTED[name]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(LOGS)),
+    kinds=st.lists(
+        st.sampled_from([k for k in sorted(HARMLESS) if k not in ("packed", "utf_16", "byte_order_mark")]),
+        max_size=3,
+        unique=True,
+    ),
+    last=st.sampled_from([None, "packed", "utf_16", "byte_order_mark"]),
+    seed=st.integers(0, 2**32),
+)
+def test_several_kinds_of_harmless_dirt(name, kinds, last, seed):
+    rng = random.Random(seed)
+    dirty: Any = LOGS[name]
+    for kind in sorted(kinds, key=ORDER.index):
+        dirty = HARMLESS[kind](dirty, rng)
+    assert read(dirty if last is None else HARMLESS[last](dirty, rng)) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("kind", sorted(LOSSY))
+@settings(max_examples=25, deadline=None)
+@given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
+def test_no_dirt_makes_another_number(kind, name, seed):
+    if name == "notes" and kind in ("lost_lines", "shuffled_lines", "cut_at_random", "cut_lines", "lost_beginnings"):
+        name = "every line"  # the heading of a section gives its lines another meaning
+    dirty = LOSSY[kind](LOGS[name], random.Random(seed))
+    assert read(dirty)[0] <= EXPECTED[name][0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.sampled_from([name for name in sorted(LOGS) if name != "notes"]), seed=st.integers(0, 2**32))
+def test_lines_wrapped_by_a_terminal_are_whole_again(name, seed):
+    assert read(wrapped(LOGS[name], random.Random(seed))) == EXPECTED[name]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=4096))
+def test_anything_can_be_read(data):
+    read(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=2000))
+def test_any_text_can_be_read(text):
+    read(text)
