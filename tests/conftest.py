@@ -34,9 +34,8 @@ RUN_TIMEOUT_S = 240.0
 @pytest.fixture(scope="session")
 def sim_stack() -> str:
     """A simulated stack that is set up. Without one: a skip, or a failure where MEMPROF_REQUIRE_SIM is set."""
-    from vllm_memprof.sim.runtime import prepare_runtime
-
     from vllm_memprof.errors import SetupError
+    from vllm_memprof.sim.runtime import prepare_runtime
 
     try:
         prepare_runtime("910b", STACK)

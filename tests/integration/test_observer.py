@@ -51,9 +51,8 @@ def engine_figures(runtime, model_path: str, script, extra_env: dict[str, str]) 
 
 
 def test_engine_bytes_are_identical_with_and_without(sim_stack, tmp_path):
-    from vllm_memprof.sim.runtime import prepare_runtime
-
     from vllm_memprof.sim.presets import resolve_model
+    from vllm_memprof.sim.runtime import prepare_runtime
 
     runtime = prepare_runtime("910b", sim_stack)
     path = resolve_model("memprof/tiny", []).path
