@@ -49,25 +49,26 @@ def block(seed: int, steps: bool) -> bytes:
         stamp = f"INFO 01-01 {number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}"
         if steps and kind < 0.5:
             reserved = rng.choice((53.2, 53.21, 54.0, 55.5))
+            rank = number % 2
+            allocated = reserved - rng.randrange(9) / 100
             lines.append(
-                f"(Worker_TP{number % 2} pid={301 + number % 2}) DEBUG {stamp[5:]} [worker.py:605] torch reserved memory: "
-                f"{reserved:.2f} GiB, torch allocated memory: {reserved - rng.randrange(9) / 100:.2f} GiB"
+                f"(Worker_TP{rank} pid={301 + rank}) DEBUG {stamp[5:]} [worker.py:605] torch reserved memory: "
+                f"{reserved:.2f} GiB, torch allocated memory: {allocated:.2f} GiB"
             )
         elif kind < 0.7:
-            lines.append(
-                f'(APIServer pid=100) INFO:     10.0.{rng.randrange(256)}.{rng.randrange(256)}:{rng.randrange(65536)} - "POST '
-                '/v1/chat/completions HTTP/1.1" 200 OK'
-            )
+            client = f"10.0.{rng.randrange(256)}.{rng.randrange(256)}:{rng.randrange(65536)}"
+            lines.append(f'(APIServer pid=100) INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK')
         elif kind < 0.9:
             lines.append(
-                f"(APIServer pid=100) {stamp} [logger.py:41] Received request chatcmpl-{rng.getrandbits(128):032x}: params: "
-                "SamplingParams(n=1, temperature=0.7, top_p=0.8, max_tokens=1024, skip_special_tokens=True), lora: None."
+                f"(APIServer pid=100) {stamp} [logger.py:41] Received request chatcmpl-{rng.getrandbits(128):032x}: "
+                "params: SamplingParams(n=1, temperature=0.7, top_p=0.8, max_tokens=1024), lora_request: None."
             )
         else:
+            prompt, generation, used, hits = (rng.random() * most for most in (900, 400, 90, 90))
             lines.append(
-                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: {rng.random() * 900:.1f} "
-                f"tokens/s, Avg generation throughput: {rng.random() * 400:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs, "
-                f"GPU KV cache usage: {rng.random() * 90:.1f}%, Prefix cache hit rate: {rng.random() * 90:.1f}%"
+                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
+                f"Avg generation throughput: {generation:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs, "
+                f"GPU KV cache usage: {used:.1f}%, Prefix cache hit rate: {hits:.1f}%"
             )
     return ("\n".join(lines) + "\n").encode()
 

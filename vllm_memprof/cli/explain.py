@@ -27,7 +27,16 @@ def explain(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
     ] = None,
 ) -> None:
-    """Print the report of every engine start that a log holds, from its text alone."""
+    """Print the report of every engine start that a log holds, from its text alone.
+
+    Reads logs of vLLM and vLLM-Ascend of any version, out-of-memory messages of torch and torch_npu, npu-smi tables,
+    packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
+    figure counts only to its last printed digit.
+
+    Several starts are several reports; with --format json, an array of them.
+
+    Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
+    """
     check_format(format_name)
     reports = read_reports(logs)
     texts = [render(report, format_name, to_file=output is not None) for report in reports]

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 
 import pytest
+
 from vllm_memprof.logs.clean import read_chunks, read_lines
 from vllm_memprof.logs.parse import parse
 from vllm_memprof.logs.record import build_runs

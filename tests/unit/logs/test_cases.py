@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from vllm_memprof.logs.formats import GIB
 from vllm_memprof.logs.record import read_log
 

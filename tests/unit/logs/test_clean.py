@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
+
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs import clean
 from vllm_memprof.logs.clean import NEEDLES, plain, read_chunks, read_lines

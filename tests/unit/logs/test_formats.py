@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+
 from vllm_memprof.logs.clean import NEEDLES, plain
 from vllm_memprof.logs.formats import FORMATS, GIB, LOG_FIGURES, MIB
 from vllm_memprof.logs.parse import facts_of, quantity

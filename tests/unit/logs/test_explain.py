@@ -1,0 +1,149 @@
+"""``memprof explain``: what it prints, how it ends, what it says about files that are no logs."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof import cli
+from vllm_memprof.errors import RunRecordError
+
+DATA = Path(__file__).parents[2] / "data" / "logs"
+LINE = "INFO Available KV cache memory: 43.40 GiB\n"
+
+
+@pytest.fixture
+def explain(monkeypatch, capsys):
+    """Runs the command; (exit status, stdout, stderr)."""
+    monkeypatch.setitem(cli.COMMANDS, "explain", "vllm_memprof.cli.explain")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(["explain", *map(str, args)])
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_table(explain):
+    status, out, _ = explain(DATA / "wtdcode__vllm-backport-34.log")
+    assert status == 0
+    assert "KV cache 1.95 GiB" in out
+    assert "PP1_TP3" in out
+
+
+def test_one_start_is_one_report(explain):
+    status, out, _ = explain("--format", "json", DATA / "vllm-project__vllm-27706.log")
+    report = json.loads(out)
+    assert status == 0
+    assert report["schema"] == "memprof.report/1"
+    assert report["run"]["source"] == "log"
+    assert report["ranks"][0]["kv"]["tokens"] == 94784
+    assert report["ranks"][0]["pid"] is None
+    assert report["ranks"][0]["budget"]["engine_kv_cache_bytes"] == round(10.12 * 2**30)
+
+
+def test_several_starts_are_an_array(explain):
+    status, out, _ = explain("--format=json", DATA / "two_methods_910b_tp2.md")
+    reports = json.loads(out)
+    assert status == 0
+    assert [report["run"]["status"] for report in reports] == ["ok", "ok", "ok", "oom", "ok"]
+    assert reports[3]["ranks"][0]["oom"]["reserved_bytes"] == round(59.38 * 2**30)
+    assert reports[3]["ranks"][0]["oom"]["requested_bytes"] is None
+
+
+@pytest.mark.parametrize("format_name", ["table", "markdown", "json"])
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir() if path.suffix in (".log", ".md")))
+def test_every_log_in_every_format(explain, name, format_name):
+    status, out, _ = explain("--format", format_name, DATA / name)
+    assert status == 0
+    assert out.strip()
+
+
+def test_into_a_file(explain, tmp_path):
+    status, out, _ = explain(DATA / "two_methods_910b_tp2.md", "--format", "markdown", "-o", tmp_path / "r.md")
+    assert (status, out) == (0, "")
+    assert "44.30" in (tmp_path / "r.md").read_text()
+
+
+def test_standard_input(explain, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LINE.encode()))))
+    status, out, _ = explain("-")
+    assert status == 0
+    assert "KV cache 43.40 GiB" in out
+    assert "standard input" in out
+
+
+def test_several_logs(explain, tmp_path):
+    (tmp_path / "a.log").write_text(LINE)
+    (tmp_path / "b.log").write_text("nothing here\n")
+    status, out, err = explain(tmp_path / "a.log", tmp_path / "b.log")
+    assert status == 0
+    assert "KV cache 43.40 GiB" in out
+    assert "no line about memory in b.log" in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x")]
+)
+def test_a_file_without_memory_lines(explain, tmp_path, content):
+    (tmp_path / "x.log").write_bytes(content)
+    status, out, err = explain(tmp_path / "x.log")
+    assert (status, out) == (3, "")
+    assert "no line about memory in x.log" in err
+    assert "Available KV cache memory" in err
+
+
+def test_damaged_gzip(explain, tmp_path):
+    (tmp_path / "x.gz").write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\0\0" + b"\xff" * 500)
+    status, _, err = explain(tmp_path / "x.gz")
+    assert status == 3
+    assert "damaged gzip" in err
+
+
+def test_a_folder(explain, tmp_path):
+    status, _, err = explain(tmp_path)
+    assert status == 3
+    assert "is a folder" in err
+
+
+def test_no_file(explain, tmp_path):
+    status, _, err = explain(tmp_path / "none.log")
+    assert status == 3
+    assert "there is no file" in err
+
+
+def test_no_permission(explain, monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    from vllm_memprof.logs.record import read_log
+
+    with pytest.raises(RunRecordError, match="no permission to read"):
+        read_log("x.log")
+
+
+def test_an_unknown_format(explain):
+    status, _, err = explain("--format", "xml", DATA / "vllm-project__vllm-27706.log")
+    assert status == 2
+    assert "xml" in err
+
+
+def test_one_very_long_line(explain, tmp_path):
+    with (tmp_path / "x.log").open("wb") as out:
+        for _ in range(200):
+            out.write(b"\x1b[0mx" * 100_000)
+    status, _, err = explain(tmp_path / "x.log")
+    assert status == 3
+    assert "no line about memory" in err
