@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -60,7 +61,8 @@ def _make_view(request: LaunchRequest, job: Job) -> View:
     title = f"memprof {request.mode} {request.model}"
     show_output = request.mode == "serve" and not request.quiet
     now_ns = time.monotonic_ns()
-    if sys.stderr.isatty() and not request.quiet:
+    can_repaint = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    if can_repaint and not request.quiet:
         return GuardedView(LiveView(title, now_ns, show_output))
     return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
 

@@ -14,6 +14,9 @@ EXIT_FAILED = 1
 
 #: Deaths noticed within this time of each other have no order.
 _AT_ONCE_NS = 300_000_000
+#: A process that dies this long after a worker began to shut down did not cause the shutdown; sooner, it may have:
+#: workers notice the death of their parent at once, and the launcher may be late in noticing it.
+_SHUTDOWN_NS = 2_000_000_000
 
 _OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
@@ -76,14 +79,15 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
 def find_culprit(deaths: list[Death], progress: EngineProgress, orderly_too: bool = False) -> Death | None:
     """The death that the others followed from: the first that was not orderly, of a process that mattered.
 
-    A death after the engine began to shut down is none: vLLM kills what does not end in time itself.
+    The engine core's death well after its workers began to shut down is none: vLLM kills it when it takes too long.
     """
     suspects: list[tuple[Death, ProcessProgress]] = []
     for death in deaths:
         process = progress.by_pid(death.pid)
         if process is None or not process.matters or process.shutting_down:
             continue
-        if progress.shutdown_t_ns is not None and progress.shutdown_t_ns < death.t_ns:
+        began = progress.shutdown_t_ns
+        if not process.is_worker and began is not None and death.t_ns - began > _SHUTDOWN_NS:
             continue
         if orderly_too or not death.looks_orderly:
             suspects.append((death, process))

@@ -98,6 +98,11 @@ def interrupt_soon(number: int = signal.SIGINT, times: int = 1, pause_s: float =
     return send
 
 
+def interrupt_after(seconds: float) -> subprocess.Popen[bytes]:
+    """SIGINT to this process, from another one: a thread here would be forked along with the engine."""
+    return subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -INT {os.getpid()}"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_ready_server_ends_on_request(tmp_path, number):
     job = make_job(tmp_path)
@@ -207,8 +212,8 @@ def test_an_engine_that_fails_and_hangs_is_ended(tmp_path):
 def test_the_first_failure_is_the_reason_also_when_the_user_loses_patience(tmp_path):
     job = make_job(tmp_path, "--raise-in=weight_load")
     job.patience = replace(QUICK, after_error_s=60.0)
-    interrupt_soon(pause_s=1.5)(None)
-    outcome, _ = run(job)
+    with interrupt_after(1.5):
+        outcome, _ = run(job)
     assert "TP1 failed in weight_load" in str(outcome.verdict.reason)
     assert str(outcome.verdict.reason).endswith("ended by SIGINT")
 
@@ -237,8 +242,8 @@ def test_a_second_interrupt_hastens(tmp_path):
 
 def test_an_interrupt_during_start_up_is_a_failed_run(tmp_path):
     job = make_job(tmp_path, "--hang-in=weight_load")
-    interrupt_soon(pause_s=1.5)(None)
-    outcome, _ = run(job)
+    with interrupt_after(1.5):
+        outcome, _ = run(job)
     assert outcome.verdict.exit_code == 130
     assert outcome.verdict.status == "failed"
     assert "interrupted by SIGINT" in str(outcome.verdict.reason)

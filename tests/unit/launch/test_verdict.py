@@ -67,9 +67,20 @@ def test_deaths_in_good_order_are_no_cause():
     progress = progress_of("TP0", phase=None)
     progress.fold("h-10.jsonl", {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2})
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
-    deaths = [Death(10, 6 * S), Death(12, 7 * S, signal=9)]
+    deaths = [Death(10, 6 * S), Death(12, 8 * S, signal=9)]
     assert judge(seen(engine_code=0, ready=True, deaths=deaths), progress).status == "ok"
     assert judge(seen(engine_code=0, mode="offline", deaths=[Death(12, S)]), progress).status == "ok"
+
+
+def test_a_shutdown_that_followed_from_a_death_hides_nothing():
+    """Noticed late: the other worker's shutdown, which the death had caused, is older than the notice."""
+    progress = progress_of("TP0", "TP1", phase=None)
+    progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
+    progress.fold("h-11.jsonl", {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2})
+    for death in (Death(10, 9 * S, signal=9), Death(12, 6 * S, signal=9)):
+        verdict = judge(seen(engine_code=0, ready=True, deaths=[death]), progress)
+        assert verdict.exit_code == 1
+        assert "SIGKILL while serving" in str(verdict.reason)
 
 
 def test_a_server_that_lost_a_worker_and_says_0_failed_all_the_same():
