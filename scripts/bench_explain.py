@@ -66,8 +66,8 @@ def block(seed: int, steps: bool) -> bytes:
         else:
             prompt, generation, used, hits = (rng.random() * most for most in (900, 400, 90, 90))
             lines.append(
-                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
-                f"Avg generation throughput: {generation:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs, "
+                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: {prompt:.1f} "
+                f"tokens/s, Avg generation throughput: {generation:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs, "
                 f"GPU KV cache usage: {used:.1f}%, Prefix cache hit rate: {hits:.1f}%"
             )
     return ("\n".join(lines) + "\n").encode()

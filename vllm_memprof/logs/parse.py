@@ -26,9 +26,10 @@ LEAST_TOTAL_BYTES = 7 * GIB
 _ANCHORS = tuple(dict.fromkeys(row.anchor for row in FORMATS))
 _OPENERS = tuple(row for row in FORMATS if row.opens)
 
+#: The beginning of a log record, behind what a container or a journal may have put before it.
 _RECORD = re.compile(
-    r"^\W{0,3}(?:\(\w[^()]{0,60}\bpid=\d+|(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|\[rank\d+\]"
-    r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\[\d{4}-|Traceback )"
+    r"^.{0,70}?(?:\(\w[^()]{0,60}\bpid=\d|\b(?:TRACE|DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b[:\s\]]|\[rank\d+\])"
+    r"|^\W{0,3}(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|Traceback )"
 )
 _LABEL = re.compile(
     r"\((?P<label>[A-Za-z]\w*)(?: rank=(?P<rank>\d+)| (?P<dims>TP\d+))?,? pid=(?P<pid>\d+)(?:, ip=(?P<ip>[0-9.]+))?\)"

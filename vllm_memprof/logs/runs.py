@@ -39,6 +39,8 @@ _BROKEN = ("Engine core initialization failed", "WorkerProc hit an exception", "
 OPEN_RUNS = 8
 #: More starts than this in one log: the rest is counted, not kept.
 MAX_RUNS = 500
+#: More workers than this in one start: the rest is not kept.
+MAX_PROCESSES = 4096
 
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|TP|EP|RANK)(\d+)")
 _RANK_LINE = re.compile(
@@ -224,6 +226,8 @@ class Sorter:
         dims = {name: int(match[name]) for name in ("dp", "pp", "tp")}
         config = self._pending if self._pending is not None else self.runs[-1].config if self.runs else Config()
         label = "_".join(f"{name.upper()}{dims[name]}" for name in ("dp", "pp", "tp") if _size(config, name) > 1)
+        if len(self._ranks_by_pid) >= MAX_PROCESSES:
+            self._ranks_by_pid.clear()
         self._ranks_by_pid[(read.speaker.pid, read.speaker.ip)] = (label, {**dims, "rank": int(match["rank"])})
 
     # --- figures --------------------------------------------------------------------------------------------------
@@ -365,7 +369,10 @@ class Sorter:
             key = self._oom_key(run, key, oom_device)
         if key not in run.processes:
             pid = speaker.pid if speaker is not None and _is_worker(speaker.label) else None
-            run.processes[key] = Process(key, label, None if _anonymous_pids(run.members) else pid, dims)
+            process = Process(key, label, None if _anonymous_pids(run.members) else pid, dims)
+            if len(run.processes) >= MAX_PROCESSES:
+                return process  # read, and not kept
+            run.processes[key] = process
         return run.processes[key]
 
     def _identify(self, run: RunFacts, speaker: Speaker | None) -> tuple[str, str | None, dict[str, int]]:
@@ -385,6 +392,10 @@ class Sorter:
             own = _short(speaker.label)
             return (own or label or f"pid {speaker.pid}"), own or label or None, {**known, **dims}
         short = _short(speaker.label)
+        if speaker.label.startswith("rank_"):
+            for process in run.processes.values():  # torch names a worker by its rank, vLLM by its place
+                if process.dims and process.dims.get("rank", _only_tp(process.dims)) == dims["rank"]:
+                    return process.key, process.label, process.dims
         if short:
             return short, short, dims
         where = f"pid {speaker.pid}" if speaker.ip is None else f"{speaker.ip} pid {speaker.pid}"
@@ -420,6 +431,10 @@ def _named(fact: Fact, name: str) -> Fact:
 
 def _dims(label: str) -> dict[str, int]:
     return {name.lower(): int(number) for name, number in _DIMENSION.findall(label)}
+
+
+def _only_tp(dims: dict[str, int]) -> int | None:
+    return dims["tp"] if "tp" in dims and not {"dp", "pp"} & dims.keys() else None
 
 
 def _size(config: Config, name: str) -> int:

@@ -210,3 +210,38 @@ def test_many_starts_are_bounded(runs_of):
     runs = runs_of("".join(f"Available KV cache memory: {n}.00 GiB\n" for n in range(700)))
     assert len(runs) == 500
     assert "left out" in runs[-1].notes[-1]
+
+
+def test_the_rank_of_torch_is_the_worker_of_vllm(runs_of):
+    (run,) = runs_of(
+        "(Worker_TP0 pid=30) INFO [worker.py:1] Available KV cache memory: 1.00 GiB\n"
+        "(Worker_TP1 pid=31) INFO [worker.py:1] Available KV cache memory: 2.00 GiB\n"
+        "[rank1]:[E107 02:38:42 compiler_depend.ts:444] NPU out of memory. NPUWorkspaceAllocator tried to allocate 180.00 MiB(NPU 1; 60.96 GiB total capacity; 89.51 MiB free).\n"
+    )
+    found = workers(run)
+    assert list(found) == ["TP0", "TP1"]
+    assert not found["TP0"].phases
+    assert found["TP1"].phases[-1].detail["npu_workspace"]
+
+
+def test_lines_behind_the_prefix_of_a_container(runs_of):
+    """An unlabelled line is nobody's in particular, also where something stands before its level."""
+    (run,) = runs_of(
+        "vllm-1  | (Worker_TP0 pid=30) INFO 01-01 [worker.py:1] Available KV cache memory: 1.00 GiB\n"
+        "vllm-1  | (Worker_TP1 pid=31) INFO 01-01 [worker.py:1] Available KV cache memory: 2.00 GiB\n"
+        "vllm-1  | INFO 01-01 [gpu_model_runner.py:1] Graph capturing finished in 1 secs, took 0.30 GiB\n"
+    )
+    assert {label: p.figures.get("graph_bytes") for label, p in workers(run).items()} == {
+        "TP0": None,
+        "TP1": None,
+        "unlabelled": round(0.3 * GIB),
+    }
+
+
+def test_a_wrapped_record_stays_with_its_worker(runs_of):
+    line = "(Worker_TP1 pid=31) INFO 11-21 03:07:41 [worker.py:771] Free memory on device (60.61/60.96 GiB) on startup. Desired GPU memory utilization is (0.95, 57.91 GiB). Actual usage: 9.19 GiB for weights, 3.86 GiB for peak activation, 0.56 GiB for non-torch memory, 0.31 GiB for NPU graph memory."
+    for width in range(60, 130):
+        (run,) = runs_of("\n".join(line[at : at + width] for at in range(0, len(line), width)) + "\n")
+        (worker,) = workers(run).values()
+        assert worker.identity.label == "TP1"
+        assert len(worker.figures) == 8, width
