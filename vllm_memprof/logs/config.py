@@ -34,6 +34,7 @@ _CUDA_TRACE = re.compile(
 #: Key in "with config:" -> what the value is. A number counts only when something follows it: lines get cut.
 _INIT_KEYS = {
     "model": ("model", str),
+    "served_model_name": ("served_model_name", str),
     "tensor_parallel_size": ("tensor_parallel_size", int),
     "pipeline_parallel_size": ("pipeline_parallel_size", int),
     "data_parallel_size": ("data_parallel_size", int),
@@ -54,6 +55,7 @@ _ARG_KEYS = {
 }
 _OPTIONS = {
     "--model": ("model", str),
+    "--served-model-name": ("served_model_name", str),
     "--tensor-parallel-size": ("tensor_parallel_size", int),
     "-tp": ("tensor_parallel_size", int),
     "--pipeline-parallel-size": ("pipeline_parallel_size", int),

@@ -135,8 +135,9 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
     info = RunInfo(
         id=name if count == 1 else f"{name}#{number}",
         mode="log",
-        model=str(config.get("model") or "unknown"),
-        command=list(config.command) + _eager(config),
+        model=str(config.get("served_model_name") or config.get("model") or "unknown"),
+        command=list(config.command),
+        engine_command=["--enforce-eager"] if config.get("enforce_eager") else [],
         versions={
             key: value
             for key, value in (("vllm", config.vllm_version), ("vllm-ascend", config.ascend_version))
@@ -159,10 +160,6 @@ def _forms(run: RunFacts, engine: str | None) -> list[str]:
         consumed = any("consumed_bytes" in process.figures for process in run.processes.values())
         forms.append("E4" if engine == "vllm-ascend" else "E6" if consumed else "E5")
     return forms
-
-
-def _eager(config: Config) -> list[str]:
-    return ["--enforce-eager"] if config.get("enforce_eager") and "--enforce-eager" not in config.command else []
 
 
 def _engine(run: RunFacts) -> tuple[str | None, str | None, list[str]]:

@@ -143,3 +143,40 @@ def test_the_oom_of_the_notes(notes):
     assert oom.phase == "oom"
     assert round((oom.detail["reserved_bytes"] - oom.detail["allocated_peak_bytes"]) / GIB, 2) == 4.61
     assert round(oom.after.non_torch_bytes / GIB, 2) == 1.15
+
+
+#: What hooks read from the engine whose log is ``recorded_tp2_0.23.0.log`` (simulated 910B), on both ranks.
+HOOKED = {
+    "device_total_bytes": 65452113920,
+    "initial_free_bytes": 65076304282,
+    "gpu_memory_utilization": 0.95,
+    "requested_bytes": 62179508224,
+    "weights_bytes": 9847929856,
+    "peak_activation_bytes": 4531954688,
+    "non_torch_increase_bytes": 419430400,
+    "graph_bytes": 287309824,
+    "kv_cache_bytes": 47380193280,
+}
+
+
+def test_a_real_log_agrees_with_what_hooks_read():
+    (run,) = read_log(str(DATA / "recorded_tp2_0.23.0.log"))
+    assert (run.info.engine, run.info.engine_version, run.info.status) == ("vllm-ascend", "0.23.0", "ok")
+    assert run.info.model == "Qwen/Qwen3-VL-8B-Instruct"
+    assert run.forms == ["E4"]
+    found = [process for process in run.processes if process.is_worker]
+    assert sorted(process.identity.label for process in found) == ["TP0", "TP1"]
+    for process in found:
+        for name, value in HOOKED.items():
+            assert abs(process.figures[name] - value) <= process.figures_half_units.get(name, 0), name
+        # the exact suggestion gives the sum of what the equation and the graphs take, to the byte
+        taken = int(HOOKED["requested_bytes"]) - process.figures["suggested_requested_bytes"] - (150 << 20)
+        names = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
+        assert taken == sum(HOOKED[name] for name in names)
+    plan = run.processes[-1].kv_plan
+    assert (plan["tokens"], plan["max_model_len"], plan["max_concurrency"], plan["block_size"]) == (
+        642560,
+        65536,
+        9.8,
+        128,
+    )

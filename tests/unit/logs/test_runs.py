@@ -40,7 +40,7 @@ def test_ranks_by_their_prefixes(runs_of):
     assert found["TP1"].figures["kv_cache_bytes"] == 46525233234
     assert {p.figures["gpu_memory_utilization"] for p in found.values()} == {0.95}
     assert run.processes[-1].kv_plan["tokens"] == 632064
-    assert "--enforce-eager" in run.info.command
+    assert "--enforce-eager" in run.info.engine_command
 
 
 def test_two_starts_one_after_the_other(runs_of):
