@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.ledger import equations
 from vllm_memprof.ledger.findings import find
-from vllm_memprof.ledger.honest import Evidence, honest_budget, uncharged_items
+from vllm_memprof.ledger.headroom import headroom
+from vllm_memprof.ledger.honest import Evidence, as_absolute, at_the_peaks, honest_budget, uncharged_items
 from vllm_memprof.ledger.identity import device_memory
-from vllm_memprof.ledger.kv import build_kv, tokens_for_bytes, worth_in_tokens
+from vllm_memprof.ledger.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.ledger.model import (
     Budget,
     Check,
+    Correction,
     DeviceMemory,
     EmptyCacheCall,
     Kv,
@@ -61,7 +64,8 @@ def build_report(run: Run) -> Report:
     summary = _summarise(run)
     workers = [process for process in run.processes if process.is_worker]
     labels = _labels(workers)
-    chosen = equations.select(summary.engine, summary.engine_version, run.forms)
+    known = {name for process in workers for name, value in process.figures.items() if value is not None}
+    chosen = equations.select(summary.engine, summary.engine_version, run.forms, summary.device, known)
     ranks = [_rank_report(run, process, labels[i], summary, chosen) for i, process in enumerate(workers)]
     return Report(
         run=summary,
@@ -117,10 +121,17 @@ def _labels(workers: list[ProcessRecord]) -> list[str]:
 
 def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSummary, chosen: _Choice) -> RankReport:
     who = process.identity
-    figures = _figures(process)
-    kv = _rank_kv(run, process)
+    figures = _figures(run, process, chosen[0])
+    granted = figures.get("kv_cache_bytes")
+    kv = infer_layout(
+        _rank_kv(run, process),
+        None if granted is None or run.source != "log" else int(granted),
+        process.figures_half_units.get("kv_cache_bytes", 0),
+        summary.engine,
+    )
     total = figures.get("device_total_bytes")
     free = figures.get("initial_free_bytes")
+    device_total = _first_total(process) if total is None else int(total)
     return RankReport(
         rank=who.rank,
         label=label,
@@ -130,7 +141,7 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         pp_rank=who.pp_rank,
         tp_rank=who.tp_rank,
         ep_rank=who.ep_rank,
-        device_total_bytes=_first_total(process) if total is None else int(total),
+        device_total_bytes=device_total,
         initial_free_bytes=None if free is None else int(free),
         phases=[_phase_row(span) for span in process.phases],
         device_memory=_device_memory(process, summary.simulated),
@@ -139,15 +150,51 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         empty_cache=_empty_cache_calls(run, process),
         oom=_oom(process),
         errors=process.errors,
+        headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
+        figures=figures,
+        half_units=process.figures_half_units,
+        spans=process.phases,
     )
 
 
-def _figures(process: ProcessRecord) -> equations.Figures:
-    """The engine's figures; its graph figure starts at 0 and means something only once a capture has run."""
+def _figures(run: Run, process: ProcessRecord, equation: equations.Equation | None) -> dict[str, int | float | None]:
+    """The engine's figures, as its equation wants them.
+
+    Its graph figure starts at 0 and means something only once a capture has run. Where it keeps none of its own
+    readings, they are taken from the snapshots at the same moment. A log prints the KV cache before multi-modal
+    decoding takes its share, and then what is left.
+    """
     figures = dict(process.figures)
+    if run.source == "log":
+        if figures.get("kv_cache_reduced_bytes") is not None:
+            figures["kv_cache_bytes"] = figures["kv_cache_reduced_bytes"]
+        return figures
     if not figures.get("graph_bytes") and not any(span.phase == "graph_capture" for span in process.phases):
         figures["graph_bytes"] = None
+    for name in equation.from_snapshots if equation is not None else ():
+        if figures.get(name) is None:
+            figures[name] = _read_in_snapshots(name, Evidence(figures, process.phases, simulated=False))
     return figures
+
+
+#: Figures that an engine reads and forgets: the edge of the profile run's last empty_cache, and the snapshot's field.
+_IN_SNAPSHOTS = {
+    "profile_end_free_bytes": ("before", "device_free_bytes"),
+    "profile_end_non_torch_bytes": ("before", "non_torch_bytes"),
+    "profile_after_allocated_peak_bytes": ("before", "allocated_peak_bytes"),
+    "profile_after_allocated_bytes": ("after", "allocated_bytes"),
+    "profile_after_free_bytes": ("after", "device_free_bytes"),
+}
+
+
+def _read_in_snapshots(name: str, evidence: Evidence) -> int | None:
+    before, after, _ = evidence.profile_end()
+    edge, field_name = _IN_SNAPSHOTS[name]
+    snapshot = before if edge == "before" else after
+    if snapshot is None or before is None:  # without an empty_cache there is no such moment
+        return None
+    value: int | None = getattr(snapshot, field_name)
+    return value
 
 
 def _first_total(process: ProcessRecord) -> int | None:
@@ -199,11 +246,14 @@ def _budget(
     if equation is None:
         return Budget(**common, requested=figures.get("requested_bytes"))
     result = equations.evaluate(equation, figures, process.figures_half_units)
-    evidence = Evidence(figures, process.phases, summary.simulated)
+    estimate = next((row.bytes for row in result.terms if row.name == "graph_estimate" and row.charged), None)
+    evidence = Evidence(figures, process.phases, summary.simulated, estimate or 0)
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
         for item in uncharged_items(equation.uncharged, evidence)
     ]
+    if summary.source == "log":
+        items = [replace(item, reason="the log does not say") if item.bytes is None else item for item in items]
     honest = None if result.override else honest_budget(result.kv_cache_bytes, items)
     return Budget(
         **common,
@@ -216,31 +266,62 @@ def _budget(
         terms=result.terms,
         kv_cache_bytes=result.kv_cache_bytes,
         tolerance_bytes=result.tolerance_bytes,
-        checks=_budget_checks(equation, figures),
+        takes_fixed_size=equation.override is not None,
+        checks=_budget_checks(equation, figures, process.figures_half_units),
         uncharged=items,
         honest_kv_cache_bytes=honest,
         kv_tokens=None if result.kv_cache_bytes is None else tokens_for_bytes(kv, result.kv_cache_bytes),
         honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
+        corrections=_corrections(equation, evidence, kv) if summary.source == "log" else [],
     )
 
 
-def _budget_checks(equation: equations.Equation, figures: equations.Figures) -> list[Check]:
-    """The engine's own figures against what they are said to be made of."""
+def _corrections(equation: equations.Equation, evidence: Evidence, kv: Kv) -> list[Correction]:
+    """The budget read again from absolute figures, where the equation takes increases and the log prints both."""
+    if not {"initial_non_torch", "persistent_torch"} <= set(equation.uncharged):
+        return []
+    found = [
+        (
+            "at_the_peaks",
+            "both peaks charged whole",
+            at_the_peaks(evidence),
+            "requested - allocated peak - non-torch before the last empty_cache of the profile run",
+        ),
+        (
+            "as_e2",
+            "as E2 has it (vllm-ascend to 0.14)",
+            as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
+            "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
+        ),
+    ]
+    return [
+        Correction(name, title, size, tokens_for_bytes(kv, size), formula)
+        for name, title, size, formula in found
+        if size is not None
+    ]
+
+
+def _budget_checks(
+    equation: equations.Equation, figures: equations.Figures, half_units: Mapping[str, int]
+) -> list[Check]:
+    """The engine's own figures against what they are said to be made of, within the rounding of what was printed."""
     asked = equations.computed_request(equation, figures)
-    pairs = [("requested = device total x utilization", asked, figures.get("requested_bytes"))]
+    slack = half_units.get("requested_bytes", 0) + half_units.get("device_total_bytes", 0)
+    checks = [_check("requested = device total x utilization", asked, figures.get("requested_bytes"), slack)]
     for term in equation.terms:
         if term.plus and term.figure is not None:
             text = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"
-            pairs.append((text, term.derived(figures), figures.get(term.figure)))
-    return [
-        Check(
-            name,
-            None if expected is None else int(expected),
-            None if found is None else int(found),
-            None if expected is None or found is None else expected == found,
-        )
-        for name, expected, found in pairs
-    ]
+            slack = sum(half_units.get(name, 0) for name in (term.figure, *term.plus, *term.minus))
+            checks.append(_check(text, term.derived(figures), figures.get(term.figure), slack))
+    return checks
+
+
+def _check(name: str, expected: int | float | None, found: int | float | None, slack: int) -> Check:
+    ok = None
+    if expected is not None and found is not None:
+        # a printed figure is known to a byte at best
+        ok = expected == found if not slack else abs(expected - found) <= slack + 1
+    return Check(name, None if expected is None else int(expected), None if found is None else int(found), ok)
 
 
 def _rank_kv(run: Run, process: ProcessRecord) -> Kv:
@@ -296,7 +377,31 @@ def _minus(left: int | None, right: int | None) -> int | None:
 
 def _oom(process: ProcessRecord) -> dict[str, Any] | None:
     span = next((span for span in process.phases if span.phase == "oom"), None)
-    return None if span is None else {key: span.detail.get(key) for key in _OOM_KEYS}
+    if span is None:
+        return None
+    oom = {key: span.detail.get(key) for key in _OOM_KEYS}
+    snapshot = span.after or span.before or Snapshot(t_ns=0)
+    free = span.detail.get("device_free_bytes", snapshot.device_free_bytes)  # the allocator's own at the failure
+    seen = {"allocated_bytes": snapshot.allocated_bytes, "reserved_bytes": snapshot.reserved_bytes, "free_bytes": free}
+    oom.update({name: value for name, value in seen.items() if oom[name] is None})
+    reserved, total, non_torch = oom["reserved_bytes"], oom["device_total_bytes"], span.detail.get("non_torch_bytes")
+    if oom["free_bytes"] is None and total is not None and reserved is not None and non_torch is not None:
+        oom["free_bytes"] = total - reserved - non_torch
+    return {**oom, **_oom_divided(span, oom)}
+
+
+def _oom_divided(span: PhaseSpan, oom: dict[str, Any]) -> dict[str, int | None]:
+    """Reserved memory that no tensor held, and device memory that was not this allocator's.
+
+    Where only the peak of allocated memory is known, the first is what was free within the segments at the least.
+    """
+    peak = span.detail.get("allocated_peak_bytes")
+    allocated = oom["allocated_bytes"] if oom["allocated_bytes"] is not None else peak
+    used = _minus(oom["device_total_bytes"], oom["free_bytes"])
+    return {
+        "fragmentation_bytes": _minus(oom["reserved_bytes"], allocated),
+        "other_bytes": _minus(used, oom["reserved_bytes"]),
+    }
 
 
 def _not_measured(run: Run, summary: RunSummary, workers: list[ProcessRecord], labels: list[str]) -> list[NotMeasured]:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from vllm_memprof.ledger.headroom import profile_peak
 from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES
-from vllm_memprof.ledger.kv import worth_in_tokens
+from vllm_memprof.ledger.kv import is_hybrid, worth_in_tokens
 from vllm_memprof.ledger.model import Finding, RankReport, UnchargedItem
 from vllm_memprof.record.loader import Run
-from vllm_memprof.units import MIB, format_bytes, format_gib
+from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 
+#: Equations whose last term holds what other processes have on the device. (vllm-ascend#7308)
+DOUBLE_COUNTING = ("E3", "E4p")
+#: The most that one process is known to have held outside torch: 14 GiB, by a communication library.
+NON_TORCH_CEILING_BYTES = 16 * GIB
+#: What engines leave free in the sizes that they suggest.
+_SUGGESTION_MARGIN_BYTES = 150 * MIB
+_PEAK_FIGURES = ("profile_end_reserved_bytes", "profile_end_non_torch_bytes", "kv_cache_bytes", "requested_bytes")
 #: From this size on, an uncharged item is a warning rather than a remark.
 WARNING_BYTES = 128 * MIB
 
@@ -66,11 +74,11 @@ def _charge_action(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
     total, utilization = rank.device_total_bytes, rank.budget.gpu_memory_utilization
     if granted is None or granted <= size:
         return ""
-    text = f"--kv-cache-memory-bytes {granted - size} charges it"
+    choices = [f"--kv-cache-memory-bytes {granted - size}"] if rank.budget.takes_fixed_size else []
     if total and utilization and rank.budget.override is None:
         lower = math.floor((utilization - size / total) * 10_000) / 10_000
-        text += f", as does --gpu-memory-utilization {lower:.4f}" if lower > 0 else ""
-    return text
+        choices += [f"--gpu-memory-utilization {lower:.4f}"] if lower > 0 else []
+    return f"{', as does '.join([f'{choices[0]} charges it', *choices[1:]])}" if choices else ""
 
 
 def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
@@ -78,7 +86,8 @@ def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         granted = rank.budget.engine_kv_cache_bytes
         if granted is None or granted > 0:
             continue
-        wanted = rank.budget.requested_bytes
+        known = {"requested": rank.budget.requested_bytes, "weights": rank.figures.get("weights_bytes")}
+        parts = [f"{name} {format_gib(size)} GiB" for name, size in known.items() if size is not None]
         yield Finding(
             id="negative-kv",
             severity="error",
@@ -86,35 +95,92 @@ def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             label=rank.label,
             bytes=granted,
             title="The budget leaves nothing for the KV cache",
-            evidence=f"requested {format_gib(wanted)} GiB, KV cache {format_gib(granted)} GiB",
+            evidence=", ".join([*parts, f"KV cache {format_gib(granted)} GiB"]),
             action=_raise_utilization(rank, -granted),
         )
 
 
 def _raise_utilization(rank: RankReport, missing: int) -> str:
-    total, utilization = rank.device_total_bytes, rank.budget.gpu_memory_utilization
+    """The utilization that gives so much more; where the device is not known, by how much to raise it."""
+    total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
+    missing *= 2 if rank.budget.equation == "E4p" else 1
     if not total or not utilization:
-        return ""
+        more = format_gib(missing)
+        return f"raise --gpu-memory-utilization by more than {more} / the device's GiB" if missing else ""
     needed = math.ceil((utilization + missing / total) * 10_000) / 10_000
     if needed >= 1:
         return "no --gpu-memory-utilization below 1 is enough: lower --max-num-batched-tokens or use more devices"
     return f"more than --gpu-memory-utilization {needed:.4f} leaves a positive KV cache"
 
 
+def device_total(rank: RankReport) -> int | None:
+    """The device's total; where it was not recorded, the request over the share that it is."""
+    if rank.device_total_bytes is not None:
+        return rank.device_total_bytes
+    asked, utilization = rank.figures.get("requested_bytes"), rank.budget.gpu_memory_utilization
+    return None if asked is None or not utilization else round(asked / utilization)
+
+
+def _kv_too_small(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """The engine refused to serve: not even one request of the length that was asked for fits."""
+    for rank in ranks:
+        wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
+        if wanted is None or granted is None or granted >= wanted:
+            continue
+        length = rank.figures.get("estimated_max_model_len")
+        yield Finding(
+            id="kv-too-small",
+            severity="error",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=int(wanted) - granted,
+            title="The KV cache does not hold one request of max_model_len tokens",
+            evidence=f"one request takes {format_gib(wanted)} GiB, KV cache {format_gib(granted)} GiB",
+            action=f"--max-model-len {int(length)} fits" if length else _raise_utilization(rank, int(wanted) - granted),
+        )
+
+
+def _startup_refused(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    for rank in ranks:
+        total, free = rank.device_total_bytes, rank.initial_free_bytes
+        asked = rank.budget.requested_bytes
+        if not rank.figures.get("startup_refused") or not total or free is None or asked is None:
+            continue
+        share = math.floor(free / total * 10_000) / 10_000
+        yield Finding(
+            id="startup-refused",
+            severity="error",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=asked - free,
+            title="The engine asks for more than is free, and refuses to start",
+            evidence=f"requested {format_gib(asked)} GiB = {rank.budget.gpu_memory_utilization} of {format_gib(total)}"
+            f" GiB, free {format_gib(free)} GiB",
+            action=(f"--gpu-memory-utilization {share:.4f} asks for what is free; or " if free * 2 >= asked else "")
+            + f"end what holds the other {format_gib(total - free)} GiB",
+        )
+
+
 def _unbalanced(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    printed = run.source == "log"
     for rank in ranks:
         budget = rank.budget
         if budget.balanced is False:
+            said = "The printed KV cache is not what the printed figures give"
+            evidence = f"engine {format_bytes(budget.engine_kv_cache_bytes)}, "
+            evidence += f"recomputed {format_bytes(budget.kv_cache_bytes)}"
+            evidence += f" +-{format_bytes(budget.tolerance_bytes)}" if budget.tolerance_bytes else ""
             yield Finding(
                 id="equation-unbalanced",
-                severity="error",
+                severity="warning" if printed else "error",
                 rank=rank.rank,
                 label=rank.label,
                 bytes=budget.residual_bytes,
                 kv_tokens=worth_in_tokens(rank.kv, budget.residual_bytes),
-                title=f"The engine granted another KV cache than its equation {budget.equation} gives",
-                evidence=f"engine {format_bytes(budget.engine_kv_cache_bytes)}, "
-                f"recomputed {format_bytes(budget.kv_cache_bytes)} bytes ({budget.cite})",
+                title=f"{said} by equation {budget.equation}: of two runs, or of another release"
+                if printed
+                else f"The engine granted another KV cache than its equation {budget.equation} gives",
+                evidence=f"{evidence} bytes" if printed else f"{evidence} bytes ({budget.cite})",
             )
 
 
@@ -123,7 +189,8 @@ def _rank_skew(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     peers: dict[tuple[int | None, int | None], list[tuple[int, RankReport]]] = {}
     for rank in ranks:
         granted = rank.budget.engine_kv_cache_bytes
-        if granted is not None:
+        unnamed = run.source == "log" and rank.rank is None  # a log may print one rank twice
+        if granted is not None and not unnamed:
             peers.setdefault((rank.dp_rank, rank.pp_rank), []).append((granted, rank))
     for group in peers.values():
         low, least = min(group, key=lambda pair: pair[0])
@@ -145,20 +212,240 @@ def _rank_skew(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     for rank in ranks:
         if rank.device_total_bytes is None or rank.initial_free_bytes is None:
+            yield from _co_tenant_by_non_torch(rank)
             continue
         used = rank.device_total_bytes - rank.initial_free_bytes
         if used > CONTEXT_CEILING_BYTES:
+            evidence = f"free {format_gib(rank.initial_free_bytes)} of {format_gib(rank.device_total_bytes)} GiB "
+            yield _held_by_others(rank, used, evidence + "at the engine's first snapshot")
+
+
+def _co_tenant_by_non_torch(rank: RankReport) -> Iterator[Finding]:
+    """A log that prints non-torch memory at the start: nothing of the engine is allocated yet."""
+    used = rank.figures.get("initial_non_torch_bytes")
+    if used is not None and used > CONTEXT_CEILING_BYTES:
+        yield _held_by_others(rank, int(used), f"non-torch {format_gib(used)} GiB at the engine's first snapshot")
+
+
+def _held_by_others(rank: RankReport, used: int, evidence: str) -> Finding:
+    """E3 and its 310P kin charge what others hold, although the request is a share of the whole device."""
+    budget = rank.budget
+    cost, action = used, ""
+    title = "The device was in use before the engine began"
+    if budget.equation in DOUBLE_COUNTING and not rank.figures.get("startup_refused"):
+        title += f", and equation {budget.equation} takes that from the KV cache"
+        cost = used // 2 if budget.equation == "E4p" else used
+        total, utilization = device_total(rank), budget.gpu_memory_utilization
+        cleared = budget.term("cleared")
+        evidence += "" if cleared is None else f", cleared {format_gib(cleared)} GiB"
+        if total and utilization:
+            wanted = math.ceil((utilization + used / total) * 10_000) / 10_000
+            action = f"--gpu-memory-utilization {wanted:.4f} gives it back" if wanted < 1 else ""
+    return Finding(
+        id="co-tenant",
+        severity="warning",
+        rank=rank.rank,
+        label=rank.label,
+        bytes=used,
+        kv_tokens=worth_in_tokens(rank.kv, cost),
+        title=title,
+        evidence=evidence,
+        action=action,
+    )
+
+
+def _oom_fragmentation(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """Segments that the allocator held at an OOM and that no tensor used."""
+    for rank in ranks:
+        oom = rank.oom or {}
+        size, wanted = oom.get("fragmentation_bytes"), oom.get("requested_bytes")
+        if size is None or size < WARNING_BYTES:
+            continue
+        reserved, free = oom["reserved_bytes"], oom["free_bytes"]
+        held = oom["allocated_bytes"]
+        evidence = f"reserved {format_gib(reserved)} GiB, "
+        evidence += f"allocated {format_gib(reserved - size)} GiB" + (" at its peak" if held is None else "")
+        evidence += "" if wanted is None else f", {format_gib(wanted)} GiB were asked for"
+        evidence += "" if free is None else f", {format_gib(free)} GiB free"
+        variable = "PYTORCH_CUDA_ALLOC_CONF" if run.info.engine == "vllm" else "PYTORCH_NPU_ALLOC_CONF"
+        yield Finding(
+            id="fragmentation",
+            severity="warning" if wanted is None or size + (free or 0) >= wanted else "info",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=size,
+            kv_tokens=worth_in_tokens(rank.kv, size),
+            title="At the OOM the allocator held memory that no tensor used",
+            evidence=evidence,
+            action=f"{variable}=expandable_segments:True, without max_split_size_mb: the two exclude each other",
+        )
+
+
+def _oom_others(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """Memory outside this allocator at an OOM, more than one process is known to hold besides its tensors."""
+    for rank in ranks:
+        oom = rank.oom or {}
+        size, total = oom.get("other_bytes"), oom.get("device_total_bytes")
+        if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
+            continue
+        yield Finding(
+            id="co-tenant",
+            severity="error",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=size,
+            kv_tokens=worth_in_tokens(rank.kv, size),
+            title="At the OOM most of what was missing was held outside this process's allocator",
+            evidence=f"total {format_gib(total)} - free {format_gib(oom['free_bytes'])} - reserved "
+            f"{format_gib(oom['reserved_bytes'])} = {format_gib(size)} GiB",
+            action=f"end what else is on device {oom['device']}, or take another one"
+            if oom["device"] is not None
+            else "end what else is on the device, or take another one",
+        )
+
+
+def _suggestion_wrong(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """E6 suggests a KV cache from which it takes graph memory twice: the peak that it prints holds the estimate.
+
+    vllm 0.33.0, vllm/v1/worker/gpu_worker.py::Worker.compile_or_warm_up_model. (vllm#57936)
+    """
+    for rank in ranks:
+        f, half = rank.figures, rank.half_units
+        names = ("requested_bytes", "consumed_bytes", "printed_peak_activation_bytes", "graph_bytes")
+        parts = [f.get(name) for name in names]
+        estimate = f.get("graph_estimate_bytes")
+        printed = f.get("suggested_requested_bytes", f.get("suggested_requested_printed_bytes"))
+        if rank.budget.equation != "E6" or not estimate or printed is None or None in parts:
+            continue
+        asked, *rest = (part for part in parts if part is not None)
+        slack = sum(half.get(name, 0) for name in (*names, "suggested_requested_printed_bytes"))
+        if abs(asked - sum(rest) - _SUGGESTION_MARGIN_BYTES - printed) > slack + 1:
+            continue
+        right = int(printed) + int(estimate)
+        evidence = f"{format_gib(asked)} - {' - '.join(format_gib(part) for part in rest)} - 0.15 = "
+        evidence += f"{format_gib(printed)} GiB, and the peak activation holds the estimate of "
+        yield Finding(
+            id="engine-suggestion-wrong",
+            severity="warning",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=int(estimate),
+            kv_tokens=worth_in_tokens(rank.kv, int(estimate)),
+            title="The KV cache that the engine suggests is too small: it subtracts graph memory twice",
+            evidence=f"{evidence}{format_gib(estimate)} GiB already (vllm#57936)",
+            action=f"--kv-cache-memory-bytes {right} ({format_gib(right)} GiB) is the same suggestion without that"
+            if right > 0
+            else "",
+        )
+
+
+def _base_mistaken(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """The author of a log takes the request for a share of the free memory; it is one of the total."""
+    for rank in ranks:
+        base, asked = rank.figures.get("claimed_request_base_bytes"), rank.figures.get("requested_bytes")
+        share = rank.budget.gpu_memory_utilization
+        total = device_total(rank)
+        if base is None or asked is None or share is None or total is None:
+            continue
+        off = round(asked - base * share)
+        if abs(off) <= rank.half_units.get("requested_bytes", 0) + rank.half_units.get("claimed_request_base_bytes", 0):
+            continue
+        yield Finding(
+            id="requested-base-mistaken",
+            severity="info",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=off,
+            kv_tokens=worth_in_tokens(rank.kv, off),
+            title="The request is a share of the device's total, not of what was free at the start",
+            evidence=f"{format_gib(base)} x {share} = {format_gib(base * share)}, not {format_gib(asked)} GiB: "
+            f"{format_gib(asked)} / {share} = {format_gib(total)} GiB",
+        )
+
+
+def _headroom(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """What the profile run held at its worst moment and the KV cache do not fit on the device together."""
+    for rank in ranks:
+        total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
+        peak = profile_peak(rank.spans, total)
+        if total is None or granted is None or peak is None:
+            continue
+        over = peak + granted - total
+        slack = sum(rank.half_units.get(name, 0) for name in _PEAK_FIGURES)
+        if over <= slack or worth_in_tokens(rank.kv, over) == 0:
+            continue
+        fits = total - peak
+        yield Finding(
+            id="headroom-below-observed-peak",
+            severity="warning",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=over,
+            kv_tokens=worth_in_tokens(rank.kv, over),
+            title="What the profile run held at its peak and the KV cache do not fit together: "
+            "the allocator has to give cached blocks back while serving",
+            evidence=f"{format_gib(peak)} GiB at the worst moment of the profile run, cached blocks included, "
+            f"+ KV cache {format_gib(granted)} = {format_gib(peak + granted)} of {format_gib(total)} GiB",
+            action=f"--kv-cache-memory-bytes {fits} leaves room for it"
+            if fits > 0 and rank.budget.takes_fixed_size
+            else "",
+        )
+
+
+def _hybrid(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """Layers that do not grow with a request: the printed size tells nothing about how many requests fit."""
+    for rank in ranks:
+        kv = rank.kv
+        if not is_hybrid(kv) or not kv.tokens or not kv.max_model_len:
+            continue
+        yield Finding(
+            id="hybrid-concurrency",
+            severity="info",
+            rank=None,
+            label=None,
+            title="KV cache tokens over max_model_len is not the number of requests that fit: "
+            "some layers do not grow with the length of a request",
+            evidence=f"{kv.tokens:,} / {kv.max_model_len:,} = {kv.tokens / kv.max_model_len:.2f}, "
+            f"the engine's concurrency is {kv.max_concurrency:.2f}x",
+        )
+        return  # the plan is the same on every rank
+
+
+def _halved(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    for rank in ranks:
+        granted = rank.budget.engine_kv_cache_bytes
+        if rank.figures.get("halved") and granted is not None and granted > 0:
             yield Finding(
-                id="co-tenant",
-                severity="warning",
+                id="budget-halved",
+                severity="info",
                 rank=rank.rank,
                 label=rank.label,
-                bytes=used,
-                kv_tokens=worth_in_tokens(rank.kv, used),
-                title="The device was in use before the engine began",
-                evidence=f"free {format_gib(rank.initial_free_bytes)} of {format_gib(rank.device_total_bytes)} GiB "
-                "at the engine's first snapshot",
+                bytes=granted,
+                kv_tokens=worth_in_tokens(rank.kv, granted),
+                title="On this device the engine grants half of its budget and keeps as much for operator workspace",
+                evidence=f"KV cache {format_gib(granted)} GiB, halved for workspace",
             )
+
+
+def _gb_is_gib(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """vllm-ascend prints the weights as GB and divides by 2**30."""
+    if run.source != "log" or run.info.engine != "vllm-ascend":
+        return
+    for rank in ranks:
+        size = rank.figures.get("weights_bytes")
+        if size is None or rank.half_units.get("weights_bytes", GIB) > GIB // 10_000:
+            continue  # other lines print two digits, and GiB
+        value = size / GIB
+        yield Finding(
+            id="gb-is-gib",
+            severity="info",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=round(size - value * 10**9),
+            title='"Loading model weights took ... GB" prints GiB',
+            evidence=f"{value:.4f} GB is {value:.4f} GiB = {format_bytes(round(size))} bytes, "
+            "by NPUModelRunner.load_model",
+        )
 
 
 def _hooks(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
@@ -182,6 +469,10 @@ def _hooks(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 FINDINGS: tuple[Finder, ...] = (
     _negative_kv,
+    _kv_too_small,
+    _startup_refused,
+    _oom_others,
+    _oom_fragmentation,
     _unbalanced,
     _hooks,
     _uncharged(
@@ -195,6 +486,12 @@ FINDINGS: tuple[Finder, ...] = (
         "non_torch_cleared",
         "Non-torch memory was read after empty_cache had freed a part of it",
     ),
+    _headroom,
     _rank_skew,
     _co_tenant,
+    _suggestion_wrong,
+    _base_mistaken,
+    _hybrid,
+    _halved,
+    _gb_is_gib,
 )

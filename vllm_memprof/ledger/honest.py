@@ -27,6 +27,7 @@ class Evidence:
     figures: Figures
     spans: list[PhaseSpan]
     simulated: bool
+    charged_graph_bytes: int = 0  # the estimate of the graph pools that the equation charges
 
     def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, str]:
         """Around the last ``empty_cache`` of the profile run: where the engine reads its non-torch figure."""
@@ -96,15 +97,21 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
 def _cached(evidence: Evidence) -> UnchargedItem:
     """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
     _, after, where = evidence.profile_end()
-    size = None
-    if after is not None and after.reserved_bytes is not None and after.allocated_bytes is not None:
-        size = after.reserved_bytes - after.allocated_bytes
+    size, how, formula = None, MEASURED, "reserved - allocated"
+    before = evidence.figures.get("profile_before_allocated_peak_bytes")
+    if after is not None and after.reserved_bytes is not None:
+        if after.allocated_bytes is not None:
+            size = after.reserved_bytes - after.allocated_bytes
+        elif before is not None:
+            # right after a peak reset the peak is what is allocated, and a profile run leaves nothing behind
+            size, how = after.reserved_bytes - int(before), INFERRED
+            formula = "reserved - profile_before_allocated_peak"
     return UnchargedItem(
         name="cached",
         title="reserved but not allocated",
         bytes=size,
-        how=MEASURED,
-        formula="reserved - allocated",
+        how=how,
+        formula=formula,
         source=f"after {where}",
         reason=None if size is not None else "no snapshot after the profile run was recorded",
     )
@@ -131,14 +138,15 @@ def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
 def _graph(evidence: Evidence) -> UnchargedItem:
     """Graph pools, captured after the budget was settled."""
     value = evidence.figures.get("graph_bytes")
+    charged = evidence.charged_graph_bytes
     capture = evidence.last("graph_capture")
     reason = "graph_capture failed" if capture is not None and capture.error else "no graph was captured in this run"
     return UnchargedItem(
         name="graph",
         title="captured graphs",
-        bytes=None if value is None else int(value),
+        bytes=None if value is None else int(value) if not charged else max(0, int(value) - charged),
         how=MODELLED if evidence.simulated else MEASURED,  # a growth of device memory, non-torch included
-        formula="graph_bytes",
+        formula="graph_bytes" if not charged else "max(0, graph_bytes - graph_estimate)",
         source="the engine's figure for its graph capture",
         reason=reason if value is None else None,
         required=value is not None,
@@ -187,3 +195,26 @@ _ITEMS: dict[str, Callable[[Evidence], UnchargedItem]] = {
     "graph": _graph,
     "late_non_torch": _late_non_torch,
 }
+
+
+def at_the_peaks(evidence: Evidence) -> int | None:
+    """KV cache of the request less the highest allocated memory and the highest non-torch memory of the profile run.
+
+    The same as the equation less what was allocated and in use before profiling, and less what empty_cache freed
+    before the engine read its non-torch figure; but from absolute figures, so that fewer of them are rounded.
+    """
+    peak, asked = evidence.figures.get("profile_after_allocated_peak_bytes"), evidence.figures.get("requested_bytes")
+    before, after, _ = evidence.profile_end()
+    known = [edge.non_torch_bytes for edge in (before, after) if edge is not None and edge.non_torch_bytes is not None]
+    if peak is None or asked is None or before is None or not known:
+        return None
+    return int(asked - peak - max(known))
+
+
+def as_absolute(evidence: Evidence) -> int | None:
+    """KV cache as equation E2 has it: the request less the allocated peak and all else in use after empty_cache."""
+    peak, asked = evidence.figures.get("profile_after_allocated_peak_bytes"), evidence.figures.get("requested_bytes")
+    non_torch, cached = evidence.figures.get("profile_after_non_torch_bytes"), _cached(evidence).bytes
+    if peak is None or asked is None or non_torch is None or cached is None:
+        return None
+    return int(asked - peak - non_torch - cached)

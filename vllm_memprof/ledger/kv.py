@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.ledger.model import Check, Kv, KvGroup
@@ -41,6 +43,48 @@ def build_kv(plan: dict[str, Any] | None, worker_index: int | None, allocated_by
     return Kv(**{**vars(kv), "checks": _checks(kv, _fitting_blocks(plan, kv), allocated_bytes)})
 
 
+#: Tokens per block that an engine takes where nobody asks for another number; a log does not print it.
+_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128, "vllm": 16}
+#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every known model.
+_BYTES_PER_TOKEN_STEP = 512
+
+
+def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
+    """Blocks and bytes per block of a plan of which a log prints the tokens alone.
+
+    The size of the KV cache over its tokens leaves a narrow range for the bytes per token; the layout counts as
+    known only where a single multiple of 512 bytes lies in it, and where every layer grows with the length of a
+    request. What it gives is marked inferred.
+    """
+    if kv.blocks is not None or not kv.tokens or not granted_bytes or is_hybrid(kv):
+        return kv
+    block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
+    if block_size is None or kv.tokens % block_size:
+        return kv
+    low = (granted_bytes - half_unit_bytes) / (kv.tokens + block_size)
+    high = (granted_bytes + half_unit_bytes) / kv.tokens
+    first = math.floor(low / _BYTES_PER_TOKEN_STEP) + 1
+    last = math.floor(high / _BYTES_PER_TOKEN_STEP)
+    if first != last:
+        return kv
+    per_token = first * _BYTES_PER_TOKEN_STEP
+    return replace(
+        kv,
+        block_size=block_size,
+        blocks=kv.tokens // block_size,
+        bytes_per_token=per_token,
+        bytes_per_block=per_token * block_size,
+        inferred=True,
+    )
+
+
+def is_hybrid(kv: Kv) -> bool:
+    """Whether tokens / max_model_len is another number than the engine's concurrency: layers that do not grow alike."""
+    if not kv.tokens or not kv.max_model_len or kv.max_concurrency is None:
+        return False
+    return abs(kv.tokens / kv.max_model_len - kv.max_concurrency) > 0.01 + 0.01 * kv.max_concurrency
+
+
 def blocks_per_request(kv: Kv) -> int | None:
     """Blocks that one request of ``max_model_len`` tokens takes, None where the plan does not tell.
 
@@ -57,6 +101,8 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
 
     vllm 0.23.0, vllm/v1/core/kv_cache_utils.py::_report_kv_cache_config: int(concurrency x max_model_len).
     """
+    if kv.inferred:
+        return None if kv.block_size is None else blocks * kv.block_size
     per_request = blocks_per_request(kv)
     if per_request is None or kv.max_model_len is None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import REPORT_SCHEMA, SNAPSHOT_FIELDS, Snapshot
 
 #: Where a figure comes from: read from the device or the allocator, derived from other figures, or set by the
@@ -197,12 +198,27 @@ class UnchargedItem:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """Another reading of the same budget, from figures that the log itself prints."""
+
+    name: str
+    title: str
+    bytes: int
+    kv_tokens: int | None
+    formula: str
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
 class Budget:
     """The engine's equation, recomputed, and the honest figure beside it."""
 
     equation: str | None = None  # E0 ... E6; None where no row fits the version
     cite: str | None = None
     chosen_by: str | None = None
+    takes_fixed_size: bool = True  # the engine honours --kv-cache-memory-bytes
     override: str | None = None  # "kv_cache_memory_bytes" where a fixed size replaced the equation
     formula: str | None = None
     device_total_bytes: int | None = None
@@ -217,6 +233,7 @@ class Budget:
     honest_kv_cache_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     honest_kv_tokens: int | None = None
+    corrections: list[Correction] = field(default_factory=list)  # from logs
 
     @property
     def residual_bytes(self) -> int | None:
@@ -232,6 +249,15 @@ class Budget:
         return abs(self.residual_bytes) <= self.tolerance_bytes
 
     @property
+    def implied_requested_bytes(self) -> int | None:
+        """The request that the charged terms and the granted KV cache give together, where none is known."""
+        sizes = [row.bytes for row in self.terms if row.charged]
+        known = [size for size in sizes if size is not None]
+        if self.requested is not None or self.engine_kv_cache_bytes is None or not known or len(known) < len(sizes):
+            return None
+        return sum(known) + self.engine_kv_cache_bytes
+
+    @property
     def requested_bytes(self) -> int | None:
         return None if self.requested is None else int(self.requested)
 
@@ -239,6 +265,7 @@ class Budget:
         return next((row.bytes for row in self.terms if row.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
+        implied = self.implied_requested_bytes
         return {
             "equation": self.equation,
             "requested_bytes": self.requested_bytes,
@@ -253,6 +280,8 @@ class Budget:
             "kv_tokens": self.kv_tokens,
             "honest_kv_tokens": self.honest_kv_tokens,
             "uncharged": [item.to_json() for item in self.uncharged],
+            **({"implied_requested_bytes": implied} if implied is not None else {}),
+            **({"corrections": [row.to_json() for row in self.corrections]} if self.corrections else {}),
             "requested_exact": self.requested,
             "override": self.override,
             "cite": self.cite,
@@ -291,6 +320,7 @@ class Kv:
     planned_bytes: int | None = None
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    inferred: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -305,6 +335,7 @@ class Kv:
             "planned_bytes": self.planned_bytes,
             "groups": [group.to_json() for group in self.groups],
             "checks": [check.to_json() for check in self.checks],
+            **({"how": INFERRED} if self.inferred else {}),
         }
 
 
@@ -345,6 +376,11 @@ class RankReport:
     empty_cache: list[EmptyCacheCall]
     oom: dict[str, Any] | None = None
     errors: list[str] = field(default_factory=list)
+    headroom_bytes: int | None = None  # device total less what all owners held at the worst moment seen
+    # what the findings go by, not part of report.json:
+    figures: dict[str, int | float | None] = field(default_factory=dict)
+    half_units: dict[str, int] = field(default_factory=dict)  # bytes, half of the last printed digit
+    spans: list[PhaseSpan] = field(default_factory=list)
 
     @property
     def open_phases(self) -> list[str]:
@@ -371,6 +407,7 @@ class RankReport:
             "ep_rank": self.ep_rank,
             "open_phases": self.open_phases,
             "errors": self.errors,
+            "headroom_bytes": self.headroom_bytes,
         }
 
 

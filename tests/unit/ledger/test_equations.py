@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ledger.builders import TOTAL, gib
-from vllm_memprof.ledger.equations import EQUATIONS, Equation, Term, evaluate, select
+from vllm_memprof.ledger.equations import EQUATIONS, PASSING_FIGURES, Equation, Term, evaluate, select
+from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB
 
@@ -45,7 +46,22 @@ def figures(**changes: Any) -> dict[str, Any]:
         ("vllm-ascend", "0.18.0rc1", "E4"),
         ("vllm-ascend", "99.0", None),  # nobody has read it
         ("vllm-ascend", "not a version", None),
-        ("vllm", "0.23.0", None),
+        ("vllm-ascend", "0.7.3", "E1"),
+        ("vllm-ascend", "0.8.5rc1", "E1"),
+        ("vllm-ascend", "0.9.0rc1", "E2"),
+        ("vllm-ascend", "0.9.1", "E2"),
+        ("vllm-ascend", "0.13.0", "E2"),
+        ("vllm-ascend", "0.14.0rc1", "E2"),
+        ("vllm-ascend", "0.15.0rc1", "E3"),
+        ("vllm-ascend", "0.17.0rc1", "E3"),
+        ("vllm-ascend", "0.21.0rc1", "E4"),
+        ("vllm-ascend", "0.26.0rc1", "E4"),
+        ("vllm", "0.8.5", None),  # V0 and V1 are in it, and nothing tells which
+        ("vllm", "0.10.2", "E5"),
+        ("vllm", "0.18.0", "E5"),
+        ("vllm", "0.23.0", "E5"),
+        ("vllm", "0.27.1", "E6"),
+        ("vllm", "0.33.0", "E6"),
         (None, "0.23.0", None),
         ("vllm-ascend", None, None),
     ],
@@ -59,7 +75,7 @@ def test_the_row_of_a_release(engine: str | None, version: str | None, found: st
 def test_without_a_version_the_form_of_the_lines_decides() -> None:
     row, how = select("vllm-ascend", None, ["E4"])
     assert row is not None
-    assert (row.id, row.versions) == ("E4", EQUATIONS[-1].versions)
+    assert (row.id, row.versions) == ("E4", ">=0.23.0rc1,<0.27")
     assert how is not None
     assert "form of its lines" in how
     assert select("vllm-ascend", None, []) == (None, None)
@@ -73,7 +89,8 @@ def test_rows_are_well_formed() -> None:
         assert len(names) == len(set(names))
         assert "::" in row.cite
         used = [name for term in row.terms for name in (term.figure, *term.plus, *term.minus) if name]
-        assert set(used) <= set(FIGURES)
+        assert set(used) <= set(FIGURES) | set(LOG_FIGURES) | set(PASSING_FIGURES)
+        assert {term.said_by for term in row.terms} <= {None, *LOG_FIGURES}
         assert row.override is None or row.override in FIGURES
 
 

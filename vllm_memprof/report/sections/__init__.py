@@ -21,7 +21,8 @@ def sections(report: Report, width: int) -> list[Section]:
         report: the closed books.
         width: characters that a line has; from 110 on, tables gain columns.
     """
-    found = [phase_section(report, wide=width >= 110)]
+    phases = phase_section(report, wide=width >= 110)
+    found = [phases] if phases.rows or report.run.source != "log" else []  # a log need not tell of moments
     found += budget_sections(report)
     found += kv_sections(report)
     found += device_sections(report)

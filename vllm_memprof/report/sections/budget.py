@@ -21,6 +21,7 @@ from vllm_memprof.report.sections.base import (
     number,
     priced,
 )
+from vllm_memprof.units import format_gib
 
 _TERM_TITLES = {
     "weights": "weights",
@@ -32,11 +33,13 @@ _TERM_TITLES = {
     "cleared": "cleared by empty_cache",
     "used_by_device": "used on the device",
     "peak_allocated": "allocated peak",
+    "graph_estimate": "graphs, estimated",
+    "mm_ipc": "multi-modal decoding",
 }
 
 
 #: Terms that are read from the device, so that a simulated device's profile has a part in them.
-_DEVICE_WIDE = ("non_torch", "graph", "consumed", "cleared", "used_by_device")
+_DEVICE_WIDE = ("non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device")
 
 
 def budget_sections(report: Report) -> list[Section]:
@@ -47,11 +50,16 @@ def budget_sections(report: Report) -> list[Section]:
     found = []
     for members in groups[:SHOWN_GROUPS]:
         found.append(_equation_section(report, members))
-        if members[0].budget.uncharged and members[0].budget.kv_cache_bytes is not None:
+        if members[0].budget.kv_cache_bytes is not None and _anything_uncharged(report, members[0].budget):
             found.append(_honest_section(report, members))
     if len(groups) > SHOWN_GROUPS and found:
         found[-1].notes.append(f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json")
     return found
+
+
+def _anything_uncharged(report: Report, budget: Budget) -> bool:
+    """A log may print none of the items; then a note of the equation says so."""
+    return any(report.run.source != "log" or item.bytes is not None for item in budget.uncharged)
 
 
 def _granted(rank: RankReport) -> int:
@@ -93,9 +101,11 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
     if budget.equation is None:
         release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
+        if report.run.source == "log" and report.run.engine_version is None:
+            return ["the log tells neither the release nor an equation: its figures are shown as they are"]
         return [f"no equation is known for {release or 'this engine'}: its figures are shown as they are"]
     notes = [f"{budget.equation}: {budget.formula}", f"source: {budget.cite}"]
-    if report.run.engine_version is None:
+    if report.run.engine_version is None or report.run.source == "log":
         notes.append(f"chosen by {budget.chosen_by}")
     if budget.override:
         notes.append(f"a fixed size replaced the equation: --{budget.override.replace('_', '-')}")
@@ -103,6 +113,11 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         missing = [term.name for term in budget.terms if term.charged and term.bytes is None]
         missing = (["requested"] if budget.requested is None else []) + missing
         notes.append(f"not recomputed, unknown: {', '.join(missing)}")
+        implied = budget.implied_requested_bytes
+        if implied is not None:
+            notes.append(f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested")
+    if budget.kv_cache_bytes is not None and budget.uncharged and not _anything_uncharged(report, budget):
+        notes.append(f"charged by no term, and not in the log: {', '.join(item.title for item in budget.uncharged)}")
     notes += [
         failed(check.name, check.expected, check.found)
         for check in budget.checks
@@ -137,8 +152,17 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
         if budget.kv_tokens is not None and budget.honest_kv_tokens is not None:
             fewer = budget.honest_kv_tokens - budget.kv_tokens
         rows.append(priced("  difference", honest - budget.kv_cache_bytes, fewer))
+    for row in budget.corrections:
+        rows.append(priced(f"  {row.title}", row.bytes, row.kv_tokens, MUTED))
+        notes.append(f"{row.title}: {row.formula}")
+    if honest is not None and budget.kv_cache_bytes is not None:
         least = [rank.budget.honest_kv_cache_bytes for rank in report.ranks]
-        if 0 < honest < budget.kv_cache_bytes and all(other is not None and other >= honest for other in least):
+        takes = budget.takes_fixed_size
+        if (
+            takes
+            and 0 < honest < budget.kv_cache_bytes
+            and all(other is not None and other >= honest for other in least)
+        ):
             notes.append(f"--kv-cache-memory-bytes {honest} makes the engine keep to it")
     columns = [Column("", right=False), Column("GiB"), Column("bytes"), Column("KV tokens")]
     return Section(f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes)
