@@ -22,7 +22,7 @@ _OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
-    r"died unexpectedly|cancelled|CancelledError|BrokenPipe|Connection(Reset|Refused)"
+    r"died unexpectedly|Executor failed|cancelled|CancelledError|BrokenPipe|Connection(Reset|Refused)"
 )
 _LOG_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+")
 
@@ -56,6 +56,8 @@ class Verdict:
 def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     """Status, exit code and reason of a run, the first cause rather than what followed from it."""
     own_code = _shell_code(seen.engine_code)
+    if seen.forced and seen.interrupted_by is None:
+        own_code = EXIT_FAILED  # the signal that the engine died of was memprof's
     if seen.interrupted_by is not None and not seen.failed_before:
         return _judge_interrupted(seen, progress, own_code)
     if seen.timed_out_s is not None:
@@ -143,7 +145,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         reason = describe_death(culprit, progress, _ready_at(seen, culprit.t_ns), seen.mode)
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
-        if culprit.signal is None and line:
+        if culprit.signal is None and line and not _GENERIC.search(line):
             reason += f": {_shorten(line)}"
         return reason, oom and culprit.signal is None
     if error is not None:

@@ -131,6 +131,10 @@ def test_exit_codes(code, expected):
     assert judge(seen(engine_code=code), EngineProgress()).exit_code == expected
 
 
+def test_the_signal_that_memprof_sent_is_not_the_engines_status():
+    assert judge(seen(engine_code=-15, forced=True), EngineProgress()).exit_code == 1
+
+
 def test_where_each_rank_is_stuck():
     progress = progress_of("TP0", "TP1")
     end_phase(progress, 1, 3.0)
