@@ -282,6 +282,7 @@ class _Session:
         def send(number: int) -> Callable[[], None]:
             def action() -> None:
                 watch.walk()
+                self._seen.forced_main |= engine.poll() is None
                 engine.signal_group(number)
                 watch.signal(_outside_group(watch.living(), engine), number)
 

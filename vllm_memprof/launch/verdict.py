@@ -41,6 +41,7 @@ class Seen:
     timed_out_s: float | None = None  # the start-up deadline, when it passed
     deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
     forced: bool = False  # memprof had to signal the processes itself
+    forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
     stuck: str | None = None  # where each rank was at the deadline
@@ -56,7 +57,7 @@ class Verdict:
 def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     """Status, exit code and reason of a run, the first cause rather than what followed from it."""
     own_code = _shell_code(seen.engine_code)
-    if seen.forced and seen.interrupted_by is None:
+    if seen.forced_main and seen.interrupted_by is None:
         own_code = EXIT_FAILED  # the signal that the engine died of was memprof's
     if seen.interrupted_by is not None and not seen.failed_before:
         return _judge_interrupted(seen, progress, own_code)

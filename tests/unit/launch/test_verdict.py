@@ -132,7 +132,8 @@ def test_exit_codes(code, expected):
 
 
 def test_the_signal_that_memprof_sent_is_not_the_engines_status():
-    assert judge(seen(engine_code=-15, forced=True), EngineProgress()).exit_code == 1
+    assert judge(seen(engine_code=-15, forced_main=True), EngineProgress()).exit_code == 1
+    assert judge(seen(engine_code=-9, forced=True), EngineProgress()).exit_code == 137
 
 
 def test_where_each_rank_is_stuck():
