@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _ENGINE_INIT = re.compile(
-    r"Initializing an? (?:V[01] )?LLM engine(?: \(v?(?P<version>[^)\s]+)\))? with config: ?(?P<rest>.*)"
+    r"Initializing an? (?:V[01] )?LLM engine(?: \(v?(?P<version>[^)\s]+)\))?(?: with config: ?(?P<rest>.*))?"
 )
 _API_VERSION = re.compile(r"vLLM API server version v?(?P<version>\d[\w.+]*)")
 _ASCEND_VERSION = re.compile(r"vllm[-_]ascend(?: version)?[ :=v]+(?P<version>\d+\.\d+\.\d+\w*)", re.IGNORECASE)
@@ -118,7 +118,7 @@ class ConfigReader:
         if not text:
             return None
         if "LLM engine" in text and (match := _ENGINE_INIT.search(text)):
-            values = _pairs(match["rest"], _INIT_KEYS, r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)")
+            values = _pairs(match["rest"] or "", _INIT_KEYS, r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)")
             return Marker("init", Config(values, vllm_version=match["version"], engine=_engine_of(text)))
         if "server version" in text and (match := _API_VERSION.search(text)):
             return Marker("api", Config(vllm_version=match["version"]))

@@ -182,7 +182,7 @@ def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
     for printed, figure in figures:
         name = f"{moment}_{figure}_bytes"
         name = "initial_non_torch_bytes" if name == "distributed_before_non_torch_bytes" else name
-        rows.append(row(stage, printed, rf"(?<!\w){printed} {anchor} is {{{name} G}}", by=ASCEND))
+        rows.append(row(stage, printed, rf"(?<!\S){printed} {anchor} is {{{name} G}}", by=ASCEND))
     return rows
 
 
@@ -235,9 +235,9 @@ FORMATS: tuple[LineFormat, ...] = (
     row(GRANT, "available_kv_cache_memory", r"available_kv_cache_memory {kv_cache_bytes GiB}", by=CUDA, form="E0"),
     # --- profiling
     row(PROFILE, "eal profiling", r"results of real profiling", opens="real", scope=RUN, by=ASCEND),
-    row(PROFILE, "peak_memory", r"(?<!\w)peak_memory after profiling is {profile_after_allocated_peak_bytes G}",
+    row(PROFILE, "peak_memory", r"(?<!\S)peak_memory after profiling is {profile_after_allocated_peak_bytes G}",
         by=ASCEND, form="E2", opens="real"),
-    row(PROFILE, "non_torch_memory", r"non_torch_memory after profiling is {used_less_allocated_bytes G}",
+    row(PROFILE, "non_torch_memory", r"(?<!\S)non_torch_memory after profiling is {used_less_allocated_bytes G}",
         by=ASCEND, form="E2", when="real"),
     *_measured("before init HCCL", "distributed_before", INIT),
     *_measured("after init HCCL", "distributed_after", INIT),

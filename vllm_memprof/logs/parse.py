@@ -233,7 +233,7 @@ def _record(line: Line, text: str, rest: deque[tuple[Line, str]], context: str |
 
 def _digits_follow(rest: deque[tuple[Line, str]]) -> bool:
     """Whether the next line may be the end of a number."""
-    return bool(rest) and rest[0][0].follows and rest[0][1].lstrip()[:1].isdigit()
+    return bool(rest) and rest[0][0].follows and rest[0][1].strip().isdigit()
 
 
 def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vllm_memprof.logs.config import Config, ConfigReader, Marker
-from vllm_memprof.logs.formats import ENGINE, GRANT, LOAD, OOM, READY, RUN
+from vllm_memprof.logs.formats import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY, RUN
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.logs.parse import Fact, Read, Speaker
 
@@ -62,6 +62,7 @@ class Process:
     stage: int = -1
     ooms: int = 0
     in_first_oom: bool = False  # the message of the first OOM may go on
+    in_core: bool = False  # its lines are the engine core's: there is one worker, inside the core
 
     def contradicts(self, fact: Fact) -> bool:
         """Whether the process has printed another value for this before, further off than rounding explains."""
@@ -73,6 +74,8 @@ class Process:
     def restarts_with(self, fact: Fact) -> bool:
         """Whether this line comes too early for where the process is: it must be another start."""
         stage = fact.format.stage
+        if stage is not None and stage > INIT and "startup_refused" in self.figures:
+            return True
         if stage is None or stage > GRANT or stage >= self.stage:
             return False
         return fact.name not in self.figures or (_opens_start(fact) and self.stage >= GRANT)
@@ -133,8 +136,15 @@ class RunFacts:
             size *= int(self.config.get(name) or 1)
         return size
 
-    def names_ranks(self) -> bool:
-        return any(process.label is not None for process in self.processes.values())
+    def is_of_another(self, facts: list[Fact]) -> bool:
+        """Whether a line is one that the engine of this run does not print."""
+        for fact in facts:
+            by, form = fact.format.by, fact.format.form
+            if by is not None and self.engines and by not in self.engines:
+                return True
+            if form is not None and self.forms and form not in self.forms and {form, *self.forms} != {"E4", "E4p"}:
+                return True
+        return False
 
 
 class Sorter:
@@ -237,6 +247,8 @@ class Sorter:
         facts = [fact for fact in read.facts if fact.format.scope != RUN]
         if not facts:
             return
+        if run.is_of_another(facts) or (_named_worker(read.speaker) and any(p.in_core for p in run.processes.values())):
+            run = self._restart(run)
         engine_facts = [fact for fact in facts if fact.format.scope == ENGINE]
         rank_facts = [fact for fact in facts if fact.format.scope != ENGINE]
         if engine_facts:
@@ -314,7 +326,12 @@ class Sorter:
         return run
 
     def _restart(self, run: RunFacts) -> RunFacts:
-        return self._new_run() if run is self.runs[-1] else run
+        """Another start, with the set-up of the one before where no line said another."""
+        fresh = self._pending is not None or self._section
+        new = self._new_run()
+        if not fresh:
+            new.config = run.config
+        return new
 
     def _measure(self, run: RunFacts, read: Read, facts: list[Fact]) -> RunFacts:
         """A worker's figures."""
@@ -335,6 +352,8 @@ class Sorter:
                 other = self._process(run, read.speaker, None)
             process = other
             process.device = process.device or device
+        if read.speaker is not None and "EngineCore" in read.speaker.label:
+            process.in_core = process.in_core or any(fact.format.stage not in (None, PLAN, OOM) for fact in facts)
         for fact in facts:
             process.add(fact)
         return run
@@ -458,6 +477,10 @@ def _is_worker(label: str) -> bool:
 def _generic(label: str) -> bool:
     """A name that every worker of a run has."""
     return _is_worker(label) and _short(label) is None
+
+
+def _named_worker(speaker: Speaker | None) -> bool:
+    return speaker is not None and _is_worker(speaker.label) and _short(speaker.label) is not None
 
 
 def _sibling(speaker: Speaker | None, members: dict[str, Speaker]) -> bool:

