@@ -63,6 +63,8 @@ def build_report(run: Run) -> Report:
     """
     summary = _summarise(run)
     workers = [process for process in run.processes if process.is_worker]
+    if run.source == "log":  # in the order of their lines
+        workers.sort(key=lambda process: (process.identity.dp_rank or 0, _rank_or_last(process)))
     labels = _labels(workers)
     known = {name for process in workers for name, value in process.figures.items() if value is not None}
     chosen = equations.select(summary.engine, summary.engine_version, run.forms, summary.device, known)
@@ -73,6 +75,10 @@ def build_report(run: Run) -> Report:
         findings=find(run, ranks),
         not_measured=_not_measured(run, summary, workers, labels),
     )
+
+
+def _rank_or_last(process: ProcessRecord) -> int:
+    return 1 << 31 if process.identity.rank is None else process.identity.rank
 
 
 def _summarise(run: Run) -> RunSummary:
@@ -171,6 +177,8 @@ def _figures(run: Run, process: ProcessRecord, equation: equations.Equation | No
         return figures
     if not figures.get("graph_bytes") and not any(span.phase == "graph_capture" for span in process.phases):
         figures["graph_bytes"] = None
+    if equation is not None and equation.from_snapshots and figures.get("device_total_bytes") is None:
+        figures["device_total_bytes"] = _first_total(process)
     for name in equation.from_snapshots if equation is not None else ():
         if figures.get(name) is None:
             figures[name] = _read_in_snapshots(name, Evidence(figures, process.phases, simulated=False))

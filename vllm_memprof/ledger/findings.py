@@ -210,37 +210,32 @@ def _rank_skew(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 
 def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """Other processes on the device, from its free memory or from non-torch memory at the start."""
     for rank in ranks:
-        if rank.device_total_bytes is None or rank.initial_free_bytes is None:
-            yield from _co_tenant_by_non_torch(rank)
+        non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
+        if rank.device_total_bytes is not None and rank.initial_free_bytes is not None:
+            used = rank.device_total_bytes - rank.initial_free_bytes
+            evidence = f"free {format_gib(rank.initial_free_bytes)} of {format_gib(rank.device_total_bytes)} GiB"
+        elif non_torch is not None:
+            used, evidence = int(non_torch), f"non-torch {format_gib(non_torch)} GiB"
+        elif charged is not None:
+            yield from _charged_for_others(rank, charged)
             continue
-        used = rank.device_total_bytes - rank.initial_free_bytes
+        else:
+            continue
         if used > CONTEXT_CEILING_BYTES:
-            evidence = f"free {format_gib(rank.initial_free_bytes)} of {format_gib(rank.device_total_bytes)} GiB "
-            yield _held_by_others(rank, used, evidence + "at the engine's first snapshot")
+            yield _held_by_others(rank, used, charged, f"{evidence} at the engine's first snapshot")
 
 
-def _co_tenant_by_non_torch(rank: RankReport) -> Iterator[Finding]:
-    """A log that prints non-torch memory at the start: nothing of the engine is allocated yet."""
-    used = rank.figures.get("initial_non_torch_bytes")
-    if used is not None and used > CONTEXT_CEILING_BYTES:
-        yield _held_by_others(rank, int(used), f"non-torch {format_gib(used)} GiB at the engine's first snapshot")
-
-
-def _held_by_others(rank: RankReport, used: int, evidence: str) -> Finding:
+def _held_by_others(rank: RankReport, used: int, charged: int | None, evidence: str) -> Finding:
     """E3 and its 310P kin charge what others hold, although the request is a share of the whole device."""
     budget = rank.budget
-    cost, action = used, ""
-    title = "The device was in use before the engine began"
+    cost, action, title = used, "", "The device was in use before the engine began"
     if budget.equation in DOUBLE_COUNTING and not rank.figures.get("startup_refused"):
         title += f", and equation {budget.equation} takes that from the KV cache"
         cost = used // 2 if budget.equation == "E4p" else used
-        total, utilization = device_total(rank), budget.gpu_memory_utilization
-        cleared = budget.term("cleared")
-        evidence += "" if cleared is None else f", cleared {format_gib(cleared)} GiB"
-        if total and utilization:
-            wanted = math.ceil((utilization + used / total) * 10_000) / 10_000
-            action = f"--gpu-memory-utilization {wanted:.4f} gives it back" if wanted < 1 else ""
+        evidence += "" if charged is None else f", cleared by empty_cache {format_gib(charged)} GiB"
+        action = _give_back(rank, used)
     return Finding(
         id="co-tenant",
         severity="warning",
@@ -252,6 +247,50 @@ def _held_by_others(rank: RankReport, used: int, evidence: str) -> Finding:
         evidence=evidence,
         action=action,
     )
+
+
+def _charged_for_others(rank: RankReport, charged: int) -> Iterator[Finding]:
+    """The last term of E3 alone shows it: empty_cache frees operator workspace, not what others hold."""
+    if charged > CONTEXT_CEILING_BYTES:
+        budget = rank.budget
+        granted = budget.engine_kv_cache_bytes or 0
+        parts = 2 if budget.equation == "E4p" else 1
+        yield Finding(
+            id="co-tenant",
+            severity="warning",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=charged,
+            kv_tokens=worth_in_tokens(rank.kv, charged // parts),
+            title=f"Equation {budget.equation} charges what was in use before the engine began, "
+            "as if empty_cache had cleared it",
+            evidence=f"cleared by empty_cache {format_gib(charged)} GiB; without it the KV cache is "
+            f"{format_gib(granted + charged // parts)}, not {format_gib(granted)} GiB (vllm-ascend#7308)",
+            action=_give_back(rank, charged),
+        )
+
+
+def _charged_as_cleared(rank: RankReport) -> int | None:
+    """The last term of E3 and E4p: as it is, or as what is missing between the request and the KV cache."""
+    budget = rank.budget
+    asked, granted = budget.requested_bytes, budget.engine_kv_cache_bytes
+    if budget.equation not in DOUBLE_COUNTING:
+        return None
+    cleared = budget.term("cleared")
+    if cleared is not None or asked is None or granted is None:
+        return cleared
+    terms = [budget.term(name) for name in ("weights", "peak_activation", "non_torch")]
+    known = [size for size in terms if size is not None]
+    together = rank.figures.get("non_kv_cache_bytes", sum(known) if len(known) == len(terms) else None)
+    return None if together is None else asked - int(together) - granted * (2 if budget.equation == "E4p" else 1)
+
+
+def _give_back(rank: RankReport, size: int) -> str:
+    total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
+    if not total or not utilization:
+        return ""
+    wanted = math.ceil((utilization + size / total) * 10_000) / 10_000
+    return f"--gpu-memory-utilization {wanted:.4f} gives it back" if wanted < 1 else ""
 
 
 def _oom_fragmentation(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
@@ -301,6 +340,29 @@ def _oom_others(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             action=f"end what else is on device {oom['device']}, or take another one"
             if oom["device"] is not None
             else "end what else is on the device, or take another one",
+        )
+
+
+def _estimate_high(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """The engine charged more for graphs than their pools took."""
+    for rank in ranks:
+        row = next((row for row in rank.budget.terms if row.name == "graph_estimate" and row.charged), None)
+        actual = rank.figures.get("graph_bytes")
+        if row is None or row.bytes is None or actual is None:
+            continue
+        over = row.bytes - max(0, int(actual))
+        if over < WARNING_BYTES:
+            continue
+        yield Finding(
+            id="graph-estimate-high",
+            severity="info",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=over,
+            kv_tokens=worth_in_tokens(rank.kv, over),
+            title="The engine took more from the KV cache for graphs than they used",
+            evidence=f"estimated {format_gib(row.bytes)}, captured {format_gib(actual)} GiB",
+            action=_give_back(rank, over),
         )
 
 
@@ -489,6 +551,7 @@ FINDINGS: tuple[Finder, ...] = (
     _headroom,
     _rank_skew,
     _co_tenant,
+    _estimate_high,
     _suggestion_wrong,
     _base_mistaken,
     _hybrid,

@@ -78,7 +78,10 @@ def _persistent_torch(evidence: Evidence) -> UnchargedItem:
 
 def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
     """What was in use before the engine's first snapshot: the runtime context, and any other process."""
-    value = evidence.figures.get("initial_non_torch_bytes")
+    value, formula = evidence.figures.get("initial_non_torch_bytes"), "initial_non_torch"
+    total, free = evidence.figures.get("device_total_bytes"), evidence.figures.get("initial_free_bytes")
+    if value is None and total is not None and free is not None:
+        value, formula = total - free, "device_total - initial_free"  # nothing is reserved yet
     size, reason = (None, "no start-up snapshot was recorded") if value is None else (int(value), None)
     if size is not None and size > CONTEXT_CEILING_BYTES:
         held = format_gib(size)
@@ -88,7 +91,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
         title="non-torch, held at the start",
         bytes=size,
         how=MODELLED if evidence.simulated else INFERRED,
-        formula="initial_non_torch",
+        formula=formula,
         source="the engine's first snapshot",
         reason=reason,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,21 +237,209 @@ def test_e4_is_the_engine_s_arithmetic(
     assert abs((result - changed) - change) <= (0 if float(total * utilization).is_integer() else 1)
 
 
-def test_a_row_can_say_what_other_releases_do() -> None:
-    """The method before E4, on the same cards at utilization 0.9: 54.86 - (13.30 + 1.21) = 40.35 GiB."""
-    old = SEED["old_method"][1]
-    terms = (
-        Term("peak_allocated", "profile_after_allocated_peak_bytes"),
-        Term("used_by_device", plus=("device_total_bytes",), minus=("profile_after_free_bytes", "weights_bytes")),
+#: One release per row of the table, and the figures that its engine reads, with what it computes of them.
+def _e1(f: dict[str, Any]) -> int:
+    return int(max(f["device_total_bytes"] * f["gpu_memory_utilization"] - f["consumed_bytes"], 0))
+
+
+def _e2(f: dict[str, Any], clamped: bool = True) -> int:
+    peak = f["profile_after_allocated_peak_bytes"]
+    if f["used_less_allocated_bytes"] > 0:
+        peak += f["used_less_allocated_bytes"]
+    available = int(f["device_total_bytes"] * f["gpu_memory_utilization"] - peak)
+    return max(available, 0) if clamped else available
+
+
+def _relative(f: dict[str, Any]) -> int:
+    weights, peak = f["weights_bytes"], f["peak_activation_bytes"]
+    return int(f["non_torch_increase_bytes"] + peak + weights)
+
+
+def _e3(f: dict[str, Any]) -> int:
+    return int(f["device_total_bytes"] * f["gpu_memory_utilization"] - _relative(f) - f["cleared_bytes"])
+
+
+def _e4p(f: dict[str, Any]) -> int:
+    return int((f["device_total_bytes"] * f["gpu_memory_utilization"] - _relative(f) - f["cleared_bytes"]) // 2)
+
+
+def _plain(f: dict[str, Any]) -> int:
+    return int(f["device_total_bytes"] * f["gpu_memory_utilization"] - _relative(f))
+
+
+def _ceiled(f: dict[str, Any]) -> int:
+    return math.ceil(f["device_total_bytes"] * f["gpu_memory_utilization"])
+
+
+ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], int]]] = [
+    ("vllm-ascend", "0.7.3", "", ("consumed_bytes",), _e1),
+    (
+        "vllm-ascend",
+        "0.9.0rc1",
+        "",
+        ("profile_after_allocated_peak_bytes", "used_less_allocated_bytes"),
+        lambda f: _e2(f, clamped=False),
+    ),
+    ("vllm-ascend", "0.13.0", "", ("profile_after_allocated_peak_bytes", "used_less_allocated_bytes"), _e2),
+    ("vllm-ascend", "0.15.0rc1", "", ("cleared_bytes",), _e3),
+    ("vllm-ascend", "0.18.0", "", (), _plain),
+    ("vllm-ascend", "0.21.0rc1", "", ("graph_estimate_bytes",), lambda f: _plain_less(f, "graph_estimate_bytes")),
+    ("vllm-ascend", "0.23.0", "", (), _plain),
+    ("vllm-ascend", "0.23.0", "Ascend310P3", ("cleared_bytes",), _e4p),
+    ("vllm", "0.6.5", "E0", (), _plain),
+    ("vllm", "0.11.0", "", (), _plain),
+    ("vllm", "0.18.0", "", (), lambda f: _ceiled(f) - _relative(f)),
+    ("vllm", "0.23.0", "", ("graph_estimate_bytes",), lambda f: _ceiled(f) - _relative(f) - f["graph_estimate_bytes"]),
+    (
+        "vllm",
+        "0.33.0",
+        "",
+        ("consumed_bytes", "graph_estimate_bytes"),
+        lambda f: _ceiled(f) - (f["consumed_bytes"] + f["peak_activation_bytes"]) - f["graph_estimate_bytes"],
+    ),
+    ("vllm", "0.23.0+cpu", "cpu", ("consumed_bytes",), lambda f: int(_ceiled(f) - f["consumed_bytes"])),
+]
+
+
+def _plain_less(f: dict[str, Any], name: str) -> int:
+    return int(f["device_total_bytes"] * f["gpu_memory_utilization"] - _relative(f) - f[name])
+
+
+def _row(engine: str, version: str, where: str) -> Equation:
+    row, _ = select(engine, version, [where] if where == "E0" else [], device=where)
+    assert row is not None
+    return row
+
+
+def test_every_row_is_tried() -> None:
+    tried = {
+        (row.id, row.versions) for row in (_row(engine, version, where) for engine, version, where, _, _ in ENGINES)
+    }
+    left = {(row.id, row.versions) for row in EQUATIONS} - tried
+    assert left == {("E4", ">=0.19.0rc1,<0.21.0rc1")}  # the same terms as its successor
+
+
+@pytest.mark.parametrize(("engine", "version", "where", "more", "engine_s"), ENGINES)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_each_row_is_its_engine_s_arithmetic(
+    engine: str,
+    version: str,
+    where: str,
+    more: tuple[str, ...],
+    engine_s: Callable[[dict[str, Any]], int],
+    data: st.DataObject,
+) -> None:
+    """To the byte, also below zero; and a term that changes moves the KV cache by exactly that."""
+    row = _row(engine, version, where)
+    total = data.draw(st.integers(2**30, 2**37))
+    values = figures(
+        device_total_bytes=total,
+        gpu_memory_utilization=data.draw(st.floats(0.01, 1.0)),
+        requested_bytes=None,
+        **{
+            name: data.draw(st.integers(-(2**33) if "non_torch" in name or "cleared" in name else 0, 2**36))
+            for name in ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes", *more)
+        },
     )
-    row = Equation("T", "vllm-ascend", "", "", "f::s", (terms[0], replace(terms[1], floor_zero=True)), floor_zero=True)
+    found = evaluate(row, values).kv_cache_bytes
+    assert found == engine_s(values)
+    for term in row.terms:
+        before = None if term.figure is None else values.get(term.figure)
+        if before is None or term.figure is None or not term.is_charged(values) or found is None:
+            continue
+        change = data.draw(st.integers(0, 2**33))
+        after = evaluate(row, {**values, term.figure: before + change}).kv_cache_bytes
+        assert after is not None
+        wanted = change if not term.floor_zero else max(0, before + change) - max(0, before)
+        if row.floor_zero and after == 0:
+            continue  # at the clamp
+        # a request that is a fraction of bytes is cut once, at the end
+        slack = 0 if row.request == "ceil" or float(total * values["gpu_memory_utilization"]).is_integer() else 1
+        assert abs((found - after) * row.divisor - wanted) <= slack * row.divisor + row.divisor - 1
+
+
+def test_a_graph_estimate_is_charged_where_the_engine_says_so() -> None:
+    values = figures(requested_bytes=None, graph_estimate_bytes=gib(0.5))
+    for version, default in (("0.18.0", False), ("0.23.0", True)):
+        row = _row("vllm", version, "")
+        charged = {}
+        for said in (None, 0, 1):
+            result = evaluate(row, {**values, "graph_estimate_charged": said})
+            charged[said] = next(term.charged for term in result.terms if term.name == "graph_estimate")
+        assert charged == {None: default, 0: False, 1: True}
+    row = _row("vllm", "0.23.0", "")
+    with_it, without = (
+        evaluate(row, {**values, "graph_estimate_charged": said}).kv_cache_bytes or 0 for said in (1, 0)
+    )
+    assert without - with_it == gib(0.5)
+
+
+def test_an_estimate_that_is_charged_and_unknown_leaves_the_result_unknown() -> None:
+    assert evaluate(_row("vllm", "0.23.0", ""), figures()).kv_cache_bytes is None
+    assert evaluate(_row("vllm", "0.23.0", ""), figures(graph_estimate_charged=0)).kv_cache_bytes is not None
+
+
+def test_multi_modal_decoding_takes_its_share_where_there_is_one() -> None:
+    row = _row("vllm", "0.25.1", "")
+    values = figures(requested_bytes=None, graph_estimate_bytes=0)
+    without, with_it = evaluate(row, values), evaluate(row, {**values, "mm_ipc_bytes": gib(1)})
+    assert "mm_ipc" not in {term.name for term in without.terms}
+    assert (without.kv_cache_bytes or 0) - (with_it.kv_cache_bytes or 0) == gib(1)
+
+
+def test_a_chip_or_the_form_of_its_lines_has_its_own_row() -> None:
+    assert _row("vllm-ascend", "0.23.0", "Ascend910B4").id == "E4"
+    assert _row("vllm-ascend", "0.23.0", "ascend310p3").id == "E4p"
+    row, how = select("vllm-ascend", "0.23.0", ["E4p"])
+    assert row is not None
+    assert row.id == "E4p"
+    assert how == "vllm-ascend 0.23.0 and the form of its lines"
+    assert select("vllm", "0.8.5", ["E0"])[0] is not None
+    row, _ = select("vllm", None, ["CPU"])
+    assert row is not None
+    assert row.id == "CPU"
+
+
+def test_of_the_rows_of_one_form_the_one_counts_that_the_figures_fill() -> None:
+    known = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes", "requested_bytes")
+    plain, _ = select("vllm", None, ["E5"], known=known)
+    estimated, _ = select("vllm", None, ["E5"], known=(*known, "graph_estimate_bytes"))
+    assert plain is not None
+    assert estimated is not None
+    assert (plain.versions, estimated.versions) == (">=0.18.0rc1,<0.21.0rc1", ">=0.21.0rc1,<0.27.0rc1")
+    assert select("vllm-ascend", None, ["E2", "E4"]) == (None, None)
+
+
+def test_half_units_of_what_was_derived_add_up() -> None:
+    row = _row("vllm", "0.33.0", "")
+    values = figures(
+        peak_activation_bytes=None,
+        consumed_bytes=100,
+        printed_peak_activation_bytes=60,
+        graph_estimate_bytes=58,
+    )
+    half = {"consumed_bytes": 5, "printed_peak_activation_bytes": 5, "graph_estimate_bytes": 5, "kv_cache_bytes": 5}
+    result = evaluate(row, values, half)
+    assert {term.name: term.half_unit_bytes for term in result.terms if term.charged} == {
+        "consumed": 5,
+        "transient_headroom": 10,
+        "graph_estimate": 5,
+    }
+    assert result.tolerance_bytes == 25
+
+
+def test_the_old_method_on_the_measured_cards() -> None:
+    """The method before E4 at utilization 0.9: 54.86 - (13.30 + 1.21) = 40.35 GiB."""
+    old = SEED["old_method"][1]
+    row = _row("vllm-ascend", "0.13.0", "")
     used, allocated = gib(old["result"]["non_torch"] + 9.45), gib(9.45)
     values = {
         "device_total_bytes": TOTAL,
         "gpu_memory_utilization": old["gpu_memory_utilization"],
         "profile_after_allocated_peak_bytes": gib(old["after_profile_run"]["torch_peak"]),
         "profile_after_free_bytes": TOTAL - used,
-        "weights_bytes": allocated,  # stands for what is allocated after profiling
+        "profile_after_allocated_bytes": allocated,
     }
     result = evaluate(row, values).kv_cache_bytes
     assert result is not None

@@ -27,7 +27,9 @@ def device_sections(report: Report) -> list[Section]:
         rows.append(Row(["= device total", format_gib(total, 4), format_bytes(total), ""], style=TOTAL))
         columns = [Column("Owner", right=False), Column("GiB"), Column("bytes"), Column("how", right=False)]
         title = f"Device memory {memory.edge} {memory.phase}, {labels_of(members)}"
-        found.append(Section(title, columns, rows))
+        left = [rank.headroom_bytes for rank in members if rank.headroom_bytes is not None]
+        notes = [f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else []
+        found.append(Section(title, columns, rows, notes))
     return found
 
 
