@@ -47,7 +47,17 @@ def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
 
 
 #: What escapes comes after what changes characters, and before what adds markup of its own.
-ORDER = sorted(HARMLESS, key=lambda kind: {"full_width": 0, "entities": 1, "quotes": 3, "crlf": 4}.get(kind, 2))
+ORDER = sorted(
+    HARMLESS,
+    key=lambda kind: {
+        "text_between": -2,
+        "progress_bars": -1,
+        "full_width": 0,
+        "entities": 1,
+        "quotes": 3,
+        "crlf": 4,
+    }.get(kind, 2),
+)
 EXPECTED = {name: read(text) for name, text in LOGS.items()}
 
 
