@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
 
@@ -46,6 +47,11 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "skewed_tp2.80.txt": ("skewed_tp2", lambda report: table(report, 80)),
     "skewed_tp2.120.txt": ("skewed_tp2", lambda report: table(report, 120)),
     "skewed_tp2.md": ("skewed_tp2", render_markdown),
+    "two_methods.100.txt": ("logs/two_methods_910b_tp2.md", lambda report: table(report, 100)),
+    "two_methods.md": ("logs/two_methods_910b_tp2.md", render_markdown),
+    "wtdcode_34.100.txt": ("logs/wtdcode__vllm-backport-34.log", lambda report: table(report, 100)),
+    "recorded_log.100.txt": ("logs/recorded_tp2_0.23.0.log", lambda report: table(report, 100)),
+    "ascend_19.json": ("logs/vllm-project__vllm-ascend-19.log", render_json),
     "killed_tp2.80.txt": ("killed_tp2", lambda report: table(report, 80)),
     "killed_tp2.md": ("killed_tp2", render_markdown),
     "killed_tp2.json": ("killed_tp2", render_json),
@@ -60,7 +66,9 @@ KEPT = (".py",)
 def output(name: str) -> str:
     """What a golden file has to hold now."""
     run, reporter = GOLDEN[name]
-    return reporter(build_report(load_run(DATA / run)))
+    path = DATA / run
+    runs = [load_run(path)] if path.is_dir() else read_log(str(path))  # a log may hold several starts
+    return "\n".join(reporter(build_report(each)) for each in runs)
 
 
 def main() -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.unit.ledger.builders import DATA, gib
+from tests.golden.update import table
+from tests.unit.ledger.builders import DATA, gib, process, run_of
 from vllm_memprof.ledger import build_report
 from vllm_memprof.ledger.equations import EQUATIONS
 from vllm_memprof.ledger.model import Finding, RankReport, Report
+from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.logs.record import read_log
+from vllm_memprof.record.schema import FIGURES
+from vllm_memprof.report import render_json, render_markdown
 
 LOGS = DATA / "logs"
 EXPECTED = json.loads((LOGS / "expected.json").read_text())
@@ -156,9 +163,9 @@ def test_the_reported_suggestion_below_zero(tmp_path: Path) -> None:
         "INFO [gpu_worker.py:1] Free memory on device (175.81/178.35 GiB) on startup. Desired GPU "
         "memory utilization is (0.92, 164.08 GiB). Actual usage is 58.44 GiB for consumed memory (weights + "
         "non-torch), 62.33 GiB for peak activation, and 63.99 GiB for CUDAGraph memory. "
-        f"Replace gpu_memory_utilization config with `--kv-cache-memory={round(-20.83 * GIB)}` (-20.83 GiB) to fit into requested memory, or "
-        f"`--kv-cache-memory={round(-9.1 * GIB)}` (-9.1 GiB) to fully utilize gpu memory. "
-        "Current kv cache memory in use is 43.31 GiB.",
+        f"Replace gpu_memory_utilization config with `--kv-cache-memory={round(-20.83 * GIB)}` (-20.83 GiB) "
+        f"to fit into requested memory, or `--kv-cache-memory={round(-9.1 * GIB)}` (-9.1 GiB) to fully "
+        "utilize gpu memory. Current kv cache memory in use is 43.31 GiB.",
         "INFO 01-01 00:00:00 [gpu_worker.py:1] CUDA graph pool memory: 63.99 GiB (actual), 57.45 GiB (estimated), "
         "difference: 6.54 GiB (10.2%).",
     )
@@ -299,3 +306,54 @@ def test_a_recorded_log_balances_on_both_ranks() -> None:
 
 def test_every_equation_has_a_source() -> None:
     assert {row.id for row in EQUATIONS} == {"E0", "E1", "E2", "E3", "E4", "E4p", "E5", "E6", "CPU"}
+
+
+# -- whatever a log says ----------------------------------------------------------------------------------------------
+
+NAMES = sorted({*FIGURES, *LOG_FIGURES} - {"gpu_memory_utilization"})
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    figures=st.dictionaries(st.sampled_from(NAMES), st.integers(-(2**38), 2**38), max_size=14),
+    utilization=st.one_of(st.none(), st.floats(0.01, 1)),
+    half_unit=st.sampled_from([0, 53_688, 5_368_710]),
+    engine=st.sampled_from([None, "vllm", "vllm-ascend"]),
+    version=st.sampled_from([None, "0.7.3", "0.8.5", "0.13.0", "0.16.0rc1", "0.23.0", "0.33.0", "0.23.0+cpu", "what"]),
+    forms=st.lists(st.sampled_from(["E0", "E2", "E4", "E4p", "E5", "E6", "CPU"]), max_size=2, unique=True),
+    plan=st.dictionaries(st.sampled_from(["tokens", "max_model_len", "blocks", "block_size"]), st.integers(0, 2**24)),
+)
+def test_any_figures_make_a_report(
+    figures: dict[str, int],
+    utilization: float | None,
+    half_unit: int,
+    engine: str | None,
+    version: str | None,
+    forms: list[str],
+    plan: dict[str, int],
+) -> None:
+    """Absurd as they may be: null for what they do not give, a residual that is a difference, advice with a figure."""
+    worker = replace(
+        process([], {**figures, "gpu_memory_utilization": utilization}, rank=None, label="the worker"),
+        versions={},
+        figures_half_units=dict.fromkeys(figures, half_unit),
+    )
+    core = replace(process([], role="engine_core", roles=frozenset({"engine_core"})), versions={}, kv_plan=plan)
+    run = run_of(worker, core, engine=engine, engine_version=version, mode="log")
+    report = build_report(replace(run, source="log", forms=forms))
+    data = json.loads(render_json(report))
+    budget = data["ranks"][0]["budget"]
+    if budget["kv_cache_bytes"] is not None and budget["engine_kv_cache_bytes"] is not None:
+        assert budget["residual_bytes"] == budget["engine_kv_cache_bytes"] - budget["kv_cache_bytes"]
+        assert budget["balanced"] == (abs(budget["residual_bytes"]) <= budget["tolerance_bytes"])
+    else:
+        assert budget["residual_bytes"] is budget["balanced"] is None
+    if engine is None:
+        assert budget["equation"] is None
+    for found in data["findings"]:
+        assert found["bytes"] is not None or found["id"] == "hybrid-concurrency"
+        assert "None" not in found["evidence"] + found["action"] + found["title"]
+        assert "nan" not in found["evidence"]
+    for width in (60, 120):
+        table(report, width)
+    render_markdown(report)

@@ -13,9 +13,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.golden.update import table
-from tests.unit.ledger.builders import gib, process, recorded, run_of, snapshot, span
+from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
@@ -31,6 +32,7 @@ RUNS = (
     "killed_tp2",
     "plan_tp2",
 )
+LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
 WIDTHS = (80, 120, 200)
 
 
@@ -44,7 +46,19 @@ def texts(report: Report) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_all_reporters_give_the_same_figures(name: str) -> None:
-    report = report_of(name)
+    assert_same_figures(report_of(name))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_all_reporters_give_the_same_figures_of_a_log(log: Path) -> None:
+    for run in read_log(str(log)):
+        report = build_report(run)
+        assert_same_figures(report)
+        for width in (60, *WIDTHS):
+            assert all(cell_len(line) <= width for line in table(report, width).splitlines())
+
+
+def assert_same_figures(report: Report) -> None:
     data = json.loads(render_json(report))
     for where, text in texts(report).items():
         flat = " ".join(text.split())
@@ -53,6 +67,7 @@ def test_all_reporters_give_the_same_figures(name: str) -> None:
             wanted = [budget["requested_bytes"], budget["kv_cache_bytes"], budget["engine_kv_cache_bytes"]]
             wanted += [budget["honest_kv_cache_bytes"], budget["honest_kv_tokens"]]
             wanted += [kv["tokens"], kv["blocks"], kv["bytes_per_token"]]
+            wanted += [row["bytes"] for row in budget.get("corrections", [])]
             wanted += [term["bytes"] for term in budget["terms"]]
             wanted += [item["bytes"] for item in budget["uncharged"] if budget["honest_kv_cache_bytes"]]
             for figure in wanted:

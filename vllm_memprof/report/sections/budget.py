@@ -44,7 +44,8 @@ _DEVICE_WIDE = ("non_torch", "graph", "graph_estimate", "consumed", "cleared", "
 
 def budget_sections(report: Report) -> list[Section]:
     """The equation with every term, and the honest budget; ranks that agree to the byte share a table."""
-    known = [rank for rank in report.ranks if _has_budget(rank.budget)]
+    log = report.run.source == "log"  # may end with what was asked for
+    known = [rank for rank in report.ranks if _has_budget(rank.budget) or (log and rank.budget.requested is not None)]
     groups = group_ranks(known, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
     groups.sort(key=lambda members: _granted(members[0]))
     found = []

@@ -19,7 +19,7 @@ from vllm_memprof.units import format_bytes, format_gib
 
 def kv_sections(report: Report) -> list[Section]:
     """Tokens, blocks, concurrency; then the layers by the layout of their blocks."""
-    known = [rank for rank in report.ranks if rank.kv.blocks is not None]
+    known = [rank for rank in report.ranks if rank.kv.blocks is not None or rank.kv.tokens is not None]
     found = []
     for members in group_ranks(known, lambda rank: repr(_shown(rank.kv)))[:SHOWN_GROUPS]:
         kv = members[0].kv
@@ -33,7 +33,8 @@ def kv_sections(report: Report) -> list[Section]:
             Row(["bytes per block", format_bytes(kv.bytes_per_block)]),
             Row(["planned, GiB", format_gib(kv.planned_bytes, 4)]),
         ]
-        notes = [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
+        notes = ["inferred from the printed tokens and size of the KV cache: blocks and bytes"] if kv.inferred else []
+        notes += [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
         passed = [c.name for c in kv.checks if c.ok]
         if passed:
             notes.append(f"✓ {len(passed)} of {len(kv.checks)} cross-checks hold" + _unchecked(kv))
