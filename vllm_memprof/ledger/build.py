@@ -128,6 +128,8 @@ def _labels(workers: list[ProcessRecord]) -> list[str]:
 def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSummary, chosen: _Choice) -> RankReport:
     who = process.identity
     figures = _figures(run, process, chosen[0])
+    if summary.eager and chosen[0] is not None and "graph_estimate" in {term.name for term in chosen[0].terms}:
+        figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0  # it estimates what it will capture
     granted = figures.get("kv_cache_bytes")
     kv = infer_layout(
         _rank_kv(run, process),
@@ -262,7 +264,7 @@ def _budget(
     ]
     if summary.source == "log":
         items = [replace(item, reason="the log does not say") if item.bytes is None else item for item in items]
-    honest = None if result.override else honest_budget(result.kv_cache_bytes, items)
+    honest = None if result.override or not items else honest_budget(result.kv_cache_bytes, items)
     return Budget(
         **common,
         equation=equation.id,

@@ -257,6 +257,15 @@ class Budget:
             return None
         return sum(known) + self.engine_kv_cache_bytes
 
+    def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
+        """(name, bytes) of the only unknown charged term, as far as the granted KV cache leaves it."""
+        missing = [row.name for row in self.terms if row.charged and row.bytes is None]
+        granted, asked = self.engine_kv_cache_bytes, self.requested_bytes
+        if len(missing) != 1 or granted is None or asked is None or self.override:
+            return None
+        known = sum(row.bytes for row in self.terms if row.charged and row.bytes is not None)
+        return missing[0], asked - known - granted * divisor
+
     @property
     def requested_bytes(self) -> int | None:
         return None if self.requested is None else int(self.requested)

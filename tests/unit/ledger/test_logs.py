@@ -219,6 +219,94 @@ def test_a_kv_cache_that_is_too_small(tmp_path: Path) -> None:
     assert found.action == "--max-model-len 720 fits"
 
 
+PROFILED = (
+    "INFO [__init__.py:1] vLLM API server version {version}",
+    "(EngineCore pid=1) INFO [gpu_model_runner.py:1] Model loading took 14.99 GiB memory and 3.2 seconds",
+    "(EngineCore pid=1) INFO [gpu_model_runner.py:1] Estimated CUDA graph memory: 0.50 GiB total",
+    "(EngineCore pid=1) DEBUG [gpu_worker.py:1] Initial free memory: 78.70 GiB; Requested memory: 0.920000 (util), "
+    "72.88 GiB",
+    "(EngineCore pid=1) DEBUG [gpu_worker.py:1] Free memory after profiling: 63.15 GiB (total), 57.33 GiB (within "
+    "requested)",
+    "(EngineCore pid=1) DEBUG [gpu_worker.py:1] Memory profiling takes 5.10 seconds. Total non KV cache memory: "
+    "16.80GiB; torch peak memory increase: 1.25GiB; {third}; weights memory: 14.99GiB.",
+    "(EngineCore pid=1) INFO [gpu_worker.py:1] Available KV cache memory: {granted} GiB",
+)
+ENABLED = (
+    "(EngineCore pid=1) INFO [gpu_worker.py:1] CUDA graph memory profiling is enabled (default since v0.21.0). The "
+    "current --gpu-memory-utilization=0.9200 is equivalent to --gpu-memory-utilization=0.9137 without CUDA graph "
+    "memory profiling."
+)
+NON_TORCH, CONSUMED = (
+    "non-torch forward increase memory: 0.56GiB",
+    "total consumed (from mem_get_info): 15.55GiB",
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "third", "granted", "said", "equation", "charged"),
+    [
+        ("0.23.0", NON_TORCH, "55.58", True, "E5", True),
+        ("0.23.0", NON_TORCH, "55.58", False, "E5", True),  # by default
+        ("0.18.0", NON_TORCH, "56.08", False, "E5", False),
+        ("0.18.0", NON_TORCH, "55.58", True, "E5", True),  # on request
+        ("0.33.0", CONSUMED, "55.58", True, "E6", True),
+    ],
+)
+def test_debug_lines_of_a_cuda_engine(
+    tmp_path: Path, version: str, third: str, granted: str, said: bool, equation: str, charged: bool
+) -> None:
+    lines = [line.format(version=version, third=third, granted=granted) for line in PROFILED]
+    report = explained(tmp_path, *lines, *([ENABLED] if said else []))
+    budget = rank_of(report).budget
+    assert (budget.equation, budget.chosen_by) == (equation, f"vllm {version}")
+    assert next(row.charged for row in budget.terms if row.name == "graph_estimate") == charged
+    assert budget.balanced
+    assert all(check.ok is not False for check in budget.checks)
+
+
+def test_the_only_unknown_term_follows_from_what_was_granted(tmp_path: Path) -> None:
+    lines = [line.format(version="0.23.0", third=NON_TORCH, granted="55.58") for line in PROFILED]
+    report = explained(tmp_path, *(line for line in lines if "Estimated" not in line))
+    budget = rank_of(report).budget
+    assert (budget.kv_cache_bytes, budget.balanced) == (None, None)
+    name, size = budget.implied_term() or ("", 0)
+    assert (name, round(size / GIB, 2)) == ("graph_estimate", 0.50)
+    assert "leaves 0.50 GiB for graph_estimate" in table(report, 120)
+
+
+def test_ranks_with_a_name_are_compared(tmp_path: Path) -> None:
+    report = explained(
+        tmp_path,
+        "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [worker.py:1] Available KV cache memory: 40.10 GiB",
+        "(Worker_TP0 pid=11) INFO 01-01 00:00:00 [worker.py:1] Available KV cache memory: 41.10 GiB",
+    )
+    assert [rank.label for rank in report.ranks] == ["TP0", "TP1"]
+    found = finding(report, "rank-skew")
+    assert (found.label, round((found.bytes or 0) / GIB, 2)) == ("TP1", 1.0)
+
+
+def test_an_eager_engine_estimates_no_graphs(tmp_path: Path) -> None:
+    lines = [line.format(version="0.23.0", third=NON_TORCH, granted="56.08") for line in PROFILED]
+    report = explained(
+        tmp_path,
+        "vllm serve some/model --enforce-eager",
+        *(line for line in lines if "Estimated" not in line),
+    )
+    assert rank_of(report).budget.term("graph_estimate") == 0
+    assert rank_of(report).budget.balanced
+
+
+def test_a_cpu_has_no_honest_budget(tmp_path: Path) -> None:
+    report = explained(
+        tmp_path,
+        "INFO [__init__.py:1] vLLM API server version 0.23.0",
+        "INFO [cpu_worker.py:1] Auto set (20.00/64.00) GiB for KV cache on node 0, with 32.00 GiB requested memory for "
+        "the worker. 12.00 GiB memory was consumed by non-kv usages.",
+    )
+    budget = rank_of(report).budget
+    assert (budget.equation, budget.balanced, budget.honest_kv_cache_bytes) == ("CPU", True, None)
+
+
 # -- two methods on two cards -----------------------------------------------------------------------------------------
 
 

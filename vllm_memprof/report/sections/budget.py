@@ -115,6 +115,10 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         missing = (["requested"] if budget.requested is None else []) + missing
         notes.append(f"not recomputed, unknown: {', '.join(missing)}")
         implied = budget.implied_requested_bytes
+        implied_term = budget.implied_term(2 if budget.equation == "E4p" else 1)
+        if implied_term is not None:
+            name, size = implied_term
+            notes.append(f"the engine's figure leaves {format_gib(size)} GiB for {name}")
         if implied is not None:
             notes.append(f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested")
     if budget.kv_cache_bytes is not None and budget.uncharged and not _anything_uncharged(report, budget):
