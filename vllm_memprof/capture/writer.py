@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
+from vllm_memprof.redact import redact_command
 
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in use -> name.
 _VERSIONED = {"vllm": "vllm.version", "torch": "torch", "torch_npu": "torch_npu", "vllm_ascend": "vllm_ascend"}
@@ -91,7 +92,7 @@ def _process_event(role: str) -> dict[str, Any]:
         "ppid": os.getppid(),
         "role": role,
         "wall": time.time(),
-        "argv": list(sys.argv),
+        "argv": redact_command(sys.argv),
         "python": sys.version.split()[0],
         "versions": loaded_versions(),
     }

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vllm_memprof.launch.redact import REDACTED, is_secret, redact_command, select_env
+from vllm_memprof.redact import REDACTED, is_secret, redact_command, select_env
 
 X = REDACTED
 

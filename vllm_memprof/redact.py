@@ -1,6 +1,7 @@
 """Takes secrets out of what goes into a run record: command lines and environment variables, by name.
 
-Pure functions. ``engine.log`` is not touched: it holds what the engine itself printed, and is private to its owner.
+Pure functions, standard library only: open to every layer. ``engine.log`` is not touched: it holds what the engine
+itself printed, and is private to its owner.
 """
 
 from __future__ import annotations
