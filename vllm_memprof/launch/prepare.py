@@ -12,10 +12,10 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
-from vllm_memprof.redact import redact_command, select_env
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.session import Job
 from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.redact import redact_command, select_env
 
 #: Files that exist where a kind of device does.
 DEVICE_FILES = {
