@@ -72,9 +72,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    from vllm_memprof.sim.runtime import prepare_runtime
-
     from vllm_memprof.sim.presets import resolve_model
+    from vllm_memprof.sim.runtime import prepare_runtime
 
     runtime = prepare_runtime(options.profile)
     model = resolve_model(options.model, [])
