@@ -157,22 +157,21 @@ def _parse_engine_args(mode: str, model: str, engine_args: list[str], server: bo
     else:
         parser = EngineArgs.add_cli_args(parser)
     args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
-    if args.tensor_parallel_size * args.pipeline_parallel_size > 1:
-        _spawn_workers(core_in_this_process=server)
+    _renew_thread_pool_in_children()
     return args
 
 
-def _spawn_workers(core_in_this_process: bool) -> None:
-    """Have parallel workers spawned, as vllm serve does, and the engine core forked, as ``LLM`` does.
+def _renew_thread_pool_in_children() -> None:
+    """Let forked engine processes start with a thread pool of their own.
 
-    Forked workers inherit torch's thread pool, and in torch 2.10 two threads that renew it at the same time end the
-    process ("Invalid thread pool"). A spawned core would import the whole engine once more: 10 s on two cores.
+    ``LLM`` forks its processes by default. They inherit torch's pool without its threads; torch renews it at the first
+    use, without a lock, and in torch 2.10 two threads that do so at once end the process ("Invalid thread pool").
+    Renewing it before there is a second thread leaves nothing to race for. Asking for the number of threads that is
+    already set changes nothing else. (caffe2/utils/threadpool/pthreadpool-cpp.cc)
     """
-    name = "VLLM_WORKER_MULTIPROC_METHOD"
-    if core_in_this_process:
-        os.environ.setdefault(name, "spawn")
-    elif name not in os.environ:
-        os.register_at_fork(after_in_child=lambda: os.environ.setdefault(name, "spawn"))
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
 def _generate(llm: Any, request: dict[str, Any], sampling: Any) -> Any:

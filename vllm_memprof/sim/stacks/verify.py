@@ -26,8 +26,16 @@ MODULES = [
     "vllm_ascend.worker.model_runner_v1",
     "vllm_ascend.ops",
     "torch._inductor.compile_fx",
+    "torch_npu._inductor",
+    "torch._functorch.aot_autograd",
+    "torch._dynamo.convert_frame",
+    "torch.onnx.operators",
     "transformers.models.qwen3_vl",
 ]
+
+#: vLLM learns what a model class can do in a process of its own, 10 s of imports, and keeps the answer in its cache:
+#: asked here, no first run has to wait for it.
+ARCHITECTURES = ["Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"]
 
 GIB = 1 << 30
 #: torch_npu pads a block by 32 bytes and asks the device for whole segments.
@@ -48,9 +56,12 @@ def main() -> None:
 
     for module in MODULES:
         importlib.import_module(module)
+    from vllm.model_executor.models.registry import ModelRegistry
     from vllm.triton_utils import HAS_TRITON
 
     assert HAS_TRITON, "vLLM does not take the null Triton for a usable Triton"
+    for architecture in ARCHITECTURES:
+        ModelRegistry.models[architecture].inspect_model_cls()
     plugins = [entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")]
     assert "memprof" in plugins, f"memprof's plug-in is not registered: {plugins}"
     facts = {
