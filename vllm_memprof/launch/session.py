@@ -40,6 +40,7 @@ class Patience:
     after_error_s: float = 20.0  # of silence, once the engine itself said that it failed: it may hang in its clean-up
     after_vanishing_s: float = 15.0  # the same when it may have been the orderly end of a run
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
+    before_note_at_end_s: float = 6.0  # the same when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
     after_term_s: float = 6.0
@@ -236,8 +237,9 @@ class _Session:
             patience = self._job.patience
             unclear = self._seen.ready and self._info.mode != "serve" and culprit.signal is None
             patience_s = patience.after_vanishing_s if unclear else patience.after_death_s
+            at_end = unclear and self._progress.shutdown_t_ns is not None
             self._late_note = (
-                now_s + patience.before_note_s,
+                now_s + (patience.before_note_at_end_s if at_end else patience.before_note_s),
                 f"memprof: {cause}; the engine has {patience_s:g} s to end",
             )
             self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
