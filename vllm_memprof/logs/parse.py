@@ -22,6 +22,8 @@ MAX_JOINED = 12
 MIN_WRAPPED = 36
 #: No device of an engine that prints plain bytes is smaller. A smaller figure is a number that was cut short.
 LEAST_TOTAL_BYTES = 7 * GIB
+#: More bytes or tokens than this no machine has (1 PiB): digits of damaged or foreign text.
+MOST = 1 << 50
 
 _ANCHORS = tuple(dict.fromkeys(row.anchor for row in FORMATS))
 _OPENERS = tuple(row for row in FORMATS if row.opens)
@@ -165,6 +167,8 @@ def _fact(
     unit = groups.get(f"{hole.name}__unit", hole.unit)
     value, half = quantity(text, unit, hole.digits if unit == hole.unit else 2) or (0, 0)
     if hole.name.endswith(("_bytes", "_tokens")) and not isinstance(value, int):
+        return None
+    if abs(value) > MOST:
         return None
     return Fact(hole.name, value, half, text, line, None, device, row)
 

@@ -93,3 +93,9 @@ def test_context_changes_the_meaning():
 @pytest.mark.parametrize("total", ["6545211392", "65452", "46600395161"])
 def test_a_device_total_that_was_cut_is_not_read(total):
     assert figures(f"Available memory: 46600395162, total memory: {total}") == {"kv_cache_bytes": 46600395162}
+
+
+@pytest.mark.parametrize("size", ["1" * 400, "1048577", "9" * 30])
+def test_a_figure_that_no_device_holds_is_not_read(size):
+    assert figures(f"Loading model weights took {size}.0000 GB") == {}
+    assert figures("Loading model weights took 1023.0000 GB") == {"weights_bytes": 1023 * GIB}
