@@ -14,7 +14,7 @@ OUT_OF_MEMORY = 207001
 NO_CONTEXT = 107002
 UNSUPPORTED = 200006
 
-lib = ctypes.CDLL(str(Path(os.environ["LD_LIBRARY_PATH"]) / "libascendcl.so"))
+lib = ctypes.CDLL(str(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "libascendcl.so"))
 lib.aclGetRecentErrMsg.restype = ctypes.c_char_p
 lib.aclrtGetSocName.restype = ctypes.c_char_p
 

@@ -71,7 +71,8 @@ class Sim:
         }
         return {
             **inherited,
-            "LD_LIBRARY_PATH": str(self.shim.lib_dir),
+            # An environment of `memprof sim setup` has stand-ins for the libraries that it leaves out.
+            "LD_LIBRARY_PATH": f"{self.shim.lib_dir}:{self.engine_python.parent.parent / 'left_out'}",
             "MEMPROF_SIM_PROFILE": str(self.folder / "profile"),
             "MEMPROF_SIM_STATE": str(self.folder / "state"),
             "OMP_NUM_THREADS": "1",
