@@ -139,6 +139,7 @@ _RELATIVE_LEAVES_OUT = (
 _ASCEND_V1 = "vllm_ascend/worker/worker_v1.py::NPUWorker.determine_available_memory"
 _ASCEND = "vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory"
 _CUDA = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
+_REQUEST = "vllm/v1/worker/utils.py::request_memory"
 
 #: The first row that fits a release counts; the last of an id where a log tells the form of its lines alone.
 EQUATIONS: tuple[Equation, ...] = (
@@ -283,8 +284,8 @@ EQUATIONS: tuple[Equation, ...] = (
     Equation(
         id="CPU",
         engine="vllm",
-        versions=">=0.23.0rc1,<0.34",
-        read_in="0.23.0",
+        versions=">=0.20.2,<0.34",
+        read_in="0.20.2, 0.21.0, 0.23.0, 0.25.1, 0.27.1, 0.33.0",
         cite="vllm/v1/worker/cpu_worker.py::CPUWorker.determine_available_memory",
         terms=(Term("consumed", "consumed_bytes"),),
         request="ceil",
@@ -293,19 +294,31 @@ EQUATIONS: tuple[Equation, ...] = (
     Equation(
         id="E5",
         engine="vllm",
-        versions=">=0.10.2rc1,<0.18.0rc1",
-        read_in="0.11.0, 0.13.0",
+        versions=">=0.10.2rc1,<0.14.0rc1",
+        read_in="0.11.0, 0.12.0, 0.13.0",
         cite=_CUDA,
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
         uncharged=_RELATIVE_LEAVES_OUT,
     ),
-    # The estimate of the graph pools is charged on request, from 0.21 by default.
+    # From 0.14 on the request is rounded up. (vllm/v1/worker/utils.py::request_memory)
+    Equation(
+        id="E5",
+        engine="vllm",
+        versions=">=0.14.0rc1,<0.18.0rc1",
+        read_in="0.14.0, 0.16.0, 0.17.0",
+        cite=f"{_CUDA}; {_REQUEST}",
+        terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
+        request="ceil",
+        uncharged=_RELATIVE_LEAVES_OUT,
+    ),
+    # The estimate of the graph pools is charged on request, from 0.21 by default. The peak activation that the log of
+    # 0.18 prints at the end holds the estimate, too, where it is charged.
     Equation(
         id="E5",
         engine="vllm",
         versions=">=0.18.0rc1,<0.21.0rc1",
-        read_in="0.18.0",
-        cite=_CUDA,
+        read_in="0.18.0, 0.19.1, 0.20.2",
+        cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_OFF, _GRAPH),
         request="ceil",
         uncharged=_RELATIVE_LEAVES_OUT,
@@ -314,8 +327,8 @@ EQUATIONS: tuple[Equation, ...] = (
         id="E5",
         engine="vllm",
         versions=">=0.21.0rc1,<0.27.0rc1",
-        read_in="0.23.0, 0.25.1",
-        cite=_CUDA,
+        read_in="0.21.0, 0.23.0, 0.24.0, 0.25.1, 0.26.0",
+        cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _MM_IPC, _GRAPH),
         request="ceil",
         uncharged=_RELATIVE_LEAVES_OUT,

@@ -40,7 +40,7 @@ LOG_FIGURES: dict[str, str] = {
     "consumed_bytes": "free at the start less free after profiling (E6); on a CPU what is not KV cache",
     "printed_peak_activation_bytes": "peak activation as E6 prints it: holds the graph estimate in some releases",
     "graph_estimate_bytes": "graph memory estimated before the KV cache was sized (E5, E6)",
-    "graph_estimate_charged": "1: the engine says that it subtracts its graph estimate",
+    "graph_estimate_charged": "1: the engine says that it subtracts its graph estimate; 0: that it does not",
     "graph_difference_bytes": "|graph - estimate| as printed",
     "non_kv_cache_bytes": "what the equation subtracts in all, as memory_profiling prints it",
     "profile_before_reserved_bytes": "reserved before the profile run",
@@ -133,7 +133,8 @@ class LineFormat:
     scope: str
     by: str | None  # the engine, where only one prints this line
     form: str | None  # the equation whose engines print this line
-    says: tuple[str, ...]  # facts without a number: true when the line is there
+    says: tuple[str, ...]  # facts without a number: 1 when the line is there
+    denies: tuple[str, ...]  # the same, 0
     when: str | None  # only after a line that opened this context
     opens: str | None
     cite: str
@@ -148,6 +149,7 @@ def row(
     by: str | None = None,
     form: str | None = None,
     says: tuple[str, ...] = (),
+    denies: tuple[str, ...] = (),
     when: str | None = None,
     opens: str | None = None,
     cite: str = "",
@@ -172,7 +174,7 @@ def row(
         text += pattern[at : match.start()].replace(" ", r"\s*") + expand(match)
         at = match.end()
     text += pattern[at:].replace(" ", r"\s*")
-    return LineFormat(anchor, re.compile(text), tuple(holes), stage, scope, by, form, says, when, opens, cite)
+    return LineFormat(anchor, re.compile(text), tuple(holes), stage, scope, by, form, says, denies, when, opens, cite)
 
 
 def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
@@ -286,9 +288,19 @@ FORMATS: tuple[LineFormat, ...] = (
         by=CUDA, form="CPU", cite="vllm/v1/worker/cpu_worker.py::CPUWorker.determine_available_memory (0.23 to 0.32)"),
     row(GRANT, "for KV cache on node", r"with {requested_bytes GiB} requested memory for the worker", by=CUDA),
     row(GRANT, "memory was consumed by", r"{consumed_bytes GiB} memory was consumed by non-kv", by=CUDA, form="CPU"),
-    row(GRANT, "graph memory profiling is",
-        rf"current {_UTIL}={{gpu_memory_utilization}} is equivalent to {_UTIL}={{equivalent_utilization}} without",
-        by=CUDA, says=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18 to 0.33)"),
+    row(GRANT, "graph memory profiling is enabled", r"profiling is enabled", by=CUDA,
+        says=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18 to 0.33)"),
+    row(GRANT, "equivalent to --gpu", rf"current {_UTIL}={{gpu_memory_utilization}} is equivalent to"
+        rf" {_UTIL}={{equivalent_utilization}} without", by=CUDA),
+    row(GRANT, "graph memory profiling is disabled", r"profiling is disabled", by=CUDA,
+        denies=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.20 to 0.33)"),
+    row(GRANT, "re-enabling it",
+        rf"increasing {_UTIL} from {{gpu_memory_utilization}} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.",
+        by=CUDA),
+    row(GRANT, "graph memory profiling will be enabled", r"profiling will be enabled by default", by=CUDA,
+        denies=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18, 0.19)"),
+    row(GRANT, "same effective KV cache",
+        rf"increase {_UTIL} from {{gpu_memory_utilization}} to {{suggested_utilization}} to maintain", by=CUDA),
     row(GRANT, "same effective KV cache", rf"increase {_UTIL} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.",
         by=CUDA),
     row(GRANT, "Reserving", r"Reserving {mm_ipc_bytes GiB} of GPU memory for frontend", by=CUDA,

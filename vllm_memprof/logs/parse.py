@@ -139,7 +139,8 @@ def facts_of(text: str, line: int, context: str | None = None, cut: bool = False
             else:
                 if not _plausible(row, facts, groups):
                     continue
-                facts += [Fact(name, 1, 0, "", line, None, device, row) for name in row.says]
+                said = {**dict.fromkeys(row.says, 1), **dict.fromkeys(row.denies, 0)}
+                facts += [Fact(name, value, 0, "", line, None, device, row) for name, value in said.items()]
                 begin, end = _extent(row, match, text)
                 facts = [replace(fact, begin=begin, end=end) for fact in facts]
                 taken += [match.span(hole.name) for hole in row.holes]

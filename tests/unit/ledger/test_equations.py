@@ -60,6 +60,8 @@ def figures(**changes: Any) -> dict[str, Any]:
         ("vllm-ascend", "0.26.0rc1", "E4"),
         ("vllm", "0.8.5", None),  # V0 and V1 are in it, and nothing tells which
         ("vllm", "0.10.2", "E5"),
+        ("vllm", "0.14.0", "E5"),
+        ("vllm", "0.17.1", "E5"),
         ("vllm", "0.18.0", "E5"),
         ("vllm", "0.23.0", "E5"),
         ("vllm", "0.27.1", "E6"),
@@ -288,6 +290,7 @@ ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], i
     ("vllm-ascend", "0.23.0", "Ascend310P3", ("cleared_bytes",), _e4p),
     ("vllm", "0.6.5", "E0", (), _plain),
     ("vllm", "0.11.0", "", (), _plain),
+    ("vllm", "0.16.0", "", (), lambda f: _ceiled(f) - _relative(f)),
     ("vllm", "0.18.0", "", (), lambda f: _ceiled(f) - _relative(f)),
     ("vllm", "0.23.0", "", ("graph_estimate_bytes",), lambda f: _ceiled(f) - _relative(f) - f["graph_estimate_bytes"]),
     (
@@ -303,6 +306,18 @@ ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], i
 
 def _plain_less(f: dict[str, Any], name: str) -> int:
     return int(f["device_total_bytes"] * f["gpu_memory_utilization"] - _relative(f) - f[name])
+
+
+def test_the_request_is_rounded_up_from_0_14_on() -> None:
+    """vllm/v1/worker/utils.py::request_memory came with 0.14.0; 0.13.0 keeps the float and cuts the difference."""
+    values = figures(device_total_bytes=1001, gpu_memory_utilization=0.5, requested_bytes=None)
+    values |= {"weights_bytes": 100, "peak_activation_bytes": 10, "non_torch_increase_bytes": 1}
+    budgets = {}
+    for version in ("0.11.0", "0.13.0", "0.14.0", "0.16.0", "0.17.0", "0.18.0"):
+        row, _ = select("vllm", version)
+        assert row is not None
+        budgets[version] = evaluate(row, values).kv_cache_bytes
+    assert budgets == {"0.11.0": 389, "0.13.0": 389} | dict.fromkeys(("0.14.0", "0.16.0", "0.17.0", "0.18.0"), 390)
 
 
 def _row(engine: str, version: str, where: str) -> Equation:

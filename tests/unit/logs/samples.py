@@ -217,6 +217,22 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
+        "vllm 0.20 to 0.33, the estimate switched off",
+        "(EngineCore pid=1) WARNING 11-21 03:07:41 [gpu_worker.py:505] CUDA graph memory profiling is disabled "
+        "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it, CUDA graph memory is not accounted for during KV cache "
+        "allocation, which may require lowering --gpu-memory-utilization to avoid OOM. Consider re-enabling it (the default "
+        "as of v0.21.0) and increasing --gpu-memory-utilization from 0.9200 to 0.9271.",
+        {"gpu_memory_utilization": 0.92, "graph_estimate_charged": 0, "suggested_utilization": 0.9271},
+    ),
+    (
+        "vllm 0.18 and 0.19, the estimate not asked for",
+        "(EngineCore pid=1) INFO 11-21 03:07:41 [gpu_worker.py:490] In v0.19, CUDA graph memory profiling will be enabled "
+        "by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1), which more accurately accounts for CUDA graph memory during "
+        "KV cache allocation. To try it now, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 and increase "
+        "--gpu-memory-utilization from 0.9200 to 0.9271 to maintain the same effective KV cache size.",
+        {"gpu_memory_utilization": 0.92, "graph_estimate_charged": 0, "suggested_utilization": 0.9271},
+    ),
+    (
         "vllm 0.18 to 0.33",
         "INFO CUDA graph memory profiling is enabled (default since v0.21.0). The current --gpu-memory-utilization=0.9200 is equivalent to "
         "--gpu-memory-utilization=0.9129 without CUDA graph memory profiling. To maintain the same effective KV cache size as before, "

@@ -43,7 +43,9 @@ def test_no_line_says_two_things_about_one_figure(release, line, expected):
 
 
 def test_names_are_known_and_all_are_used():
-    names = {hole.name for row in FORMATS for hole in row.holes} | {name for row in FORMATS for name in row.says}
+    names = {hole.name for row in FORMATS for hole in row.holes} | {
+        name for row in FORMATS for name in (*row.says, *row.denies)
+    }
     assert names <= {*FIGURES, *KV_PLAN, *LOG_FIGURES}
     assert set(LOG_FIGURES) <= names
 
