@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -144,6 +145,7 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
     work = out_dir / ".build"
     work.mkdir(exist_ok=True)
     include_flags = [f"-I{site_packages / directory}" for directory in _INCLUDES]
+    include_flags += [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
     sources = [path for path in _sources() if path.suffix == ".cpp"]
     say(f"compiling {len(sources)} files of the simulated device")
     rules = symbols.load_rules()
@@ -165,6 +167,14 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
         "linking the simulated device",
     )
     _install(library, plan, out_dir)
+
+
+def lacking_names(site_packages: Path) -> list[str]:
+    """Names for which the shim's sources have a ``LACKS_<name>``, and which no installed CANN header mentions."""
+    asked = {name for path in _sources() for name in re.findall(r"\bLACKS_(\w+)", path.read_text(encoding="utf-8"))}
+    headers = [path for directory in _INCLUDES[1:] for path in (site_packages / directory).rglob("*.h")]
+    declared = {name for path in headers for name in re.findall(r"\w+", path.read_text("utf-8", "replace"))}
+    return sorted(asked - declared)
 
 
 def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:

@@ -280,7 +280,7 @@ SHIM_API aclError aclGetDeviceCapability(uint32_t device, aclDeviceInfo info, in
 SHIM_API aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute, int64_t *value) {
   if (!value || !device_valid(static_cast<int>(device)))
     return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: bad argument");
-  switch (attribute) {
+  switch (static_cast<int>(attribute)) {
     case ACL_DEV_ATTR_AICPU_CORE_NUM: *value = profile().ai_cpu_count; return ACL_SUCCESS;
     case ACL_DEV_ATTR_AICORE_CORE_NUM:
     case ACL_DEV_ATTR_CUBE_CORE_NUM: *value = profile().ai_core_count; return ACL_SUCCESS;

@@ -96,12 +96,14 @@ SHIM_API aclError aclrtGetLastError(aclrtLastErrLevel) {
   return last;
 }
 
+#ifndef LACKS_aclrtErrorInfo
 SHIM_API aclError aclrtGetErrorVerbose(int32_t device, aclrtErrorInfo *info) {
   if (!info || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetErrorVerbose: bad argument");
   *info = aclrtErrorInfo{};
   info->errorType = ACL_RT_NO_ERROR;
   return ACL_SUCCESS;
 }
+#endif
 
 SHIM_API aclError aclrtGetMemUceInfo(int32_t, aclrtMemUceInfo *, size_t, size_t *count) {
   if (!count) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUceInfo: null argument");

@@ -171,7 +171,10 @@ SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *tota
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtGetMemUsageInfo(int32_t device, aclrtMemUsageInfo *info, size_t capacity, size_t *count) {
+using UsageDevice = decltype(first_parameter(aclrtGetMemUsageInfo));
+
+SHIM_API aclError aclrtGetMemUsageInfo(UsageDevice id, aclrtMemUsageInfo *info, size_t capacity, size_t *count) {
+  int device = static_cast<int>(id);
   if (!info || !count || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUsageInfo: bad argument");
   Usage usage = account_device_usage(physical_device(device));
   size_t written = 0;

@@ -9,6 +9,8 @@
 #include <hccl/hccl.h>
 #pragma GCC visibility pop
 
+#include "compat.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -47,7 +47,7 @@ Kind kind_of(uint64_t word) {
 }
 
 uint64_t element_bytes(aclDataType type) {
-  switch (type) {
+  switch (static_cast<int>(type)) {
     case ACL_INT8:
     case ACL_UINT8:
     case ACL_BOOL:
