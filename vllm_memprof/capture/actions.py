@@ -6,15 +6,11 @@ once and its row is out of the way from then on. Two exceptions are meant to lea
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_memprof.capture import communicators, figures, identity, kvplan
-from vllm_memprof.capture.callsite import find_site
+from vllm_memprof.capture import communicators, emptycache, figures, identity, kvplan, residency
 from vllm_memprof.capture.hooks import DEVICE_READY, END, ENGINE_READY, MODEL_READY, PROFILED, Hook
 from vllm_memprof.capture.session import OpenPhase
 
@@ -78,6 +74,8 @@ def _begin(capture: Capture, call: Call) -> None:
 def _end(capture: Capture, call: Call) -> None:
     if isinstance(call.token, OpenPhase):
         capture.session.end(call.token, call.error)
+        if call.error is None:
+            emptycache.call_after(capture, call.token.phase)
 
 
 def _begin_device_init(capture: Capture, call: Call) -> None:
@@ -128,6 +126,8 @@ def _end_mm_profile(capture: Capture, error: BaseException | None = None) -> Non
     opened = capture.session.notes.pop("mm_profile", None)
     if opened is not None:
         capture.session.end(opened, error)
+        if error is None:
+            emptycache.call_after(capture, "mm_profile")
 
 
 def _leave_graph_capture(capture: Capture, call: Call) -> None:
@@ -158,34 +158,6 @@ def _leave_shutdown(capture: Capture, call: Call) -> None:
 # --- allocator leaves ------------------------------------------------------------------------------------------------
 
 
-def _begin_empty_cache(capture: Capture, call: Call) -> None:
-    session = capture.session
-    if session.is_open("empty_cache") or not session.probe.is_ready():
-        return
-    frame = sys._getframe(1)
-    site, function = find_site(frame)
-    detail = {"site": site, "function": function, "thread": threading.current_thread().name}
-    call.token = session.begin("empty_cache", call.hook.id, detail, _workspace_wanted(capture))
-    session.notes["empty_cache_start"] = time.perf_counter_ns()
-
-
-def _end_empty_cache(capture: Capture, call: Call) -> None:
-    session = capture.session
-    if not isinstance(call.token, OpenPhase):
-        return
-    elapsed_ns = time.perf_counter_ns() - session.notes.pop("empty_cache_start")
-    call.token.detail["seconds"] = elapsed_ns / 1e9
-    session.end(call.token, call.error, _workspace_wanted(capture))
-
-
-def _workspace_wanted(capture: Capture) -> bool:
-    """Workspace is what empty_cache returns beside cached blocks.
-
-    Reading it costs milliseconds with thousands of blocks: too much while serving, and before each captured graph.
-    """
-    return not capture.session.notes.get("serving") and not capture.session.is_open("graph_capture")
-
-
 def _fold_peak(capture: Capture, call: Call) -> None:
     device = call.args[0] if call.args and isinstance(call.args[0], int) else None
     capture.session.probe.fold_peaks(device)
@@ -208,6 +180,7 @@ def _leave_device_ready(capture: Capture, call: Call) -> None:
         return
     session = capture.session
     session.probe.device = identity.device_index(worker)
+    emptycache.keep_worker(session, worker)
     known = identity.of_worker(worker, session)
     session.notes["label"] = known["label"]
     session.emit("identity", **known)
@@ -267,7 +240,14 @@ ACTIONS: dict[str, Action] = {
     "graph_capture": Action(_begin, _leave_graph_capture),
     "warm_up": Action(_begin, _leave_warm_up),
     "shutdown": Action(_begin, _leave_shutdown),
-    "empty_cache": Action(_begin_empty_cache, _end_empty_cache),
+    "empty_cache": Action(emptycache.enter, emptycache.leave),
+    "sleep": Action(residency.enter_sleep, residency.leave_phase),
+    "wake_up": Action(residency.enter_wake_up, residency.leave_phase),
+    "pool_sleep": Action(residency.enter_pool_sleep, residency.leave_pool_sleep),
+    "pool_wake_up": Action(None, residency.leave_pool_wake_up),
+    "weight_update": Action(residency.enter_update, residency.leave_phase),
+    "weight_update_start": Action(residency.enter_update_start, residency.leave_update_start),
+    "weight_update_finish": Action(None, residency.leave_update_finish),
     "fold_peak": Action(_fold_peak, None),
     "communicator": Action(communicators.enter, communicators.leave),
     "role_engine_core": Action(_become_engine_core, _announce_model),

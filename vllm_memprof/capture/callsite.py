@@ -1,4 +1,4 @@
-"""Who called: the first frame that is neither ours nor a mere forwarder to the allocator."""
+"""Who called: the first frame that is neither ours nor a mere forwarder to the allocator, and the way there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _FORWARDERS = (
     "/vllm/platforms/interface.py",
     "/contextlib.py",
 )
+#: Path fragments of frames that a call chain leaves out.
+_NOT_IN_CHAIN = ("/vllm_memprof/capture/", "/torch/", "/torch_npu/", "/contextlib.py")
+#: Frames that a call chain lists, from the innermost outwards.
+_CHAIN_LENGTH = 8
+#: Functions that a worker or a model runner runs a step in.
+_STEP = ("execute_model", "sample_tokens")
 
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
@@ -22,7 +28,30 @@ def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
     while frame is not None:
         path = frame.f_code.co_filename
         if not any(fragment in path for fragment in _FORWARDERS):
-            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # co_qualname: Python 3.11
-            return f"{os.path.basename(path)}:{frame.f_lineno}", name
+            return f"{os.path.basename(path)}:{frame.f_lineno}", _name(frame)
         frame = frame.f_back
     return None, None
+
+
+def call_chain(frame: FrameType | None) -> list[str]:
+    """Callers as ``module:function``, the innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
+    chain: list[str] = []
+    while frame is not None and len(chain) < _CHAIN_LENGTH:
+        if not any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN):
+            chain.append(f"{frame.f_globals.get('__name__', '?')}:{_name(frame)}")
+        frame = frame.f_back
+    return chain
+
+
+def in_step(frame: FrameType | None) -> bool:
+    """Whether the call comes from inside a step of the model."""
+    while frame is not None:
+        if frame.f_code.co_name in _STEP:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _name(frame: FrameType) -> str:
+    name: str = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # co_qualname: Python 3.11
+    return name

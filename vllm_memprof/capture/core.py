@@ -16,7 +16,7 @@ from vllm_memprof.capture.binder import Binder
 from vllm_memprof.capture.hooks import MODEL_READY, Hook, rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.session import Session
-from vllm_memprof.record.schema import ENV_STOP_AFTER, ENV_STRICT
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_STOP_AFTER, ENV_STRICT
 
 _MEANT_TO_LEAVE = (StopAfterPlan, StrictFailure)
 
@@ -34,6 +34,7 @@ class Capture:
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
+        self.empty_cache_at = frozenset(filter(None, os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")))
         self.binder = Binder(hooks, self.wrap, session.error)
         self.reported: dict[str, str] = {}  # hook id -> last state written
 

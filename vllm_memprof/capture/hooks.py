@@ -250,6 +250,54 @@ HOOKS: tuple[Hook, ...] = (
         ("vllm.v1.worker.worker_base:WorkerBase.shutdown", f"{_GW}.shutdown"),
         due=END,
     ),
+    # After the start-up: sleep mode and weight updates.
+    *_worker_phase("w.sleep", "sleep", "sleep", "sleep"),
+    *_worker_phase("w.wake_up", "wake_up", "wake_up", "wake_up"),
+    Hook(
+        "pool.sleep",
+        None,
+        OPTIONAL,
+        "worker",
+        "pool_sleep",
+        ("vllm_ascend.device_allocator.camem:CaMemAllocator.sleep", "vllm.device_allocator.cumem:CuMemAllocator.sleep"),
+        notes="reserved counts the pool, the device does not hold it: what was unmapped is read from the pool's list",
+    ),
+    Hook(
+        "pool.wake_up",
+        None,
+        OPTIONAL,
+        "worker",
+        "pool_wake_up",
+        (
+            "vllm_ascend.device_allocator.camem:CaMemAllocator.wake_up",
+            "vllm.device_allocator.cumem:CuMemAllocator.wake_up",
+        ),
+    ),
+    *_worker_phase(
+        "w.weight_update.start", "weight_update", "start_weight_update", "weight_update_start", versions=">=0.23"
+    ),
+    Hook(
+        "w.weight_update.chunk",
+        "weight_update",
+        OPTIONAL,
+        "worker",
+        "weight_update",
+        (f"{_W}.update_weights", f"{_GW}.update_weights"),
+        versions=">=0.18",
+        notes="before 0.23 an update is this call alone; since then it lies between start and finish",
+    ),
+    *_worker_phase(
+        "w.weight_update.finish", "weight_update", "finish_weight_update", "weight_update_finish", versions=">=0.23"
+    ),
+    Hook(
+        "w.reload_weights",
+        "weight_update",
+        OPTIONAL,
+        "worker",
+        "weight_update",
+        (f"{_W}.reload_weights", f"{_GW}.reload_weights", f"{_GR}.reload_weights"),
+        notes="vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all versions",
+    ),
     # Leaves of the allocator. vllm-ascend replaces torch.accelerator.* after plugins ran; these survive.
     Hook(
         "leaf.empty_cache",

@@ -4,8 +4,12 @@ No reading initialises a device, synchronises, empties a cache or resets a peak.
 reserved, peaks) is host-side bookkeeping and exact at any moment; free and total come from the driver. While a stream
 is capturing a graph only the counters are read.
 
-Cost, on the simulated device: about 7 µs for the counters, 1.5 µs for free and total (a driver call on hardware),
-80 µs for the workspace with 50 segments of 300 blocks, growing with the number of blocks.
+What lies outside torch is read from the runtime's counters (components.py), and at start-up edges from the driver's
+list of processes (neighbours.py). The readings of one snapshot have to belong together: where the device's free memory
+moved while they were taken, they are taken again, twice at most.
+
+Cost, on the simulated device: about 7 µs for the allocator's counters, 1.5 µs for free and total (a driver call on
+hardware), 80 µs for the workspace with 50 segments of 300 blocks, growing with the number of blocks.
 """
 
 from __future__ import annotations
@@ -17,12 +21,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.capture.components import Counters
+from vllm_memprof.capture.neighbours import Neighbours
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 NOT_INITIALISED = "the device is not initialised in this process"
 #: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than the reading.)
-_UNKNOWN: dict[str, int | None] = dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS))
+_UNKNOWN: dict[str, Any] = dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS))
 CAPTURING = "a graph is being captured: counters only"
+#: Readings of one snapshot while the device's free memory moves under them.
+_MOST_READINGS = 3
+ASLEEP_UNKNOWN = "sleep mode: how much of reserved is not on the device is unknown, so non-torch is"
 
 
 @dataclass(frozen=True)
@@ -100,11 +109,22 @@ class Probe:
     Attributes:
         backend: None until one is known.
         device: the worker's device index; None means the current device of the calling thread.
+        unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before the first sleep.
     """
 
     backend: Backend | None = None
     device: int | None = None
+    unmapped_bytes: int | None = None
+    _unmapped_known: bool = True
     _run_peaks: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    @property
+    def backend_name(self) -> str | None:
+        return None if self.backend is None else self.backend.name
+
+    def set_unmapped(self, size: int | None) -> None:
+        """Say how many bytes of the allocator's pools are not mapped now; None: nobody knows."""
+        self.unmapped_bytes, self._unmapped_known = size, size is not None
 
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.is_ready()
@@ -133,8 +153,11 @@ class Probe:
             free, total = backend.mem_info(device)
             figures["device_free_bytes"], figures["device_total_bytes"] = int(free), int(total)
             reserved = figures["reserved_bytes"]
-            if reserved is not None:
-                figures["non_torch_bytes"] = int(total) - int(free) - reserved
+            figures["unmapped_bytes"] = self.unmapped_bytes
+            if not self._unmapped_known:
+                reason = ASLEEP_UNKNOWN
+            elif reserved is not None:
+                figures["non_torch_bytes"] = int(total) - int(free) - reserved + (self.unmapped_bytes or 0)
                 if workspace:
                     figures["npu_workspace_bytes"] = _workspace_bytes(backend, device, reserved)
         return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
@@ -158,6 +181,7 @@ class Probe:
     def reset(self) -> None:
         """Forget what belongs to another process (after a fork)."""
         self.device = None
+        self.unmapped_bytes, self._unmapped_known = None, True
         self._run_peaks.clear()
 
     def _device(self, backend: Backend) -> int:

@@ -35,6 +35,8 @@ ENV_RUN_DIR = "MEMPROF_RUN_DIR"
 ENV_STRICT = "MEMPROF_STRICT"
 #: Phase after which the engine is to stop; set by ``memprof plan`` to ``kv_plan``.
 ENV_STOP_AFTER = "MEMPROF_STOP_AFTER"
+#: Phases, comma-separated, at whose end memprof itself empties the cache: an experiment that the user asked for.
+ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
@@ -65,6 +67,19 @@ PHASES = (
     "shutdown",
 )
 
+#: Phases at whose end an experiment may empty the cache: those that a worker leaves with its device in use.
+EMPTY_CACHE_AT = (
+    "weight_load",
+    "mm_profile",
+    "profile_run",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+    "sleep",
+    "wake_up",
+    "weight_update",
+)
+
 #: Keys of a snapshot event besides ``t_ns``. Unknown is null.
 SNAPSHOT_FIELDS = (
     "device_total_bytes",
@@ -77,6 +92,7 @@ SNAPSHOT_FIELDS = (
     "reserved_run_peak_bytes",
     "npu_workspace_bytes",
     "non_torch_bytes",
+    "unmapped_bytes",
     "host_rss_bytes",
     "alloc_retries",
     "ooms",
@@ -131,7 +147,8 @@ class Snapshot:
     reserved_peak_bytes: int | None = None
     reserved_run_peak_bytes: int | None = None
     npu_workspace_bytes: int | None = None  # per-stream operator workspace, outside reserved
-    non_torch_bytes: int | None = None  # (total - free) - reserved; all processes on the device
+    non_torch_bytes: int | None = None  # (total - free) - reserved + unmapped; all processes on the device
+    unmapped_bytes: int | None = None  # counted by reserved, not on the device: sleep mode; None before any sleep
     host_rss_bytes: int | None = None  # resident set of this process
     alloc_retries: int | None = None  # num_alloc_retries (a count)
     ooms: int | None = None  # num_ooms (a count)
@@ -169,6 +186,7 @@ class RunInfo:
     exit_code: int | None = None
     exit_reason: str | None = None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
     notes: list[str] = field(default_factory=list)
+    empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
     schema: str = RUN_SCHEMA
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ TOTAL = 1000
 allocated = reserved = 0
 allocated_peak = reserved_peak = 0
 workspace = 0
+unmapped = 0  # counted by the allocator, not on the device
 other = 10  # runtime context
 observers: list[Any] = []
 forbidden: list[str] = []  # whatever an observer must not do
@@ -26,7 +27,7 @@ def release(size: int) -> None:
 
 
 def free() -> int:
-    return TOTAL - reserved - workspace - other
+    return TOTAL - reserved + unmapped - workspace - other
 
 
 def _npu_getDevice() -> int:

@@ -35,6 +35,12 @@ def memory_profiling(baseline: Any, weights_memory: int = 0) -> Iterator[Any]:
     result.non_torch_increase = result.after_profile.non_torch_memory - baseline.non_torch_memory
 
 
+def pool() -> Any:
+    from vllm_ascend.device_allocator.camem import CaMemAllocator
+
+    return CaMemAllocator.get_instance()
+
+
 class NPUWorker(WorkerBase):
     rank = local_rank = 1
     fail_in: str | None = None
@@ -82,6 +88,23 @@ class NPUWorker(WorkerBase):
         if not self.enforce_eager:
             self.model_runner.capture_model()
         return 1.5
+
+    def sleep(self, level: int = 1) -> None:
+        pool().sleep(("weights",) if level == 1 else ())
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        pool().wake_up(tags)
+
+    def start_weight_update(self, is_checkpoint_format: bool = True) -> None:
+        if self.fail_in == "start_weight_update":
+            raise RuntimeError("no transfer engine")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        _C.allocate(10)
+        _C.release(10)
+
+    def finish_weight_update(self) -> None:
+        pass
 
     def shutdown(self) -> None:
         torch_npu.npu.empty_cache()
