@@ -6,6 +6,7 @@ once and its row is out of the way from then on. Two exceptions are meant to lea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,12 +132,26 @@ def _end_mm_profile(capture: Capture, error: BaseException | None = None) -> Non
 
 
 def _leave_graph_capture(capture: Capture, call: Call) -> None:
-    graph_bytes = int(call.result) if isinstance(call.result, int) else None
+    inner_bytes = capture.session.notes.pop("captured_bytes", None)
+    graph_bytes = int(call.result) if isinstance(call.result, int) else inner_bytes
     if call.error is None:
         capture.session.figures["graph_bytes"] = graph_bytes
     if isinstance(call.token, OpenPhase):
         call.token.detail["graph_bytes"] = graph_bytes
     _end(capture, call)
+
+
+def _keep_captured_bytes(capture: Capture, call: Call) -> None:
+    """The inherited method measures the capture; an override that calls it may hand nothing on."""
+    if isinstance(call.result, int):
+        capture.session.notes["captured_bytes"] = int(call.result)
+
+
+def _keep_weights(capture: Capture, call: Call) -> None:
+    """What the engine measured around its model's loading, where nothing else keeps it."""
+    weights = getattr(call.subject, "consumed_memory", None)
+    if call.error is None and isinstance(weights, int) and capture.session.is_open("weight_load"):
+        capture.session.figures["weights_bytes"] = weights
 
 
 def _leave_warm_up(capture: Capture, call: Call) -> None:
@@ -161,6 +176,12 @@ def _leave_shutdown(capture: Capture, call: Call) -> None:
 def _fold_peak(capture: Capture, call: Call) -> None:
     device = call.args[0] if call.args and isinstance(call.args[0], int) else None
     capture.session.probe.fold_peaks(device)
+
+
+def _mark_atb(capture: Capture, call: Call) -> None:
+    """ATB's first operation takes its tiling buffers: blocks of 3 MiB, outside torch. Nothing is read here."""
+    blocks = os.environ.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM")
+    capture.session.emit("moment", what="atb", detail={"blocks": int(blocks) if blocks and blocks.isdigit() else None})
 
 
 # --- roles, readiness, the plan -------------------------------------------------------------------------------------
@@ -238,6 +259,8 @@ ACTIONS: dict[str, Action] = {
     "mm_profile_start": Action(_begin_mm_profile, None),
     "mm_profile_stop": Action(_stop_mm_profile, None),
     "graph_capture": Action(_begin, _leave_graph_capture),
+    "captured_bytes": Action(None, _keep_captured_bytes),
+    "weights": Action(None, _keep_weights),
     "warm_up": Action(_begin, _leave_warm_up),
     "shutdown": Action(_begin, _leave_shutdown),
     "empty_cache": Action(emptycache.enter, emptycache.leave),
@@ -249,6 +272,7 @@ ACTIONS: dict[str, Action] = {
     "weight_update_start": Action(residency.enter_update_start, residency.leave_update_start),
     "weight_update_finish": Action(None, residency.leave_update_finish),
     "fold_peak": Action(_fold_peak, None),
+    "atb_first": Action(_mark_atb, None),
     "communicator": Action(communicators.enter, communicators.leave),
     "role_engine_core": Action(_become_engine_core, _announce_model),
     "role_worker": Action(_become_worker, None),

@@ -5,10 +5,16 @@ imported arrives there, and the compiler's rewriting of those functions is not d
 costs a set look-up, and the hooks are taken off when the model is warm, so that serving never meets them.
 
 Collectives are queued: a group's buffers may appear only after its call has returned (see Session.end_queued).
+
+How large the buffers are is settled when the communicator is made, by the first of these that is given: ``hccl_config``
+of the group's options (vllm-ascend sets one for most of its groups), the environment, HCCL's default. Each communicator
+holds two buffers of that size, to send and to receive. (CANN 9.0: HCCL_BUFFSIZE; torch_npu 2.10:
+``ProcessGroupHCCL.cpp`` and ``OptionsManager::GetHcclBufferSize``, ``GetP2PBufferSize``)
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +25,11 @@ if TYPE_CHECKING:
     from vllm_memprof.capture.core import Capture
 
 
+_MIB = 1 << 20
+_BUFFERS = 2
+_DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
+#: Operations between two ranks: torch_npu gives them communicators of their own, beside the group's.
+_P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
 _HOST_BACKENDS = ("gloo", "mpi")
 
@@ -27,14 +38,16 @@ def enter(capture: Capture, call: Call) -> None:
     session = capture.session
     if session.late:
         session.settle()
-    seen: set[int] = session.notes.setdefault("groups_seen", set())
+    seen: set[tuple[int, bool]] = session.notes.setdefault("groups_seen", set())
     group = call.subject
-    if id(group) in seen or not on_device(group, call.args[1:]):
+    p2p = _operation(call) in _P2P
+    if (id(group), p2p) in seen or not on_device(group, call.args[1:]):
         return
-    seen.add(id(group))
+    seen.add((id(group), p2p))
     if session.probe.is_ready() and not session.is_open("communicator"):
         names, ranks = describe(group)
-        detail = {"group": names[0] if names else None, "names": names, "ranks": ranks, "op": _operation(call)}
+        detail: dict[str, Any] = {"group": names[0] if names else None, "names": names, "ranks": ranks}
+        detail |= {"op": _operation(call), "p2p": p2p, **buffers(group, p2p, session.probe.backend_name)}
         call.token = session.begin("communicator", call.hook.id, detail)
 
 
@@ -73,6 +86,36 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
     if not names:
         names = [str(getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed")]
     return names, ranks
+
+
+def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, Any]:
+    """How large the buffers of a group's communicator are configured to be, and by what.
+
+    Returns:
+        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of the environment
+        variable, or "default"); None each where the backend is not HCCL.
+    """
+    if backend != "npu":
+        return {"buffer_bytes": None, "buffer_source": None}
+    variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
+    configured = None if p2p else _hccl_config(group).get("hccl_buffer_size")
+    given = os.environ.get(variable, "")
+    if isinstance(configured, int) and configured > 0:
+        mib, source = configured, "hccl_config"
+    elif given.isdigit() and int(given) > 0:
+        mib, source = int(given), variable
+    else:
+        mib, source = _DEFAULT_MIB[variable], "default"
+    return {"buffer_bytes": _BUFFERS * mib * _MIB, "buffer_source": source}
+
+
+def _hccl_config(group: Any) -> dict[str, Any]:
+    """The options that the group was made with; asking makes nothing."""
+    try:
+        options = group._get_backend(sys.modules["torch"].device("npu")).options
+        return dict(options.hccl_config)
+    except Exception:  # another backend, or a release without it
+        return {}
 
 
 def _ranks_by_torch(group: Any) -> list[int] | None:

@@ -143,6 +143,17 @@ HOOKS: tuple[Hook, ...] = (
         expect_calls=(1, 1),
     ),
     *_worker_phase("w.weight_load", "weight_load", "load_model", "load_model", expect_calls=(1, 1)),
+    Hook(
+        "load.measured",
+        None,
+        OPTIONAL,
+        "worker",
+        "weights",
+        ("vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__", "vllm.utils:DeviceMemoryProfiler.__exit__"),
+        backends=("npu",),
+        versions="<0.18",
+        notes="vllm-ascend prints the weights' bytes and forgets them; they are this object's consumed_memory",
+    ),
     *_worker_phase("w.profile_run", "profile_run", "determine_available_memory", "profile_run", expect_calls=(0, 1)),
     Hook(
         "w.memory_profiling",
@@ -220,6 +231,17 @@ HOOKS: tuple[Hook, ...] = (
         (f"{_R}.capture_model",),
         backends=("npu",),
         notes="never called in eager mode",
+    ),
+    Hook(
+        "r.graph_capture.inherited",
+        None,
+        OPTIONAL,
+        "worker",
+        "captured_bytes",
+        (f"{_GR}.capture_model",),
+        backends=("npu",),
+        versions="<0.23",
+        notes="vllm-ascend's own capture_model drops what this one measured and returned",
     ),
     Hook(
         "cuda.r.graph_capture",
@@ -340,6 +362,17 @@ HOOKS: tuple[Hook, ...] = (
         ("torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats"),
         backends=("cuda",),
         after="torch",
+    ),
+    Hook(
+        "atb.first",
+        None,
+        OPTIONAL,
+        "worker",
+        "atb_first",
+        ("torch_npu.op_plugin.atb._atb_ops:_patch_atb_ops",),
+        backends=("npu",),
+        after="torch_npu",
+        notes="torch_npu puts the real ATB operations in place once, before the first: ATB's pool follows",
     ),
     # Communicators: the first collective of each device group, until the model is warm.
     Hook(

@@ -23,6 +23,7 @@ from typing import Any
 
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
+from vllm_memprof.capture.segments import divide
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 NOT_INITIALISED = "the device is not initialised in this process"
@@ -46,6 +47,7 @@ class Backend:
     mem_info: Callable[[int], tuple[int, int]]  # free, total
     segments: Callable[[], list[dict[str, Any]]] | None  # allocator and workspace segments, where the latter exist
     device_name: Callable[[int], str | None]
+    has_counters: bool = False  # CANN's: by module, and the driver's by process
 
 
 def _npu() -> Any:
@@ -78,6 +80,7 @@ BACKENDS = {
         mem_info=lambda device: _npu().npu.mem_get_info(device),
         segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
         device_name=lambda device: str(_npu().npu.get_device_name(device)),
+        has_counters=True,
     ),
     "cuda": Backend(
         name="cuda",
@@ -110,13 +113,18 @@ class Probe:
         backend: None until one is known.
         device: the worker's device index; None means the current device of the calling thread.
         unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before the first sleep.
+        unread: (what, reason) of readings that this process does not get and nobody has been told of yet.
     """
 
     backend: Backend | None = None
     device: int | None = None
     unmapped_bytes: int | None = None
+    unread: list[tuple[str, str]] = field(default_factory=list)
     _unmapped_known: bool = True
     _run_peaks: dict[tuple[int, str], int] = field(default_factory=dict)
+    _modules: Counters = field(default_factory=Counters)
+    _neighbours: Neighbours = field(default_factory=Neighbours)
+    _told: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def backend_name(self) -> str | None:
@@ -129,15 +137,17 @@ class Probe:
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.is_ready()
 
-    def snapshot(self, workspace: bool = False) -> tuple[dict[str, Any], str | None]:
+    def snapshot(self, workspace: bool = False, owners: bool = True) -> tuple[dict[str, Any], str | None]:
         """Read the memory of this process and its device.
 
         Args:
-            workspace: also read the operator workspace from the allocator's segments (start-up only: its cost grows
-                with the number of blocks).
+            workspace: also read the operator workspace from the allocator's segments, and the driver's list of
+                processes (start-up only: the cost of the first grows with the number of blocks).
+            owners: also read the runtime's counters, one call.
 
         Returns:
-            The snapshot as JSON and None, or a snapshot that lacks something and the reason.
+            The snapshot as JSON and None, or a snapshot that lacks something and the reason. ``read_again`` counts the
+            readings that were dropped because the device's free memory moved under them; it is not there without.
         """
         backend = self.backend
         if backend is None or not backend.is_ready():
@@ -145,22 +155,50 @@ class Probe:
         t_ns = time.monotonic_ns()
         rss = host_rss_bytes()
         device = self._device(backend)
-        figures = self._counters(backend, device)
         reason = None
         if backend.is_capturing():
+            figures: dict[str, Any] = self._counters(backend, device)
             reason = CAPTURING
         else:
-            free, total = backend.mem_info(device)
-            figures["device_free_bytes"], figures["device_total_bytes"] = int(free), int(total)
-            reserved = figures["reserved_bytes"]
-            figures["unmapped_bytes"] = self.unmapped_bytes
+            figures = self._whole(backend, device, workspace, owners)
             if not self._unmapped_known:
                 reason = ASLEEP_UNKNOWN
-            elif reserved is not None:
-                figures["non_torch_bytes"] = int(total) - int(free) - reserved + (self.unmapped_bytes or 0)
-                if workspace:
-                    figures["npu_workspace_bytes"] = _workspace_bytes(backend, device, reserved)
         return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
+
+    def _whole(self, backend: Backend, device: int, workspace: bool, owners: bool) -> dict[str, Any]:
+        """Figures of one moment: what was read while free memory stood still, if it does."""
+        for again in range(_MOST_READINGS):
+            free, total = backend.mem_info(device)
+            figures: dict[str, Any] = self._counters(backend, device)
+            reserved, unmapped = figures["reserved_bytes"], self.unmapped_bytes
+            figures |= {"device_free_bytes": int(free), "device_total_bytes": int(total), "unmapped_bytes": unmapped}
+            if self._unmapped_known and reserved is not None:
+                figures["non_torch_bytes"] = int(total) - int(free) - reserved + (unmapped or 0)
+                if workspace:
+                    figures |= _of_segments(backend, device, reserved)
+            if owners and backend.has_counters:
+                figures |= self._owners(device, workspace)
+            if again:
+                figures["read_again"] = again
+            if not (owners or workspace) or int(backend.mem_info(device)[0]) == int(free):
+                break
+        return figures
+
+    def _owners(self, device: int, processes: bool) -> dict[str, Any]:
+        """Who holds what outside torch, as far as the runtime and the driver say."""
+        components, reason = self._modules.read(device)
+        self._tell("components", reason)
+        figures: dict[str, Any] = {"components": components}
+        if processes:
+            own, others, reason = self._neighbours.read(device)
+            self._tell("processes", reason)
+            figures |= {"process_bytes": own, "other_processes_bytes": others}
+        return figures
+
+    def _tell(self, what: str, reason: str | None) -> None:
+        if reason is not None and (what, reason) not in self._told:
+            self._told.add((what, reason))
+            self.unread.append((what, reason))
 
     def host_only(self) -> dict[str, Any]:
         """A snapshot that leaves the device alone."""
@@ -183,6 +221,9 @@ class Probe:
         self.device = None
         self.unmapped_bytes, self._unmapped_known = None, True
         self._run_peaks.clear()
+        self.unread.clear()
+        self._told.clear()
+        self._modules, self._neighbours = Counters(), Neighbours()
 
     def _device(self, backend: Backend) -> int:
         return backend.current_device() if self.device is None else self.device
@@ -214,19 +255,13 @@ def _stat(stats: dict[str, Any], name: str, statistic: str) -> int | None:
     return None if value is None else int(value)
 
 
-def _workspace_bytes(backend: Backend, device: int, reserved: int) -> int | None:
-    """Operator workspace: what the snapshot lists beyond the caching allocator's own segments.
-
-    torch_npu appends its workspace allocator's blocks to the snapshot (``torch_npu/csrc/npu/Module.cpp``, 2.10), and
-    ``reserved_bytes`` does not count them. Null where the two cannot be told apart, as under a pluggable allocator.
-    """
+def _of_segments(backend: Backend, device: int, reserved: int) -> dict[str, Any]:
     if backend.segments is None:
-        return None
+        return {}
     try:
-        listed = sum(int(segment["total_size"]) for segment in backend.segments() if segment["device"] == device)
-    except Exception:  # a private interface of the runtime: its absence costs one figure, not the snapshot
-        return None
-    return listed - reserved if listed >= reserved else None
+        return divide(backend.segments(), device, reserved)
+    except Exception:  # a private interface of the runtime: its absence costs some figures, not the snapshot
+        return {}
 
 
 def host_rss_bytes() -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.components import APP
 from vllm_memprof.capture.probe import Probe
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import FIGURES
@@ -119,7 +120,7 @@ class Session:
         return, and free and non-torch are read again at later calls, at the next phase edge at the latest.
         """
         self.stack.remove(opened)
-        snapshot, _ = self.probe.snapshot(workspace=True)
+        snapshot, _ = self.probe.snapshot(workspace=True, owners=False)
         self.late.append(LatePhase(opened, snapshot))
         self.settle()
 
@@ -127,13 +128,15 @@ class Session:
         """Close late phases whose bytes have appeared; all of them when forced."""
         if not self.late:
             return
-        now, reason = self.probe.snapshot()
-        for late in list(self.late):
-            if force or now["non_torch_bytes"] != late.opened.before["non_torch_bytes"]:
+        seen = None if force else self.probe.snapshot(owners=False)[0]["non_torch_bytes"]
+        due = [late for late in self.late if force or seen != late.opened.before["non_torch_bytes"]]
+        if due:
+            now, reason = self.probe.snapshot(workspace=True)  # one reading for all that are due
+            for late in due:
                 self.late.remove(late)
                 waited_ns = now["t_ns"] - late.after["t_ns"]
                 late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
-                self._emit_edge(late.opened, "after", _with_non_torch(late.after, now), reason)
+                self._emit_edge(late.opened, "after", _with_later(late.after, now), reason)
 
     def mark(self, phase: str, hook: str, snapshot: dict[str, Any], detail: dict[str, Any]) -> None:
         """A phase that is a moment: one after edge with the snapshot given."""
@@ -166,6 +169,9 @@ class Session:
         reason: str | None,
         error: BaseException | None = None,
     ) -> None:
+        for what, why in self.probe.unread:
+            self.emit("unread", what=what, reason=why)
+        self.probe.unread.clear()
         detail = dict(opened.detail)
         if reason is not None:
             detail["snapshot_reason"] = reason
@@ -179,9 +185,26 @@ class Session:
             return self._next_id
 
 
-def _with_non_torch(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot with the non-torch bytes of a later one; free follows, so that its figures still add up."""
+#: What a late edge takes from the later reading: all that lies outside the caching allocator.
+_LATER = ("non_torch_bytes", "npu_workspace_bytes", "npu_workspace_streams", "other_processes_bytes")
+
+
+def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot with what a later one says of memory outside torch.
+
+    Free, the process's own figure and the counter that holds torch's segments follow the reserved memory of the
+    snapshot, so that its figures still add up.
+    """
     total, reserved, non_torch = snapshot["device_total_bytes"], snapshot["reserved_bytes"], later["non_torch_bytes"]
     if total is None or reserved is None or non_torch is None:
         return snapshot
-    return {**snapshot, "non_torch_bytes": non_torch, "device_free_bytes": total - reserved - non_torch}
+    since = later["reserved_bytes"] - reserved
+    held = reserved - (snapshot["unmapped_bytes"] or 0)
+    moved = {**snapshot, **{name: later[name] for name in _LATER}, "device_free_bytes": total - held - non_torch}
+    if later["process_bytes"] is not None:
+        moved["process_bytes"] = later["process_bytes"] - since
+    components = later["components"]
+    if components is not None and APP in components:
+        app = {**components[APP], "bytes": components[APP]["bytes"] - since}
+        components = {**components, APP: app}
+    return {**moved, "components": components}

@@ -19,6 +19,7 @@ from vllm_memprof.record.schema import (
     RUN_FILE,
     RUN_SCHEMA,
     SNAPSHOT_FIELDS,
+    SNAPSHOT_OBJECTS,
     RunInfo,
     Snapshot,
 )
@@ -92,6 +93,15 @@ class HookState:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A point in time that a hook marked without reading anything."""
+
+    what: str
+    t_ns: int  # time.monotonic_ns()
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ProcessRecord:
     """One event file."""
 
@@ -109,6 +119,8 @@ class ProcessRecord:
     last_t_ns: int | None
     dropped_lines: int = 0  # lines that were not a whole JSON object
     figures_half_units: dict[str, int] = field(default_factory=dict)  # bytes; half the last printed digit, from logs
+    moments: list[Moment] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)  # a reading that the process did not get -> why
 
     @property
     def truncated(self) -> bool:
@@ -256,7 +268,14 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         ready_t_ns={str(event.get("what")): event["t_ns"] for event in by_kind.get("ready", []) if "t_ns" in event},
         last_t_ns=max((t for event in events if isinstance(t := event.get("t_ns"), int)), default=None),
         dropped_lines=dropped,
+        moments=[_moment(event) for event in by_kind.get("moment", [])],
+        unread={str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])},
     )
+
+
+def _moment(event: Event) -> Moment:
+    t_ns = _integer("t_ns", event.get("t_ns"))
+    return Moment(str(event.get("what")), 0 if t_ns is None else t_ns, _object(event.get("detail")))
 
 
 def _build_identity(head: Event, identities: list[Event], plans: list[Event]) -> Identity:
@@ -355,7 +374,18 @@ def _snapshot(event: Event) -> Snapshot | None:
     if not isinstance(data, dict):
         return None
     known = {"t_ns": event.get("t_ns"), **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data}}
-    return Snapshot.from_json({name: _integer(name, value) for name, value in known.items()})
+    checked = {name: _integer(name, value) for name, value in known.items() if name not in SNAPSHOT_OBJECTS}
+    objects = {name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None}
+    return Snapshot.from_json({**checked, **objects})
+
+
+def _sizes(name: str, value: Any) -> dict[str, Any]:
+    """An object of integers, or of such objects."""
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is {value!r}, not an object")
+    return {
+        str(key): _sizes(key, item) if isinstance(item, dict) else _integer(key, item) for key, item in value.items()
+    }
 
 
 def _integer(name: str, value: Any) -> int | None:

@@ -16,6 +16,8 @@ phase                   phase, edge (before|after), id, parent, hook, snapshot, 
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ready                   what (model|server|plan)
+moment                  what (atb: ATB's first operation follows), detail: a point in time at which nothing is read
+unread                  what (components|processes), reason: a reading that this process does not get; once per reason
 error                   where, message
 ======================  ==========================================================================================
 """
@@ -91,11 +93,20 @@ SNAPSHOT_FIELDS = (
     "reserved_peak_bytes",
     "reserved_run_peak_bytes",
     "npu_workspace_bytes",
+    "graph_pool_bytes",
     "non_torch_bytes",
     "unmapped_bytes",
+    "process_bytes",
+    "other_processes_bytes",
     "host_rss_bytes",
     "alloc_retries",
     "ooms",
+)
+
+#: Keys of a snapshot event that hold an object: a figure per name. Unknown is null.
+SNAPSHOT_OBJECTS = (
+    "components",  # runtime module -> {"bytes", "peak_bytes"}
+    "npu_workspace_streams",  # stream, as a number -> bytes
 )
 
 #: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says otherwise.
@@ -128,8 +139,16 @@ KV_PLAN = (
     "available_bytes",  # list, one per worker: what the equation granted
     "planned_bytes",  # list, one per worker: what the plan's tensors sum to
     "bytes_per_token",  # per worker, all layers
-    "groups",  # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype"}
+    "groups",  # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype", "layout"}
     "gpu_memory_utilization",
+    "num_gpu_blocks_override",  # --num-gpu-blocks-override, null where it was not given
+    "fitting_blocks",  # what the budget holds where an override replaced it; from logs, else by the ledger
+    "group_count",  # groups as the engine counts them: one that is listed in several rows counts once
+    "tokens_rule",  # concurrency | blocks: what the engine's KV cache size is made of, by its release
+    "context_parallel",  # ranks that share the tokens of a request
+    "max_num_batched_tokens",  # of one step, or of all steps in flight where the release counts those
+    "mamba_cache_mode",
+    "kv_transfer",  # a connector is configured: its tensors are padded
 )
 
 
@@ -146,12 +165,17 @@ class Snapshot:
     reserved_bytes: int | None = None  # reserved_bytes.all.current
     reserved_peak_bytes: int | None = None
     reserved_run_peak_bytes: int | None = None
-    npu_workspace_bytes: int | None = None  # per-stream operator workspace, outside reserved
+    npu_workspace_bytes: int | None = None  # operator workspace of all streams, outside reserved
+    graph_pool_bytes: int | None = None  # segments of private pools (captured graphs), inside reserved
     non_torch_bytes: int | None = None  # (total - free) - reserved + unmapped; all processes on the device
     unmapped_bytes: int | None = None  # counted by reserved, not on the device: sleep mode; None before any sleep
+    process_bytes: int | None = None  # dcmi_get_device_resource_info: all that this process holds, context included
+    other_processes_bytes: int | None = None  # the same of all other processes on the device
     host_rss_bytes: int | None = None  # resident set of this process
     alloc_retries: int | None = None  # num_alloc_retries (a count)
     ooms: int | None = None  # num_ooms (a count)
+    components: dict[str, dict[str, int]] | None = None  # aclrtGetMemUsageInfo, this process: SNAPSHOT_OBJECTS
+    npu_workspace_streams: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

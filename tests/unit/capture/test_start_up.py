@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from vllm_memprof.record.schema import EVENTS_SCHEMA, FIGURES, KV_PLAN, SNAPSHOT_FIELDS
+from vllm_memprof.record.schema import EVENTS_SCHEMA, FIGURES, KV_PLAN, SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 from .conftest import START_UP, Run
 
@@ -61,7 +61,7 @@ def test_snapshots_carry_every_field_and_the_first_edge_leaves_the_device_alone(
     assert before["snapshot"]["device_total_bytes"] is None
     assert before["snapshot"]["host_rss_bytes"] > 0
     assert "not chosen its device" in before["detail"]["snapshot_reason"]
-    assert set(after["snapshot"]) == {"t_ns", *SNAPSHOT_FIELDS}
+    assert set(after["snapshot"]) == {"t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS}
     assert after["snapshot"]["non_torch_bytes"] == 10
     ends = [event["snapshot"] for event in recorded.edges("profile_run")]
     assert (ends[0]["npu_workspace_bytes"], ends[1]["npu_workspace_bytes"]) == (0, 0)
@@ -93,7 +93,15 @@ def test_multimodal_profile_ends_at_the_full_size_dummy_run(run_engine: Run) -> 
 def test_communicator_is_read_when_its_queued_work_is_done(run_engine: Run) -> None:
     before, after = run_engine(FULL).edges("communicator")
 
-    assert before["detail"] == {"group": "tp:0", "names": ["tp:0"], "ranks": [0, 1], "op": "allreduce"}
+    assert before["detail"] == {
+        "group": "tp:0",
+        "names": ["tp:0"],
+        "ranks": [0, 1],
+        "op": "allreduce",
+        "p2p": False,
+        "buffer_bytes": 2 * 200 * 2**20,
+        "buffer_source": "default",
+    }
     assert (before["snapshot"]["non_torch_bytes"], after["snapshot"]["non_torch_bytes"]) == (10, 50)
     snapshot = after["snapshot"]
     used = snapshot["device_total_bytes"] - snapshot["device_free_bytes"]
