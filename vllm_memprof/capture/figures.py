@@ -2,7 +2,8 @@
 
 Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory, peak_activation_memory,
 non_torch_memory), ``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
-CUDA's ``gpu_worker.py::Worker`` has the same names.
+CUDA's ``gpu_worker.py::Worker`` has the same names. vllm-ascend before 0.15 takes no snapshot: its worker holds what
+was free at the start (init_npu_memory), and reads the terms of its equation without keeping them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_memprof.capture.session import Session
 
-#: FIGURES name -> attribute path from the worker.
+#: FIGURES name -> attribute path from the worker, or several of different releases; the first that is there counts.
 _OF_WORKER = {
     "device_total_bytes": "init_snapshot.total_memory",
-    "initial_free_bytes": "init_snapshot.free_memory",
+    "initial_free_bytes": "init_snapshot.free_memory | init_npu_memory",
     "initial_non_torch_bytes": "init_snapshot.non_torch_memory",
     "gpu_memory_utilization": "cache_config.gpu_memory_utilization",
     "requested_bytes": "requested_memory",
@@ -57,8 +58,9 @@ def read_profile(session: Session, worker: Any, granted: Any) -> None:
 
 
 def _read(session: Session, source: Any, paths: dict[str, str]) -> None:
-    for name, path in paths.items():
-        value = _follow(source, path)
+    for name, choices in paths.items():
+        values = (_follow(source, path) for path in choices.split(" | "))
+        value = next((value for value in values if value is not None), None)
         if value is not None:
             session.figures[name] = value
 
