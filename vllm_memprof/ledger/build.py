@@ -108,6 +108,8 @@ def _summarise(run: Run) -> RunSummary:
         truncated=run.truncated,
         eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
         notes=[*info.notes, *run.notes],
+        versions=versions,
+        env=dict(info.env),
     )
 
 

@@ -39,6 +39,8 @@ class RunSummary:
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
     notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
+    env: dict[str, str] = field(default_factory=dict)  # variables that bear on device memory, secrets redacted
 
     def to_json(self) -> dict[str, Any]:
         status = self.status
@@ -63,6 +65,8 @@ class RunSummary:
             "exit_code": self.exit_code,
             "exit_reason": self.exit_reason,
             "notes": self.notes,
+            "versions": self.versions,
+            "env": self.env,
         }
 
 
@@ -386,8 +390,8 @@ class RankReport:
     oom: dict[str, Any] | None = None
     errors: list[str] = field(default_factory=list)
     headroom_bytes: int | None = None  # device total less what all owners held at the worst moment seen
+    figures: dict[str, int | float | None] = field(default_factory=dict)  # the engine's, by their names in the record
     # what the findings go by, not part of report.json:
-    figures: dict[str, int | float | None] = field(default_factory=dict)
     half_units: dict[str, int] = field(default_factory=dict)  # bytes, half of the last printed digit
     spans: list[PhaseSpan] = field(default_factory=list)
 
@@ -417,6 +421,7 @@ class RankReport:
             "open_phases": self.open_phases,
             "errors": self.errors,
             "headroom_bytes": self.headroom_bytes,
+            "figures": self.figures,
         }
 
 
