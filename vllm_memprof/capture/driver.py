@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import inspect
 import json
 import mimetypes
 import os
@@ -75,12 +76,13 @@ def run_plan(model: str, engine_args: list[str]) -> int:
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     """Serve prompts one after the other in this process and shut the engine down in good order."""
     requests = load_requests(options.prompts, options.prompt, options.images)
-    args = _parse_engine_args("offline", options.model, engine_args, server=False)
+    sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
+    args = _parse_engine_args("offline", options.model, [*sleep_mode, *engine_args], server=False)
 
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
-    llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
+    llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
     try:
         for number, request in enumerate(requests, start=1):
@@ -92,8 +94,15 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
                 f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
                 flush=True,
             )
+        for number in range(1, options.sleep_cycles + 1):
+            started = time.perf_counter()
+            llm.sleep(level=1)
+            llm.wake_up()
+            seconds = time.perf_counter() - started
+            _generate(llm, requests[0], sampling)
+            print(f"sleep cycle {number}/{options.sleep_cycles}: {seconds:.2f} s", flush=True)
     finally:
-        llm.llm_engine.engine_core.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
+        _shut_down(llm.llm_engine.engine_core)
     return 0
 
 
@@ -142,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     offline.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
     offline.add_argument("--images", type=Path, help="folder of images")
     offline.add_argument("--max-tokens", type=int, default=16, help="output tokens per request (default 16)")
+    offline.add_argument("--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts")
     return parser
 
 
@@ -178,6 +188,12 @@ def _generate(llm: Any, request: dict[str, Any], sampling: Any) -> Any:
     if "messages" in request:
         return llm.chat(request["messages"], sampling, use_tqdm=False)
     return llm.generate([request["prompt"]], sampling, use_tqdm=False)
+
+
+def _shut_down(engine_core: Any) -> None:
+    """Ends the engine with time for its shutdown phase; releases that take no timeout wait for some seconds anyway."""
+    timed = "timeout" in inspect.signature(engine_core.shutdown).parameters
+    engine_core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

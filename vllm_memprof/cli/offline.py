@@ -30,6 +30,18 @@ def offline(
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", help="Output tokens per request.")
     ] = None,
+    sleep_cycles: Annotated[
+        int,
+        typer.Option("--sleep-cycles", metavar="N", help="Sleep and wake up N times after the prompts (sleep mode)."),
+    ] = 0,
+    empty_cache_at: Annotated[
+        str | None,
+        typer.Option(
+            "--empty-cache-at",
+            metavar="P[,P]",
+            help="Experiment: memprof itself calls empty_cache at the end of these phases. Changes the run.",
+        ),
+    ] = None,
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -54,6 +66,8 @@ def offline(
         prompts=prompt or [],
         images_dir=images,
         max_tokens=max_tokens,
+        sleep_cycles=sleep_cycles,
+        empty_cache_at=[] if empty_cache_at is None else [phase.strip() for phase in empty_cache_at.split(",")],
         quiet=quiet,
         typed=["memprof", *sys.argv[1:]],
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import FILE_MODE
 from vllm_memprof.launch.request import LaunchRequest
-from vllm_memprof.record.schema import ENV_RUN_DIR, ENV_STOP_AFTER
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_RUN_DIR, ENV_STOP_AFTER
 
 PLUGIN_NAME = "memprof"
 ENV_PLUGINS = "VLLM_PLUGINS"
@@ -62,6 +62,8 @@ def build_command(python: Path, request: LaunchRequest, model_path: str, model_a
         command += ["--images", str(request.images_dir.absolute())]
     if request.max_tokens is not None:
         command += ["--max-tokens", str(request.max_tokens)]
+    if request.sleep_cycles:
+        command += ["--sleep-cycles", str(request.sleep_cycles)]
     return [*command, "--", *engine_args]
 
 
@@ -74,8 +76,8 @@ def build_env(base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[
         mode: serve, offline or plan.
         extra: additions of the simulated device and of the model preset.
     """
-    env = {**base, **extra, ENV_RUN_DIR: str(run_dir)}
-    env.pop(ENV_STOP_AFTER, None)
+    asked_for = {name: value for name, value in base.items() if name not in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT)}
+    env = {**asked_for, **extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":
         env[ENV_STOP_AFTER] = "kv_plan"
     if ENV_PLUGINS in env:  # an allow-list: without our name vLLM would not load us

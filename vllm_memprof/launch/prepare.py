@@ -14,7 +14,7 @@ from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.session import Job
-from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, RunInfo
 from vllm_memprof.redact import redact_command, select_env
 
 #: Files that exist where a kind of device does.
@@ -49,6 +49,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     environ = os.environ if environ is None else environ
     target = _simulated_target(request) if request.device.simulated else _real_target(request)
     env_extra = dict(target.env)
+    if request.empty_cache_at:
+        env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
     facts = probe_interpreter(target.python, {**environ, **env_extra})
     require_engine(facts)
     run_dir = create_run_dir(request.run_dir, request.model)
@@ -65,6 +67,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         device=target.device,
         simulated=request.device.simulated,
         device_profile=target.profile,
+        empty_cache_at=request.empty_cache_at,
     )
     timeout_s = find_shutdown_timeout(request.engine_args)
     return Job(info, run_dir, command, env, request.startup_timeout_s, shutdown_timeout_s=timeout_s)

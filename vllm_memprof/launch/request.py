@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
 DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
 DEFAULT_PROFILE = "910b"
@@ -56,6 +57,8 @@ class LaunchRequest:
     prompts: list[str] = field(default_factory=list)
     images_dir: Path | None = None
     max_tokens: int | None = None
+    sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
+    empty_cache_at: list[str] = field(default_factory=list)  # phases at whose end memprof itself empties the cache
     quiet: bool = False
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
 
@@ -64,6 +67,12 @@ class LaunchRequest:
             raise UsageError("--startup-timeout must be above 0 seconds")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError("--max-tokens must be at least 1")
+        if self.sleep_cycles < 0:
+            raise UsageError("--sleep-cycles must not be negative")
+        unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]
+        if unknown:
+            known = ", ".join(EMPTY_CACHE_AT)
+            raise UsageError(f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}", hint=f"one of {known}")
         for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
             if path is not None and not path.exists():
                 raise UsageError(f"{option} {path} does not exist")

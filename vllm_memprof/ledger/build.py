@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.ledger import equations
+from vllm_memprof.ledger.empty_cache import cycles, empty_cache_calls, summarise
 from vllm_memprof.ledger.findings import find
 from vllm_memprof.ledger.headroom import headroom
 from vllm_memprof.ledger.honest import Evidence, as_absolute, at_the_peaks, honest_budget, uncharged_items
@@ -17,7 +18,6 @@ from vllm_memprof.ledger.model import (
     Check,
     Correction,
     DeviceMemory,
-    EmptyCacheCall,
     Kv,
     NotMeasured,
     PhaseRow,
@@ -129,6 +129,7 @@ def _labels(workers: list[ProcessRecord]) -> list[str]:
 
 def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSummary, chosen: _Choice) -> RankReport:
     who = process.identity
+    calls = empty_cache_calls(run, process)
     figures = _figures(run, process, chosen[0])
     if summary.eager and chosen[0] is not None and "graph_estimate" in {term.name for term in chosen[0].terms}:
         figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0  # it estimates what it will capture
@@ -157,7 +158,9 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         device_memory=_device_memory(process, summary.simulated),
         budget=_budget(process, figures, kv, summary, chosen),
         kv=kv,
-        empty_cache=_empty_cache_calls(run, process),
+        empty_cache=calls,
+        reclaim=summarise(process, calls),
+        cycles=cycles(process),
         oom=_oom(process),
         errors=process.errors,
         headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
@@ -349,38 +352,6 @@ def _kv_allocation(process: ProcessRecord) -> int | None:
     if span is None or span.before is None or span.after is None:
         return None
     return _minus(span.after.allocated_bytes, span.before.allocated_bytes)
-
-
-def _empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
-    """Calls in their order; serving is what comes after the engine was ready and before it began to shut down."""
-    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
-    ends = next((span.order for span in process.phases if span.phase == "shutdown"), len(process.phases))
-    return [
-        _empty_cache_call(
-            process,
-            span,
-            ready is not None and span.start_t_ns is not None and span.start_t_ns > ready and span.order < ends,
-        )
-        for span in process.phases
-        if span.phase == "empty_cache"
-    ]
-
-
-def _empty_cache_call(process: ProcessRecord, span: PhaseSpan, while_serving: bool) -> EmptyCacheCall:
-    nothing = Snapshot(t_ns=0)
-    before, after = span.before or nothing, span.after or nothing
-    workspace = _minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
-    non_torch = _minus(before.non_torch_bytes, after.non_torch_bytes)
-    site = span.detail.get("site")
-    return EmptyCacheCall(
-        phase=None if span.parent is None else process.phases[span.parent].phase,
-        site=None if site is None else str(site),
-        seconds=span.detail.get("seconds", span.seconds),  # its own time, without that of the two snapshots
-        freed_cached_bytes=_minus(before.reserved_bytes, after.reserved_bytes),
-        freed_npu_workspace_bytes=workspace,
-        freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
-        while_serving=while_serving,
-    )
 
 
 def _minus(left: int | None, right: int | None) -> int | None:

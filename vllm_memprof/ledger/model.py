@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_memprof.ledger.reclaim import Cycle as Cycle
+from vllm_memprof.ledger.reclaim import EmptyCacheCall as EmptyCacheCall
+from vllm_memprof.ledger.reclaim import ReclaimSummary as ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import REPORT_SCHEMA, SNAPSHOT_FIELDS, Snapshot
 
@@ -353,22 +356,6 @@ class Kv:
 
 
 @dataclass(frozen=True)
-class EmptyCacheCall:
-    """One call of the allocator's ``empty_cache`` and what it gave back to the device."""
-
-    phase: str | None  # the enclosing phase
-    site: str | None  # file.py:line of the caller
-    seconds: float | None
-    freed_cached_bytes: int | None
-    freed_npu_workspace_bytes: int | None
-    freed_other_bytes: int | None
-    while_serving: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
 class RankReport:
     """One worker."""
 
@@ -388,6 +375,8 @@ class RankReport:
     kv: Kv
     empty_cache: list[EmptyCacheCall]
     oom: dict[str, Any] | None = None
+    reclaim: ReclaimSummary | None = None  # the calls of empty_cache added up; None where there was none
+    cycles: list[Cycle] = field(default_factory=list)  # of sleep mode and of weight updates
     errors: list[str] = field(default_factory=list)
     headroom_bytes: int | None = None  # device total less what all owners held at the worst moment seen
     figures: dict[str, int | float | None] = field(default_factory=dict)  # the engine's, by their names in the record
@@ -421,6 +410,8 @@ class RankReport:
             "open_phases": self.open_phases,
             "errors": self.errors,
             "headroom_bytes": self.headroom_bytes,
+            "empty_cache_summary": None if self.reclaim is None else self.reclaim.to_json(),
+            "cycles": [cycle.to_json() for cycle in self.cycles],
             "figures": self.figures,
         }
 

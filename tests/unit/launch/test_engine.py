@@ -16,7 +16,7 @@ from vllm_memprof.launch.folder import create_run_dir, default_run_dir, write_ru
 from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.prepare import find_shutdown_timeout, require_device
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest, parse_device
-from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.record.schema import EMPTY_CACHE_AT, RunInfo
 
 PYTHON = Path("/venv/bin/python")
 
@@ -38,8 +38,26 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
     assert command[1:6] == ["-m", "vllm_memprof.capture.driver", "offline", "--model", "M"]
     assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b", "--max-tokens", "4",
                            "--", "-tp", "2"]  # fmt: skip
+    cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
+    assert cycles[6:] == ["--sleep-cycles", "5", "--"]
     plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])
     assert plan[3:] == ["plan", "--model", "M", "--"]
+
+
+def test_an_experiment_is_never_inherited(tmp_path):
+    """Only who asks for empty_cache on the command line gets it; a variable left in the shell changes no run."""
+    left = {"MEMPROF_EMPTY_CACHE_AT": "warm_up"}
+    assert "MEMPROF_EMPTY_CACHE_AT" not in build_env(left, tmp_path, "offline", {})
+    asked = build_env(left, tmp_path, "offline", {"MEMPROF_EMPTY_CACHE_AT": "profile_run"})
+    assert asked["MEMPROF_EMPTY_CACHE_AT"] == "profile_run"
+
+
+def test_an_experiment_names_phases_that_exist():
+    LaunchRequest("offline", "m", empty_cache_at=["warm_up", "sleep"])
+    with pytest.raises(UsageError, match="'device_init'") as failure:
+        LaunchRequest("offline", "m", empty_cache_at=["warm_up", "device_init"])
+    assert failure.value.exit_code == 2
+    assert all(phase in failure.value.hint for phase in EMPTY_CACHE_AT)
 
 
 def test_environment_switches_capture_on(tmp_path):
@@ -115,7 +133,14 @@ def test_unknown_devices(text):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"startup_timeout_s": 0.0}, {"max_tokens": 0}, {"prompts_file": Path("/no/file")}, {"images_dir": Path("/no")}],
+    [
+        {"startup_timeout_s": 0.0},
+        {"max_tokens": 0},
+        {"prompts_file": Path("/no/file")},
+        {"images_dir": Path("/no")},
+        {"sleep_cycles": -1},
+        {"empty_cache_at": [""]},
+    ],
 )
 def test_impossible_requests(wrong):
     with pytest.raises(UsageError):
