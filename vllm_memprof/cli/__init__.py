@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "vllm_memprof.cli.plan",
     "explain": "vllm_memprof.cli.explain",
     "report": "vllm_memprof.cli.report",
+    "diff": "vllm_memprof.cli.diff",
     "doctor": "vllm_memprof.cli.doctor",
     "sim": "vllm_memprof.cli.sim",
 }

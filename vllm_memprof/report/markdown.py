@@ -24,7 +24,7 @@ def render_markdown(report: Report) -> str:
         lines.append(f"- **{escape(name)}**: {_code(value) if name == 'command' else escape(value)}")
     lines += ["", *_findings(finding_views(report))]
     for section in sections(report, _WIDE):
-        lines += ["", *_section(section)]
+        lines += ["", *section_lines(section)]
     return "\n".join(lines) + "\n"
 
 
@@ -45,7 +45,8 @@ def _code(text: str) -> str:
     return f"{fence}{space}{_one_line(text)}{space}{fence}"
 
 
-def _section(section: Section) -> list[str]:
+def section_lines(section: Section) -> list[str]:
+    """A table under its heading, and the remarks below it."""
     lines = [f"## {escape(section.title)}", ""]
     if section.rows:
         lines.append(_line([escape(column.title) for column in section.columns]))

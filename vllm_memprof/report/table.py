@@ -41,7 +41,7 @@ class _Tables:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = self._width or options.max_width
-        draw = _Painter(ascii_only=options.ascii_only)
+        draw = Painter(ascii_only=options.ascii_only)
         yield draw.head(head(self._report))
         for section in sections(self._report, width):
             yield Text()
@@ -52,7 +52,9 @@ class _Tables:
         yield draw.text(verdict(self._report), "bold")
 
 
-class _Painter:
+class Painter:
+    """Texts, sections and findings as rich draws them."""
+
     def __init__(self, ascii_only: bool) -> None:
         self._ascii_only = ascii_only
 

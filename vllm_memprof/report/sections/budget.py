@@ -23,7 +23,7 @@ from vllm_memprof.report.sections.base import (
 )
 from vllm_memprof.units import format_gib
 
-_TERM_TITLES = {
+TERM_TITLES = {
     "weights": "weights",
     "peak_activation": "peak activation",
     "non_torch": "non-torch increase",
@@ -175,4 +175,4 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
 
 def _term_title(report: Report, term: TermRow) -> str:
     mark = f" {MODELLED_MARK}" if report.run.simulated and term.name in _DEVICE_WIDE else ""
-    return _TERM_TITLES.get(term.name, term.name) + mark
+    return TERM_TITLES.get(term.name, term.name) + mark
