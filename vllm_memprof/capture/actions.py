@@ -6,7 +6,6 @@ once and its row is out of the way from then on. Two exceptions are meant to lea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -178,12 +177,6 @@ def _fold_peak(capture: Capture, call: Call) -> None:
     capture.session.probe.fold_peaks(device)
 
 
-def _mark_atb(capture: Capture, call: Call) -> None:
-    """ATB's first operation takes its tiling buffers: blocks of 3 MiB, outside torch. Nothing is read here."""
-    blocks = os.environ.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM")
-    capture.session.emit("moment", what="atb", detail={"blocks": int(blocks) if blocks and blocks.isdigit() else None})
-
-
 # --- roles, readiness, the plan -------------------------------------------------------------------------------------
 
 
@@ -272,7 +265,6 @@ ACTIONS: dict[str, Action] = {
     "weight_update_start": Action(residency.enter_update_start, residency.leave_update_start),
     "weight_update_finish": Action(None, residency.leave_update_finish),
     "fold_peak": Action(_fold_peak, None),
-    "atb_first": Action(_mark_atb, None),
     "communicator": Action(communicators.enter, communicators.leave),
     "role_engine_core": Action(_become_engine_core, _announce_model),
     "role_worker": Action(_become_worker, None),

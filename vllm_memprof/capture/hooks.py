@@ -223,6 +223,16 @@ HOOKS: tuple[Hook, ...] = (
     *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config", expect_calls=(0, 1)),
     *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model", "warm_up", expect_calls=(1, 1)),
     Hook(
+        "w.atb_warm_up",
+        "atb_warm_up",
+        OPTIONAL,
+        "worker",
+        "phase",
+        (f"{_W}._warm_up_atb",),
+        backends=("npu",),
+        notes="one ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it took them",
+    ),
+    Hook(
         "r.graph_capture",
         "graph_capture",
         REQUIRED,
@@ -362,17 +372,6 @@ HOOKS: tuple[Hook, ...] = (
         ("torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats"),
         backends=("cuda",),
         after="torch",
-    ),
-    Hook(
-        "atb.first",
-        None,
-        OPTIONAL,
-        "worker",
-        "atb_first",
-        ("torch_npu.op_plugin.atb._atb_ops:_patch_atb_ops",),
-        backends=("npu",),
-        after="torch_npu",
-        notes="torch_npu puts the real ATB operations in place once, before the first: ATB's pool follows",
     ),
     # Communicators: the first collective of each device group, until the model is warm.
     Hook(

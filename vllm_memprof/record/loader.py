@@ -93,15 +93,6 @@ class HookState:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A point in time that a hook marked without reading anything."""
-
-    what: str
-    t_ns: int  # time.monotonic_ns()
-    detail: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ProcessRecord:
     """One event file."""
 
@@ -119,7 +110,6 @@ class ProcessRecord:
     last_t_ns: int | None
     dropped_lines: int = 0  # lines that were not a whole JSON object
     figures_half_units: dict[str, int] = field(default_factory=dict)  # bytes; half the last printed digit, from logs
-    moments: list[Moment] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)  # a reading that the process did not get -> why
 
     @property
@@ -268,14 +258,8 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         ready_t_ns={str(event.get("what")): event["t_ns"] for event in by_kind.get("ready", []) if "t_ns" in event},
         last_t_ns=max((t for event in events if isinstance(t := event.get("t_ns"), int)), default=None),
         dropped_lines=dropped,
-        moments=[_moment(event) for event in by_kind.get("moment", [])],
         unread={str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])},
     )
-
-
-def _moment(event: Event) -> Moment:
-    t_ns = _integer("t_ns", event.get("t_ns"))
-    return Moment(str(event.get("what")), 0 if t_ns is None else t_ns, _object(event.get("detail")))
 
 
 def _build_identity(head: Event, identities: list[Event], plans: list[Event]) -> Identity:

@@ -16,7 +16,6 @@ phase                   phase, edge (before|after), id, parent, hook, snapshot, 
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ready                   what (model|server|plan)
-moment                  what (atb: ATB's first operation follows), detail: a point in time at which nothing is read
 unread                  what (components|processes), reason: a reading that this process does not get; once per reason
 error                   where, message
 ======================  ==========================================================================================
@@ -60,6 +59,7 @@ PHASES = (
     "empty_cache",
     "kv_cache_alloc",
     "graph_capture",
+    "atb_warm_up",
     "warm_up",
     "request",
     "sleep",
