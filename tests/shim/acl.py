@@ -79,10 +79,32 @@ class _UsageRow(ctypes.Structure):
 
 
 def usage(device: int = 0) -> dict[str, tuple[int, int]]:
-    """Component -> (current, peak) in bytes, over all processes."""
+    """Module -> (current, peak) in bytes of this process, in the order in which they are answered."""
     rows, count = (_UsageRow * 16)(), ctypes.c_size_t()
     call("aclrtGetMemUsageInfo", device, rows, ctypes.c_size_t(16), ctypes.byref(count))
     return {row.name.decode(): (row.current, row.peak) for row in rows[: count.value]}
+
+
+class _ProcessRow(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_int), ("size_bytes", ctypes.c_ulong)]
+
+
+def processes(device: int = 0) -> dict[int, int]:
+    """Process -> bytes that it holds on a device, as the driver's management interface says."""
+    dcmi = ctypes.CDLL("libdcmi.so")
+    rows, count = (_ProcessRow * 32)(), ctypes.c_int()
+    logic, card, chip = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    call("aclrtGetLogicDevIdByUserDevId", device, ctypes.byref(logic))
+    for code in (
+        dcmi.dcmi_init(),
+        dcmi.dcmi_get_card_id_device_id_from_logicid(
+            ctypes.byref(card), ctypes.byref(chip), ctypes.c_uint(logic.value)
+        ),
+        dcmi.dcmi_get_device_resource_info(card, chip, rows, ctypes.byref(count)),
+    ):
+        if code != 0:
+            raise AclError("dcmi", code)
+    return {row.pid: row.size_bytes for row in rows[: count.value]}
 
 
 def copy(

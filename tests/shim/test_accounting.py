@@ -10,6 +10,7 @@ from tests.shim.conftest import Sim, result_of
 
 GIB = 1 << 30
 CONTEXT = 375_809_638
+RUNTIME = 27_332_608  # the part of it that the runtime's counter shows
 
 HOLDER = """
 import acl, sys
@@ -127,16 +128,41 @@ def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:
     holder.communicate("\n", timeout=30)
 
 
-def test_components_and_peaks(sim: Sim) -> None:
+def test_counters_are_those_of_the_driver(sim: Sim) -> None:
+    """By module, of the calling process alone, largest first; the device's own part of a context is in none."""
+    neighbour = hold(sim, 5 << 30)
     figures = sim.run("""
 import acl
 acl.set_device(0)
-block = acl.malloc(4 << 20)
-acl.malloc(2 << 20, acl.HUGE_ONLY)
+block = acl.malloc(64 << 20)
+workspace = acl.malloc(2 << 20, acl.HUGE_ONLY)  # torch_npu asks so for its operators' workspaces: the application's too
 acl.free(block)
-acl.result(**acl.usage())
+usage = acl.usage()
+acl.result(usage=usage, order=list(usage), all=acl.used())
 """)
-    assert figures == {"CONTEXT": [CONTEXT, CONTEXT], "APP": [0, 4 << 20], "WORKSPACE": [2 << 20, 2 << 20]}
+    assert figures["usage"] == {"APP": [2 << 20, 66 << 20], "RUNTIME": [RUNTIME, RUNTIME]}
+    assert figures["order"] == ["RUNTIME", "APP"]
+    assert figures["all"] == 2 * CONTEXT + (5 << 30) + (2 << 20)
+    neighbour.communicate("\n", timeout=30)
+
+
+def test_the_management_interface_names_every_process(sim: Sim) -> None:
+    neighbour = hold(sim, 3 * GIB, ASCEND_RT_VISIBLE_DEVICES="5")
+    code = """
+import acl, os
+acl.set_device(1)
+acl.malloc(1 << 30)
+held = acl.processes(1)
+acl.result(own=held.pop(os.getpid()), others=held, used=acl.used(), elsewhere=acl.processes(0))
+"""
+    figures = sim.run(code, ASCEND_RT_VISIBLE_DEVICES="3,5")
+    assert figures == {
+        "own": GIB + CONTEXT,  # the context included
+        "others": {str(neighbour.pid): 3 * GIB + CONTEXT},
+        "used": 4 * GIB + 2 * CONTEXT,
+        "elsewhere": {},
+    }
+    neighbour.communicate("\n", timeout=30)
 
 
 def test_a_reset_device_gives_everything_back(sim: Sim) -> None:

@@ -22,6 +22,8 @@ Keys of a profile (every size in bytes):
 ``driver_version``           answer to the query for the driver's version
 ``[memory]``
 ``context_bytes``            taken per process and device by ``aclrtSetDevice``
+``context_runtime_bytes``    the part of it that the runtime's own counter shows; the rest lives on the device
+``kernel_load_bytes``        per operator, when its kernel runs for the first time in a process
 ``hccl_buffer_mib``          one HCCL buffer in MiB, unless ``HCCL_BUFFSIZE`` or the communicator itself says else
 ``hccl_buffers``             buffers per communicator, taken at its first collective
 ``atb_pool_bytes``           taken per process and device by the first ATB operation
@@ -30,12 +32,16 @@ Keys of a profile (every size in bytes):
 ``kept_copy_bytes``          a larger copy to the device drops its bytes
 ``host_compute_bytes``       operators that steer the engine compute on tensors up to this size
 ``[workspace]``
-``"Glob*" = bytes``          workspace that an operator asks for; the first match counts
+``"Glob*" = {…}``            workspace that an operator asks for, by its name without "aclnn" (of ATB: "Atb" and its
+                             parameter, "AtbSelfAttention"); the first match counts, others ask for none. Bytes:
+                             ``base + per_first_byte x bytes of the operator's first tensor``, at most ``cap`` where
+                             that is not 0. Each may be left out; ``"Glob*" = bytes`` is a base alone.
 ============================ =======================================================================================
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +74,8 @@ _SECTIONS: dict[str, dict[str, type]] = {
     },
     "memory": {
         "context_bytes": int,
+        "context_runtime_bytes": int,
+        "kernel_load_bytes": int,
         "hccl_buffer_mib": int,
         "hccl_buffers": int,
         "atb_pool_bytes": int,
@@ -78,6 +86,16 @@ _SECTIONS: dict[str, dict[str, type]] = {
 
 
 @dataclass(frozen=True)
+class WorkspaceRule:
+    """What the operators of one family ask for: ``base_bytes + per_first_byte * bytes of the first tensor``, capped."""
+
+    pattern: str  # glob over operator names without "aclnn"
+    base_bytes: int
+    per_first_byte: float  # bytes of workspace per byte of the operator's first tensor
+    cap_bytes: int  # 0: none
+
+
+@dataclass(frozen=True)
 class DeviceProfile:
     """A simulated device. Sizes are bytes."""
 
@@ -85,7 +103,7 @@ class DeviceProfile:
     aliases: tuple[str, ...]
     title: str
     values: dict[str, int | str]  # every key of [device], [memory] and [simulation]
-    workspace: tuple[tuple[str, int], ...]  # (glob over operator names, bytes), the first match counts
+    workspace: tuple[WorkspaceRule, ...]  # the first match counts
 
     @property
     def soc_name(self) -> str:
@@ -129,9 +147,12 @@ def load_profile(name: str) -> DeviceProfile:
 
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
-    """Writes the profile as the shim reads it: ``key=value`` lines, ``workspace=<glob> <bytes>`` in order."""
+    """Writes the profile as the shim reads it: ``key=value`` lines, then ``workspace=<glob> <base> <factor> <cap>``."""
     lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in profile.values.items())]
-    lines += [f"workspace={pattern} {size_bytes}" for pattern, size_bytes in profile.workspace]
+    lines += [
+        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_first_byte} {rule.cap_bytes}"
+        for rule in profile.workspace
+    ]
     text = "\n".join(lines) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -163,7 +184,7 @@ def _parse(path: Path) -> DeviceProfile:
             ):
                 raise SetupError(f"the device profile {path} needs {key} in [{section}], a {kind.__name__}: {value!r}")
             values[key] = value
-    workspace = tuple((str(glob), int(size_bytes)) for glob, size_bytes in table.get("workspace", {}).items())
+    workspace = tuple(_workspace_rule(glob, given, path) for glob, given in table.get("workspace", {}).items())
     return DeviceProfile(
         name=str(head["name"]),
         aliases=tuple(str(alias) for alias in head.get("aliases", [])),
@@ -171,6 +192,23 @@ def _parse(path: Path) -> DeviceProfile:
         values=values,
         workspace=workspace,
     )
+
+
+def _workspace_rule(pattern: str, given: Any, path: Path) -> WorkspaceRule:
+    fields = {"base": given} if isinstance(given, int) else given
+    known = {"base", "per_first_byte", "cap"}
+    if (
+        not isinstance(fields, dict)
+        or set(fields) - known
+        or any(isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 for value in fields.values())
+        or any(isinstance(fields.get(key, 0), float) for key in ("base", "cap"))
+        or not re.fullmatch(r"[\w*]+", pattern)
+    ):
+        raise SetupError(
+            f"the device profile {path} has a rule in [workspace] that is none: {pattern!r} = {given!r}",
+            "a glob over operator names = bytes, or {base = bytes, per_first_byte = factor, cap = bytes}",
+        )
+    return WorkspaceRule(pattern, fields.get("base", 0), float(fields.get("per_first_byte", 0)), fields.get("cap", 0))
 
 
 def _table(table: dict[str, Any], section: str, path: Path) -> dict[str, Any]:

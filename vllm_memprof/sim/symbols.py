@@ -305,11 +305,14 @@ def generate_cpp(plan: SymbolPlan) -> str:
     for index, symbol in enumerate(plan.by_state("noop")):
         lines.append(f'API int noop{index}() __asm__("{symbol.name}");\nAPI int noop{index}() {{ return 0; }}')
     atb = plan.by_state("atb")
-    lines += [f"SHIM uint64_t {target}(void *, void *);" for target in sorted({symbol.target for symbol in atb})]
+    targets = sorted({symbol.target for symbol in atb})
+    lines += [f"SHIM uint64_t {target}(void *, void *, const char *);" for target in targets]
     for index, symbol in enumerate(atb):
+        family = _atb_family(symbol.name)
         lines.append(
             f'API uint64_t atb{index}(void *, void *) __asm__("{symbol.name}");\n'
-            f"API uint64_t atb{index}(void *first, void *second) {{ return {symbol.target}(first, second); }}"
+            f"API uint64_t atb{index}(void *first, void *second) "
+            f'{{ return {symbol.target}(first, second, "{family}"); }}'
         )
     first, _ = operator_names(plan)
     lines.append("SHIM const char *const memprof_sim_aclnn_names[] = {")
@@ -319,6 +322,12 @@ def generate_cpp(plan: SymbolPlan) -> str:
         lines.append(f'  "{match.group(1)}",')
     lines.append("  nullptr};")
     return "\n".join(lines) + "\n"
+
+
+def _atb_family(mangled: str) -> str:
+    """``SelfAttention`` of ``atb::CreateOperation<atb::infer::SelfAttentionParam>``, mangled; else an empty string."""
+    found = re.search(r"CreateOperationINS_5infer\d+(\w+?)ParamE", mangled)
+    return found.group(1) if found else ""
 
 
 def generate_assembly(plan: SymbolPlan) -> str:

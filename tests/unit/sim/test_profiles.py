@@ -47,7 +47,7 @@ def test_unknown_profile_lists_the_known() -> None:
 def test_own_file(tmp_path: Path) -> None:
     text = (PROFILES_DIR / "ascend910b.toml").read_text().replace(
         '"ascend910b"', '"mine"'
-    ) + '"FusedInfer*" = 4096\n"*" = 0\n'
+    ) + '"FusedInfer*" = 4096\n"Mine*" = {base = 1, per_first_byte = 2.5, cap = 9}\n'
     (tmp_path / "mine.toml").write_text(text)
     profile = load_profile(str(tmp_path / "mine.toml"))
     assert profile.name == "mine"
@@ -55,7 +55,7 @@ def test_own_file(tmp_path: Path) -> None:
     lines = (tmp_path / "flat" / "mine").read_text().splitlines()
     assert lines[0] == "name=mine"
     assert "total_bytes=65452113920" in lines
-    assert lines[-2:] == ["workspace=FusedInfer* 4096", "workspace=* 0"]
+    assert lines[-2:] == ["workspace=FusedInfer* 4096 0.0 0", "workspace=Mine* 1 2.5 9"]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,10 @@ def test_own_file(tmp_path: Path) -> None:
         ("context_bytes = 375_809_638", "context_bytes = 1\ncontext_byte = 1", "unknown keys"),
         ("[memory]", "[memories]", r"no \[memory\]"),
         ("[memory]", "[memory", "not TOML"),
+        ("[workspace]", '[workspace]\n"A*" = {bytes = 1}', r"rule in \[workspace\] that is none: 'A\*'"),
+        ("[workspace]", '[workspace]\n"A*" = -1', "is none"),
+        ("[workspace]", '[workspace]\n"A*" = {base = 1.5}', "is none"),
+        ("[workspace]", '[workspace]\n"A B" = 1', "is none"),
     ],
 )
 def test_broken_files_say_what_is_wrong(tmp_path: Path, old: str, new: str, message: str) -> None:

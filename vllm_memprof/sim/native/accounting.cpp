@@ -19,12 +19,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <unordered_set>
 
 namespace memprof_sim {
 namespace {
 
 constexpr uint64_t kMagic = 0x314d4953504d454dull;  // "MEMPSIM1"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint32_t kSlots = 1024;
 constexpr uint32_t kShares = 8192;
 
@@ -54,6 +55,13 @@ struct State {
 State *state = nullptr;
 std::mutex open_mutex;
 int own_slot[64];  // slot index by device, -1: none; valid in the process that set own_pid
+uint64_t runtime_shares[64], runtime_charged[64];  // of account_runtime_share
+std::mutex kernels_mutex;
+
+std::unordered_set<std::string> &kernels_loaded(int device) {
+  static auto *loaded = new std::unordered_set<std::string>[64];  // never destroyed: other libraries call in at exit
+  return loaded[device];
+}
 pid_t own_pid = 0;
 uint64_t own_start = 0;
 
@@ -152,6 +160,9 @@ bool usable(const State *candidate) {
 
 void forget_own_slots() {
   for (int &index : own_slot) index = -1;
+  for (uint64_t &bytes : runtime_shares) bytes = 0;
+  for (uint64_t &bytes : runtime_charged) bytes = 0;
+  for (int device = 0; device < 64; ++device) kernels_loaded(device).clear();
 }
 
 void after_fork_in_child() {
@@ -230,18 +241,7 @@ Slot *slot_locked(int device, bool create) {
   return nullptr;
 }
 
-}  // namespace
-
-const char *component_name(int component) {
-  static const char *const names[kComponentCount] = {"CONTEXT", "APP", "WORKSPACE", "HCCL", "ATB", "GRAPH", "RUNTIME"};
-  return component >= 0 && component < kComponentCount ? names[component] : "?";
-}
-
-bool account_available() { return attach(); }
-
-bool account_charge(int device, Component component, uint64_t bytes) {
-  if (!attach()) return false;
-  Locked guard;
+bool charge_locked(int device, Component component, uint64_t bytes) {
   reclaim_dead();
   if (used_locked(device) + bytes > profile().total_bytes) return false;
   Slot *slot = slot_locked(device, true);
@@ -251,22 +251,65 @@ bool account_charge(int device, Component component, uint64_t bytes) {
   return true;
 }
 
-void account_release(int device, Component component, uint64_t bytes) {
-  if (!attach()) return;
-  Locked guard;
+void release_locked(int device, Component component, uint64_t bytes) {
   Slot *slot = slot_locked(device, false);
   if (!slot) return;
   uint64_t held = slot->current[component].load();
   slot->current[component].store(held > bytes ? held - bytes : 0);
 }
 
-void account_release_device(int device) {
+}  // namespace
+
+const char *component_name(int component) {
+  static const char *const names[kComponentCount] = {"DEVICE", "APP", "HCCL", "RUNTIME"};
+  return component >= 0 && component < kComponentCount ? names[component] : "?";
+}
+
+bool account_available() { return attach(); }
+
+bool account_charge(int device, Component component, uint64_t bytes) {
+  if (!attach()) return false;
+  Locked guard;
+  return charge_locked(device, component, bytes);
+}
+
+void account_release(int device, Component component, uint64_t bytes) {
   if (!attach()) return;
   Locked guard;
+  release_locked(device, component, bytes);
+}
+
+bool account_runtime_share(int device, int64_t delta) {
+  if (device < 0 || device >= 64 || !attach()) return false;
+  Locked guard;
+  uint64_t shares = runtime_shares[device] + static_cast<uint64_t>(delta);
+  uint64_t wanted = round_up(shares, profile().huge_page_bytes), held = runtime_charged[device];
+  if (wanted > held && !charge_locked(device, kRuntime, wanted - held)) return false;
+  if (wanted < held) release_locked(device, kRuntime, held - wanted);
+  runtime_shares[device] = shares;
+  runtime_charged[device] = wanted;
+  return true;
+}
+
+bool account_kernel_load(int device, const std::string &operator_name) {
+  if (!profile().kernel_load_bytes || device < 0 || device >= 64) return true;
+  std::lock_guard<std::mutex> guard(kernels_mutex);
+  if (!kernels_loaded(device).insert(operator_name).second) return true;
+  if (account_runtime_share(device, static_cast<int64_t>(profile().kernel_load_bytes))) return true;
+  kernels_loaded(device).erase(operator_name);
+  return false;
+}
+
+void account_release_device(int device) {
+  if (!attach()) return;
+  std::lock_guard<std::mutex> kernels(kernels_mutex);
+  Locked guard;
+  if (device >= 0 && device < 64) kernels_loaded(device).clear();
   Slot *slot = slot_locked(device, false);
   if (!slot) return;
   clear(slot);
   own_slot[device] = -1;
+  runtime_shares[device] = runtime_charged[device] = 0;
 }
 
 uint64_t account_device_used(int device) {
@@ -276,17 +319,29 @@ uint64_t account_device_used(int device) {
   return used_locked(device);
 }
 
-Usage account_device_usage(int device) {
+Usage account_own_usage(int device) {
   Usage result{};
+  if (!attach()) return result;
+  Locked guard;
+  Slot *slot = slot_locked(device, false);
+  if (!slot) return result;
+  for (int component = 0; component < kComponentCount; ++component) {
+    result.current[component] = slot->current[component].load();
+    result.peak[component] = slot->peak[component].load();
+  }
+  return result;
+}
+
+std::vector<ProcessUsage> account_processes(int device) {
+  std::vector<ProcessUsage> result;
   if (!attach()) return result;
   Locked guard;
   reclaim_dead();
   for (const Slot &slot : state->slots) {
     if (!slot.pid || slot.device != device) continue;
-    for (int component = 0; component < kComponentCount; ++component) {
-      result.current[component] += slot.current[component].load();
-      result.peak[component] += slot.peak[component].load();
-    }
+    uint64_t bytes = 0;
+    for (const auto &value : slot.current) bytes += value.load();
+    result.push_back({slot.pid, bytes});
   }
   return result;
 }

@@ -16,26 +16,34 @@ aclError charge_pool() {
   std::lock_guard<std::mutex> guard(mutex);
   if (charged[device] || profile().atb_pool_bytes == 0) return ACL_SUCCESS;
   void *pool = nullptr;
-  if (aclError status = device_allocate(&pool, profile().atb_pool_bytes, kAtb)) return status;
+  if (aclError status = device_allocate(&pool, profile().atb_pool_bytes, kApp)) return status;
   charged[device] = true;
   return ACL_SUCCESS;
 }
 
 class Operation {
  public:
+  explicit Operation(const char *family) : family_(std::string("Atb") + family) {}
   virtual ~Operation() = default;
-  virtual std::string GetName() const { return "simulated"; }
+  virtual std::string GetName() const { return family_; }
   virtual int InferShape(const void *, void *) const { return fail_unimplemented("atb::Operation::InferShape"); }
   virtual uint32_t GetInputNum() const { return 0; }
   virtual uint32_t GetOutputNum() const { return 0; }
   virtual int Setup(const void *, uint64_t &workspace_bytes, void *) {
-    workspace_bytes = workspace_bytes_for("Atb");
+    workspace_bytes = workspace_bytes_for(family_, 0);  // what the arguments hold is not looked at
     return charge_pool();
   }
-  virtual int Execute(const void *, uint8_t *, uint64_t, void *) { return ACL_SUCCESS; }
+  virtual int Execute(const void *, uint8_t *, uint64_t, void *) {
+    trace("%s", family_.c_str());
+    if (account_kernel_load(physical_device(current_device()), family_)) return ACL_SUCCESS;
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernel of %s", family_.c_str());
+  }
   virtual int Reserved0() { return fail_unimplemented("an unknown virtual method of atb::Operation"); }
   virtual int Reserved1() { return Reserved0(); }
   virtual int Reserved2() { return Reserved0(); }
+
+ private:
+  std::string family_;
 };
 
 class Context {
@@ -69,9 +77,9 @@ class Context {
 using namespace memprof_sim;
 
 extern "C" {
-__attribute__((visibility("hidden"))) int memprof_sim_atb_create_operation(const void *, void **operation) {
+__attribute__((visibility("hidden"))) int memprof_sim_atb_create_operation(const void *, void **operation, const char *family) {
   if (!operation) return fail(ACL_ERROR_INVALID_PARAM, "atb::CreateOperation: null argument");
-  *operation = new Operation;
+  *operation = new Operation(family);
   return ACL_SUCCESS;
 }
 

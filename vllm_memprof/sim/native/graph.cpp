@@ -27,8 +27,6 @@ struct Captures {
   std::map<aclrtStream, aclrtStream> origin;   // where their capture began
   std::map<aclrtStream, TaskGroup *> open_group;
   std::map<aclrtStream, TaskGroup *> updating;
-  uint64_t modelled_bytes[64] = {};            // charged in whole pages
-  uint64_t charged_bytes[64] = {};
   std::atomic<int> count{0};                   // of active captures: keeps the common path cheap
 };
 
@@ -46,19 +44,6 @@ Registry<Graph> &graphs() {
 Registry<TaskGroup> &task_groups() {
   static auto *registry = new Registry<TaskGroup>;
   return *registry;
-}
-
-// Moves the device's graph memory by `delta` modelled bytes; charged in huge pages.
-bool charge_graphs(int device, int64_t delta) {
-  Captures &state = captures();
-  std::lock_guard<std::mutex> guard(state.mutex);
-  uint64_t modelled = state.modelled_bytes[device] + static_cast<uint64_t>(delta);
-  uint64_t wanted = round_up(modelled, profile().huge_page_bytes), held = state.charged_bytes[device];
-  if (wanted > held && !account_charge(physical_device(device), kGraph, wanted - held)) return false;
-  if (wanted < held) account_release(physical_device(device), kGraph, held - wanted);
-  state.modelled_bytes[device] = modelled;
-  state.charged_bytes[device] = wanted;
-  return true;
 }
 
 Graph *active_graph(aclrtStream stream) {
@@ -141,7 +126,7 @@ SHIM_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *model) {
     }
     --state.count;
   }
-  if (!charge_graphs(graph->device, static_cast<int64_t>(profile().graph_capture_bytes))) {
+  if (!account_runtime_share(physical_device(graph->device), static_cast<int64_t>(profile().graph_capture_bytes))) {
     graphs().remove(graph);
     delete graph;
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for a captured graph");
@@ -170,7 +155,7 @@ SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {
   Graph *graph = graphs().find(model);
   if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIDestroy: unknown graph %p", model);
   graphs().remove(graph);
-  charge_graphs(graph->device, -static_cast<int64_t>(profile().graph_capture_bytes));
+  account_runtime_share(physical_device(graph->device), -static_cast<int64_t>(profile().graph_capture_bytes));
   for (auto &[callback, data] : graph->on_destroy) callback(data);
   delete graph;
   return ACL_SUCCESS;

@@ -84,8 +84,7 @@ aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component compo
 aclError allocate_by_policy(const char *function, void **pointer, size_t bytes, uint64_t padding, aclrtMemMallocPolicy policy) {
   if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: %zu bytes to %p", function, bytes, static_cast<void *>(pointer));
   uint64_t wanted = round_up(bytes, 32) + padding;
-  bool huge_only = (policy & 0xff) == ACL_MEM_MALLOC_HUGE_ONLY;
-  return allocate(pointer, wanted, page_bytes(wanted, policy), huge_only ? kWorkspace : kApp);
+  return allocate(pointer, wanted, page_bytes(wanted, policy), kApp);
 }
 
 }  // namespace
@@ -171,22 +170,26 @@ SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *tota
   return ACL_SUCCESS;
 }
 
+// What the calling process holds, by the module that asked for it, largest first. (The driver keeps these counters in the
+// process: svm_mem_statistics.c::halGetMemUsageInfo.)
 using UsageDevice = decltype(first_parameter(aclrtGetMemUsageInfo));
 
 SHIM_API aclError aclrtGetMemUsageInfo(UsageDevice id, aclrtMemUsageInfo *info, size_t capacity, size_t *count) {
   int device = static_cast<int>(id);
   if (!info || !count || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUsageInfo: bad argument");
-  Usage usage = account_device_usage(physical_device(device));
-  size_t written = 0;
-  for (int component = 0; component < kComponentCount && written < capacity; ++component) {
-    if (!usage.peak[component]) continue;
-    aclrtMemUsageInfo &row = info[written++];
-    row = aclrtMemUsageInfo{};
-    snprintf(row.name, sizeof row.name, "%s", component_name(component));
-    row.curMemSize = usage.current[component];
-    row.memPeakSize = usage.peak[component];
+  Usage usage = account_own_usage(physical_device(device));
+  std::vector<int> modules;
+  for (int component = 0; component < kComponentCount; ++component)
+    if (component != kDevice && usage.peak[component]) modules.push_back(component);
+  std::stable_sort(modules.begin(), modules.end(), [&](int a, int b) { return usage.current[a] > usage.current[b]; });
+  if (modules.size() > capacity) modules.resize(capacity);
+  for (size_t row = 0; row < modules.size(); ++row) {
+    info[row] = aclrtMemUsageInfo{};
+    snprintf(info[row].name, sizeof info[row].name, "%s", component_name(modules[row]));
+    info[row].curMemSize = usage.current[modules[row]];
+    info[row].memPeakSize = usage.peak[modules[row]];
   }
-  *count = written;
+  *count = modules.size();
   return ACL_SUCCESS;
 }
 

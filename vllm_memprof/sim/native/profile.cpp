@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <sstream>
 
 namespace memprof_sim {
 namespace {
@@ -39,11 +40,16 @@ Profile load() {
     size_t equals = line.find('=');
     if (line.empty() || line[0] == '#' || equals == std::string::npos) continue;
     std::string key = line.substr(0, equals), value = line.substr(equals + 1);
-    size_t space = value.rfind(' ');
-    if (key == "workspace" && space != std::string::npos)
-      result.workspace.push_back({value.substr(0, space), strtoull(value.c_str() + space, nullptr, 10)});
-    else
+    if (key != "workspace") {
       values[key] = value;
+      continue;
+    }
+    WorkspaceRule rule;
+    std::istringstream fields(value);
+    if (fields >> rule.pattern >> rule.base >> rule.per_first_byte >> rule.cap)
+      result.workspace.push_back(rule);
+    else
+      result.problem = "a workspace line of the device profile is not \"glob base per_first_byte cap\": " + value;
   }
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");
@@ -52,6 +58,8 @@ Profile load() {
   result.device_count = static_cast<uint32_t>(number(values, "device_count", &result));
   result.total_bytes = number(values, "total_bytes", &result);
   result.context_bytes = number(values, "context_bytes", &result);
+  result.context_runtime_bytes = number(values, "context_runtime_bytes", &result);
+  result.kernel_load_bytes = number(values, "kernel_load_bytes", &result);
   result.huge_page_bytes = number(values, "huge_page_bytes", &result);
   result.normal_page_bytes = number(values, "normal_page_bytes", &result);
   result.huge_first_min_bytes = number(values, "huge_first_min_bytes", &result);
@@ -92,9 +100,12 @@ bool glob_match(const char *pattern, const char *text) {
   return !*text;
 }
 
-uint64_t workspace_bytes_for(const std::string &operator_name) {
-  for (const WorkspaceRule &rule : profile().workspace)
-    if (glob_match(rule.pattern.c_str(), operator_name.c_str())) return rule.bytes;
+uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t first_tensor_bytes) {
+  for (const WorkspaceRule &rule : profile().workspace) {
+    if (!glob_match(rule.pattern.c_str(), operator_name.c_str())) continue;
+    uint64_t bytes = rule.base + static_cast<uint64_t>(rule.per_first_byte * static_cast<double>(first_tensor_bytes));
+    return rule.cap && bytes > rule.cap ? rule.cap : bytes;
+  }
   return 0;
 }
 

@@ -26,9 +26,12 @@ namespace memprof_sim {
 
 // ---- profile.cpp: the device that is simulated, read once from the file MEMPROF_SIM_PROFILE names ----
 
+// base + per_first_byte x bytes of the operator's first tensor, at most cap where there is one.
 struct WorkspaceRule {
   std::string pattern;  // glob over operator names without "aclnn"
-  uint64_t bytes;
+  uint64_t base = 0;
+  double per_first_byte = 0;
+  uint64_t cap = 0;  // 0: none
 };
 
 struct Profile {
@@ -41,6 +44,8 @@ struct Profile {
   uint32_t device_count = 0;
   uint64_t total_bytes = 0;
   uint64_t context_bytes = 0;
+  uint64_t context_runtime_bytes = 0;
+  uint64_t kernel_load_bytes = 0;
   uint64_t huge_page_bytes = 0;
   uint64_t normal_page_bytes = 0;
   uint64_t huge_first_min_bytes = 0;
@@ -59,20 +64,18 @@ struct Profile {
 };
 
 const Profile &profile();
-uint64_t workspace_bytes_for(const std::string &operator_name);
+uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t first_tensor_bytes);
 bool glob_match(const char *pattern, const char *text);
 inline uint64_t round_up(uint64_t value, uint64_t unit) { return unit ? (value + unit - 1) / unit * unit : value; }
 
 // ---- accounting.cpp: who holds how much of which device, shared by all processes through one mapped file ----
 
+// As the driver tells them apart: by the module that asked. What its counters do not show is kDevice.
 enum Component : int {
-  kContext = 0,
-  kApp,        // torch segments and anything else the application asks for
-  kWorkspace,  // torch_npu's operator workspaces (requested with HUGE_ONLY)
-  kHccl,
-  kAtb,
-  kGraph,
-  kRuntime,
+  kDevice = 0,  // the part of a context that lives in processes on the device
+  kApp,         // everything got through aclrtMalloc and aclrtMallocPhysical: torch's segments and workspaces, ATB's pool, the application's own
+  kHccl,        // buffers of communicators
+  kRuntime,     // the runtime's share of a context, loaded kernels, captured graphs
   kComponentCount,
 };
 const char *component_name(int component);
@@ -88,8 +91,18 @@ void account_release(int device, Component component, uint64_t bytes);
 // Gives back everything this process holds on the device.
 void account_release_device(int device);
 uint64_t account_device_used(int device);       // all live processes
-Usage account_device_usage(int device);         // all live processes, by component
+Usage account_own_usage(int device);            // this process, by component
+struct ProcessUsage {
+  int32_t pid;
+  uint64_t bytes;
+};
+std::vector<ProcessUsage> account_processes(int device);  // the live processes that hold memory of the device
 bool account_available();                       // the state file could be opened
+
+// Memory that the runtime takes in shares smaller than a page (kernels, graphs): the sum is charged in huge pages.
+bool account_runtime_share(int device, int64_t delta);
+// The first time an operator runs in this process its kernel is loaded to the device; false when it does not fit.
+bool account_kernel_load(int device, const std::string &operator_name);
 
 // A physical allocation that another process may import.
 struct SharedHandle {
