@@ -5,8 +5,11 @@ Sizes are read from the live specs (``page_size_bytes``), never recomputed from 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
+
+from vllm_memprof.capture.versions import in_range
 
 
 def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, Any]:
@@ -21,18 +24,64 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
     max_model_len = vllm_config.model_config.max_model_len
     concurrency = max_concurrency(vllm_config, first)
+    blocks = min(int(config.num_blocks) for config in configs)
+    block_size = min((group["block_size"] for group in groups), default=None)
+    shared_by = context_parallel(vllm_config)
+    rule = tokens_rule(_vllm_version())
+    tokens = None
+    if rule == "blocks" and block_size is not None:
+        tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
+    elif rule == "concurrency" and concurrency is not None:
+        tokens = int(concurrency * max_model_len)
+    cache = vllm_config.cache_config
     return {
-        "blocks": min(int(config.num_blocks) for config in configs),
-        "block_size": min((group["block_size"] for group in groups), default=None),
-        "tokens": None if concurrency is None else int(concurrency * max_model_len),
+        "blocks": blocks,
+        "block_size": block_size,
+        "tokens": tokens,
         "max_model_len": max_model_len,
         "max_concurrency": concurrency,
         "available_bytes": [int(available) for available in available_bytes],
         "planned_bytes": [sum(int(tensor.size) for tensor in config.kv_cache_tensors) for config in configs],
         "bytes_per_token": bytes_per_token(groups),
         "groups": groups,
-        "gpu_memory_utilization": vllm_config.cache_config.gpu_memory_utilization,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "num_gpu_blocks_override": getattr(cache, "num_gpu_blocks_override", None),
+        "fitting_blocks": None,
+        "group_count": len(first.kv_cache_groups),
+        "tokens_rule": rule,
+        "context_parallel": shared_by,
+        "max_num_batched_tokens": _step_tokens(vllm_config),
+        "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
+        "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
     }
+
+
+def tokens_rule(vllm_version: str | None) -> str:
+    """What a release of vLLM prints as its KV cache size: blocks of one group, or its concurrency in tokens.
+
+    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x block size x ranks
+    that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0 (int(concurrency x max_model_len)).
+    """
+    return "blocks" if vllm_version is not None and in_range(vllm_version, "<0.20") else "concurrency"
+
+
+def context_parallel(vllm_config: Any) -> int:
+    """Ranks over which the tokens of one request are spread."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    sizes = [getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")]
+    return int(sizes[0] or 1) * int(sizes[1] or 1)
+
+
+def _step_tokens(vllm_config: Any) -> int | None:
+    in_flight = getattr(vllm_config, "max_in_flight_tokens", None)
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    value = in_flight if in_flight is not None else getattr(scheduler, "max_num_batched_tokens", None)
+    return None if value is None else int(value)
+
+
+def _vllm_version() -> str | None:
+    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
+    return None if version is None else str(version)
 
 
 def describe_group(group: Any) -> list[dict[str, Any]]:
@@ -40,9 +89,11 @@ def describe_group(group: Any) -> list[dict[str, Any]]:
     members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
     counted: dict[tuple[Any, ...], int] = {}
+    layouts: dict[tuple[Any, ...], dict[str, Any]] = {}
     for spec in specs:
         key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), _dtype(spec))
         counted[key] = counted.get(key, 0) + 1
+        layouts.setdefault(key, layout(spec))
     return [
         {
             "type": type_name,
@@ -51,9 +102,43 @@ def describe_group(group: Any) -> list[dict[str, Any]]:
             "page_size_bytes": page_size,
             "bytes_per_token": _per_token(type_name, layers * page_size, block_size),
             "dtype": dtype,
+            "layout": layouts[type_name, block_size, page_size, dtype],
         }
         for (type_name, block_size, page_size, dtype), layers in counted.items()
     ]
+
+
+#: Attributes of the engine's specs that a page and the blocks of a request are made of.
+_LAYOUT = (
+    "num_kv_heads",
+    "head_size",
+    "head_size_v",
+    "sliding_window",
+    "attention_chunk_size",
+    "extra_retained_tokens",
+    "page_size_padded",
+    "cache_dtype_str",
+    "compress_ratio",
+    "model_version",
+    "num_speculative_blocks",
+)
+
+
+def layout(spec: Any) -> dict[str, Any]:
+    """What the spec says about its layers, for the ledger to recompute; only what is a number or a word."""
+    found = {name: getattr(spec, name, None) for name in _LAYOUT}
+    found = {name: value for name, value in found.items() if isinstance(value, (int, str))}
+    size = getattr(getattr(spec, "dtype", None), "itemsize", None)
+    if isinstance(size, int):
+        found["dtype_bytes"] = size
+    mode = getattr(spec, "kv_quant_mode", None)
+    if isinstance(mode, int):  # an enumeration
+        found["kv_quant_mode"] = int(mode)
+    sizes = [getattr(dtype, "itemsize", None) for dtype in getattr(spec, "dtypes", None) or ()]
+    shapes = getattr(spec, "shapes", None) or ()
+    if sizes and None not in sizes and len(sizes) == len(shapes):
+        found["state_bytes"] = sum(math.prod(s) * size for s, size in zip(shapes, sizes, strict=True) if size)
+    return found
 
 
 def bytes_per_token(groups: list[dict[str, Any]]) -> int | float | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from vllm_memprof.ledger.headroom import profile_peak
 from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES
-from vllm_memprof.ledger.kv import is_hybrid, worth_in_tokens
+from vllm_memprof.ledger.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
 from vllm_memprof.ledger.model import Finding, RankReport, UnchargedItem
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
@@ -473,6 +473,45 @@ def _hybrid(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         return  # the plan is the same on every rank
 
 
+def _override_beyond_budget(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """More blocks were asked for than the budget holds: the engine takes the number as it is."""
+    for rank in ranks:
+        kv = rank.kv
+        if kv.override_blocks is None or kv.fitting_blocks is None or kv.override_blocks <= kv.fitting_blocks:
+            continue
+        over = kv.override_blocks - kv.fitting_blocks
+        yield Finding(
+            id="block-override-beyond-budget",
+            severity="warning",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=None if kv.bytes_per_block is None else over * kv.bytes_per_block,
+            kv_tokens=tokens_for_blocks(kv, over),
+            title="--num-gpu-blocks-override plans more KV blocks than the budget holds",
+            evidence=f"{kv.override_blocks:,} blocks, and the budget holds {kv.fitting_blocks:,}: {over:,} too many",
+            action=f"--num-gpu-blocks-override {kv.fitting_blocks} fits, as does none at all",
+        )
+
+
+def _allocated_beyond_plan(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    """The tensors of the KV cache took more than the plan, beyond what padding explains."""
+    for rank in ranks:
+        check = next((check for check in rank.kv.checks if check.name == ALLOCATED), None)
+        if check is None or check.ok is not False or check.found is None or check.expected is None:
+            continue
+        over = check.found - check.expected
+        yield Finding(
+            id="kv-allocation-off-plan",
+            severity="warning",
+            rank=rank.rank,
+            label=rank.label,
+            bytes=over,
+            kv_tokens=worth_in_tokens(rank.kv, over),
+            title="The KV cache took another amount of memory than the engine planned for it",
+            evidence=f"planned {format_gib(check.expected)} GiB, allocated {format_gib(check.found)} GiB",
+        )
+
+
 def _halved(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     for rank in ranks:
         granted = rank.budget.engine_kv_cache_bytes
@@ -532,6 +571,8 @@ def _hooks(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 FINDINGS: tuple[Finder, ...] = (
     _negative_kv,
     _kv_too_small,
+    _override_beyond_budget,
+    _allocated_beyond_plan,
     _startup_refused,
     _oom_others,
     _oom_fragmentation,

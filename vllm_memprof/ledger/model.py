@@ -316,6 +316,7 @@ class KvGroup:
     page_size_bytes: int | None  # of one layer
     bytes_per_token: float | None  # all layers of the group
     dtype: str | None
+    layout: dict[str, Any] | None = None  # heads, sizes, windows: what the formula of its type needs
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -337,6 +338,11 @@ class Kv:
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     inferred: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
+    override_blocks: int | None = None  # --num-gpu-blocks-override: blocks that replaced those of the budget
+    fitting_blocks: int | None = None  # blocks that the budget holds, least of all workers
+    tokens_rule: str | None = None  # concurrency | blocks: what the engine's number of tokens is made of
+    group_count: int | None = None  # groups that share the blocks
+    context_parallel: int = 1  # ranks that share the tokens of a request
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -352,6 +358,11 @@ class Kv:
             "groups": [group.to_json() for group in self.groups],
             "checks": [check.to_json() for check in self.checks],
             **({"how": INFERRED} if self.inferred else {}),
+            **(
+                {"num_gpu_blocks_override": self.override_blocks, "fitting_blocks": self.fitting_blocks}
+                if self.override_blocks is not None
+                else {}
+            ),
         }
 
 

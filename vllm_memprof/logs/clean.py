@@ -41,6 +41,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"non-default args",
     b"is assigned as",
     b"HBM-Usage",
+    b"num_gpu_blocks",
 )
 #: Ascend prints this line once per step at level DEBUG. The same figures from the same process are handed on once.
 _PER_STEP = b"torch reserved m"

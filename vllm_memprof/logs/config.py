@@ -51,6 +51,7 @@ _ARG_KEYS = {
     "gpu_memory_utilization": ("gpu_memory_utilization", float),
     "kv_cache_memory_bytes": ("kv_cache_memory_bytes", int),
     "block_size": ("block_size", int),
+    "num_gpu_blocks_override": ("num_gpu_blocks_override", int),
     "enforce_eager": ("enforce_eager", bool),
 }
 _OPTIONS = {
@@ -67,6 +68,7 @@ _OPTIONS = {
     "--kv-cache-memory": ("kv_cache_memory_bytes", int),
     "--kv-cache-memory-bytes": ("kv_cache_memory_bytes", int),
     "--block-size": ("block_size", int),
+    "--num-gpu-blocks-override": ("num_gpu_blocks_override", int),
 }
 MAX_COMMAND = 8192
 

@@ -294,6 +294,8 @@ def _engine_core(dp: int | None, plan: dict[str, Fact], config: Config, name: st
     values: dict[str, Any] = {key: fact.value for key, fact in plan.items()}
     values.setdefault("max_model_len", config.get("max_model_len"))
     values.setdefault("block_size", config.get("block_size"))
+    if values.setdefault("num_gpu_blocks_override", config.get("num_gpu_blocks_override")) is not None:
+        values.setdefault("blocks", values["num_gpu_blocks_override"])
     return ProcessRecord(
         file=f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}",
         identity=Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp),

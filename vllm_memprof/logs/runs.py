@@ -320,7 +320,7 @@ class Sorter:
             plan = run.plans.setdefault(dp, {})
         for fact in facts:
             have = plan.get(fact.name)
-            least = fact.name in ("tokens", "max_concurrency", "blocks")
+            least = fact.name in ("tokens", "max_concurrency", "blocks", "fitting_blocks")
             if have is None or (least and fact.value < have.value):
                 plan[fact.name] = fact
         return run

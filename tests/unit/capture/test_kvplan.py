@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_memprof.capture.kvplan import bytes_per_token, describe, describe_group
+import pytest
+
+from vllm_memprof.capture.kvplan import bytes_per_token, context_parallel, describe, describe_group, layout, tokens_rule
 
 
 class FullAttentionSpec(SimpleNamespace):
@@ -59,3 +62,51 @@ def test_blocks_are_the_fewest_of_all_workers_and_bytes_are_per_worker() -> None
     assert plan["available_bytes"] == [2000, 1300]
     assert plan["planned_bytes"] == [1536, 1280]
     assert plan["tokens"] is None  # the engine's own function is not loaded here: unknown, not guessed
+
+
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [
+        ("0.11.0", "blocks"),
+        ("0.13.0+empty", "blocks"),
+        ("0.19.1", "blocks"),
+        ("0.20.2", "concurrency"),
+        ("0.23.0+empty", "concurrency"),
+        ("0.33.0", "concurrency"),
+        (None, "concurrency"),
+    ],
+)
+def test_what_a_release_prints_as_its_kv_cache_size(version: str | None, rule: str) -> None:
+    assert tokens_rule(version) == rule
+
+
+def test_tokens_as_an_older_release_prints_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks // groups x block size x ranks that share a request: no whole requests needed."""
+    monkeypatch.setitem(sys.modules, "vllm.version", SimpleNamespace(__version__="0.13.0"))
+    config = SimpleNamespace(
+        num_blocks=11,
+        kv_cache_groups=[group(full(64), 2), group(full(64), 2)],
+        kv_cache_tensors=[SimpleNamespace(size=64 * 11)] * 2,
+    )
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9, num_gpu_blocks_override=11),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=2, prefill_context_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        kv_transfer_config=object(),
+    )
+    plan = describe(vllm_config, [2000], [config])
+    assert (plan["tokens"], plan["tokens_rule"], plan["context_parallel"]) == (11 // 2 * 16 * 2, "blocks", 2)
+    assert (plan["num_gpu_blocks_override"], plan["max_num_batched_tokens"], plan["kv_transfer"]) == (11, 2048, True)
+
+
+def test_a_layout_holds_numbers_and_words_only() -> None:
+    dtype = SimpleNamespace(itemsize=2)
+    spec = full(64)
+    spec.dtype, spec.num_kv_heads, spec.head_size, spec.sliding_window = dtype, 4, 128, None
+    spec.cache_dtype_str = "fp8_ds_mla"
+    assert layout(spec) == {"num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2, "cache_dtype_str": "fp8_ds_mla"}
+    state = MambaSpec(shapes=((3, 4), (5,)), dtypes=(dtype, SimpleNamespace(itemsize=4)), num_speculative_blocks=1)
+    assert layout(state) == {"state_bytes": 44, "num_speculative_blocks": 1}
+    assert layout(SimpleNamespace(dtype="float16", dtypes=(1,), shapes=((1,),), kv_quant_mode=object())) == {}
+    assert context_parallel(SimpleNamespace()) == 1

@@ -174,9 +174,18 @@ def test_kv_plan(run_engine: Run) -> None:
                 "page_size_bytes": 32,
                 "bytes_per_token": 16,
                 "dtype": "bfloat16",
+                "layout": {},
             }
         ],
         "gpu_memory_utilization": 0.9,
+        "num_gpu_blocks_override": None,
+        "fitting_blocks": None,
+        "group_count": 1,
+        "tokens_rule": "concurrency",
+        "context_parallel": 1,
+        "max_num_batched_tokens": None,
+        "mamba_cache_mode": None,
+        "kv_transfer": False,
     }
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.ledger.builders import gib
-from vllm_memprof.ledger.kv import blocks_per_request, build_kv, tokens_for_bytes, worth_in_tokens
+from tests.unit.ledger.builders import DATA, gib
+from vllm_memprof.ledger.kv import (
+    blocks_per_request,
+    build_kv,
+    is_hybrid,
+    read_group,
+    tokens_for_bytes,
+    worth_in_tokens,
+)
+from vllm_memprof.ledger.layers import LAYER_TYPES, Limits, page_bytes, request_blocks
 from vllm_memprof.ledger.model import Check, Kv
 
 PAGE, LAYERS = 262_144, 36  # 2 x 128 tokens x 4 KV heads x 128 x 2 bytes
@@ -19,6 +29,7 @@ PER_BLOCK = PAGE * LAYERS
 def plan(**changes: Any) -> dict[str, Any]:
     blocks = 5040
     group = {"type": "FullAttentionSpec", "layers": LAYERS, "block_size": 128, "page_size_bytes": PAGE}
+    group["layout"] = {"num_kv_heads": 4, "head_size": 128, "head_size_v": 128, "dtype_bytes": 2}
     values: dict[str, Any] = {
         "blocks": blocks,
         "block_size": 128,
@@ -49,7 +60,7 @@ def test_the_measured_cards() -> None:
 def test_cross_checks_hold() -> None:
     padded = 5040 * PER_BLOCK + 72 * 512
     kv = build_kv(plan(), 1, padded)
-    assert [check.ok for check in kv.checks] == [True] * 5
+    assert [check.ok for check in kv.checks] == [True] * 7
     assert kv.available_bytes == gib(44.4)
 
 
@@ -82,11 +93,132 @@ def test_the_least_of_all_workers_counts() -> None:
     assert next(check for check in kv.checks if "least" in check.name).ok is True
 
 
-def test_hybrid_layouts_are_not_recomputed() -> None:
-    window = {"type": "SlidingWindowSpec", "layers": 36, "block_size": 128, "page_size_bytes": PAGE}
-    kv = build_kv(plan(groups=[*plan()["groups"], window], planned_bytes=[None, None]), 0, None)
+WINDOW = {
+    "type": "SlidingWindowSpec",
+    "layers": LAYERS,
+    "block_size": 128,
+    "page_size_bytes": PAGE,
+    "layout": {"num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2, "sliding_window": 1024},
+}
+
+
+def test_a_hybrid_shares_its_pools_and_adds_up_its_requests() -> None:
+    """Whole length: 512 blocks. Window of 1,024 in steps of 2,048: cdiv(1,023 + 2,048, 128) + 1 = 25."""
+    blocks = 5040
+    kv = build_kv(
+        plan(
+            groups=[*plan()["groups"], WINDOW],
+            group_count=2,
+            max_num_batched_tokens=2048,
+            max_concurrency=blocks / 537,
+            tokens=int(blocks / 537 * 65_536),
+        ),
+        0,
+        None,
+    )
+    assert kv.bytes_per_block == PAGE * LAYERS
+    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert is_hybrid(build_kv(plan(max_concurrency=blocks / 537), 0, None))
+
+
+def test_a_hybrid_of_an_unknown_kind_is_not_recomputed() -> None:
+    kv = build_kv(plan(groups=[*plan()["groups"], {**WINDOW, "type": "NewSpec"}], planned_bytes=[None, None]), 0, None)
     assert checks(kv)["tokens"].ok is None
-    assert kv.bytes_per_block == PAGE * 36  # layers of different groups share their pools
+    assert kv.bytes_per_block == PAGE * LAYERS  # layers of different groups share their pools
+
+
+def test_layers_of_one_group_with_pages_of_their_own() -> None:
+    """An indexer beside the latent cache: one group, two rows, both grow with the length and share the block ids."""
+    latent = {"type": "MLAAttentionSpec", "layers": 61, "block_size": 128, "page_size_bytes": 147_456}
+    latent["layout"] = {"num_kv_heads": 1, "head_size": 576, "dtype_bytes": 2}
+    indexer = {"type": "MLAAttentionSpec", "layers": 61, "block_size": 128, "page_size_bytes": 32_768}
+    indexer["layout"] = {"num_kv_heads": 1, "head_size": 128, "dtype_bytes": 2}
+    kv = build_kv(
+        plan(groups=[latent, indexer], group_count=1, planned_bytes=[None, None], max_concurrency=5040 / 512), 0, None
+    )
+    assert kv.bytes_per_block == 61 * (147_456 + 32_768)
+    assert checks(kv)["bytes"].ok is True
+    assert checks(kv)["tokens"].ok is True
+
+
+@pytest.mark.parametrize(("context_parallel", "tokens"), [(1, 645_120), (2, 1_290_240)])
+def test_tokens_by_the_blocks_of_one_group(context_parallel: int, tokens: int) -> None:
+    """To 0.19: whole blocks of one group, also where the longest request does not end with a block."""
+    older = plan(tokens_rule="blocks", max_model_len=65_500, tokens=tokens, context_parallel=context_parallel)
+    older["max_concurrency"] = 5040 / (512 // context_parallel)
+    kv = build_kv(older, 0, None)
+    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert tokens_for_bytes(kv, 10 * PER_BLOCK) == 1280 * context_parallel
+    newer = build_kv(plan(max_model_len=65_500, tokens=int(5040 / 512 * 65_500)), 0, None)
+    assert [check.ok for check in newer.checks][:-1] == [True] * 6
+    assert build_kv({**older, "tokens_rule": "concurrency"}, 0, None).checks[-2].ok is False
+
+
+@pytest.mark.parametrize(("blocks", "over"), [(4000, 0), (6000, 960)])
+def test_an_override_replaces_the_blocks_of_the_budget(blocks: int, over: int) -> None:
+    """No check fails because of it: the plan keeps to the override, and the budget is told beside it."""
+    kv = build_kv(
+        plan(
+            num_gpu_blocks_override=blocks,
+            blocks=blocks,
+            planned_bytes=[blocks * PER_BLOCK] * 2,
+            max_concurrency=blocks / 512,
+            tokens=blocks * 128,
+        ),
+        0,
+        blocks * PER_BLOCK,
+    )
+    assert all(check.ok for check in kv.checks)
+    assert (kv.override_blocks, kv.fitting_blocks) == (blocks, 5040)
+    assert max(0, blocks - (kv.fitting_blocks or 0)) == over
+    assert kv.to_json()["num_gpu_blocks_override"] == blocks
+    ignored = build_kv(plan(num_gpu_blocks_override=blocks), 0, None)
+    assert any("override" in check.name and check.ok is False for check in ignored.checks)
+
+
+def test_a_connector_pads_its_tensors() -> None:
+    """Keys and values of 36 layers by 2 MiB each: more than 1% of a small cache, and still the plan."""
+    small = plan(blocks=100, tokens=12_800, max_concurrency=100 / 512, planned_bytes=[100 * PER_BLOCK] * 2)
+    padded = 100 * PER_BLOCK + 72 * (2 << 20)
+    assert checks(build_kv(small, 0, padded))["allocated"].ok is False
+    assert checks(build_kv({**small, "kv_transfer": True}, 0, padded))["allocated"].ok is True
+    assert checks(build_kv({**small, "kv_transfer": True}, 0, padded + 2 * PER_BLOCK))["allocated"].ok is False
+
+
+LAYOUTS = json.loads((DATA / "kv_layouts.json").read_text())
+
+
+@pytest.mark.parametrize("release", sorted(LAYOUTS["releases"]))
+def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) -> None:
+    known = set()
+    for row in LAYOUTS["releases"][release]:
+        group = read_group(row["group"])
+        limits = Limits(LAYOUTS["max_model_len"], LAYOUTS["max_num_batched_tokens"], 1, row["mamba_cache_mode"])
+        page, blocks = page_bytes(group), request_blocks(group, limits)
+        assert page == group.page_size_bytes, group
+        if blocks is not None:
+            assert blocks * page == row["max_bytes_per_request"], group
+            known.add(group.type)
+    left = {"MambaSpec"} if release == "0.13.0" else set()  # its number of states depends on the release
+    assert {name for layer in LAYER_TYPES for name in layer.names} - {"AscendMLAAttentionSpec"} - known == left
+
+
+@pytest.mark.parametrize(
+    "lacking", ["num_kv_heads", "head_size", "dtype_bytes", "sliding_window", "attention_chunk_size", "state_bytes"]
+)
+def test_a_layout_that_lacks_a_figure_gives_none(lacking: str) -> None:
+    limits = Limits(5000, 2048, 1, "none")
+    for row in LAYOUTS["releases"]["0.23.0"]:
+        whole = read_group(row["group"])
+        layout = {name: value for name, value in (whole.layout or {}).items() if name != lacking}
+        group = replace(whole, layout=layout)
+        if group.layout != whole.layout and whole.layout and not whole.layout.get("cache_dtype_str"):
+            assert page_bytes(group) is None or request_blocks(group, limits) is None
+
+
+def test_limits_that_are_unknown_give_none() -> None:
+    for row in LAYOUTS["releases"]["0.23.0"]:
+        assert request_blocks(read_group(row["group"]), Limits()) is None
 
 
 def test_no_plan_no_figures() -> None:

@@ -219,6 +219,45 @@ def test_a_kv_cache_that_is_too_small(tmp_path: Path) -> None:
     assert found.action == "--max-model-len 720 fits"
 
 
+OVERRIDDEN = (
+    "INFO 01-01 00:00:00 [worker.py:1] Available KV cache memory: 44.30 GiB",
+    "(EngineCore pid=1) INFO 01-01 00:00:00 [kv_cache_utils.py:1] Overriding num_gpu_blocks=5040 with "
+    "num_gpu_blocks_override={blocks}",
+    "(EngineCore pid=1) INFO 01-01 00:00:00 [kv_cache_utils.py:1] GPU KV cache size: {tokens:,} tokens",
+    "INFO 01-01 00:00:00 [worker.py:1] NPUWorker is up",
+)
+
+
+@pytest.mark.parametrize(("blocks", "found"), [(4096, False), (5040, False), (6000, True)])
+def test_an_override_of_the_number_of_blocks(tmp_path: Path, blocks: int, found: bool) -> None:
+    """44.30 GiB hold 5,040 blocks of 9,437,184 bytes, whatever number of them the engine was told to take."""
+    lines = [line.format(blocks=blocks, tokens=blocks * 128) for line in OVERRIDDEN]
+    report = explained(tmp_path, *lines)
+    kv = rank_of(report).kv
+    assert (kv.blocks, kv.override_blocks, kv.fitting_blocks) == (blocks, blocks, 5040)
+    assert (kv.bytes_per_token, kv.bytes_per_block) == (73_728, 9_437_184)
+    assert all(check.ok is not False for check in kv.checks)
+    assert f"--num-gpu-blocks-override {blocks} replaced the number of blocks; the budget holds 5,040" in table(
+        report, 120
+    )
+    assert ("block-override-beyond-budget" in ids(report)) == found
+    if found:
+        over = finding(report, "block-override-beyond-budget")
+        assert (over.bytes, over.kv_tokens) == (960 * 9_437_184, 960 * 128)
+        assert "--num-gpu-blocks-override 5040 " in over.action
+
+
+@pytest.mark.parametrize(
+    "how", ["vllm serve m --num-gpu-blocks-override 4096", "INFO non-default args: {'num_gpu_blocks_override': 4096}"]
+)
+def test_an_override_that_the_arguments_alone_tell(tmp_path: Path, how: str) -> None:
+    """The granted memory says nothing about the tokens then: no layout is made of the two."""
+    lines = (OVERRIDDEN[0], OVERRIDDEN[2].format(tokens=4096 * 128), OVERRIDDEN[3])
+    kv = rank_of(explained(tmp_path, how, *lines)).kv
+    assert (kv.blocks, kv.override_blocks, kv.fitting_blocks) == (4096, 4096, None)
+    assert (kv.bytes_per_block, kv.inferred) == (None, False)
+
+
 PROFILED = (
     "INFO [__init__.py:1] vLLM API server version {version}",
     "(EngineCore pid=1) INFO [gpu_model_runner.py:1] Model loading took 14.99 GiB memory and 3.2 seconds",

@@ -34,6 +34,7 @@ def kv_sections(report: Report) -> list[Section]:
             Row(["planned, GiB", format_gib(kv.planned_bytes, 4)]),
         ]
         notes = ["inferred from the printed tokens and size of the KV cache: blocks and bytes"] if kv.inferred else []
+        notes += _override(kv)
         notes += [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
         passed = [c.name for c in kv.checks if c.ok]
         if passed:
@@ -53,6 +54,13 @@ def _shown(kv: Kv) -> tuple[object, ...]:
 def _unchecked(kv: Kv) -> str:
     unknown = [check.name for check in kv.checks if check.ok is None]
     return f"; unknown: {'; '.join(unknown)}" if unknown else ""
+
+
+def _override(kv: Kv) -> list[str]:
+    if kv.override_blocks is None:
+        return []
+    text = f"--num-gpu-blocks-override {kv.override_blocks} replaced the number of blocks"
+    return [text + (f"; the budget holds {format_bytes(kv.fitting_blocks)}" if kv.fitting_blocks is not None else "")]
 
 
 def _concurrency(kv: Kv) -> str:
