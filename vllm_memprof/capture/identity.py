@@ -54,12 +54,15 @@ def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
     """The data-parallel rank, and whether the run has several.
 
     vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still carries its rank.
+    Releases without that reset (no ``data_parallel_index`` beside the rank) name a single engine core ``DP0`` too.
     """
+    several = _size(parallel, "data") > 1
+    if not several and not hasattr(parallel, "data_parallel_index"):
+        return _int(getattr(parallel, "data_parallel_rank", None)), False
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         match = _ENGINE_NAME.search(getattr(process, "name", "") or "")
         if match:
             return int(match.group(1)), True
-    several = _size(parallel, "data") > 1
     return _int(getattr(parallel, "data_parallel_rank", None)), several
 
 
