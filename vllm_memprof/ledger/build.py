@@ -25,6 +25,7 @@ from vllm_memprof.ledger.model import (
     Report,
     RunSummary,
 )
+from vllm_memprof.ledger.owners import owners_of
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 
@@ -107,10 +108,19 @@ def _summarise(run: Run) -> RunSummary:
         exit_reason=info.exit_reason,
         truncated=run.truncated,
         eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
-        notes=[*info.notes, *run.notes],
+        notes=[*_experiment_note(info.empty_cache_at), *info.notes, *run.notes],
+        empty_cache_at=info.empty_cache_at,
         versions=versions,
         env=dict(info.env),
     )
+
+
+def _experiment_note(phases: list[str]) -> list[str]:
+    if not phases:
+        return []
+    return [
+        f"experiment: memprof itself called empty_cache at the end of {', '.join(phases)}; the run was changed by it"
+    ]
 
 
 def _labels(workers: list[ProcessRecord]) -> list[str]:
@@ -159,7 +169,7 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         budget=_budget(process, figures, kv, summary, chosen),
         kv=kv,
         empty_cache=calls,
-        reclaim=summarise(process, calls),
+        reclaim=summarise(process, calls, kv),
         cycles=cycles(process),
         oom=_oom(process),
         errors=process.errors,
@@ -236,8 +246,9 @@ def _phase_row(span: PhaseSpan) -> PhaseRow:
 
 
 def _device_memory(process: ProcessRecord, simulated: bool) -> list[DeviceMemory]:
+    owners = owners_of(process)
     return [
-        device_memory(span, edge, snapshot, simulated)
+        device_memory(span, edge, snapshot, simulated, owners)
         for span in process.phases
         for edge, snapshot in (("before", span.before), ("after", span.after))
         if snapshot is not None

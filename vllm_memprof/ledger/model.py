@@ -42,6 +42,7 @@ class RunSummary:
     truncated: bool = False
     eager: bool = False  # --enforce-eager was given
     notes: list[str] = field(default_factory=list)
+    empty_cache_at: list[str] = field(default_factory=list)  # memprof's own experiment: phases at whose end it called
     versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
     env: dict[str, str] = field(default_factory=dict)  # variables that bear on device memory, secrets redacted
 
@@ -68,6 +69,7 @@ class RunSummary:
             "exit_code": self.exit_code,
             "exit_reason": self.exit_reason,
             "notes": self.notes,
+            "empty_cache_at": self.empty_cache_at,
             "versions": self.versions,
             "env": self.env,
         }
@@ -122,9 +124,12 @@ class ComponentRow:
     component: str
     bytes: int | None
     how: str  # measured | inferred | modelled
+    source: str = ""  # what the figure was read from
+    part_of: str | None = None  # the row or rows that hold it already; None: a row of its own
 
     def to_json(self) -> dict[str, Any]:
-        return {"component": self.component, "bytes": self.bytes, "how": self.how}
+        part = {} if self.part_of is None else {"part_of": self.part_of}
+        return {"component": self.component, "bytes": self.bytes, "how": self.how, "source": self.source, **part}
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ class DeviceMemory:
     edge: str  # before | after
     rows: list[ComponentRow]
     unaccounted_bytes: int | None  # signed; None where the device's total is unknown
+    parts: list[ComponentRow] = field(default_factory=list)  # of which: not added up
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -144,6 +150,7 @@ class DeviceMemory:
             "edge": self.edge,
             "rows": [row.to_json() for row in self.rows],
             "unaccounted_bytes": self.unaccounted_bytes,
+            "parts": [part.to_json() for part in self.parts],
         }
 
 

@@ -16,7 +16,6 @@ from vllm_memprof.ledger.model import (
     ComponentRow,
     Correction,
     DeviceMemory,
-    EmptyCacheCall,
     Finding,
     Kv,
     KvGroup,
@@ -28,6 +27,7 @@ from vllm_memprof.ledger.model import (
     TermRow,
     UnchargedItem,
 )
+from vllm_memprof.ledger.reclaim import Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import REPORT_SCHEMA, Snapshot
 
@@ -75,6 +75,7 @@ def _run(row: _Data) -> RunSummary:
 def _rank(row: _Data) -> RankReport:
     phases = [_phase(phase) for phase in row["phases"]]
     unknown = dict.fromkeys(("host", "dp_rank", "pp_rank", "tp_rank", "ep_rank"))
+    reclaim = row.get("empty_cache_summary")
     return _make(
         RankReport,
         {**unknown, **row},
@@ -82,7 +83,9 @@ def _rank(row: _Data) -> RankReport:
         device_memory=[_memory(memory) for memory in row["device_memory"]],
         budget=_budget(row["budget"], row["device_total_bytes"]),
         kv=_kv(row["kv"]),
-        empty_cache=[_make(EmptyCacheCall, call) for call in row["empty_cache"]],
+        empty_cache=[_make(EmptyCacheCall, call, chain=tuple(call.get("chain", ()))) for call in row["empty_cache"]],
+        reclaim=None if reclaim is None else _make(ReclaimSummary, reclaim),
+        cycles=[_make(Cycle, cycle) for cycle in row.get("cycles", [])],
         figures=dict(row.get("figures") or {}),
         half_units={},
         spans=[_span(phase) for phase in phases],
@@ -114,7 +117,8 @@ def _span(row: PhaseRow) -> PhaseSpan:
 
 
 def _memory(row: _Data) -> DeviceMemory:
-    return _make(DeviceMemory, {"order": 0, **row}, rows=[_make(ComponentRow, owner) for owner in row["rows"]])
+    rows, parts = ([_make(ComponentRow, owner) for owner in row.get(name, [])] for name in ("rows", "parts"))
+    return _make(DeviceMemory, {"order": 0, **row}, rows=rows, parts=parts)
 
 
 def _budget(row: _Data, device_total: int | None) -> Budget:
@@ -133,7 +137,7 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
 def _kv(row: _Data) -> Kv:
     return _make(
         Kv,
-        row,
+        {**row, "override_blocks": row.get("num_gpu_blocks_override")},
         groups=[_make(KvGroup, group) for group in row.get("groups", [])],
         checks=[_make(Check, check) for check in row.get("checks", [])],
         inferred=row.get("how") == "inferred",
