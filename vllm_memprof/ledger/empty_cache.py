@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm_memprof.ledger.kv import worth_in_tokens
+from vllm_memprof.ledger.model import Kv
 from vllm_memprof.ledger.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
@@ -145,6 +147,7 @@ def _cycle_rows(spans: list[PhaseSpan], kind: str, groups: Sequence[list[PhaseSp
                 seconds=_total(span.seconds for span in group),
                 asleep_used_bytes=None if asleep is None else _used(asleep),
                 used_bytes=_used(after),
+                free_bytes=after.device_free_bytes,
                 reserved_bytes=after.reserved_bytes,
                 residue_bytes=minus(_used(after), _used(last)),
                 allocated_residue_bytes=minus(after.allocated_bytes, last.allocated_bytes),
@@ -164,7 +167,7 @@ def _starts_before(span: PhaseSpan, last: PhaseSpan) -> bool:
     return span.start_t_ns <= last.end_t_ns
 
 
-def summarise(process: ProcessRecord, calls: list[EmptyCacheCall]) -> ReclaimSummary | None:
+def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> ReclaimSummary | None:
     """The engine's calls added up; None where nobody called."""
     if not calls:
         return None
@@ -186,8 +189,14 @@ def summarise(process: ProcessRecord, calls: list[EmptyCacheCall]) -> ReclaimSum
         left_after=phase,
         left_cached_bytes=None if left is None else _cached(left),
         left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
+        left_kv_tokens=worth_in_tokens(kv, _left(left)),
         own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
     )
+
+
+def _left(snapshot: Snapshot | None) -> int | None:
+    cached = None if snapshot is None else _cached(snapshot)
+    return None if snapshot is None or cached is None else cached + (snapshot.npu_workspace_bytes or 0)
 
 
 def _own(spans: list[PhaseSpan], call: EmptyCacheCall, left: Snapshot | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from vllm_memprof.ledger import findings_empty_cache
 from vllm_memprof.ledger.headroom import profile_peak
 from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES
 from vllm_memprof.ledger.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
@@ -598,4 +599,5 @@ FINDINGS: tuple[Finder, ...] = (
     _hybrid,
     _halved,
     _gb_is_gib,
+    *findings_empty_cache.FINDINGS,
 )

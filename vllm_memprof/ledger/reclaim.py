@@ -58,6 +58,7 @@ class Cycle:
     seconds: float | None  # of its passages
     asleep_used_bytes: int | None  # device memory in use while asleep; None for an update
     used_bytes: int | None  # device total - free, after it; other processes on the device count
+    free_bytes: int | None  # of the device, after it
     reserved_bytes: int | None
     residue_bytes: int | None  # growth of used
     allocated_residue_bytes: int | None
@@ -86,6 +87,7 @@ class ReclaimSummary:
     left_after: str | None  # the end of the start-up: the phase after which the next two were read
     left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
     left_npu_workspace_bytes: int | None
+    left_kv_tokens: int | None = None  # what both are worth
     own: list[dict[str, Any]] = field(default_factory=list)  # memprof's own calls: OWN_KEYS
 
     def to_json(self) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.sections.base import Section
 from vllm_memprof.report.sections.budget import budget_sections
+from vllm_memprof.report.sections.cycles import cycle_sections
 from vllm_memprof.report.sections.device import device_sections
 from vllm_memprof.report.sections.empty_cache import empty_cache_sections
+from vllm_memprof.report.sections.growth import growth_sections
 from vllm_memprof.report.sections.kv import kv_sections
 from vllm_memprof.report.sections.phases import phase_section
 
@@ -25,6 +27,8 @@ def sections(report: Report, width: int) -> list[Section]:
     found = [phases] if phases.rows or report.run.source != "log" else []  # a log need not tell of moments
     found += budget_sections(report)
     found += kv_sections(report)
-    found += device_sections(report)
-    found += empty_cache_sections(report)
+    found += device_sections(report, wide=width >= 110)
+    found += growth_sections(report, wide=width >= 110)
+    found += empty_cache_sections(report, wide=width >= 110)
+    found += cycle_sections(report)
     return found
