@@ -33,6 +33,7 @@ def _neutral(text: str, host: str, source: Path) -> str:
     text = text.replace(json.dumps(host), json.dumps(HOST))
     text = re.sub(r'("wall": ?)[0-9.]+', r"\g<1>1767600000.0", text)
     text = text.replace(str(source.resolve()), f"/home/user/reports/{source.name}")
+    text = re.sub(r'"/[\w./-]*/vllm_memprof/', '"/home/user/memprof/vllm_memprof/', text)
     return re.sub(r"/[\w./-]*/\.cache/memprof/", "/home/user/.cache/memprof/", text)
 
 

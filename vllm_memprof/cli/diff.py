@@ -81,10 +81,11 @@ def read(name: str) -> Report:
     if number is None and len(reports) > 1:
         hint = f"name one of them: {path}#1 to {path}#{len(reports)}"
         raise RunRecordError(f"{path} holds {len(reports)} runs", hint=hint)
-    if not 1 <= (number or 1) <= len(reports):
+    chosen = 1 if number is None else number
+    if not 1 <= chosen <= len(reports):
         held = f"{len(reports)} runs" if len(reports) != 1 else "one run"
         raise RunRecordError(f"{path} has no run {number}: it holds {held}")
-    return reports[(number or 1) - 1]
+    return reports[chosen - 1]
 
 
 def _numbered(name: str) -> tuple[Path, int | None]:

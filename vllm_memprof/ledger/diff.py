@@ -435,7 +435,7 @@ def _notes(a: Report, b: Report, least_a: RankReport | None, least_b: RankReport
     """What a reader has to know before the figures: where the two are not alike, and what could not be compared."""
     notes = []
     if a.run.model != b.run.model:
-        notes.append("different models: the causes add up, but sizes of weights and layers are not a regression")
+        notes.append("different models: weights, activations and the layout of the KV cache differ with them")
     if a.run.device != b.run.device or a.run.simulated != b.run.simulated:
         notes.append("different devices")
     if len(a.ranks) != len(b.ranks):
@@ -443,7 +443,7 @@ def _notes(a: Report, b: Report, least_a: RankReport | None, least_b: RankReport
     labels = [{rank.label for rank in report.ranks} for report in (a, b)]
     for name, lone in (("A", labels[0] - labels[1]), ("B", labels[1] - labels[0])):
         if lone and matched:
-            notes.append(f"{len(lone)} of the ranks of {name} have no counterpart and are not compared one by one")
+            notes.append(f"ranks of {name} without a counterpart, not compared one by one: {len(lone)}")
     if not matched and least_a is not None and least_b is not None:
         notes.append(f"no rank has the same name in both: {least_a.label} of A is compared with {least_b.label} of B")
     for name, report, least in (("A", a, least_a), ("B", b, least_b)):

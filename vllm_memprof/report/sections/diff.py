@@ -281,12 +281,14 @@ def _charges(cause: Cause, side: Side) -> str:
 def _changed_section(diff: Diff) -> list[Section]:
     if not diff.changed:
         return [Section("What was given: nothing differs that the records hold", [], [])]
-    columns = [Column("", right=False), Column("", right=False), Column("A", right=False), Column("B", right=False)]
-    rows = [Row([row.kind, row.name, *_given(row.a, row.b)]) for row in diff.changed]
+    columns = [Column("", right=False), Column("A", right=False), Column("B", right=False)]
+    rows: list[Row] = []
     kinds: set[str] = set()
-    for row in rows:  # each kind once
-        row.cells[0], known = ("" if row.cells[0] in kinds else row.cells[0]), row.cells[0]
-        kinds.add(known)
+    for row in diff.changed:
+        if row.kind not in kinds:
+            rows.append(Row([row.kind, "", ""], style=MUTED))
+        kinds.add(row.kind)
+        rows.append(Row([row.name, *_given(row.a, row.b)], indent=1))
     return [Section("What was given", columns, rows)]
 
 
