@@ -20,6 +20,13 @@ def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
     return f"{size_bytes / GIB:,.{digits}f}"
 
 
+def format_mib(size_bytes: int | None, digits: int = 1) -> str:
+    """Signed bytes as MiB text without the unit: ``+400.0``; empty for 0, ``?`` where the figure is unknown."""
+    if size_bytes is None:
+        return "?"
+    return f"{size_bytes / MIB:+,.{digits}f}" if size_bytes else ""
+
+
 def format_bytes(size_bytes: int | None) -> str:
     """Exact bytes with thousands separators, ``-`` where the figure is unknown."""
     if size_bytes is None:

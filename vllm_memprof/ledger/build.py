@@ -175,6 +175,7 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         errors=process.errors,
         headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
         figures=figures,
+        unread=process.unread,
         half_units=process.figures_half_units,
         spans=process.phases,
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from vllm_memprof.ledger import findings_empty_cache
+from vllm_memprof.ledger import findings_attribution, findings_empty_cache
 from vllm_memprof.ledger.headroom import profile_peak
-from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES
+from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES, others_at_start
 from vllm_memprof.ledger.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
 from vllm_memprof.ledger.model import Finding, RankReport, UnchargedItem
 from vllm_memprof.record.loader import Run
@@ -214,6 +214,12 @@ def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Other processes on the device, from its free memory or from non-torch memory at the start."""
     for rank in ranks:
         non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
+        measured = others_at_start(rank.spans)
+        if measured is not None:
+            if measured >= findings_attribution.NOTEWORTHY_BYTES:
+                evidence = f"{format_gib(measured)} GiB by the driver's list of processes"
+                yield _held_by_others(rank, measured, charged, evidence)
+            continue
         if rank.device_total_bytes is not None and rank.initial_free_bytes is not None:
             used = rank.device_total_bytes - rank.initial_free_bytes
             evidence = f"free {format_gib(rank.initial_free_bytes)} of {format_gib(rank.device_total_bytes)} GiB"
@@ -600,4 +606,5 @@ FINDINGS: tuple[Finder, ...] = (
     _halved,
     _gb_is_gib,
     *findings_empty_cache.FINDINGS,
+    *findings_attribution.FINDINGS,
 )

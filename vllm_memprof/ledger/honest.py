@@ -49,6 +49,12 @@ class Evidence:
         return False
 
 
+def others_at_start(spans: list[PhaseSpan]) -> int | None:
+    """What other processes held on the device when the driver was first asked, bytes; None where it was not."""
+    edges = (snapshot for span in spans for snapshot in (span.before, span.after) if snapshot is not None)
+    return next((each.other_processes_bytes for each in edges if each.other_processes_bytes is not None), None)
+
+
 def uncharged_items(names: tuple[str, ...], evidence: Evidence) -> list[UnchargedItem]:
     """The items that an equation leaves out, in its order; bytes None where an ingredient is missing."""
     return [_ITEMS[name](evidence) for name in names]
@@ -83,6 +89,9 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
     if value is None and total is not None and free is not None:
         value, formula = total - free, "device_total - initial_free"  # nothing is reserved yet
     size, reason = (None, "no start-up snapshot was recorded") if value is None else (int(value), None)
+    others = others_at_start(evidence.spans)
+    if size is not None and others:
+        size, formula = size - others, f"{formula} - other processes"
     if size is not None and size > CONTEXT_CEILING_BYTES:
         held = format_gib(size)
         size, reason = None, f"{held} GiB were in use at the start: other processes' memory cannot be told apart"

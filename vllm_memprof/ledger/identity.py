@@ -7,7 +7,6 @@ from dataclasses import replace
 from vllm_memprof.ledger.model import INFERRED, MEASURED, MODELLED, ComponentRow, DeviceMemory
 from vllm_memprof.ledger.owners import (
     APP,
-    ATB_POOL_BYTES,
     HCCL,
     RUNTIME,
     Communicator,
@@ -146,11 +145,7 @@ def _application(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
     if beside is None:
         return [ComponentRow("atb", None, INFERRED), ComponentRow("other", None, MEASURED)]
     atb = max(0, min(at.atb(), beside - (workspace or 0)))
-    found = [
-        ComponentRow(
-            "atb", atb, INFERRED, f"growth in the phase of ATB's first operation, {ATB_POOL_BYTES // MIB} MiB or more"
-        )
-    ]
+    found = [ComponentRow("atb", atb, INFERRED, "growth in the phase of ATB's first operation")]
     if workspace is None:
         source = f"{APP} counter, less torch and atb: the workspace was not read here"
         return [*found, ComponentRow("npu_workspace_and_other", beside - atb, MEASURED, source)]

@@ -398,6 +398,7 @@ class RankReport:
     errors: list[str] = field(default_factory=list)
     headroom_bytes: int | None = None  # device total less what all owners held at the worst moment seen
     figures: dict[str, int | float | None] = field(default_factory=dict)  # the engine's, by their names in the record
+    unread: dict[str, str] = field(default_factory=dict)  # components | processes: why nothing was read
     # what the findings go by, not part of report.json:
     half_units: dict[str, int] = field(default_factory=dict)  # bytes, half of the last printed digit
     spans: list[PhaseSpan] = field(default_factory=list)
@@ -431,6 +432,7 @@ class RankReport:
             "empty_cache_summary": None if self.reclaim is None else self.reclaim.to_json(),
             "cycles": [cycle.to_json() for cycle in self.cycles],
             "figures": self.figures,
+            "unread": self.unread,
         }
 
 

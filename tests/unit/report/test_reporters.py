@@ -195,9 +195,10 @@ def test_many_passages_become_one_row() -> None:
     level = [snapshot(reserved_bytes=gib(2 + i / 10), allocated_bytes=gib(1)) for i in range(31)]
     spans = [span("request", level[i], level[i + 1], i) for i in range(30)]
     text = table(build_report(run_of(process(spans))), 80)
-    (row,) = [line for line in text.splitlines() if "request" in line]
+    row, growth = [line for line in text.splitlines() if "request" in line]
     assert "request x30" in row
     assert "2.00 → 5.00" in row
+    assert growth.split() == ["request", "x30", "+3,072.0"]
     assert "30.00" in row  # seconds of all of them
 
 
