@@ -40,7 +40,7 @@ def explain(
     check_format(format_name)
     reports = read_reports(logs)
     texts = [render(report, format_name, to_file=output is not None) for report in reports]
-    write_out(_together(texts, format_name), output)
+    write_out(_overview(reports, format_name) + _together(texts, format_name), output)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
@@ -63,6 +63,22 @@ def read_reports(logs: list[str]) -> list[Report]:
     for blank in empty:
         typer.echo(f"memprof: {blank.message}", err=True)
     return reports
+
+
+def _overview(reports: list[Report], format_name: str) -> str:
+    """One line per engine start, where there are several; nothing in JSON."""
+    if len(reports) == 1 or format_name == "json":
+        return ""
+    from vllm_memprof.report import markdown
+    from vllm_memprof.report.sections.head import verdict
+
+    lines = [f"{len(reports)} engine starts", ""]
+    for number, report in enumerate(reports, start=1):
+        budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
+        asked = next((value for value in budgets if value is not None), None)
+        text = f"{report.run.id}: " + (f"utilization {asked}; " if asked is not None else "") + verdict(report)
+        lines.append(f"{number}. {markdown.escape(text) if format_name == 'markdown' else text}")
+    return "\n".join([*lines, "", ""])
 
 
 def _together(texts: list[str], format_name: str) -> str:

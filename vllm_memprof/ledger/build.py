@@ -10,13 +10,12 @@ from vllm_memprof.ledger import equations
 from vllm_memprof.ledger.empty_cache import cycles, empty_cache_calls, summarise
 from vllm_memprof.ledger.findings import find
 from vllm_memprof.ledger.headroom import headroom
-from vllm_memprof.ledger.honest import Evidence, as_absolute, at_the_peaks, honest_budget, uncharged_items
+from vllm_memprof.ledger.honest import Evidence, corrections, honest_budget, uncharged_items
 from vllm_memprof.ledger.identity import device_memory
 from vllm_memprof.ledger.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.ledger.model import (
     Budget,
     Check,
-    Correction,
     DeviceMemory,
     Kv,
     NotMeasured,
@@ -299,33 +298,8 @@ def _budget(
         honest_kv_cache_bytes=honest,
         kv_tokens=None if result.kv_cache_bytes is None else tokens_for_bytes(kv, result.kv_cache_bytes),
         honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
-        corrections=_corrections(equation, evidence, kv) if summary.source == "log" else [],
+        corrections=corrections(equation, evidence, kv, items) if summary.source == "log" else [],
     )
-
-
-def _corrections(equation: equations.Equation, evidence: Evidence, kv: Kv) -> list[Correction]:
-    """The budget read again from absolute figures, where the equation takes increases and the log prints both."""
-    if not {"initial_non_torch", "persistent_torch"} <= set(equation.uncharged):
-        return []
-    found = [
-        (
-            "at_the_peaks",
-            "both peaks charged whole",
-            at_the_peaks(evidence),
-            "requested - allocated peak - non-torch before the last empty_cache of the profile run",
-        ),
-        (
-            "as_e2",
-            "as E2 has it (vllm-ascend to 0.14)",
-            as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
-            "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
-        ),
-    ]
-    return [
-        Correction(name, title, size, tokens_for_bytes(kv, size), formula)
-        for name, title, size, formula in found
-        if size is not None
-    ]
 
 
 def _budget_checks(
@@ -402,7 +376,8 @@ def _oom_divided(span: PhaseSpan, oom: dict[str, Any]) -> dict[str, int | None]:
 def _not_measured(run: Run, summary: RunSummary, workers: list[ProcessRecord], labels: list[str]) -> list[NotMeasured]:
     rows: list[NotMeasured] = []
     if run.source == "log":
-        return rows  # a log has no phases to miss
+        seen = {span.phase for process in workers for span in process.phases}
+        return [NotMeasured(phase, "not in the log") for phase in REQUIRED_PHASES if phase not in seen]
     for phase in REQUIRED_PHASES:
         reasons: dict[str, list[str]] = {}
         for process, label in zip(workers, labels, strict=True):

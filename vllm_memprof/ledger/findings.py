@@ -170,7 +170,10 @@ def _unbalanced(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             said = "The printed KV cache is not what the printed figures give"
             evidence = f"engine {format_bytes(budget.engine_kv_cache_bytes)}, "
             evidence += f"recomputed {format_bytes(budget.kv_cache_bytes)}"
-            evidence += f" +-{format_bytes(budget.tolerance_bytes)}" if budget.tolerance_bytes else ""
+            if budget.tolerance_bytes:
+                known = (budget.engine_kv_cache_bytes, budget.kv_cache_bytes, budget.tolerance_bytes)
+                granted, given, slack = (format_gib(size) for size in known)
+                evidence = f"engine {granted} GiB, recomputed {given} +-{slack} GiB: {evidence}"
             yield Finding(
                 id="equation-unbalanced",
                 severity="warning" if printed else "error",

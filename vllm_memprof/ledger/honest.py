@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.ledger.equations import Figures
-from vllm_memprof.ledger.model import INFERRED, MEASURED, MODELLED, UnchargedItem
+from vllm_memprof.ledger.equations import EQUATIONS, Equation, Figures
+from vllm_memprof.ledger.kv import tokens_for_bytes
+from vllm_memprof.ledger.model import INFERRED, MEASURED, MODELLED, Correction, Kv, UnchargedItem
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.units import GIB, format_gib
@@ -230,3 +231,34 @@ def as_absolute(evidence: Evidence) -> int | None:
     if peak is None or asked is None or non_torch is None or cached is None:
         return None
     return int(asked - peak - non_torch - cached)
+
+
+def corrections(equation: Equation, evidence: Evidence, kv: Kv, items: list[UnchargedItem]) -> list[Correction]:
+    """The budget read again from absolute figures, where the equation takes increases and the log prints both."""
+    if not {"initial_non_torch", "persistent_torch"} <= set(equation.uncharged):
+        return []
+    e2 = next(row for row in EQUATIONS if row.id == "E2")
+    known = [item.name for item in items if item.bytes is not None]
+    found = [
+        (
+            "at_the_peaks",
+            "both peaks charged whole",
+            at_the_peaks(evidence),
+            "requested - allocated peak - non-torch before the last empty_cache of the profile run",
+            ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
+        ),
+        (
+            "as_e2",
+            "as E2 has it (vllm-ascend to 0.14)",
+            as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
+            "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
+            tuple(name for name in equation.uncharged if name not in e2.uncharged),
+        ),
+    ]
+    return [
+        Correction(
+            name, title, size, tokens_for_bytes(kv, size), formula, tuple(part for part in parts if part in known)
+        )
+        for name, title, size, formula, parts in found
+        if size is not None
+    ]

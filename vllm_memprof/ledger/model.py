@@ -220,9 +220,10 @@ class Correction:
     bytes: int
     kv_tokens: int | None
     formula: str
+    parts: tuple[str, ...] = ()  # uncharged items that make the difference to the run's own equation
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "parts": list(self.parts)}
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
         )
         notes.append(f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else ""))
     notes += how
+    notes += [note for process in run.processes.values() for note in _written_down(process)]
     notes += _smi_notes(sorter) if number == count else []
     status, reason = _status(run)
     info = RunInfo(
@@ -203,6 +204,19 @@ def _smi_notes(sorter: Sorter) -> list[str]:
                 text + (f", {held >> 20:,} of them in {len(card.processes)} processes" if card.processes else "")
             )
     return notes
+
+
+def _written_down(process: Process) -> list[str]:
+    """What somebody noted of npu-smi beside the log."""
+    known = {name: fact.value for name, fact in process.figures.items() if name.startswith("npu_smi_")}
+    texts = {"before": "before the start", "after": "after it", "process": "by the process"}
+    said = [f"{int(known[key]) >> 20:,} {text}" for n, text in texts.items() if (key := f"npu_smi_{n}_bytes") in known]
+    total = known.get("npu_smi_total_bytes")
+    if not said:
+        return []
+    return [
+        f"npu-smi: used, MiB: {', '.join(said)}" + ("" if total is None else f"; the card has {int(total) >> 20:,}")
+    ]
 
 
 def _worker(run: RunFacts, process: Process, name: str) -> ProcessRecord:

@@ -380,6 +380,7 @@ def test_figures_of_two_runs_under_one_heading_do_not_balance(methods: list[Repo
     assert len(found) == 1
     assert found[0].severity == "warning"
     assert round((found[0].bytes or 0) / GIB, 2) == -0.14
+    assert "engine 43.40 GiB, recomputed 43.54 +-0.02 GiB" in found[0].evidence
 
 
 def test_ranks_without_a_name_are_not_compared(methods: list[Report]) -> None:
@@ -402,6 +403,50 @@ def test_the_author_s_correction(methods: list[Report]) -> None:
     row = next(row for row in rank_of(methods[2]).budget.corrections if row.name == "at_the_peaks")
     assert round(row.bytes / GIB, 2) == wanted["kv_cache"][1] == 43.54
     assert row.kv_tokens == wanted["kv_tokens"] == 633_984
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_report_says_what_lies_between_the_methods(methods: list[Report], width: int) -> None:
+    """As a reader sees it, at any width and in markdown."""
+    for text in (table(methods[2], width), render_markdown(methods[2])):
+        flat = " ".join(text.split())
+        assert (
+            "0.90 GiB less = 0.26 torch memory outside the weights + 0.35 non-torch, held at the start "
+            "+ 0.30 reserved but not allocated" in flat
+        )
+        assert "633,984" in flat
+        assert "inferred: non-torch, held at the start; reserved but not allocated" in flat
+        assert "npu-smi: used, MiB: 3,409 before the start, 59,614 after it, 56,257 by the process" in flat
+
+
+def test_parts_that_do_not_add_up_are_not_shown(methods: list[Report]) -> None:
+    (rank,) = methods[2].ranks
+    row = next(row for row in rank.budget.corrections if row.name == "as_e2")
+    budget = replace(rank.budget, corrections=[replace(row, bytes=row.bytes - gib(0.5))])
+    text = render_markdown(replace(methods[2], ranks=[replace(rank, budget=budget)]))
+    assert "GiB less" not in text
+
+
+def test_a_log_knows_no_time_and_names_what_it_lacks_once(methods: list[Report]) -> None:
+    text = table(methods[2], 100)
+    assert "0.000" not in text
+    assert "came back" not in text
+    assert "slowest rank" not in text
+    assert (
+        " ".join(text.split()).count(
+            "NOT MEASURED: device_init, weight_load, kv_cache_alloc, graph_capture, warm_up (not in the log)"
+        )
+        == 1
+    )
+    call = next(line for line in text.splitlines() if line.split()[:2] == ["profile_run", "unknown"])
+    assert call.split() == ["profile_run", "unknown", "1", "-", "9.38", "-", "0.16", "-"]
+    (report,) = reports("wtdcode__vllm-backport-34.log")
+    assert "Phases" not in table(report, 120)
+    assert table(report, 120).count("no phase was measured: the log holds no snapshot of memory") == 1
+
+
+def test_the_verdict_of_an_oom_says_how_much_was_held(methods: list[Report]) -> None:
+    assert "out of memory: 59.38 of 60.96 GiB reserved, of which no tensor used 4.61 GiB" in table(methods[3], 120)
 
 
 def test_the_layout_follows_from_tokens_and_size(methods: list[Report]) -> None:

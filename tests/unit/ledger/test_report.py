@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.ledger.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.ledger.build import REQUIRED_PHASES
 from vllm_memprof.ledger.model import RankReport
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
@@ -210,7 +211,7 @@ def test_a_fixed_size_has_no_honest_figure() -> None:
     assert (budget.override, budget.residual_bytes, budget.honest_kv_cache_bytes) == ("kv_cache_memory_bytes", 0, None)
 
 
-def test_a_log_has_half_units_and_misses_no_phase() -> None:
+def test_a_log_has_half_units_and_says_what_it_lacks() -> None:
     """57.91 - (9.19 + 3.86 + 0.56) = 44.30, each figure with the half of its last printed digit."""
     printed = {
         "requested": 57.91,
@@ -226,7 +227,8 @@ def test_a_log_has_half_units_and_misses_no_phase() -> None:
     budget = report.ranks[0].budget
     assert (budget.equation, budget.balanced, budget.tolerance_bytes) == ("E4", True, 5 * gib(0.005))
     assert budget.chosen_by == "the form of its lines, as vllm-ascend prints them"
-    assert report.not_measured == []
+    assert {gap.reason for gap in report.not_measured} == {"not in the log"}
+    assert [gap.phase for gap in report.not_measured] == list(REQUIRED_PHASES)
     assert report.to_json()["run"]["source"] == "log"
 
 

@@ -70,6 +70,17 @@ def test_every_log_in_every_format(explain, name, format_name):
     assert out.strip()
 
 
+@pytest.mark.parametrize("format_name", ["table", "markdown"])
+def test_several_starts_begin_with_a_line_each(explain, format_name):
+    _, out, _ = explain("--format", format_name, DATA / "two_methods_910b_tp2.md")
+    lines = out.replace("\\", "").splitlines()
+    assert lines[0] == "5 engine starts"
+    assert [line[:2] for line in lines[2:7]] == ["1.", "2.", "3.", "4.", "5."]
+    assert "utilization 0.9; KV cache 40.35 GiB; equation E2 balanced within rounding" in lines[3]
+    _, one, _ = explain("--format", format_name, DATA / "vllm-project__vllm-27706.log")
+    assert "engine starts" not in one
+
+
 def test_into_a_file(explain, tmp_path):
     status, out, _ = explain(DATA / "two_methods_910b_tp2.md", "--format", "markdown", "-o", tmp_path / "r.md")
     assert (status, out) == (0, "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.ledger.findings import device_total
+from vllm_memprof.ledger.model import INFERRED, MODELLED, Budget, Correction, RankReport, Report, TermRow
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -78,7 +79,7 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
     budget = members[0].budget
     charged = [term for term in budget.terms if term.charged]
     rows = [
-        amount("  device total", members[0].device_total_bytes),
+        _device_total(members[0]),
         Row(["× gpu_memory_utilization", number(budget.gpu_memory_utilization), ""]),
         amount("= requested", budget.requested_bytes, TOTAL),
         *(amount(f"- {_term_title(report, term)}", term.bytes) for term in charged),
@@ -97,6 +98,13 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         rows,
         _equation_notes(report, budget),
     )
+
+
+def _device_total(rank: RankReport) -> Row:
+    """As it was read; else what the request is a share of, as far as its digits go."""
+    if rank.device_total_bytes is None and (total := device_total(rank)) is not None:
+        return Row(["  device total, inferred", format_gib(total), "-"])
+    return amount("  device total", rank.device_total_bytes)
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
@@ -122,7 +130,7 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         if implied is not None:
             notes.append(f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested")
     if budget.kv_cache_bytes is not None and budget.uncharged and not _anything_uncharged(report, budget):
-        notes.append(f"charged by no term, and not in the log: {', '.join(item.title for item in budget.uncharged)}")
+        notes.append(f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.uncharged)}")
     notes += [
         failed(check.name, check.expected, check.found)
         for check in budget.checks
@@ -160,6 +168,10 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
     for row in budget.corrections:
         rows.append(priced(f"  {row.title}", row.bytes, row.kv_tokens, MUTED))
         notes.append(f"{row.title}: {row.formula}")
+        notes += _difference(budget, row)
+    inferred = [item.title for item in budget.uncharged if item.how == INFERRED and item.bytes is not None]
+    if inferred:
+        notes.append(f"inferred: {'; '.join(inferred)}")
     if honest is not None and budget.kv_cache_bytes is not None:
         least = [rank.budget.honest_kv_cache_bytes for rank in report.ranks]
         takes = budget.takes_fixed_size
@@ -171,6 +183,19 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
             notes.append(f"--kv-cache-memory-bytes {honest} makes the engine keep to it")
     columns = [Column("", right=False), Column("GiB"), Column("bytes"), Column("KV tokens")]
     return Section(f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes)
+
+
+def _difference(budget: Budget, row: Correction) -> list[str]:
+    """What the other reading charges and this one does not, as a sum, within the printed digits."""
+    items = [item for item in budget.uncharged if item.name in row.parts and item.bytes is not None]
+    if budget.kv_cache_bytes is None or not items:
+        return []
+    less = budget.kv_cache_bytes - row.bytes
+    total = sum(item.bytes for item in items if item.bytes is not None)
+    if abs(less - total) > budget.tolerance_bytes:
+        return []
+    parts = " + ".join(f"{format_gib(item.bytes)} {item.title}" for item in items)
+    return [f"{format_gib(less)} GiB less = {parts}, each to its printed digits"]
 
 
 def _term_title(report: Report, term: TermRow) -> str:

@@ -18,6 +18,7 @@ from vllm_memprof.report.sections.base import (
     fold,
     group_ranks,
     labels_of,
+    number,
 )
 from vllm_memprof.units import format_gib
 
@@ -25,18 +26,23 @@ from vllm_memprof.units import format_gib
 def empty_cache_sections(report: Report, wide: bool = False) -> list[Section]:
     """The table of calls, memprof's own calls where there are any, and what the calls were worth."""
     table = _call_table(report, wide)
-    return [] if table is None else [table, *_experiments(report), *_answers(report)]
+    if table is None:
+        return []
+    if report.run.source == "log":  # it does not tell what came after a call
+        return [table]
+    return [table, *_experiments(report), *_answers(report)]
 
 
 def _call_table(report: Report, wide: bool) -> Section | None:
     """Calls by caller; several from one place in one phase are added up."""
     tables = {rank.label: _calls_by_site(rank.empty_cache) for rank in report.ranks}
     groups: dict[tuple[str, ...], list[str]] = {}
-    slowest: dict[tuple[str, ...], float] = {}
+    slowest: dict[tuple[str, ...], float | None] = {}
     for label, table in tables.items():
         for cells, seconds in table:
             groups.setdefault(cells, []).append(label)
-            slowest[cells] = max(slowest.get(cells, 0.0), seconds)
+            known = [value for value in (slowest.get(cells), seconds) if value is not None]
+            slowest[cells] = max(known, default=None)
     if not groups:
         return None
     everyone = fold(list(tables))
@@ -47,7 +53,7 @@ def _call_table(report: Report, wide: bool) -> Section | None:
         phase, site, function, thread, count, requests, own, *sizes = cells
         place = phase if fold(labels) == everyone else f"{phase} ({fold(labels)})"
         more = [*([function] if wide else []), *([thread] if threads else [])]
-        shown = [place, site, *more, count, *([requests] if served else []), f"{slowest[cells] * 1000:.2f}", *sizes]
+        shown = [place, site, *more, count, *([requests] if served else []), _milliseconds(slowest[cells]), *sizes]
         rows.append(Row(shown, style=MUTED if own else PLAIN))
     columns = [Column("In phase", right=False), Column("Called at", right=False)]
     columns += [Column("Function", right=False)] if wide else []
@@ -57,8 +63,14 @@ def _call_table(report: Report, wide: bool) -> Section | None:
     return Section("empty_cache calls, GiB freed and taken again", columns, rows, _table_notes(report, served))
 
 
+def _milliseconds(seconds: float | None) -> str:
+    return number(None if seconds is None else seconds * 1000, ".2f")
+
+
 def _table_notes(report: Report, served: bool) -> list[str]:
     calls = [call for rank in report.ranks for call in rank.empty_cache]
+    if report.run.source == "log":
+        return []
     notes = ["ms: with the wait for the device that each call contains; Again: of it, in use again at the next reading"]
     if report.run.simulated:
         notes.append(f"Wksp and Other are what the device's profile sets {MODELLED_MARK}")
@@ -77,7 +89,7 @@ def _table_notes(report: Report, served: bool) -> list[str]:
     return notes
 
 
-def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], float]]:
+def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], float | None]]:
     """(cells, seconds) per phase and caller, in the order of the first call."""
     groups: dict[tuple[str, str, str, str, str], list[EmptyCacheCall]] = {}
     for call in calls:
@@ -94,8 +106,14 @@ def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], f
         held = [call.requests for call in members if call.requests is not None]
         own = "own" if by == MEMPROF else ""
         cells = (phase, site, function, thread, str(len(members)), str(max(held)) if held else "-", own, *sizes)
-        found.append((cells, sum(call.seconds or 0.0 for call in members)))
+        found.append((cells, _total_seconds(members)))
     return found
+
+
+def _total_seconds(calls: list[EmptyCacheCall]) -> float | None:
+    """None where a call was never left, or where a log tells of it."""
+    known = [call.seconds for call in calls]
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _place(call: EmptyCacheCall) -> str:

@@ -15,14 +15,17 @@ def head(report: Report) -> list[tuple[str, str]]:
     lines.append(("command", " ".join(run.command) or "-"))
     lines.append(("status", _status_text(report)))
     lines.append(("verdict", verdict(report)))
-    return [*lines, *(("note", note) for note in run.notes)]
+    notes = list(run.notes)
+    if run.source == "log" and not any(rank.phases for rank in report.ranks):
+        notes.append("no phase was measured: the log holds no snapshot of memory")
+    return [*lines, *(("note", note) for note in notes)]
 
 
 def verdict(report: Report) -> str:
     """The result in one sentence: what the engine granted, whether its equation gives that, what is honest."""
     least = least_grant(report.ranks)
     if least is None or least.budget.engine_kv_cache_bytes is None:
-        return "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
+        return _without_kv_cache(report)
     budget, kv = least.budget, least.kv
     text = f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
     text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""
@@ -35,6 +38,18 @@ def verdict(report: Report) -> str:
         text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
         text += f", {format_bytes(budget.honest_kv_tokens)} tokens" if budget.honest_kv_tokens is not None else ""
     return text
+
+
+def _without_kv_cache(report: Report) -> str:
+    text = "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
+    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
+    if oom is None:
+        return text
+    reserved, total, idle = (oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation"))
+    if reserved is None or total is None:
+        return "out of memory"
+    text = f"out of memory: {format_gib(reserved)} of {format_gib(total)} GiB reserved"
+    return text + (f", of which no tensor used {format_gib(idle)} GiB" if idle is not None else "")
 
 
 def _balance(report: Report) -> str:

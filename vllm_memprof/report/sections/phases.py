@@ -60,9 +60,10 @@ def phase_section(report: Report, wide: bool) -> Section:
                 groups.setdefault((*cells, str(passages[key].open)), []).append((label, passages[key]))
         for texts, members in groups.items():
             rows.append((fold([label for label, _ in members]), _phase_row(members, list(texts[:-1]))))
+    log = report.run.source == "log"
+    gaps = {} if log else _gaps(report, list(per_rank))  # few logs print a moment: a note names the others
     rows += [
-        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED))
-        for phase, labels in _gaps(report, list(per_rank)).items()
+        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED)) for phase, labels in gaps.items()
     ]
     columns = [Column("Phase", right=False), Column("s"), *(Column(title) for title, _ in fields)]
     everyone = fold(list(per_rank))
@@ -73,6 +74,10 @@ def phase_section(report: Report, wide: bool) -> Section:
     else:
         title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
         plain = [row for _, row in rows]
+    if log:  # a log tells of moments, not of time
+        at = next(i for i, column in enumerate(columns) if column.title == "s")
+        del columns[at]
+        plain = [Row([*row.cells[:at], *row.cells[at + 1 :]], row.indent, row.style) for row in plain]
     return Section(title, columns, plain, _phase_notes(report))
 
 
@@ -98,7 +103,7 @@ def _phase_row(members: list[tuple[str, _Passage]], cells: list[str]) -> Row:
 
 def _phase_notes(report: Report) -> list[str]:
     notes = [] if report.ranks else ["no worker got far enough to report anything"]
-    if len(report.ranks) > 1:
+    if len(report.ranks) > 1 and report.run.source != "log":
         notes.append("seconds are those of the slowest rank")
     ended = "was under way" if report.run.status == "running" else "was not finished"
     for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
