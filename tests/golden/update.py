@@ -9,12 +9,14 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.ledger.diff import Diff, diff_reports
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
+from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
@@ -22,10 +24,18 @@ DATA = HERE.parent / "data"
 
 def table(report: Report, width: int, encoding: str = "utf-8") -> str:
     """The terminal's tables as a file gets them; trailing blanks are of no interest."""
+    return printed(render_table(report), width, encoding)
+
+
+def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
+    return printed(render_diff_table(diff), width, encoding)
+
+
+def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
     console = Console(file=stream, width=width, no_color=True, legacy_windows=False, _environ={})
-    console.print(render_table(report))
+    console.print(what)
     stream.flush()
     return "".join(line.rstrip() + "\n" for line in raw.getvalue().decode(encoding).splitlines())
 
@@ -59,23 +69,48 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
 }
 
 
+_LOG = "logs/two_methods_910b_tp2.md"
+#: file name -> (run A, run B, reporter); of a log, the start that counts
+DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
+    "diff_013_023.80.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 80)),
+    "diff_013_023.120.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 120)),
+    "diff_013_023.200.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 200)),
+    "diff_013_023.ascii.80.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 80, "ascii")),
+    "diff_013_023.md": ("recorded_013_tp2", "recorded_023_tp2", render_diff_markdown),
+    "diff_013_023.json": ("recorded_013_tp2", "recorded_023_tp2", render_diff_json),
+    "diff_two_methods.100.txt": (f"{_LOG}#2", f"{_LOG}#3", lambda diff: diff_table(diff, 100)),
+    "diff_skewed.80.txt": ("skewed_tp2", "graph_tp2", lambda diff: diff_table(diff, 80)),
+    "diff_killed.80.txt": ("killed_tp2", "plan_tp2", lambda diff: diff_table(diff, 80)),
+    "diff_models.md": ("recorded_tp1", "recorded_tp2", render_diff_markdown),
+}
+
+
 #: Files of this folder that are not golden files.
 KEPT = (".py",)
 
 
 def output(name: str) -> str:
     """What a golden file has to hold now."""
+    if name in DIFFS:
+        a, b, draw = DIFFS[name]
+        return draw(diff_reports(*(_reports(run)[0] for run in (a, b))))
     run, reporter = GOLDEN[name]
-    path = DATA / run
-    runs = [load_run(path)] if path.is_dir() else read_log(str(path))  # a log may hold several starts
-    return "\n".join(reporter(build_report(each)) for each in runs)
+    return "\n".join(reporter(report) for report in _reports(run))
+
+
+def _reports(run: str) -> list[Report]:
+    """Of a folder of tests/data, or of a log, which may hold several starts."""
+    name, _, start = run.partition("#")
+    path = DATA / name
+    runs = [load_run(path)] if path.is_dir() else read_log(str(path))
+    return [build_report(each) for each in (runs[int(start) - 1 : int(start)] if start else runs)]
 
 
 def main() -> None:
     for path in HERE.iterdir():
-        if path.is_file() and path.suffix not in KEPT and path.name not in GOLDEN:
+        if path.is_file() and path.suffix not in KEPT and path.name not in {*GOLDEN, *DIFFS}:
             path.unlink()
-    for name in GOLDEN:
+    for name in (*GOLDEN, *DIFFS):
         (HERE / name).write_text(output(name), encoding="utf-8")
 
 

@@ -406,7 +406,8 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         TermDiff("requested", a.requested_bytes, b.requested_bytes),
     ]
     left, right = ({term.name: term for term in budget.terms} for budget in (a, b))
-    for name in dict.fromkeys([*left, *right]):
+    charged = {term.name for term in (*a.terms, *b.terms) if term.charged}
+    for name in sorted(dict.fromkeys([*left, *right]), key=lambda name: name not in charged):
         term_a, term_b = left.get(name), right.get(name)
         rows.append(
             TermDiff(

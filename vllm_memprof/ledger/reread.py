@@ -130,7 +130,9 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
         terms=[_make(TermRow, {"charged": term["name"] != "graph", **term}) for term in row["terms"]],
         checks=[_make(Check, check) for check in row.get("checks", [])],
         uncharged=[_make(UnchargedItem, {"title": item["name"], **item}) for item in row.get("uncharged", [])],
-        corrections=[_make(Correction, item) for item in row.get("corrections", [])],
+        corrections=[
+            _make(Correction, {**item, "parts": tuple(item.get("parts", ()))}) for item in row.get("corrections", [])
+        ],
     )
 
 

@@ -43,6 +43,9 @@ from vllm_memprof.units import GIB, format_bytes, format_gib
 
 #: Quantities that are read from the device, so that a simulated device's profile has a part in them.
 _DEVICE_WIDE = {"initial_non_torch", "non_torch", "non_torch_cleared", "graph_estimate", "consumed"}
+#: Of these the device's counters may name owners; and the rows of a device that are torch's, or nobody's.
+_OF_OWNERS = {"initial_non_torch", "non_torch"}
+_OWN_ROWS = {"allocated", "cached", "unmapped", "graph_pools", "free", "unaccounted"}
 _DEVICE_TERMS = {"non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device"}
 _PHASE_FIELDS = (
     ("Reserved", "reserved_bytes"),
@@ -226,9 +229,25 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
     unknown = [cause.title for cause in rank.causes if cause.kind == UNKNOWN]
     if unknown and rank.difference_bytes is not None:
         notes.append(f"not known in one of the runs, so it is what the granted KV cache leaves: {'; '.join(unknown)}")
+    notes += _owner_notes(rank)
     if rank.tolerance_bytes:
         notes.append(f"from printed digits: the difference is known to ±{rank.tolerance_bytes:,} bytes")
     return notes
+
+
+def _owner_notes(rank: RankDiff) -> list[str]:
+    """Whose non-torch memory it is, where counters of the device tell."""
+    if not any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes):
+        return []
+    owners = [owner for owner in rank.owners if owner.phase == "profile_run" and owner.component not in _OWN_ROWS]
+    parts = [
+        f"{owner.component} {_signed(_less(owner.b, owner.a))}"
+        for owner in owners
+        if owner.a is not None and owner.b is not None and owner.a != owner.b
+    ]
+    if not parts or {owner.component for owner in owners} <= {"npu_workspace", "other_non_torch"}:
+        return []
+    return [f"non-torch memory after profile_run by owner, B less A in bytes: {', '.join(parts)}"]
 
 
 def _tokens(count: int | None) -> str:
@@ -378,7 +397,7 @@ def _owner_sections(rank: RankDiff) -> list[Section]:
     moments = dict.fromkeys((owner.phase, owner.edge) for owner in rank.owners)
     for phase, edge in moments:
         owners = [owner for owner in rank.owners if (owner.phase, owner.edge) == (phase, edge)]
-        rows = [_owner_row(owner) for owner in owners if owner.a is not None or owner.b is not None]
+        rows = [_owner_row(owner) for owner in owners if owner.a or owner.b or owner.component == "unaccounted"]
         found.append(Section(f"Device memory {edge} {phase}, {_pair(rank)}", columns, rows))
     return found
 

@@ -1,0 +1,142 @@
+"""A comparison through every reporter: equal figures, safe text, any width, any terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+
+from tests.golden.update import diff_table
+from tests.unit.ledger.builders import DATA, recorded
+from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.ledger.diff import Diff, diff_reports
+from vllm_memprof.logs.record import read_log
+from vllm_memprof.report.diff import render_diff_json, render_diff_markdown
+
+WIDTHS = (60, 80, 120, 200)
+PAIRS = [
+    ("recorded_013_tp2", "recorded_023_tp2"),
+    ("recorded_tp1", "recorded_tp2"),
+    ("skewed_tp2", "graph_tp2"),
+    ("killed_tp2", "plan_tp2"),
+    ("recorded_killed_tp2", "eager_tp2"),
+    ("logs#2", "logs#3"),
+    ("logs#1", "graph_tp2"),
+]
+
+
+def report_of(name: str) -> Report:
+    log, mark, number = name.partition("#")
+    if mark:
+        return build_report(read_log(str(DATA / log / "two_methods_910b_tp2.md"))[int(number) - 1])
+    return build_report(recorded(name))
+
+
+def diff_of(a: str, b: str) -> Diff:
+    return diff_reports(report_of(a), report_of(b))
+
+
+def texts(diff: Diff) -> dict[str, str]:
+    return {**{f"table {width}": diff_table(diff, width) for width in WIDTHS}, "markdown": render_diff_markdown(diff)}
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
+    diff = diff_of(a, b)
+    data = json.loads(render_diff_json(diff))
+    assert data["schema"] == "memprof.diff/1"
+    for where, text in texts(diff).items():
+        if where == "table 60":
+            continue  # so narrow that figures are folded
+        flat = " ".join(text.split())
+        for cause in data["served"]["causes"]:
+            for figure in (cause["bytes"], cause["kv_tokens"]):
+                assert not figure or f"{figure:+,}" in flat, (where, cause["title"], figure)
+        for figure in (*data["served"]["kv_cache_bytes"].values(), *data["kv_tokens"].values()):
+            assert figure is None or f"{figure:,}" in flat or f"{figure:+,}" in flat, (where, figure)
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_the_terminal(a: str, b: str, width: int) -> None:
+    for text in (diff_table(diff_of(a, b), width), diff_table(diff_of(a, b), width, "ascii")):
+        assert all(cell_len(line) <= width for line in text.splitlines())
+        assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_the_page_adds_up_as_it_is_printed(a: str, b: str) -> None:
+    """The printed bytes between the two KV caches, added by the reader."""
+    diff = diff_of(a, b)
+    assert diff.served is not None
+    if diff.served.difference_bytes is None:
+        assert "not known" in diff_table(diff, 80)
+        return
+    section = diff_table(diff, 80).split("= KV cache of B")[0]
+    first = int(re.search(r"KV cache of A +([\d,-]+)", section).group(1).replace(",", ""))  # type: ignore[union-attr]
+    steps = [line.split() for line in section.split("KV cache of A")[1].splitlines()]
+    priced = any(cause.kv_tokens is not None for cause in diff.served.causes)
+    place = 2 if priced else 1
+    signed = [words[-place] for words in steps if len(words) > place and re.fullmatch(r"[+-][\d,]+", words[-place])]
+    shown = [int(text.replace(",", "")) for text in signed]
+    assert first + sum(shown) == diff.served.b_granted
+
+
+def test_a_log_says_how_far_its_digits_reach() -> None:
+    for text in texts(diff_of("logs#2", "logs#3")).values():
+        flat = " ".join(text.split())
+        assert "within the printed digits, ±43,003,368 bytes" in flat
+        assert "to the byte" not in flat
+
+
+def test_brackets_mark_what_no_term_charges() -> None:
+    text = diff_table(diff_of("recorded_013_tp2", "recorded_023_tp2"), 120)
+    line = next(line for line in text.splitlines() if line.lstrip().startswith("torch memory outside"))
+    assert re.search(r"0\.25\d\d +\(0\.25\d\d\)", line)
+    assert "charged by E2 alone" in line
+    assert "in brackets" in text
+
+
+def test_names_of_a_run_cannot_act_as_markup() -> None:
+    a = report_of("graph_tp2")
+    nasty = "<img src=x onerror=alert(1)> | `a` *b* @all #1 深度求索"
+    run = replace(a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty)
+    diff = diff_reports(a, replace(a, run=run))
+    text = render_diff_markdown(diff)
+    assert "<img" not in text
+    assert "@all" not in text
+    assert " `a`" not in text
+    assert "深度求索" in text
+    for width in WIDTHS:
+        drawn = diff_table(diff, width)
+        assert "深度求索" in re.sub(r"\s", "", drawn)
+        assert all(cell_len(line) <= width for line in drawn.splitlines())
+
+
+def test_ranks_that_differ_in_other_ways_have_tables_of_their_own() -> None:
+    diff = diff_of("skewed_tp2", "graph_tp2")
+    text = diff_table(diff, 120)
+    assert "Why the KV cache differs, TP1 of A, TP0 of B" in text
+    assert "Why the KV budget differs, TP1" in text
+    alike = diff_table(diff_of("graph_tp2", "eager_tp2"), 120)
+    assert "Why the KV cache differs, TP0-TP1" in alike
+    assert "KV budget differs" not in alike
+
+
+def test_many_groups_of_ranks_are_cut_and_said() -> None:
+    report = report_of("graph_tp2")
+    first = report.ranks[0]
+    granted = first.budget.engine_kv_cache_bytes or 0
+
+    def rank(number: int, less: int) -> object:
+        budget = replace(first.budget, engine_kv_cache_bytes=granted - less)
+        return replace(first, rank=number, label=f"TP{number}", budget=budget)
+
+    a = replace(report, ranks=[rank(i, 0) for i in range(12)])
+    b = replace(report, ranks=[rank(i, i * 1000) for i in range(12)])
+    text = diff_table(diff_reports(a, b), 120)
+    assert text.count("Why the KV budget differs") == 4
+    assert "more groups of ranks are in the JSON" in text
