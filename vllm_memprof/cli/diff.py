@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 FORMATS = ("table", "markdown", "json")
-#: A report.json has some 40 kB per rank; a log may have any size, and is not to be held in memory.
+#: A report.json has up to 150 kB per rank; a log may have any size, and is not to be held in memory.
 _LARGEST_JSON = 1 << 28
 
 

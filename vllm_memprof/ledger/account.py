@@ -82,6 +82,7 @@ class Account:
     unknown: tuple[str, ...]  # quantities without a line: neither they nor the granted KV cache are known
     held: dict[str, int | None] = field(default_factory=dict)  # also what no term charges, bytes
     tolerance_bytes: int = 0  # half-units of the printed digits; 0 from hooks
+    strained: list[tuple[str, int, int]] = field(default_factory=list)  # quantity, what its term leaves, what was read
 
     @property
     def charged(self) -> set[str]:
@@ -106,7 +107,13 @@ def open_account(rank: RankReport, simulated: bool) -> Account:
         unknown.append("equation")
     lines, unknown = _closed(budget, granted, lines, unknown)
     charged = {line.names[0]: -line.bytes for line in lines if len(line.names) == 1 and line.names[0] != "requested"}
-    return Account(granted, recomputed, lines, tuple(unknown), {**held, **charged}, budget.tolerance_bytes)
+    slack = sum(rank.half_units.values()) + budget.tolerance_bytes
+    strained = [
+        (name, size, read)
+        for name, size in charged.items()
+        if (read := held.get(name)) is not None and abs(size - read) > slack
+    ]
+    return Account(granted, recomputed, lines, tuple(unknown), {**held, **charged}, budget.tolerance_bytes, strained)
 
 
 def _request(budget: Budget) -> tuple[list[Line], list[str]]:

@@ -459,6 +459,9 @@ def _notes(a: Report, b: Report, least_a: RankReport | None, least_b: RankReport
             notes.append(f"{name}: the engine's figure is unknown, its equation's result stands in for it")
         elif least.budget.balanced is False:
             notes.append(f"{name}: the engine's figure is not what its equation gives; the residual is a cause")
+        for quantity, left, read in open_account(least, report.run.simulated).strained if least is not None else ():
+            what = TITLES.get(quantity, quantity)
+            notes.append(f"{name}: {what} is what its term leaves, {left:,} bytes; read apart it is {read:,}")
         if report.run.source == "log":
             notes.append(f"{name} is read from a log: its figures count to their last printed digit")
     return notes

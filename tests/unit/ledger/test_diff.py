@@ -405,3 +405,13 @@ def test_what_was_given() -> None:
         ("argument", "--enforce-eager"): (None, "given"),
         ("environment", "HCCL_BUFFSIZE"): ("200", "400"),
     }
+
+
+def test_a_quantity_that_its_term_and_its_reading_give_in_two_sizes_is_said() -> None:
+    release = ("vllm-ascend", "0.13.0")
+    a = run_with(physical(), *release)
+    b = run_with(physical(), *release, non_torch_increase_bytes=gib(0.56) - 4096)
+    assert not any("read apart" in note for note in diff_reports(a, a).notes)
+    note = next(note for note in diff_reports(a, b).notes if "read apart" in note)
+    assert f"B: non-torch increase is what its term leaves, {gib(0.56):,} bytes" in note
+    assert f"{gib(0.56) - 4096:,}" in note

@@ -204,8 +204,9 @@ def _cause_section(diff: Diff, rank: RankDiff, label: str, wide: bool, others: b
         rows.append(line(_cause_title(diff, cause), cells, cause.bytes, worth, _why(rank, cause), _style(cause)))
     rows.append(line("= KV cache of B", ["", ""], rank.b_granted, _tokens(diff.b_kv_tokens), "", TOTAL))
     rows.append(_sum_row(rank, len(columns), wide))
-    title = f"Why the KV budget differs, {label}" if others else f"Why the KV cache differs, {label}"
-    return Section(title, columns, rows, _cause_notes(rank, shown, brief=others))
+    title = "Why the KV budget differs" if others else "Why the KV cache differs"
+    title = title if rank.difference_bytes is not None else "KV budgets side by side"
+    return Section(f"{title}, {label}", columns, rows, _cause_notes(rank, shown, brief=others))
 
 
 def _sum_row(rank: RankDiff, cells: int, wide: bool) -> Row:
