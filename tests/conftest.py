@@ -18,6 +18,8 @@ import pytest
 
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
 STACK = "vllm-ascend-0.23.0"
+#: The engine before its budget became relative: absolute peak and device-wide use (equation E2).
+OLD_STACK = "vllm-ascend-0.13.0"
 #: The arguments of the recorded measurement on two Ascend 910B cards (Qwen3-VL-8B-Instruct).
 REFERENCE_ARGS = [
     "--tensor-parallel-size=2",
@@ -31,19 +33,23 @@ REFERENCE_ARGS = [
 RUN_TIMEOUT_S = 240.0
 
 
-@pytest.fixture(scope="session")
-def sim_stack() -> str:
-    """A simulated stack that is set up. Without one: a skip, or a failure where MEMPROF_REQUIRE_SIM is set."""
+def require_stack(name: str) -> str:
+    """A simulated stack that is set up. Without it: a skip, or a failure where MEMPROF_REQUIRE_SIM is set."""
     from vllm_memprof.errors import SetupError
     from vllm_memprof.sim.runtime import prepare_runtime
 
     try:
-        prepare_runtime("910b", STACK)
+        prepare_runtime("910b", name)
     except SetupError as error:
         if os.environ.get("MEMPROF_REQUIRE_SIM"):
             raise
         pytest.skip(f"no simulated stack: {error.message}")
-    return STACK
+    return name
+
+
+@pytest.fixture(scope="session")
+def sim_stack() -> str:
+    return require_stack(STACK)
 
 
 @dataclass
