@@ -30,6 +30,7 @@ TITLES = {
     "graph_estimate": "graphs, estimated",
     "mm_ipc": "multi-modal decoding",
     "consumed": "consumed",
+    "equation": "the equation of a run, and so all of its terms",
     "fixed_size": "fixed size instead of the equation",
     "halved": "half kept for operator workspace",
     "clamped": "raised from below 0 to 0",
@@ -81,7 +82,6 @@ class Account:
     lines: list[Line]
     unknown: tuple[str, ...]  # quantities without a line: neither they nor the granted KV cache are known
     held: dict[str, int | None] = field(default_factory=dict)  # also what no term charges, bytes
-    tolerance_bytes: int = 0  # half-units of the printed digits; 0 from hooks
     strained: list[tuple[str, int, int]] = field(default_factory=list)  # quantity, what its term leaves, what was read
 
     @property
@@ -113,7 +113,7 @@ def open_account(rank: RankReport, simulated: bool) -> Account:
         for name, size in charged.items()
         if (read := held.get(name)) is not None and abs(size - read) > slack
     ]
-    return Account(granted, recomputed, lines, tuple(unknown), {**held, **charged}, budget.tolerance_bytes, strained)
+    return Account(granted, recomputed, lines, tuple(unknown), {**held, **charged}, strained)
 
 
 def _request(budget: Budget) -> tuple[list[Line], list[str]]:

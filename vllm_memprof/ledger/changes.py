@@ -49,7 +49,7 @@ class Change:
 def changes(a: Report, b: Report) -> list[Change]:
     """Everything given that differs, the widest first."""
     pairs: list[tuple[str, dict[str, str], dict[str, str]]] = [
-        ("model", {"model": a.run.model}, {"model": b.run.model}),
+        ("model", _model(a), _model(b)),
         ("engine", _engine(a), _engine(b)),
         ("device", _device(a), _device(b)),
         ("version", _versions(a), _versions(b)),
@@ -63,10 +63,23 @@ def changes(a: Report, b: Report) -> list[Change]:
         for name in dict.fromkeys([*left, *right])
         if left.get(name) != right.get(name)
     ]
-    # a setting that one run does not tell of has not changed
-    found = [change for change in found if change.kind != "setting" or None not in (change.a, change.b)]
+    found = [change for change in found if _told(change, a, b)]
     given = {change.name.removeprefix("--").replace("-", "_") for change in found if change.kind == "argument"}
     return [change for change in found if change.kind != "setting" or change.name not in given]
+
+
+def _told(change: Change, a: Report, b: Report) -> bool:
+    """Whether both runs tell of it: what a log does not print has not changed, nor has a setting of no known value."""
+    silent = [report for report, value in ((a, change.a), (b, change.b)) if value is None]
+    if change.kind == "setting":
+        return not silent
+    if change.kind == "argument":
+        return all(report.run.source != "log" or _arguments(report) for report in silent)
+    return all(report.run.source != "log" for report in silent)
+
+
+def _model(report: Report) -> dict[str, str]:
+    return {} if report.run.model == "unknown" else {"model": report.run.model}
 
 
 def _engine(report: Report) -> dict[str, str]:
@@ -89,7 +102,7 @@ def _device(report: Report) -> dict[str, str]:
         "device": run.device or "",
         "kind": simulated,
         "device total": ", ".join(totals),
-        "ranks": str(len(report.ranks)) if report.ranks else "",
+        "ranks": str(len(report.ranks)) if report.ranks and run.source != "log" else "",  # a log may print some alone
     }
     return _said(values)
 
@@ -144,7 +157,7 @@ def _options(command: list[str]) -> Iterator[tuple[str, str]]:
                 values.append(command[index])
                 index += 1
             value = " ".join(values) or "given"
-        yield _long(name), value
+        yield "--quiet" if (name, value) == ("-q", "given") else _long(name), value
 
 
 def _long(name: str) -> str:

@@ -253,12 +253,17 @@ def _rank_diff(a: Report, b: Report, left: RankReport, right: RankReport) -> Ran
         terms=_term_rows(left, right),
         phases=phase_diffs(left, right),
         owners=owner_diffs(left, right),
-        tolerance_bytes=sum(account.tolerance_bytes for account in accounts),
+        tolerance_bytes=_tolerance(left) + _tolerance(right),
         a_equation=left.budget.equation,
         b_equation=right.budget.equation,
         a_formula=left.budget.formula,
         b_formula=right.budget.formula,
     )
+
+
+def _tolerance(rank: RankReport) -> int:
+    """Half-units of what was printed, bytes; where no equation is known, those of the granted KV cache."""
+    return rank.budget.tolerance_bytes or rank.half_units.get("kv_cache_bytes", 0)
 
 
 def _ordered(causes: Iterable[Cause]) -> list[Cause]:
@@ -269,6 +274,9 @@ def _ordered(causes: Iterable[Cause]) -> list[Cause]:
 
 def compare(a: Account, b: Account, rank_a: RankReport, rank_b: RankReport) -> list[Cause]:
     """The causes of ``b.granted - a.granted``; they add up to it wherever both are known."""
+    if any("equation" in account.charged for account in (a, b)):  # nothing tells what that run charges
+        size = None if a.granted is None or b.granted is None else b.granted - a.granted
+        return [Cause(("equation",), TITLES["equation"], UNKNOWN, size, Side(None, None), Side(None, None))]
     found = []
     for names in _groups(a, b):
         left, right = _side(a, names), _side(b, names)
@@ -357,8 +365,8 @@ def _priced(served: RankDiff, a: Kv, b: Kv) -> list[Cause]:
     Tokens = the bytes of whole blocks x the tokens that a byte holds, those of B. The blocks follow from the grant,
     less what is left over of it; another layout in A is a cause by what it makes of A's blocks.
     """
-    left = _token_facts(served.a_granted, a)
-    right = _token_facts(served.b_granted, b)
+    left = _token_facts(served.a_granted, a, bool(served.tolerance_bytes))
+    right = _token_facts(served.b_granted, b, bool(served.tolerance_bytes))
     if left is None or right is None or served.causes_bytes is None:
         return served.causes
     rate_a, over_a, other_a = left
@@ -379,12 +387,15 @@ def _of_tokens(name: str, title: str) -> Cause:
     return Cause((name,), title, BLOCKS, 0, Side(None, None), Side(None, None))
 
 
-def _token_facts(granted: int | None, kv: Kv) -> tuple[Fraction, int, int] | None:
-    """(tokens per byte, bytes of the grant that make no whole block, bytes of blocks that were not planned)."""
+def _token_facts(granted: int | None, kv: Kv, rounded: bool) -> tuple[Fraction, int, int] | None:
+    """(tokens per byte, bytes of the grant that make no whole block, bytes of blocks that were not planned).
+
+    A grant that is known to its printed digits alone does not tell the last two apart.
+    """
     if granted is None or not kv.tokens or not kv.blocks or not kv.bytes_per_block:
         return None
     rest = granted - kv.blocks * kv.bytes_per_block
-    over = rest % kv.bytes_per_block
+    over = rest if rounded else rest % kv.bytes_per_block
     return Fraction(kv.tokens, kv.blocks * kv.bytes_per_block), over, rest - over
 
 
@@ -435,11 +446,13 @@ def _kv_rows(a: RankReport | None, b: RankReport | None) -> list[TermDiff]:
 def _notes(a: Report, b: Report, least_a: RankReport | None, least_b: RankReport | None, matched: bool) -> list[str]:
     """What a reader has to know before the figures: where the two are not alike, and what could not be compared."""
     notes = []
-    if a.run.model != b.run.model:
+    if a.run.model != b.run.model and "unknown" not in (a.run.model, b.run.model):
         notes.append("different models: weights, activations and the layout of the KV cache differ with them")
-    if a.run.device != b.run.device or a.run.simulated != b.run.simulated:
+    from_log = "log" in (a.run.source, b.run.source)
+    simulated = not from_log and a.run.simulated != b.run.simulated
+    if simulated or (a.run.device != b.run.device and None not in (a.run.device, b.run.device)):
         notes.append("different devices")
-    if len(a.ranks) != len(b.ranks):
+    if len(a.ranks) != len(b.ranks) and not from_log:  # a log need not print every rank
         notes.append(f"different world sizes: {len(a.ranks)} and {len(b.ranks)} ranks, each holding another share")
     labels = [{rank.label for rank in report.ranks} for report in (a, b)]
     for name, lone in (("A", labels[0] - labels[1]), ("B", labels[1] - labels[0])):

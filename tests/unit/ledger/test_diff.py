@@ -29,6 +29,7 @@ RELEASES = [
     ("vllm", "0.23.0", "E5"),
     ("vllm", "0.33.0", "E6"),
 ]
+UNREAD = ("vllm", "99.0", None)
 RUNS = ["recorded_tp2", "recorded_tp1", "recorded_killed_tp2", "graph_tp2", "skewed_tp2", "killed_tp2", "plan_tp2"]
 
 
@@ -162,7 +163,7 @@ figure_names = st.sampled_from(
     a=states,
     b=states,
     left=st.sampled_from(RELEASES),
-    right=st.sampled_from(RELEASES),
+    right=st.sampled_from([*RELEASES, UNREAD]),
     missing=st.sets(figure_names, max_size=5),
     granted=st.one_of(st.none(), sizes),
     fixed=st.one_of(st.none(), sizes),
@@ -273,6 +274,16 @@ def test_a_term_that_one_run_lacks_is_named_and_the_sum_holds() -> None:
     cause = next(cause for cause in diff.served.causes if cause.bytes)
     assert cause.kind == "unknown"
     assert cause.a.charged_bytes == gib(9.19) + gib(0.56)
+
+
+def test_without_an_equation_nothing_is_told_apart() -> None:
+    """A release that nobody has read: what it charges is not known, so nothing of the other run is a cause."""
+    a = build_report(_run(physical(), "vllm", "99.0", {"kv_cache_bytes": gib(40)}, {}))
+    b = run_with(physical(), "vllm-ascend", "0.23.0")
+    diff = diff_reports(a, b)
+    assert diff.served is not None
+    assert [(cause.names, cause.kind) for cause in diff.served.causes] == [(("equation",), "unknown")]
+    assert_adds_up(diff)
 
 
 def test_without_a_grant_nothing_is_claimed() -> None:
@@ -415,3 +426,24 @@ def test_a_quantity_that_its_term_and_its_reading_give_in_two_sizes_is_said() ->
     note = next(note for note in diff_reports(a, b).notes if "read apart" in note)
     assert f"B: non-torch increase is what its term leaves, {gib(0.56):,} bytes" in note
     assert f"{gib(0.56) - 4096:,}" in note
+
+
+def test_what_a_log_does_not_print_has_not_changed() -> None:
+    log = build_report(read_log(str(DATA / "logs" / "recorded_tp2_0.23.0.log"))[0])
+    hooks = build_report(recorded("recorded_tp2"))
+    for diff in (diff_reports(log, hooks), diff_reports(hooks, log)):
+        assert {row.kind for row in diff.changed} <= {"engine", "device"}
+        assert {row.name for row in diff.changed} <= {"read from", "device total"}
+        assert not any(note.startswith("different") for note in diff.notes)
+        assert_adds_up(diff)
+        assert diff.served is not None
+        assert abs(diff.served.difference_bytes or 0) <= diff.served.tolerance_bytes
+        assert diff.difference_tokens == 0
+
+
+def test_a_quiet_run_is_not_a_quantized_one() -> None:
+    a = build_report(recorded("recorded_tp2"))
+    quiet = replace(a, run=replace(a.run, command=[*a.run.command, "-q"]))
+    awq = replace(a, run=replace(a.run, command=[*a.run.command, "-q", "awq"]))
+    assert diff_reports(a, quiet).changed == []
+    assert [(row.name, row.b) for row in diff_reports(a, awq).changed] == [("--quantization", "awq")]

@@ -84,15 +84,24 @@ def verdict(diff: Diff) -> str:
     size = None if served is None else served.difference_bytes
     if served is None or size is None:
         return "no difference of KV cache to explain"
-    text = "the same KV cache" if size == 0 else f"KV cache {_signed_gib(size)} GiB ({_signed(size)} bytes)"
+    text = "the same KV cache" if size == 0 else f"KV cache {_difference(size)}"
     if diff.difference_tokens is not None:
         text += f", {_signed(diff.difference_tokens)} tokens"
     if served.causes_bytes != size:
         return f"{text}; the causes do not add up to it"
-    within = (
-        f"within the printed digits, ±{served.tolerance_bytes:,} bytes" if served.tolerance_bytes else "to the byte"
-    )
-    return f"{text}; the causes add up to it {within}"
+    unknown = sum(cause.bytes or 0 for cause in served.causes if cause.kind == UNKNOWN)
+    if unknown:
+        return f"{text}; of it by causes that are not known: {_difference(unknown)}"
+    if "log" in (diff.a.source, diff.b.source):
+        reach = f", ±{served.tolerance_bytes:,} bytes" if served.tolerance_bytes else ""
+        return f"{text}; the causes add up to it within the printed digits{reach}"
+    return f"{text}; the causes add up to it to the byte"
+
+
+def _difference(size: int) -> str:
+    """GiB where they show anything, and bytes."""
+    exact = f"{size:+,} bytes"
+    return f"{_signed_gib(size)} GiB ({exact})" if abs(size) >= GIB // 200 else exact
 
 
 def _run_text(run: RunSummary, granted: int | None, tokens: int | None) -> str:
@@ -229,7 +238,7 @@ def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[st
         notes.append(f"the same in both, to the byte: {', '.join(same)}")
     unknown = [cause.title for cause in rank.causes if cause.kind == UNKNOWN]
     if unknown and rank.difference_bytes is not None:
-        notes.append(f"not known in one of the runs, so it is what the granted KV cache leaves: {'; '.join(unknown)}")
+        notes.append("not known: a run does not tell of it, so it is what the granted KV cache leaves")
     notes += _owner_notes(rank)
     if rank.tolerance_bytes:
         notes.append(f"from printed digits: the difference is known to ±{rank.tolerance_bytes:,} bytes")
