@@ -83,6 +83,46 @@ SHIM_API int rtKernelLaunch(const void *, uint32_t, void *, uint32_t, void *, vo
   return ACL_SUCCESS;
 }
 
+SHIM_API int rtRegisterAllKernel(const void *binary, void **handle) {
+  if (!binary || !handle) return fail(ACL_ERROR_INVALID_PARAM, "rtRegisterAllKernel: bad argument");
+  *handle = binaries().add(new Binary{});
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtDevBinaryUnRegister(void *handle) {
+  Binary *binary = binaries().find(handle);
+  if (!binary) return fail(ACL_ERROR_INVALID_PARAM, "rtDevBinaryUnRegister: unknown binary %p", handle);
+  binaries().remove(handle);
+  delete binary;
+  return ACL_SUCCESS;
+}
+
+// Launches by stub, by binary and tiling key, and on vector cores alone: alike but for where the stream stands.
+SHIM_API int rtKernelLaunchWithFlagV2(const void *, uint32_t, void *, void *, void *stream, uint32_t, const void *) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtKernelLaunchWithHandleV2(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtVectorCoreKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+  graph_count_task(stream);
+  return ACL_SUCCESS;
+}
+
+SHIM_API int rtMalloc(void **pointer, uint64_t bytes, uint32_t, uint16_t) {
+  if (!pointer || !bytes) return fail(ACL_ERROR_INVALID_PARAM, "rtMalloc: bad argument");
+  return device_allocate(pointer, bytes, kRuntime);
+}
+
 SHIM_API int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length) {
   static uint64_t *words = new uint64_t[64]();
   if (!address || !length) return fail(ACL_ERROR_INVALID_PARAM, "rtGetC2cCtrlAddr: null argument");
