@@ -447,3 +447,22 @@ def test_a_quiet_run_is_not_a_quantized_one() -> None:
     awq = replace(a, run=replace(a.run, command=[*a.run.command, "-q", "awq"]))
     assert diff_reports(a, quiet).changed == []
     assert [(row.name, row.b) for row in diff_reports(a, awq).changed] == [("--quantization", "awq")]
+
+
+plans = st.tuples(st.integers(1, 10**9), st.integers(1, 10**6), st.integers(1, 10**9))
+
+
+@given(a=states, b=states, left=plans, right=plans)
+@settings(max_examples=100, deadline=None)
+def test_the_tokens_add_up_for_any_two_plans(a: Any, b: Any, left: Any, right: Any) -> None:
+    """Tokens, blocks and bytes per block of any size: blocks that the budget does not set are a cause of their own."""
+    reports = []
+    for state, (tokens, blocks, per_block) in ((a, left), (b, right)):
+        report = run_with(state, "vllm-ascend", "0.23.0")
+        kv = replace(report.ranks[0].kv, tokens=tokens, blocks=blocks, bytes_per_block=per_block)
+        reports.append(replace(report, ranks=[replace(report.ranks[0], kv=kv)]))
+    diff = diff_reports(*reports)
+    assert diff.served is not None
+    assert None not in [cause.kv_tokens for cause in diff.served.causes]
+    assert diff.difference_tokens == right[0] - left[0]
+    assert_adds_up(diff)
