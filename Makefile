@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 STACK  ?= vllm-ascend-0.23.0
+OLD_STACK := vllm-ascend-0.13.0
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-unit test-sim fuzz lint format types bench golden check sim clean
+.PHONY: help demo test test-unit test-sim fuzz lint format types bench golden check sim sim-all clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +24,9 @@ $(STAMP): pyproject.toml
 sim: $(STAMP)  ## Set up the simulated device and its engine stack
 	$(BIN)/memprof sim setup --stack $(STACK)
 
+sim-all: sim  ## The same, and the older engine stack that the tests run too
+	$(BIN)/memprof sim setup --stack $(OLD_STACK)
+
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
 	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
 
@@ -34,7 +38,7 @@ test-unit: $(STAMP)  ## Unit tests: no engine, no device
 fuzz: $(STAMP)  ## The log parser against a minute of damaged logs
 	$(BIN)/python scripts/fuzz_explain.py --seconds 60
 
-test-sim: sim  ## Shim tests and the real engine on the simulated device
+test-sim: sim-all  ## Shim tests and the real engines on the simulated device
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest tests/shim tests/integration
 
 lint: $(STAMP)  ## ruff, codespell, mypy
