@@ -8,6 +8,7 @@ synchronised the device; communicators, ATB and graph memory are not its own (to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.ledger.kv import worth_in_tokens
@@ -36,7 +37,7 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
         if span.phase != "empty_cache":
             continue
         after_ready = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
-        calls.append(_call(spans, span, after_ready and span.order < ends, retries))
+        calls.append(replace(_call(spans, span, after_ready and span.order < ends, retries), at_end=span.order >= ends))
         retries = (span.after or span.before or _NOTHING).alloc_retries or retries
     return calls
 
@@ -171,12 +172,14 @@ def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> Re
     """The engine's calls added up; None where nobody called."""
     if not calls:
         return None
-    engine = [call for call in calls if call.by == ENGINE]
+    every = [call for call in calls if call.by == ENGINE]
+    engine = [call for call in every if not call.at_end]
     serving = [call for call in engine if call.while_serving]
     phase, left = _end_of_start_up(process.phases)
     workspaces = [call.freed_npu_workspace_bytes for call in engine if call.freed_npu_workspace_bytes is not None]
     return ReclaimSummary(
         calls=len(engine),
+        calls_at_end=len(every) - len(engine),
         calls_while_serving=len(serving),
         seconds=_total(call.seconds for call in engine),
         freed_cached_bytes=_sum(call.freed_cached_bytes for call in engine),

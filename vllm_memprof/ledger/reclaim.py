@@ -30,6 +30,7 @@ class EmptyCacheCall:
     by: str = ENGINE  # engine | memprof (the experiment of --empty-cache-at)
     at: str | None = None  # memprof's own: the phase that had just ended
     after_ready: bool = False
+    at_end: bool = False  # in the shutdown or after it
     alloc_retries: int | None = None  # failed allocations that made the allocator flush itself, since the last call
     refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
     refilled_by: str | None = None  # which reading that was
@@ -72,9 +73,10 @@ class Cycle:
 
 @dataclass(frozen=True)
 class ReclaimSummary:
-    """The engine's calls added up, and what one call after the warm-up could return."""
+    """The engine's calls until its shutdown added up, and what one call after the warm-up could return."""
 
     calls: int
+    calls_at_end: int  # in the shutdown or after it: in no other figure
     calls_while_serving: int
     seconds: float | None
     freed_cached_bytes: int | None
