@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import symbols
+from vllm_memprof.sim import elf, symbols
 
 NATIVE_DIR = Path(__file__).parent / "native"
 LIBRARY = "libascendcl.so"
@@ -124,7 +124,7 @@ def _sources() -> list[Path]:
 
 def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
     digest = hashlib.sha256()
-    for path in [*_sources(), Path(__file__), Path(symbols.__file__)]:
+    for path in [*_sources(), Path(__file__), Path(symbols.__file__), Path(elf.__file__)]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
     rules = symbols.load_rules()

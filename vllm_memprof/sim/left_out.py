@@ -5,12 +5,11 @@ names and the symbols that it binds, nothing ever calls them. Both lists are rea
 library that neither the environment nor the system has, a stand-in is compiled whose functions fail by name, with the
 code that CUDA gives where there is no device. With a CPU build of torch the list is empty and nothing is built.
 
-Runs on the launcher's side, during ``memprof sim setup``. Needs the machine's C compiler and ``readelf`` (binutils).
+Runs on the launcher's side, during ``memprof sim setup``. Needs the machine's C compiler.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections import defaultdict
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.elf import ElfFile, is_elf
 
 #: What the code of a stand-in returns: cudaErrorNoDevice (driver_types.h). Other CUDA libraries read any value
 #: other than 0 as a failure.
@@ -46,50 +46,6 @@ class Wanted:
     unversioned: set[str] = field(default_factory=set)
 
 
-def _readelf(path: Path, *options: str) -> str:
-    env = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            ["readelf", "-W", *options, str(path)], env=env, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise SetupError("readelf was not found", "install binutils (it comes with the C++ compiler)") from None
-    return done.stdout
-
-
-def needed_libraries(path: Path) -> set[str]:
-    """The sonames in DT_NEEDED of one binary."""
-    return set(re.findall(r"\(NEEDED\)\s+Shared library: \[(.+?)\]", _readelf(path, "-d")))
-
-
-def version_sources(path: Path) -> dict[str, str]:
-    """Symbol version name -> soname of the library that must define it (section .gnu.version_r)."""
-    sources: dict[str, str] = {}
-    library = ""
-    for line in _readelf(path, "-V").splitlines():
-        if found := re.search(r"Version: \d+\s+File: (\S+)", line):
-            library = found.group(1)
-        elif library and (found := re.search(r"Name: (\S+)\s+Flags:", line)):
-            sources[found.group(1)] = library
-    return sources
-
-
-def dynamic_symbols(path: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """Names that a binary defines, and (name, version or "") that it leaves undefined."""
-    defined: set[str] = set()
-    undefined: set[tuple[str, str]] = set()
-    for line in _readelf(path, "--dyn-syms").splitlines():
-        columns = line.split()
-        if len(columns) < 8 or not columns[0].endswith(":"):
-            continue
-        name, _, version = columns[7].partition("@")
-        if columns[6] != "UND":
-            defined.add(name)
-        elif columns[4] != "WEAK":
-            undefined.add((name, version.lstrip("@")))
-    return defined, undefined
-
-
 def system_libraries() -> set[str]:
     """Sonames that the dynamic loader finds without help."""
     for tool in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
@@ -112,23 +68,19 @@ def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
         path
         for name in PACKAGES
         for path in sorted((site_packages / name).rglob("*.so*"))
-        if path.is_file() and path.name not in OPENED_LATE
+        if path.is_file() and path.name not in OPENED_LATE and is_elf(path)
     ]
     present = {path.name for path in site_packages.rglob("*.so*")} | system_libraries() | set(provided)
     wanted = Wanted()
     defined: set[str] = set()
     unversioned: set[str] = set()
-    for path in binaries:
-        missing = needed_libraries(path) - present
-        own, undefined = dynamic_symbols(path)
-        defined |= own
-        if not missing:
-            continue
+    for binary in map(ElfFile, binaries):
+        missing = set(binary.needed()) - present
+        defined |= {name for name, is_defined, _, _ in binary.symbols() if is_defined}
         wanted.libraries |= missing
-        sources = version_sources(path)
-        for name, version in undefined:
-            if version and sources.get(version) in missing:
-                wanted.versioned[(sources[version], version)].add(name)
+        for name, library, version in binary.undefined() if missing else ():
+            if library in missing:
+                wanted.versioned[(library, version)].add(name)
             elif not version:
                 unversioned.add(name)
     wanted.unversioned = {

@@ -26,7 +26,7 @@ from typing import Any
 
 from vllm_memprof import __version__
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import build, left_out, symbols
+from vllm_memprof.sim import build, elf, left_out, symbols
 from vllm_memprof.sim.profiles import DeviceProfile, load_profile, write_flat
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 
@@ -96,7 +96,7 @@ def read_stamp(prefix: Path) -> dict[str, Any] | None:
 def fingerprint(stack: Stack) -> str:
     """Of everything a setup is made from: the stack's pins, the sources of the shim, the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
-    modules = [Path(str(module.__file__)) for module in (build, left_out, symbols)]
+    modules = [Path(str(module.__file__)) for module in (build, elf, left_out, symbols)]
     native = sorted(path for path in build.NATIVE_DIR.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for path in [*stack.sources, *modules, *native]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

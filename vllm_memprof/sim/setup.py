@@ -163,12 +163,8 @@ class _Setup:
     def check_machine(self) -> None:
         check_platform()
         compiler = find_compiler()[0]
-        for tool in ("readelf", "ldconfig"):
-            found = shutil.which(tool) or shutil.which(tool, path="/sbin:/usr/sbin")
-            if found is None:
-                raise SetupError(
-                    f"{tool} was not found", "install binutils (readelf) and the C library's tools (ldconfig)"
-                )
+        if not (shutil.which("ldconfig") or shutil.which("ldconfig", path="/sbin:/usr/sbin")):
+            raise SetupError("ldconfig was not found", "install the C library's tools (libc-bin, glibc)")
         self.progress.detail(f"compiler {compiler}")
         self._check_disk()
 

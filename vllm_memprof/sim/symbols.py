@@ -6,17 +6,16 @@ Out: a `SymbolPlan`, and the C++ and assembly that complete the shim. Runs in th
 
 from __future__ import annotations
 
-import mmap
 import re
-import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.elf import SYMTAB, ElfFile
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,67 +23,6 @@ else:
     import tomli as tomllib
 
 RULES_FILE = Path(__file__).parent / "native" / "symbols.toml"
-
-_SHT_SYMTAB, _SHT_STRTAB, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 3, 6, 11
-_DT_NULL, _DT_NEEDED = 0, 1
-_STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE = 1, 2, 10
-_STV_HIDDEN = 2
-
-
-class ElfFile:
-    """The parts of a 64-bit little-endian ELF file that a linker looks at."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with path.open("rb") as stream:
-            self._data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        if self._data[:6] != b"\x7fELF\x02\x01":
-            raise SetupError(f"not a 64-bit little-endian ELF file: {path}")
-        self.machine: int = struct.unpack_from("<H", self._data, 18)[0]
-        (offset,) = struct.unpack_from("<Q", self._data, 40)
-        entry_size, count, names_index = struct.unpack_from("<HHH", self._data, 58)
-        # name, type, flags, address, offset, size, link, info, alignment, entry size
-        self._sections = [struct.unpack_from("<IIQQQQIIQQ", self._data, offset + i * entry_size) for i in range(count)]
-        names = self._sections[names_index]
-        self._section_names = [self._string(names[4] + section[0]) for section in self._sections]
-
-    def _string(self, offset: int) -> str:
-        return self._data[offset : self._data.find(b"\0", offset)].decode("utf-8", "replace")
-
-    def symbols(self, table: int = _SHT_DYNSYM) -> Iterator[tuple[str, bool, bool, bool]]:
-        """Global symbols as (name, defined, weak, hidden)."""
-        for section in self._sections:
-            if section[1] != table:
-                continue
-            strings = self._sections[section[6]][4]
-            for offset in range(section[4], section[4] + section[5], 24):
-                name, info, other, index = struct.unpack_from("<IBBH", self._data, offset)
-                if info >> 4 in (_STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE) and name:
-                    yield self._string(strings + name), index != 0, info >> 4 == _STB_WEAK, other & 3 == _STV_HIDDEN
-
-    def needed(self) -> list[str]:
-        """The sonames that the loader fetches with this file (DT_NEEDED)."""
-        result = []
-        for section in self._sections:
-            if section[1] != _SHT_DYNAMIC:
-                continue
-            strings = self._sections[section[6]][4]
-            for offset in range(section[4], section[4] + section[5], 16):
-                tag, value = struct.unpack_from("<qQ", self._data, offset)
-                if tag == _DT_NULL:
-                    break
-                if tag == _DT_NEEDED:
-                    result.append(self._string(strings + value))
-        return result
-
-    def read_only_data(self) -> bytes:
-        """The bytes of .rodata*, where string constants live."""
-        parts = [
-            self._data[section[4] : section[4] + section[5]]
-            for name, section in zip(self._section_names, self._sections, strict=True)
-            if name.startswith(".rodata")
-        ]
-        return b"\0" + b"\0".join(parts) + b"\0"
 
 
 @dataclass(frozen=True)
@@ -225,10 +163,7 @@ def _of_the_interpreter(name: str) -> bool:
 def defined_symbols(objects: Iterable[Path]) -> set[str]:
     """The names that compiled objects export."""
     return {
-        name
-        for path in objects
-        for name, defined, _, hidden in ElfFile(path).symbols(_SHT_SYMTAB)
-        if defined and not hidden
+        name for path in objects for name, defined, _, hidden in ElfFile(path).symbols(SYMTAB) if defined and not hidden
     }
 
 

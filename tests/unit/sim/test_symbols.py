@@ -11,7 +11,8 @@ import pytest
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import symbols
 from vllm_memprof.sim.build import find_compiler
-from vllm_memprof.sim.symbols import Demand, ElfFile
+from vllm_memprof.sim.elf import ElfFile
+from vllm_memprof.sim.symbols import Demand
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make an ELF file with")
 
@@ -56,6 +57,13 @@ def test_elf_symbols_and_needed(engine: Path) -> None:
     assert "hidden_thing" not in table
     assert library.needed()[:2] == ["libtorch_cpu.so", "libascendcl.so"]
     assert b"\0PTAGetExecCache\0" in library.read_only_data()
+    wanted = {name: (library, version) for name, library, version in library.undefined()}
+    assert wanted["aclrtMalloc"] == ("", "")  # no version: any library may have it
+    soname, version = wanted["puts"]
+    assert soname.startswith("libc.so")
+    assert version.startswith("GLIBC_")
+    assert "weak_thing" not in wanted
+    assert "run" not in wanted
 
 
 @needs_compiler
