@@ -119,8 +119,10 @@ def _total_seconds(calls: list[EmptyCacheCall]) -> float | None:
 def _place(call: EmptyCacheCall) -> str:
     if call.by == MEMPROF:
         return f"after {call.at}"
+    if call.phase is None and call.while_serving:
+        return "in a step" if call.in_step else "serving"
     if call.phase is None:
-        return "in a step" if call.in_step else "serving" if call.while_serving else "-"
+        return "after shutdown" if call.at_end else "ready" if call.after_ready else "-"
     return f"{call.phase}, serving" if call.while_serving else call.phase
 
 
