@@ -89,9 +89,11 @@ def _begin_device_init(capture: Capture, call: Call) -> None:
 def _leave_load_model(capture: Capture, call: Call) -> None:
     _end(capture, call)
     if call.error is None:
-        capture.bind_instance(getattr(call.subject, "model_runner", None))
+        runner = getattr(call.subject, "model_runner", None)
+        capture.bind_instance(runner)
         figures.read_worker(capture.session, call.subject)
         capture.session.emit_figures("load_model")
+        capture.bind_model(runner)
 
 
 def _leave_profile_run(capture: Capture, call: Call) -> None:

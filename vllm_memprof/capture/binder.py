@@ -144,6 +144,14 @@ class Binder(importlib.abc.MetaPathFinder):
                     if override.state == BOUND:
                         self.bindings.append(override)
 
+    def bind_live(self, target: str, instance: object) -> None:
+        """Bind the row of a ``<loaded>`` target to the class that defines the method for this very object."""
+        attribute = target.rpartition(".")[2]
+        owner = next((cls for cls in type(instance).__mro__ if attribute in vars(cls)), None)
+        for binding in self.bindings:
+            if binding.target == target and binding.state == PENDING and owner is not None:
+                self._bind(binding, owner)
+
     def check(self) -> None:
         """Re-bind once what was overwritten; it stays marked as overwritten with the culprit's name."""
         for binding in self.bindings:

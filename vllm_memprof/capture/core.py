@@ -66,6 +66,13 @@ class Capture:
         if instance is not None:
             self.binder.bind_overrides(instance)
 
+    def bind_model(self, runner: object | None) -> None:
+        """The model is there: bind what is hooked on it, below whatever the runner has wrapped around it."""
+        get_model = getattr(runner, "get_model", None)
+        model = getattr(runner, "model", None) if get_model is None else get_model()
+        if model is not None:
+            self.binder.bind_live("<loaded>:model.load_weights", model)
+
     def release(self, moment: str) -> None:
         self.binder.release(moment)
 

@@ -330,6 +330,15 @@ HOOKS: tuple[Hook, ...] = (
         (f"{_W}.reload_weights", f"{_GW}.reload_weights", f"{_GR}.reload_weights"),
         notes="vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all versions",
     ),
+    Hook(
+        "live.load_weights",
+        "weight_update",
+        OPTIONAL,
+        "worker",
+        "weight_update",
+        ("<loaded>:model.load_weights",),
+        notes="trainers send weights straight to the model (collective_rpc); bound to its class once it is loaded",
+    ),
     # Leaves of the allocator. vllm-ascend replaces torch.accelerator.* after plugins ran; these survive.
     Hook(
         "leaf.empty_cache",

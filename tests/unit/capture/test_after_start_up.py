@@ -180,3 +180,27 @@ def test_an_update_that_could_not_start_is_over(run_engine: Run) -> None:
         ("before", None),
         ("after", None),
     ]
+
+
+def test_weights_sent_straight_to_the_model_are_an_update(run_engine: Run) -> None:
+    """Loading the model for the first time goes through the same method and is none."""
+    code = START_UP + (
+        "from vllm_ascend.worker.model_runner_v1 import NPUModelRunner\n"
+        "class Base:\n    def load_weights(self, weights):\n        return set(weights)\n"
+        "class Model(Base):\n    pass\n"
+        "NPUModelRunner.get_model = lambda self: self.model\n"
+        "plain = NPUModelRunner.load_model\n"
+        "def load_model(self):\n"
+        "    plain(self); self.model = Model(); self.model.load_weights(['first'])\n"
+        "NPUModelRunner.load_model = load_model\n"
+        "EngineCore(executor())\n"
+        "model = wrapper.worker.model_runner.model\n"
+        "print(model.load_weights(['w']))\n"
+        "wrapper.worker.start_weight_update(); model.load_weights([]); wrapper.worker.finish_weight_update()\n"
+    )
+    recorded = run_engine(code)
+
+    assert recorded.out.strip() == "{'w'}"
+    assert not recorded.kind("error")
+    befores = [event for event in recorded.edges("weight_update") if event["edge"] == "before"]
+    assert [event["detail"]["by"] for event in befores] == ["load_weights", "start_weight_update"]
