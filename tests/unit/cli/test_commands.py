@@ -85,6 +85,9 @@ def test_version(env, tmp_path):
         (["report", ".", "--format", "csv"], 2, "not available yet"),
         (["report", ".", "--format", "pdf"], 2, "not known"),
         (["nonsense"], 2, "nonsense"),
+        (["offline", "M", "--empty-cache-at", "warm_up,nowhere"], 2, "no phase 'nowhere'\n  try: one of weight_load,"),
+        (["offline", "M", "--empty-cache-at", ""], 2, "no phase ''"),
+        (["offline", "M", "--sleep-cycles=-1"], 2, "--sleep-cycles must not be negative"),
     ],
 )
 def test_mistakes_get_a_message_a_hint_and_a_status(args, code, words, env, tmp_path):
