@@ -226,7 +226,9 @@ def sleeps(count: int, leak: int = 0, cached: int = 0, non_torch: int = 0, empti
         spans.append(phase("sleep", t, level(t, i), level(t + 5, i, 900), order))
         if emptied:
             asleep = level(t + 1, i, 900)
-            spans.append(span("empty_cache", asleep, asleep, order + 1, parent=order, start_t_ns=t + 1, end_t_ns=t + 2))
+            spans.append(
+                span("empty_cache", asleep, asleep, order + 1, parent=order, depth=1, start_t_ns=t + 1, end_t_ns=t + 2)
+            )
         spans.append(phase("wake_up", t + 10, level(t + 10, i, 900), level(t + 15, i + 1), len(spans)))
     return report_of(spans)
 
