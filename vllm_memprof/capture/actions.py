@@ -6,6 +6,7 @@ once and its row is out of the way from then on. Two exceptions are meant to lea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,13 +133,27 @@ def _end_mm_profile(capture: Capture, error: BaseException | None = None) -> Non
             emptycache.call_after(capture, "mm_profile")
 
 
+def _captured_graphs() -> int | None:
+    """Graphs captured by this process so far, as vLLM counts them; None where it does not. (compilation/counter.py)"""
+    counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
+    count = getattr(counter, "num_cudagraph_captured", None)
+    return count if isinstance(count, int) else None
+
+
+def _begin_graph_capture(capture: Capture, call: Call) -> None:
+    _begin(capture, call)
+    capture.session.notes["graphs_before"] = _captured_graphs()
+
+
 def _leave_graph_capture(capture: Capture, call: Call) -> None:
+    before, after = capture.session.notes.pop("graphs_before", None), _captured_graphs()
     inner_bytes = capture.session.notes.pop("captured_bytes", None)
     graph_bytes = int(call.result) if isinstance(call.result, int) else inner_bytes
     if call.error is None:
         capture.session.figures["graph_bytes"] = graph_bytes
     if isinstance(call.token, OpenPhase):
         call.token.detail["graph_bytes"] = graph_bytes
+        call.token.detail["graphs"] = None if before is None or after is None else after - before
     _end(capture, call)
 
 
@@ -253,7 +268,7 @@ ACTIONS: dict[str, Action] = {
     "memory_profiling": Action(None, _keep_profile_result),
     "mm_profile_start": Action(_begin_mm_profile, None),
     "mm_profile_stop": Action(_stop_mm_profile, None),
-    "graph_capture": Action(_begin, _leave_graph_capture),
+    "graph_capture": Action(_begin_graph_capture, _leave_graph_capture),
     "captured_bytes": Action(None, _keep_captured_bytes),
     "weights": Action(None, _keep_weights),
     "warm_up": Action(_begin, _leave_warm_up),

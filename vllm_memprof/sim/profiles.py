@@ -23,9 +23,10 @@ Keys of a profile (every size in bytes):
 ``[memory]``
 ``context_bytes``            taken per process and device by ``aclrtSetDevice``
 ``context_runtime_bytes``    the part of it that the runtime's own counter shows; the rest lives on the device
-``kernel_load_bytes``        per operator, when its kernel runs for the first time in a process
+``kernels_bytes``            taken per process and device by the first operator that has a workspace: loaded kernels
 ``hccl_buffer_mib``          one HCCL buffer in MiB, unless ``HCCL_BUFFSIZE`` or the communicator itself says else
 ``hccl_buffers``             buffers per communicator, taken at its first collective
+``hccl_base_bytes``          taken once per process and device with its first communicator, beside the buffers
 ``atb_pool_bytes``           taken per process and device by the first ATB operation
 ``graph_capture_bytes``      per captured graph
 ``[simulation]``
@@ -34,7 +35,7 @@ Keys of a profile (every size in bytes):
 ``[workspace]``
 ``"Glob*" = {…}``            workspace that an operator asks for, by its name without "aclnn" (of ATB: "Atb" and its
                              parameter, "AtbSelfAttention"); the first match counts, others ask for none. Bytes:
-                             ``base + per_first_byte x bytes of the operator's first tensor``, at most ``cap`` where
+                             ``base + per_byte x bytes of the operator's largest tensor``, at most ``cap`` where
                              that is not 0. Each may be left out; ``"Glob*" = bytes`` is a base alone.
 ============================ =======================================================================================
 """
@@ -75,9 +76,10 @@ _SECTIONS: dict[str, dict[str, type]] = {
     "memory": {
         "context_bytes": int,
         "context_runtime_bytes": int,
-        "kernel_load_bytes": int,
+        "kernels_bytes": int,
         "hccl_buffer_mib": int,
         "hccl_buffers": int,
+        "hccl_base_bytes": int,
         "atb_pool_bytes": int,
         "graph_capture_bytes": int,
     },
@@ -87,11 +89,11 @@ _SECTIONS: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True)
 class WorkspaceRule:
-    """What the operators of one family ask for: ``base_bytes + per_first_byte * bytes of the first tensor``, capped."""
+    """What the operators of one family ask for: ``base_bytes + per_byte * bytes of the largest tensor``, capped."""
 
     pattern: str  # glob over operator names without "aclnn"
     base_bytes: int
-    per_first_byte: float  # bytes of workspace per byte of the operator's first tensor
+    per_byte: float  # bytes of workspace per byte of the operator's largest tensor
     cap_bytes: int  # 0: none
 
 
@@ -150,8 +152,7 @@ def write_flat(profile: DeviceProfile, path: Path) -> None:
     """Writes the profile as the shim reads it: ``key=value`` lines, then ``workspace=<glob> <base> <factor> <cap>``."""
     lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in profile.values.items())]
     lines += [
-        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_first_byte} {rule.cap_bytes}"
-        for rule in profile.workspace
+        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}" for rule in profile.workspace
     ]
     text = "\n".join(lines) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def _parse(path: Path) -> DeviceProfile:
 
 def _workspace_rule(pattern: str, given: Any, path: Path) -> WorkspaceRule:
     fields = {"base": given} if isinstance(given, int) else given
-    known = {"base", "per_first_byte", "cap"}
+    known = {"base", "per_byte", "cap"}
     if (
         not isinstance(fields, dict)
         or set(fields) - known
@@ -206,9 +207,9 @@ def _workspace_rule(pattern: str, given: Any, path: Path) -> WorkspaceRule:
     ):
         raise SetupError(
             f"the device profile {path} has a rule in [workspace] that is none: {pattern!r} = {given!r}",
-            "a glob over operator names = bytes, or {base = bytes, per_first_byte = factor, cap = bytes}",
+            "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes}",
         )
-    return WorkspaceRule(pattern, fields.get("base", 0), float(fields.get("per_first_byte", 0)), fields.get("cap", 0))
+    return WorkspaceRule(pattern, fields.get("base", 0), float(fields.get("per_byte", 0)), fields.get("cap", 0))
 
 
 def _table(table: dict[str, Any], section: str, path: Path) -> dict[str, Any]:

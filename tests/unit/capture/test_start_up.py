@@ -144,6 +144,11 @@ def test_figures_are_the_engine_s_own(run_engine: Run) -> None:
     assert values["kv_cache_memory_bytes_arg"] is None
 
 
+def test_a_capture_says_how_many_graphs(run_engine: Run) -> None:
+    [ended] = [event for event in run_engine(FULL).edges("graph_capture") if event["edge"] == "after"]
+    assert ended["detail"] == {"graph_bytes": 7, "graphs": 3}
+
+
 def test_eager_mode_has_no_graph_capture_and_no_graph_bytes(run_engine: Run) -> None:
     eager = "from vllm_ascend.worker.worker import NPUWorker\nNPUWorker.enforce_eager = True\n"
     recorded = run_engine(START_UP + eager + "EngineCore(executor())")

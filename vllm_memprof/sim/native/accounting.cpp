@@ -19,7 +19,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <unordered_set>
 
 namespace memprof_sim {
 namespace {
@@ -56,12 +55,7 @@ State *state = nullptr;
 std::mutex open_mutex;
 int own_slot[64];  // slot index by device, -1: none; valid in the process that set own_pid
 uint64_t runtime_shares[64], runtime_charged[64];  // of account_runtime_share
-std::mutex kernels_mutex;
-
-std::unordered_set<std::string> &kernels_loaded(int device) {
-  static auto *loaded = new std::unordered_set<std::string>[64];  // never destroyed: other libraries call in at exit
-  return loaded[device];
-}
+std::atomic<bool> kernels_loaded[64];
 pid_t own_pid = 0;
 uint64_t own_start = 0;
 
@@ -162,7 +156,7 @@ void forget_own_slots() {
   for (int &index : own_slot) index = -1;
   for (uint64_t &bytes : runtime_shares) bytes = 0;
   for (uint64_t &bytes : runtime_charged) bytes = 0;
-  for (int device = 0; device < 64; ++device) kernels_loaded(device).clear();
+  for (auto &loaded : kernels_loaded) loaded = false;
 }
 
 void after_fork_in_child() {
@@ -291,25 +285,23 @@ bool account_runtime_share(int device, int64_t delta) {
   return true;
 }
 
-bool account_kernel_load(int device, const std::string &operator_name) {
-  if (!profile().kernel_load_bytes || device < 0 || device >= 64) return true;
-  std::lock_guard<std::mutex> guard(kernels_mutex);
-  if (!kernels_loaded(device).insert(operator_name).second) return true;
-  if (account_runtime_share(device, static_cast<int64_t>(profile().kernel_load_bytes))) return true;
-  kernels_loaded(device).erase(operator_name);
+bool account_kernels(int device, const std::string &operator_name) {
+  if (!profile().kernels_bytes || device < 0 || device >= 64 || kernels_loaded[device] || !workspace_rule_for(operator_name)) return true;
+  if (kernels_loaded[device].exchange(true)) return true;
+  if (account_runtime_share(device, static_cast<int64_t>(profile().kernels_bytes))) return true;
+  kernels_loaded[device] = false;
   return false;
 }
 
 void account_release_device(int device) {
   if (!attach()) return;
-  std::lock_guard<std::mutex> kernels(kernels_mutex);
   Locked guard;
-  if (device >= 0 && device < 64) kernels_loaded(device).clear();
   Slot *slot = slot_locked(device, false);
   if (!slot) return;
   clear(slot);
   own_slot[device] = -1;
   runtime_shares[device] = runtime_charged[device] = 0;
+  kernels_loaded[device] = false;
 }
 
 uint64_t account_device_used(int device) {

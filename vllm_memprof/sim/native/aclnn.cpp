@@ -148,18 +148,19 @@ aclError touch_communicators(const uint64_t *words, int count) {
 
 uint64_t tensor_bytes(const aclTensor &tensor) { return static_cast<uint64_t>(std::max<int64_t>(element_count(tensor), 0)) * element_bytes(tensor.type); }
 
-// What a workspace grows with: the operator's first tensor, or all tensors of its first list.
-uint64_t first_tensor_bytes(const uint64_t *words, int count) {
+// What a workspace grows with: the largest of the operator's tensors. A list counts as one.
+uint64_t largest_tensor_bytes(const uint64_t *words, int count) {
+  uint64_t largest = 0;
   for (int index = 0; index < count; ++index) {
     Kind kind = kind_of(words[index]);
-    if (kind == Kind::kTensor) return tensor_bytes(*reinterpret_cast<aclTensor *>(words[index]));
-    if (kind != Kind::kTensorList) continue;
     uint64_t bytes = 0;
-    for (aclTensor *tensor : reinterpret_cast<aclTensorList *>(words[index])->tensors)
-      if (tensor) bytes += tensor_bytes(*tensor);
-    return bytes;
+    if (kind == Kind::kTensor) bytes = tensor_bytes(*reinterpret_cast<aclTensor *>(words[index]));
+    if (kind == Kind::kTensorList)
+      for (aclTensor *tensor : reinterpret_cast<aclTensorList *>(words[index])->tensors)
+        if (tensor) bytes += tensor_bytes(*tensor);
+    largest = std::max(largest, bytes);
   }
-  return 0;
+  return largest;
 }
 
 Argument argument_of(uint64_t word) {
@@ -204,7 +205,7 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   if (executor->kernel || tracing()) {
     for (int word = 0; word < results; ++word) executor->call.arguments.push_back(argument_of(words[word]));
   }
-  *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes_for(name, first_tensor_bytes(words, results));
+  *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes_for(name, largest_tensor_bytes(words, results));
   *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(executor);
   return ACL_SUCCESS;
 }
@@ -226,8 +227,8 @@ int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream
     trace("aclnn%s%s", found->call.name.c_str(), line.c_str());
   }
   graph_count_task(stream);
-  if (!account_kernel_load(physical_device(current_device()), found->call.name))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernel of aclnn%s", found->call.name.c_str());
+  if (!account_kernels(physical_device(current_device()), found->call.name))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of aclnn%s", found->call.name.c_str());
   if (found->kernel) found->kernel(found->call);
   if (!found->repeatable) {
     executors().remove(executor);

@@ -122,8 +122,8 @@ SHIM_API aclError aclopCompileAndExecute(const char *type, int input_count, cons
   if (!type) return fail(ACL_ERROR_INVALID_PARAM, "aclopCompileAndExecute: null operator type");
   graph_count_task(stream);
   trace("aclop %s", type);
-  if (!account_kernel_load(physical_device(current_device()), type))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernel of %s", type);
+  if (!account_kernels(physical_device(current_device()), type))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s", type);
   std::vector<aclTensor> arguments, results;
   for (int index = 0; index < input_count; ++index) arguments.push_back(tensor_of(input_descs[index], inputs[index]));
   for (int index = 0; index < output_count; ++index) results.push_back(tensor_of(output_descs[index], outputs[index]));

@@ -3,9 +3,19 @@
 #include "shim.h"
 
 #include <atomic>
+#include <cstdlib>
 
 namespace memprof_sim {
 namespace {
+
+// The profile's pool is that of 32 blocks, ATB's default and least; another number of blocks takes as much more.
+uint64_t pool_bytes() {
+  constexpr uint64_t kDefaultBlocks = 32, kMostBlocks = 1024;
+  const char *configured = getenv("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM");
+  uint64_t blocks = configured ? strtoull(configured, nullptr, 10) : 0;
+  if (blocks < kDefaultBlocks || blocks > kMostBlocks) blocks = kDefaultBlocks;
+  return profile().atb_pool_bytes / kDefaultBlocks * blocks;
+}
 
 // ATB's tiling buffer pool appears at the first operation that is set up in a process, per device.
 aclError charge_pool() {
@@ -16,7 +26,7 @@ aclError charge_pool() {
   std::lock_guard<std::mutex> guard(mutex);
   if (charged[device] || profile().atb_pool_bytes == 0) return ACL_SUCCESS;
   void *pool = nullptr;
-  if (aclError status = device_allocate(&pool, profile().atb_pool_bytes, kApp)) return status;
+  if (aclError status = device_allocate(&pool, pool_bytes(), kApp)) return status;
   charged[device] = true;
   return ACL_SUCCESS;
 }
@@ -35,8 +45,8 @@ class Operation {
   }
   virtual int Execute(const void *, uint8_t *, uint64_t, void *) {
     trace("%s", family_.c_str());
-    if (account_kernel_load(physical_device(current_device()), family_)) return ACL_SUCCESS;
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernel of %s", family_.c_str());
+    if (account_kernels(physical_device(current_device()), family_)) return ACL_SUCCESS;
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s", family_.c_str());
   }
   virtual int Reserved0() { return fail_unimplemented("an unknown virtual method of atb::Operation"); }
   virtual int Reserved1() { return Reserved0(); }

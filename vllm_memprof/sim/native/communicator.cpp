@@ -19,6 +19,7 @@ struct Communicator {
   std::string name;
   std::mutex mutex;
   std::vector<void *> buffers;
+  bool touched = false;
 };
 
 std::atomic<uint32_t> next_communicator{0};
@@ -56,10 +57,25 @@ HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const Hcc
   return HCCL_SUCCESS;
 }
 
+// What HCCL takes once per process and device, with the first communicator that has a collective.
+HcclResult take_base() {
+  static std::mutex mutex;
+  static bool *taken = new bool[64]();
+  int device = current_device();
+  if (device < 0) return hccl_fail(HCCL_E_PARA, "a collective without a context");
+  std::lock_guard<std::mutex> guard(mutex);
+  if (taken[device] || profile().hccl_base_bytes == 0) return HCCL_SUCCESS;
+  void *base = nullptr;
+  if (device_allocate(&base, profile().hccl_base_bytes, kHccl) != ACL_SUCCESS) return HCCL_E_MEMORY;
+  taken[device] = true;
+  return HCCL_SUCCESS;
+}
+
 HcclResult touch(Communicator *communicator) {
   std::lock_guard<std::mutex> guard(communicator->mutex);
-  if (!communicator->buffers.empty()) return HCCL_SUCCESS;
-  for (uint64_t index = 0; index < profile().hccl_buffers; ++index) {
+  if (communicator->touched) return HCCL_SUCCESS;
+  if (HcclResult status = take_base()) return status;
+  for (uint64_t index = 0; index < profile().hccl_buffers && communicator->buffer_bytes; ++index) {
     void *buffer = nullptr;
     if (device_allocate(&buffer, communicator->buffer_bytes, kHccl) != ACL_SUCCESS) {
       for (void *held : communicator->buffers) device_free(held);
@@ -68,6 +84,7 @@ HcclResult touch(Communicator *communicator) {
     }
     communicator->buffers.push_back(buffer);
   }
+  communicator->touched = true;
   return HCCL_SUCCESS;
 }
 

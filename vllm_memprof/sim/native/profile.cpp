@@ -46,10 +46,10 @@ Profile load() {
     }
     WorkspaceRule rule;
     std::istringstream fields(value);
-    if (fields >> rule.pattern >> rule.base >> rule.per_first_byte >> rule.cap)
+    if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap)
       result.workspace.push_back(rule);
     else
-      result.problem = "a workspace line of the device profile is not \"glob base per_first_byte cap\": " + value;
+      result.problem = "a workspace line of the device profile is not \"glob base per_byte cap\": " + value;
   }
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");
@@ -59,7 +59,8 @@ Profile load() {
   result.total_bytes = number(values, "total_bytes", &result);
   result.context_bytes = number(values, "context_bytes", &result);
   result.context_runtime_bytes = number(values, "context_runtime_bytes", &result);
-  result.kernel_load_bytes = number(values, "kernel_load_bytes", &result);
+  result.kernels_bytes = number(values, "kernels_bytes", &result);
+  result.hccl_base_bytes = number(values, "hccl_base_bytes", &result);
   result.huge_page_bytes = number(values, "huge_page_bytes", &result);
   result.normal_page_bytes = number(values, "normal_page_bytes", &result);
   result.huge_first_min_bytes = number(values, "huge_first_min_bytes", &result);
@@ -100,13 +101,17 @@ bool glob_match(const char *pattern, const char *text) {
   return !*text;
 }
 
-uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t first_tensor_bytes) {
-  for (const WorkspaceRule &rule : profile().workspace) {
-    if (!glob_match(rule.pattern.c_str(), operator_name.c_str())) continue;
-    uint64_t bytes = rule.base + static_cast<uint64_t>(rule.per_first_byte * static_cast<double>(first_tensor_bytes));
-    return rule.cap && bytes > rule.cap ? rule.cap : bytes;
-  }
-  return 0;
+const WorkspaceRule *workspace_rule_for(const std::string &operator_name) {
+  for (const WorkspaceRule &rule : profile().workspace)
+    if (glob_match(rule.pattern.c_str(), operator_name.c_str())) return rule.base || rule.per_byte > 0 ? &rule : nullptr;
+  return nullptr;
+}
+
+uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t largest_tensor_bytes) {
+  const WorkspaceRule *rule = workspace_rule_for(operator_name);
+  if (!rule) return 0;
+  uint64_t bytes = rule->base + static_cast<uint64_t>(rule->per_byte * static_cast<double>(largest_tensor_bytes));
+  return rule->cap && bytes > rule->cap ? rule->cap : bytes;
 }
 
 }  // namespace memprof_sim

@@ -26,11 +26,11 @@ namespace memprof_sim {
 
 // ---- profile.cpp: the device that is simulated, read once from the file MEMPROF_SIM_PROFILE names ----
 
-// base + per_first_byte x bytes of the operator's first tensor, at most cap where there is one.
+// base + per_byte x bytes of the operator's largest tensor, at most cap where there is one.
 struct WorkspaceRule {
   std::string pattern;  // glob over operator names without "aclnn"
   uint64_t base = 0;
-  double per_first_byte = 0;
+  double per_byte = 0;
   uint64_t cap = 0;  // 0: none
 };
 
@@ -45,7 +45,8 @@ struct Profile {
   uint64_t total_bytes = 0;
   uint64_t context_bytes = 0;
   uint64_t context_runtime_bytes = 0;
-  uint64_t kernel_load_bytes = 0;
+  uint64_t kernels_bytes = 0;
+  uint64_t hccl_base_bytes = 0;
   uint64_t huge_page_bytes = 0;
   uint64_t normal_page_bytes = 0;
   uint64_t huge_first_min_bytes = 0;
@@ -64,7 +65,8 @@ struct Profile {
 };
 
 const Profile &profile();
-uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t first_tensor_bytes);
+const WorkspaceRule *workspace_rule_for(const std::string &operator_name);  // null: it asks for none
+uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t largest_tensor_bytes);
 bool glob_match(const char *pattern, const char *text);
 inline uint64_t round_up(uint64_t value, uint64_t unit) { return unit ? (value + unit - 1) / unit * unit : value; }
 
@@ -101,8 +103,9 @@ bool account_available();                       // the state file could be opene
 
 // Memory that the runtime takes in shares smaller than a page (kernels, graphs): the sum is charged in huge pages.
 bool account_runtime_share(int device, int64_t delta);
-// The first time an operator runs in this process its kernel is loaded to the device; false when it does not fit.
-bool account_kernel_load(int device, const std::string &operator_name);
+// With the first operator that needs a workspace (products of matrices, attention) a process loads its kernels to the device;
+// false when they do not fit.
+bool account_kernels(int device, const std::string &operator_name);
 
 // A physical allocation that another process may import.
 struct SharedHandle {

@@ -1,0 +1,5 @@
+class CompilationCounter:
+    num_cudagraph_captured = 0
+
+
+compilation_counter = CompilationCounter()
