@@ -155,6 +155,7 @@ def test_both_workers_go_through_every_phase(eager: Bench) -> None:
             "weight_load",
             "profile_run",
             "kv_cache_alloc",
+            "atb_warm_up",
             "warm_up",
             "shutdown",
         ]

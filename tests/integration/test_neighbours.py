@@ -35,8 +35,16 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     try:
         second = start_memprof(["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization", "0.2"], second_dir)
         cleanup_processes.append(second)
-        seen = finish(second, second_dir).report["ranks"][0]
+        report = finish(second, second_dir).report
+        seen = report["ranks"][0]
     finally:
         os.kill(worker, signal.SIGCONT)
     assert finish(first, first_dir).returncode == 0
     assert seen["initial_free_bytes"] <= seen["device_total_bytes"] - held
+    start = next(m for m in seen["device_memory"] if (m["phase"], m["edge"]) == ("hccl_init", "before"))
+    [others] = [row["bytes"] for row in start["rows"] if row["component"] == "other_processes"]
+    assert others >= held
+    assert start["unaccounted_bytes"] == 0
+    findings = {finding["id"]: finding for finding in report["findings"]}
+    assert findings["co-tenant"]["bytes"] == others
+    assert "the driver's list of processes" in findings["co-tenant"]["evidence"]

@@ -201,11 +201,11 @@ def test_where_the_size_of_a_communicator_s_buffers_comes_from(
 def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
     def taken(reserved: int, hccl: int, workspace: int) -> dict[str, Any]:
         app = reserved + workspace
-        counters = {"APP": app, "HCCL": hccl}
+        held = {"APP": app, "HCCL": hccl}
         return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl, "reserved_bytes": reserved,
                 "unmapped_bytes": None, "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
                 "npu_workspace_streams": {}, "other_processes_bytes": 0, "process_bytes": app + hccl,
-                "components": {name: {"bytes": size, "peak_bytes": size} for name, size in counters.items()}}  # fmt: skip
+                "components": {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}}  # fmt: skip
 
     merged = _with_later(taken(100, 0, 0), taken(160, 40, 7))
     assert merged["reserved_bytes"] == 100
