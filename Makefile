@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-unit test-sim fuzz lint format types bench golden check sim sim-all clean
+.PHONY: help demo test test-unit test-sim test-fuzz fuzz lint format types bench golden check sim sim-all clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,12 +30,15 @@ sim-all: sim  ## The same, and the older engine stack that the tests run too
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
 	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
 
-test: lint test-unit test-sim  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
+test: lint test-unit test-fuzz test-sim  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest tests/unit tests/golden
 
-fuzz: $(STAMP)  ## The log parser against a minute of damaged logs
+test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
+	$(BIN)/python scripts/fuzz_explain.py --seed 0 --seconds 60
+
+fuzz: $(STAMP)  ## The same from a seed that no run had before
 	$(BIN)/python scripts/fuzz_explain.py --seconds 60
 
 test-sim: sim-all  ## Shim tests and the real engines on the simulated device

@@ -1,9 +1,14 @@
 """Feeds ``memprof explain`` with spoilt logs: no traceback, no hang, no number that the log does not hold.
 
-Random and mutational: each round takes one of the logs in ``tests/data/logs``, applies a few kinds of dirt and random
-edits of bytes, and reads the result as the command does. A failing input is written beside the seed that repeats it.
+Each round takes one of the logs in ``tests/data/logs``, or several in one paste. In every second round it applies
+the kinds of dirt that befall logs, and every figure must be one of the clean logs: the same, or fewer, never another.
+In the others it edits bytes at random, where any digit may change: then the report must be made all the same.
 
-    .venv/bin/python scripts/fuzz_explain.py [--seconds 60] [--seed N] [--keep FOLDER]
+Round n of seed s is made by seed s + n alone. A round that fails prints its seed and keeps its input:
+
+    .venv/bin/python scripts/fuzz_explain.py [--seed S] [--seconds 60 | --rounds 1] [--keep FOLDER]
+
+``make test`` runs it for a minute from seed 0, so that a failure there can be had again; ``make fuzz`` from the time.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.unit.logs.dirt import HARMLESS, LOSSY  # noqa: E402
+from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order  # noqa: E402
 from tests.unit.logs.samples import OTHERS, SAMPLES  # noqa: E402
 from vllm_memprof.errors import MemprofError  # noqa: E402
 from vllm_memprof.ledger.build import build_report  # noqa: E402
@@ -27,15 +32,27 @@ from vllm_memprof.logs.clean import read_chunks, read_lines  # noqa: E402
 from vllm_memprof.logs.parse import parse  # noqa: E402
 from vllm_memprof.logs.record import build_runs  # noqa: E402
 from vllm_memprof.logs.runs import Sorter  # noqa: E402
+from vllm_memprof.record.loader import Run  # noqa: E402
 
 #: A round that takes longer is a hang.
 ROUND_LIMIT_S = 20.0
 
 
-def corpus() -> list[str]:
+#: Markup of one kind inside another, or a log of which only the middle is left, says other things than the log.
+_TOGETHER = 3
+#: Notes give their lines another meaning by headings and by the order of lines: only dirt that keeps both is for them.
+_KEEPS_ORDER = ("cut_short", "repeated_lines", "timestamps")
+
+
+def corpus() -> dict[str, str]:
     folder = ROOT / "tests" / "data" / "logs"
-    texts = [path.read_text() for path in sorted(folder.iterdir()) if path.suffix in (".log", ".md")]
-    return [*texts, "\n".join(line for _, line, _ in SAMPLES), "\n".join(OTHERS)]
+    logs = {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in (".log", ".md")}
+    return {**logs, "every line": "\n".join(_engine_lines()), "other lines": "\n".join(OTHERS)}
+
+
+def _engine_lines() -> list[str]:
+    """The samples without lines that only a person writes: a few letters lost make another of those."""
+    return [line for release, line, _ in SAMPLES if "by hand" not in release]
 
 
 def edit(data: bytes, rng: random.Random) -> bytes:
@@ -59,59 +76,104 @@ def edit(data: bytes, rng: random.Random) -> bytes:
     return bytes(spoilt)
 
 
-def make(texts: list[str], rng: random.Random) -> bytes:
-    text: str | bytes = "".join(rng.sample(texts, rng.choice((1, 1, 1, 2, 3))))
-    for _ in range(rng.randrange(4)):
+def paste(texts: dict[str, str], rng: random.Random) -> list[str]:
+    """Names of the logs of one round."""
+    return rng.sample(sorted(texts), rng.choice((1, 1, 1, 2, 3)))
+
+
+def dirty(names: list[str], texts: dict[str, str], rng: random.Random) -> bytes:
+    """The logs one after the other, with up to three harmless kinds of dirt, and one that loses lines or names."""
+    text: str | bytes = "\n\n".join(texts[name] for name in names)
+    notes = any(name.endswith(".md") for name in names)
+    lossy = [kind for kind in sorted(LOSSY) if kind in _KEEPS_ORDER or not notes]
+    kinds = {**HARMLESS, **RENAMING, **LOSSY}
+    chosen = rng.sample(sorted(HARMLESS), rng.randrange(_TOGETHER + 1))
+    more = [rng.choice(lossy), *([] if notes else [rng.choice(sorted(RENAMING))])]
+    chosen += [kind for kind in more if rng.random() < 0.4]
+    for kind in in_order(chosen):
         if isinstance(text, bytes):
             break
-        kinds = {**HARMLESS, **LOSSY}
-        text = kinds[rng.choice(sorted(kinds))](text, rng)
-    data = text.encode() if isinstance(text, str) else text
-    return edit(data, rng)
+        text = kinds[kind](text, rng)
+    return text.encode() if isinstance(text, str) else text
 
 
-def explain(data: bytes) -> None:
-    """The way of the command, without its terminal."""
+Facts = set[tuple[str, "int | float"]]
+
+
+def read(data: bytes) -> tuple[Facts, list[Run]]:
+    """The way of the command, without its terminal.
+
+    Raises:
+        MemprofError: the log cannot be read, and says so.
+    """
+    reads = list(parse(read_lines(read_chunks(io.BytesIO(data)))))
+    return {(fact.name, fact.value) for one in reads for fact in one.facts}, build_runs(Sorter().take(reads), "fuzz")
+
+
+def explain(data: bytes, allowed: Facts | None) -> None:
+    """Reads the log, makes the report, and checks what can be known of it.
+
+    Args:
+        data: the spoilt log.
+        allowed: figures that the clean log holds; None where digits may have changed.
+    """
     try:
-        runs = build_runs(Sorter().take(parse(read_lines(read_chunks(io.BytesIO(data))))), "fuzz")
+        facts, runs = read(data)
     except MemprofError:
         return
+    if allowed is not None:
+        assert facts <= allowed, f"figures that no clean line holds: {sorted(facts - allowed)}"
     for run in runs:
         report = build_report(run).to_json()
         assert report["run"]["source"] == "log"
+        for rank in report["ranks"]:
+            budget = rank["budget"]
+            known = budget["kv_cache_bytes"] is not None and budget["engine_kv_cache_bytes"] is not None
+            assert (budget["residual_bytes"] is not None) == known == (budget["balanced"] is not None)
         for process in run.processes:
             for name, value in process.figures.items():
                 assert type(value) is int or (type(value) is float and not name.endswith("_bytes")), name
 
 
+def one_round(seed: int, texts: dict[str, str], clean: dict[str, Facts]) -> tuple[bytes, Facts | None]:
+    """(input, figures that it may hold) of a seed."""
+    rng = random.Random(seed)
+    names = paste(texts, rng)
+    data = dirty(names, texts, rng)
+    if seed % 2:
+        return edit(data, rng), None
+    return data, set().union(*(clean[name] for name in names))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=None, help="repeat one round")
+    parser.add_argument("--seed", type=int, default=None, help="of the first round; from the time where not given")
+    parser.add_argument("--rounds", type=int, default=None, help="this many rounds instead of a time")
     parser.add_argument("--keep", type=Path, default=Path("build"), help="folder for an input that fails")
     args = parser.parse_args()
     texts = corpus()
+    clean = {name: read(text.encode())[0] for name, text in texts.items()}
+    assert sum(map(len, clean.values())) > 100, "the clean logs hold no figures"
     first = args.seed if args.seed is not None else int(time.time())
     end = time.monotonic() + args.seconds
     rounds, size = 0, 0
-    while True:
+    while rounds < args.rounds if args.rounds is not None else time.monotonic() < end:
         seed = first + rounds
-        data = make(texts, random.Random(seed))
+        data, allowed = one_round(seed, texts, clean)
         begin = time.monotonic()
         try:
-            explain(data)
+            explain(data, allowed)
             assert time.monotonic() - begin < ROUND_LIMIT_S, "too slow"
         except Exception:
             args.keep.mkdir(parents=True, exist_ok=True)
             path = args.keep / f"fuzz-{seed}.log"
             path.write_bytes(data)
             traceback.print_exc()
-            print(f"seed {seed} fails; its input is in {path}", file=sys.stderr)
+            print(f"seed {seed} fails; its input is in {path}; again: --seed {seed} --rounds 1", file=sys.stderr)
             return 1
         rounds += 1
         size += len(data)
-        if args.seed is not None or time.monotonic() > end:
-            break
     print(f"{rounds} logs, {size / 1e6:.1f} MB, seeds {first} to {first + rounds - 1}: no failure")
     return 0
 

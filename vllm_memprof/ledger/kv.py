@@ -79,7 +79,8 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     known only where a single multiple of 512 bytes lies in it, and where every layer grows with the length of a
     request. What it gives is marked inferred.
     """
-    if kv.blocks is not None and kv.override_blocks is None:
+    overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
+    if kv.blocks is not None and not overridden:
         return kv
     if not kv.tokens or not granted_bytes or is_hybrid(kv):
         return kv
@@ -87,7 +88,7 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     if block_size is None or kv.tokens % block_size:
         return kv
     tokens = kv.tokens  # what the granted memory holds: an override serves another number
-    if kv.override_blocks is not None:
+    if overridden:
         if not kv.fitting_blocks:
             return kv
         tokens = kv.fitting_blocks * block_size
@@ -104,8 +105,14 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
         blocks=kv.tokens // block_size,
         bytes_per_token=per_token,
         bytes_per_block=per_token * block_size,
+        override_blocks=kv.tokens // block_size if overridden else None,
         inferred=True,
     )
+
+
+def is_overridden_by_an_unknown(kv: Kv) -> bool:
+    """A log says that the blocks of the budget were replaced, and the number that ends its line may have been cut."""
+    return kv.blocks is None and kv.fitting_blocks is not None
 
 
 def is_hybrid(kv: Kv) -> bool:

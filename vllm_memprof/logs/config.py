@@ -82,6 +82,7 @@ class Config:
     vllm_version: str | None = None
     ascend_version: str | None = None
     engine: str | None = None  # vllm | vllm-ascend
+    around: str | None = None  # the engine that the text around a start speaks of: what the start says comes first
     heading: str | None = None
 
     def get(self, name: str) -> Any:
@@ -96,6 +97,7 @@ class Config:
             ascend_version=other.ascend_version or self.ascend_version,
             # vllm-ascend prints lines of vLLM as well, never the other way round
             engine="vllm-ascend" if "vllm-ascend" in (self.engine, other.engine) else other.engine or self.engine,
+            around=other.around or self.around,
             heading=other.heading or self.heading,
         )
 

@@ -319,8 +319,9 @@ FORMATS: tuple[LineFormat, ...] = (
         cite="vllm/v1/core/kv_cache_utils.py; vllm/executor/executor_base.py (V0)"),
     row(PLAN, " blocks:", r"# (?:GPU|CUDA|NPU|gpu|cuda|npu) blocks: {blocks} , # CPU", scope=ENGINE,
         cite="vllm/executor/executor_base.py (V0)"),
+    # the number behind it ends the line: where that was cut, nothing would tell
     row(PLAN, "Overriding num_gpu_blocks",
-        r"num_gpu_blocks={fitting_blocks} with num_gpu_blocks_override={num_gpu_blocks_override}(?!\w)", scope=ENGINE,
+        r"num_gpu_blocks={fitting_blocks} with num_gpu_blocks_override=", scope=ENGINE,
         cite="vllm/v1/core/kv_cache_utils.py::may_override_num_blocks (to 0.19), get_kv_cache_configs (0.20 to 0.32)"),
     # --- graphs, ready
     row(CAPTURE, "Graph capturing finished", r"Graph capturing finished in \d+ secs?, took {graph_bytes GiB}",

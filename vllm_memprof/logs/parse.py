@@ -36,6 +36,8 @@ _RECORD = re.compile(
 _LABEL = re.compile(
     r"\((?P<label>[A-Za-z]\w*)(?: rank=(?P<rank>\d+)| (?P<dims>TP\d+))?,? pid=(?P<pid>\d+)(?:, ip=(?P<ip>[0-9.]+))?\)"
 )
+#: What the first half of a number ends with.
+_OPEN_END = re.compile(r"(?:\d[.,]?|-)\s*$")
 _RANK_TAG = re.compile(r"\[rank(?P<rank>\d+)\]:")
 
 
@@ -107,7 +109,9 @@ def quantity(text: str, unit: str | None, digits: int) -> tuple[int | float, int
     return round(number * scale), ceil(half)
 
 
-def facts_of(text: str, line: int, context: str | None = None, cut: bool = False) -> tuple[Fact, ...]:
+def facts_of(
+    text: str, line: int, context: str | None = None, cut: bool = False, torn: bool = False
+) -> tuple[Fact, ...]:
     """Facts of one line.
 
     Args:
@@ -115,6 +119,7 @@ def facts_of(text: str, line: int, context: str | None = None, cut: bool = False
         line: its number, for the facts.
         context: what an earlier line has opened.
         cut: the line may have been cut at its end.
+        torn: a number at its beginning may be the rest of one that the line before it ends with.
     """
     present = [anchor for anchor in _ANCHORS if anchor in text]
     if not present:
@@ -131,6 +136,8 @@ def facts_of(text: str, line: int, context: str | None = None, cut: bool = False
             for hole in row.holes:
                 span = match.span(hole.name)
                 if any(span[0] < end and begin < span[1] for begin, end in taken):
+                    break
+                if torn and not text[: span[0]].strip():
                     break
                 fact = _fact(row, hole, groups, line, device, suspicious=cut and span[1] == len(text.rstrip()))
                 if fact is None:
@@ -176,9 +183,10 @@ def _fact(
 
 def _plausible(row: LineFormat, facts: list[Fact], groups: dict[str, str | None]) -> bool:
     """Plain bytes at the end of a line may have been cut short: a device holds its KV cache and has some size."""
-    if not any(hole.ends_line for hole in row.holes):
+    ends = any(hole.ends_line for hole in row.holes)
+    total = next((fact.value for fact in facts if ends and fact.name == "device_total_bytes"), None)
+    if total is None:
         return True
-    total = next(fact.value for fact in facts if fact.name == "device_total_bytes")
     return total >= LEAST_TOTAL_BYTES and total >= int(groups.get("kv") or 0)
 
 
@@ -189,6 +197,7 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
     context: str | None = None
     joined = 0  # lines to come that were read already, as the rest of a wrapped one
     inherited: Speaker | None = None  # of the line that this one continues
+    before = ""  # the line before
 
     def fill() -> None:
         while len(waiting) <= MAX_JOINED:
@@ -202,14 +211,16 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
         line, text = waiting.popleft()
         fill()
         if not text.strip():
-            joined, inherited = 0, None
+            joined, inherited, before = 0, None, ""
             yield Read(line.number, "", None)
             continue
         facts: tuple[Fact, ...] = ()
         if joined:
             joined -= 1  # said with the line that it continues
         else:
-            facts, joined = _record(line, text, waiting, context)
+            torn = line.follows and _may_be_torn(before, text)
+            facts, joined = _record(line, text, waiting, context, torn)
+        before = text
         speaker = facts[0].speaker if facts else speaker_of(text) if "pid=" in text or "[rank" in text else None
         if speaker is not None:
             inherited = speaker
@@ -226,14 +237,16 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
         yield Read(line.number, text.rstrip(), speaker, facts, opens)
 
 
-def _record(line: Line, text: str, rest: deque[tuple[Line, str]], context: str | None) -> tuple[tuple[Fact, ...], int]:
+def _record(
+    line: Line, text: str, rest: deque[tuple[Line, str]], context: str | None, torn: bool
+) -> tuple[tuple[Fact, ...], int]:
     """(facts of a line and of those that continue it, how many of those there are)."""
     pieces = _wrapped(text, rest)
     if pieces:
-        facts, count = _join(line.number, pieces, context)
+        facts, count = _join(line.number, pieces, context, torn)
         if facts:
             return facts, count
-    return facts_of(text, line.number, context, cut=line.cut or _digits_follow(rest)), 0
+    return facts_of(text, line.number, context, cut=line.cut or _digits_follow(rest), torn=torn), 0
 
 
 def _digits_follow(rest: deque[tuple[Line, str]]) -> bool:
@@ -253,25 +266,29 @@ def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
     return pieces
 
 
-def _join(line: int, pieces: list[str], context: str | None) -> tuple[tuple[Fact, ...], int]:
+def _join(line: int, pieces: list[str], context: str | None, torn: bool) -> tuple[tuple[Fact, ...], int]:
     """(facts, lines joined) where a fact lies across the end of a line: wrapped at the screen's end, or at a space.
 
     Facts of the joined lines that no wrapping concerns come with it; without a fact across an end there are none.
     """
     width = max(len(piece) for piece in pieces)
+    bare = [piece.rstrip() for piece in pieces]
     ways = (
-        ["" if len(piece) == width else " " for piece in pieces[:-1]],
-        [""] * (len(pieces) - 1),
-        [" "] * (len(pieces) - 1),
+        (pieces, ["" if len(piece) == width else " " for piece in pieces[:-1]]),
+        (pieces, [""] * (len(pieces) - 1)),
+        (pieces, [" "] * (len(pieces) - 1)),
+        (bare, [""] * (len(pieces) - 1)),  # a terminal's rows may be filled up with spaces
     )
     alone = {(fact.name, fact.text) for piece in pieces for fact in facts_of(piece, line, context)}
-    for separators in ways:
-        ends = [len(pieces[0])]
-        for separator, piece in zip(separators, pieces[1:], strict=True):
+    for parts, separators in ways:
+        if any(sep and _may_be_torn(one, other) for one, sep, other in zip(parts, separators, parts[1:], strict=False)):
+            continue
+        ends = [len(parts[0])]
+        for separator, piece in zip(separators, parts[1:], strict=True):
             ends.append(ends[-1] + len(separator) + len(piece))
-        whole = pieces[0] + "".join(sep + piece for sep, piece in zip(separators, pieces[1:], strict=True))
+        whole = parts[0] + "".join(sep + piece for sep, piece in zip(separators, parts[1:], strict=True))
         # two lines that have nothing to do with each other make a longer number, too
-        facts = [fact for fact in facts_of(whole, line, context) if not _glued(fact, pieces)]
+        facts = [fact for fact in facts_of(whole, line, context, torn=torn) if not _glued(fact, parts)]
         crossing = [fact for fact in facts if (fact.name, fact.text) not in alone]
         last = 0
         while last < len(ends) - 1 and any(fact.begin < ends[last] < fact.end for fact in crossing):
@@ -279,6 +296,11 @@ def _join(line: int, pieces: list[str], context: str | None) -> tuple[tuple[Fact
         if last:
             return tuple(fact for fact in facts if fact.end <= ends[last]), last
     return (), 0
+
+
+def _may_be_torn(text: str, following: str) -> bool:
+    """Whether the end of one line and the beginning of the next may be the halves of a number."""
+    return following[:1].isdigit() and _OPEN_END.search(text) is not None
 
 
 def _glued(fact: Fact, pieces: list[str]) -> bool:

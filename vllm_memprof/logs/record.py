@@ -166,12 +166,13 @@ def _forms(run: RunFacts, engine: str | None) -> list[str]:
 def _engine(run: RunFacts) -> tuple[str | None, str | None, list[str]]:
     """(engine, version, how it is known)."""
     config = run.config
-    if "vllm-ascend" in run.engines or (config.engine == "vllm-ascend" and "vllm" not in run.engines):
+    named = config.engine or config.around
+    if "vllm-ascend" in run.engines or (named == "vllm-ascend" and "vllm" not in run.engines):
         if config.ascend_version is not None or config.vllm_version is None:
             return "vllm-ascend", config.ascend_version, []
         release = config.vllm_version.partition("+")[0].partition(".dev")[0]
         return "vllm-ascend", release, [f"the version of vllm-ascend is taken to be that of vLLM, {release}"]
-    if "vllm" in run.engines or config.engine == "vllm":
+    if "vllm" in run.engines or named == "vllm":
         return "vllm", config.vllm_version, []
     return None, None, []
 

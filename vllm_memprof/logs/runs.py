@@ -210,7 +210,7 @@ class Sorter:
         if self._pending is None or (
             marker.kind in self._pending_kinds and not _sibling(speaker, self._pending_members)
         ):
-            self._pending = Config(engine=self._document.engine, ascend_version=self._document.ascend_version)
+            self._pending = Config(around=self._document.engine, ascend_version=self._document.ascend_version)
             self._pending_members, self._pending_kinds = {}, set()
             self._document = Config(engine=self._document.engine)
         self._pending = self._pending.merged(config)
@@ -268,9 +268,13 @@ class Sorter:
     def _run_for(self, read: Read) -> RunFacts:
         speaker = read.speaker
         if speaker is not None and speaker.pid is not None:
+            began_again = set(self._pending_members.items()) if self._pending is not None else set()
             for run in reversed(self.runs[-OPEN_RUNS:]):
+                if began_again & run.members.items():
+                    break  # under the same process ids, as in a container: this start and those before it are over
                 if run.members.get(speaker.label) == speaker and not _anonymous_pids(run.members):
                     return run
+                began_again |= run.members.items()
         if not self.runs or self._pending is not None or self._section:
             return self._new_run()
         newest = self.runs[-1]
@@ -308,7 +312,7 @@ class Sorter:
         return run
 
     def _document_defaults(self) -> Config:
-        return Config(engine=self._document.engine, values=self._document.values, heading=self._document.heading)
+        return Config(around=self._document.engine, values=self._document.values, heading=self._document.heading)
 
     def _plan(self, run: RunFacts, read: Read, facts: list[Fact]) -> RunFacts:
         """The engine core's figures. Where several workers were planned for, the least counts: that is what serves."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import html
 import random
+import re
 from collections.abc import Callable
 
 Dirt = Callable[[str, random.Random], "str | bytes"]
 
 _WIDE = {":": "\uff1a", ",": "\uff0c", "(": "\uff08", ")": "\uff09", ";": "\uff1b", "=": "\uff1d", "%": "\uff05"}
+_PREFIX = re.compile(r"^\(\w[^()]{0,60}pid=\d+[^()]{0,40}\) ")
 _CHINESE = [
     "\u670d\u52a1\u65e5\u5fd7\u5982\u4e0b\uff1a",
     "\u8bf7\u95ee\u4e3a\u4ec0\u4e48\u663e\u5b58\u4e0d\u591f\uff1f",
@@ -109,6 +111,29 @@ def wrapped(text: str, rng: random.Random) -> str:
     )
 
 
+def wrapped_at_80(text: str, rng: random.Random) -> str:
+    return "\n".join(
+        piece for line in _lines(text) for piece in ([line[at : at + 80] for at in range(0, len(line), 80)] or [""])
+    )
+
+
+def worker_prefixes(text: str, rng: random.Random) -> str:
+    """As an executor puts them before the lines of its workers."""
+    name = rng.choice(
+        ["Worker_TP0", "Worker_PP1_TP3", "EngineCore", "EngineCore_DP0", "VllmWorkerProcess", "APIServer"]
+    )
+    prefix = f"({name} pid={rng.randrange(2, 10**6)}) "
+    return "\n".join(prefix + line if _bare(line) else line for line in _lines(text))
+
+
+def without_prefixes(text: str, rng: random.Random) -> str:
+    return "\n".join(_PREFIX.sub("", line) for line in _lines(text))
+
+
+def _bare(line: str) -> bool:
+    return bool(line.strip()) and "pid=" not in line and not line.lstrip().startswith(("#", "`", "-", ">", "="))
+
+
 #: These lose nothing.
 HARMLESS: dict[str, Dirt] = {
     function.__name__: function
@@ -127,6 +152,22 @@ HARMLESS: dict[str, Dirt] = {
         trailing_spaces,
     )
 }
+
+
+#: In this order: what escapes comes after what changes characters, and before what adds markup of its own.
+_PLACES = {"text_between": -2, "progress_bars": -1, "full_width": 0, "entities": 1, "quotes": 3, "crlf": 4}
+_WRAPPED = {"wrapped": 1.5, "wrapped_at_80": 1.5, "wrapped_at_spaces": 1.5}  # nobody writes between their pieces
+_LAST = {"byte_order_mark": 5, "utf_16": 5, "packed": 6}
+
+
+def in_order(kinds: list[str]) -> list[str]:
+    """Kinds of dirt in an order in which they can befall a log: what loses lines or names comes first."""
+    places = {**dict.fromkeys([*RENAMING, *LOSSY], -3), **_PLACES, **_WRAPPED, **_LAST}
+    return sorted(kinds, key=lambda kind: places.get(kind, 2))
+
+
+#: These change who is taken to have printed a line, and no figure.
+RENAMING: dict[str, Dirt] = {function.__name__: function for function in (worker_prefixes, without_prefixes)}
 
 
 def cut_lines(text: str, rng: random.Random) -> str:
@@ -200,6 +241,7 @@ LOSSY: dict[str, Dirt] = {
         shuffled_lines,
         timestamps,
         wrapped,
+        wrapped_at_80,
         wrapped_at_spaces,
         noise,
     )

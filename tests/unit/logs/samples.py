@@ -220,7 +220,7 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "vllm to 0.32",
         "(EngineCore pid=1) INFO 11-21 03:07:41 [kv_cache_utils.py:828] Overriding num_gpu_blocks=5040 with "
         "num_gpu_blocks_override=4096",
-        {"fitting_blocks": 5040, "num_gpu_blocks_override": 4096},
+        {"fitting_blocks": 5040},
     ),
     (
         "vllm 0.20 to 0.33, the estimate switched off",

@@ -16,7 +16,7 @@ from vllm_memprof.logs.parse import parse
 from vllm_memprof.logs.record import build_runs
 from vllm_memprof.logs.runs import Sorter
 
-from .dirt import HARMLESS, LOSSY, wrapped
+from .dirt import HARMLESS, LOSSY, RENAMING, in_order, wrapped
 from .samples import SAMPLES
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -46,18 +46,6 @@ def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
     return {(fact.name, fact.value) for read in reads for fact in read.facts}, books
 
 
-#: What escapes comes after what changes characters, and before what adds markup of its own.
-ORDER = sorted(
-    HARMLESS,
-    key=lambda kind: {
-        "text_between": -2,
-        "progress_bars": -1,
-        "full_width": 0,
-        "entities": 1,
-        "quotes": 3,
-        "crlf": 4,
-    }.get(kind, 2),
-)
 EXPECTED = {name: read(text) for name, text in LOGS.items()}
 
 
@@ -87,7 +75,7 @@ def test_harmless_dirt_keeps_the_books(kind, name, seed):
 def test_several_kinds_of_harmless_dirt(name, kinds, last, seed):
     rng = random.Random(seed)
     dirty: Any = LOGS[name]
-    for kind in sorted(kinds, key=ORDER.index):
+    for kind in in_order(kinds):
         dirty = HARMLESS[kind](dirty, rng)
     assert read(dirty if last is None else HARMLESS[last](dirty, rng)) == EXPECTED[name]
 
@@ -107,6 +95,52 @@ def test_no_dirt_makes_another_number(kind, name, seed):
         name = "every line"  # the heading of a section gives its lines another meaning
     dirty = LOSSY[kind](LOGS[name], random.Random(seed))
     assert read(dirty)[0] <= EXPECTED[name][0]
+
+
+@pytest.mark.parametrize("kind", sorted(RENAMING))
+@settings(max_examples=15, deadline=None)
+@given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
+def test_who_printed_a_line_changes_no_figure(kind, name, seed):
+    if name == "notes" and kind == "worker_prefixes":
+        name = "every line"  # what somebody has written down has no prefix
+    dirty = RENAMING[kind](LOGS[name], random.Random(seed))
+    assert read(dirty)[0] == EXPECTED[name][0]
+
+
+#: The line with which a start begins: it keeps what two people have pasted one after the other apart.
+BEGINNING = "(EngineCore pid=1) INFO 11-21 03:07:41 [core.py:94] Initializing a V1 LLM engine (v0.23.0) with config: "
+BEGINNING += "model='org/model-{number}', max_seq_len=4096, tensor_parallel_size={size}, x=1\n"
+SINGLE = [name for name in sorted(LOGS) if name not in ("notes", "every line") and len(EXPECTED[name][1]) == 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(names=st.lists(st.sampled_from(SINGLE), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_several_starts_in_one_paste_are_kept_apart(names, seed):
+    """Each with the line that begins it: the books of the paste are those of its parts, in their order."""
+    rng = random.Random(seed)
+    parts = [
+        f"{BEGINNING.format(number=number, size=2 if name.startswith('recorded') else 1)}{LOGS[name]}"
+        for number, name in enumerate(names)
+    ]
+    dirty = HARMLESS[rng.choice([kind for kind in sorted(HARMLESS) if kind not in ("fences", "quotes")])]
+    alone = [start for part in parts for start in read(part)[1]]
+    together = read(dirty("\n".join(parts), rng))[1]
+    assert [start[3] for start in together] == [start[3] for start in alone]
+    # what a part does not say of its engine, another part may
+    assert all(known[:3] == found[:3] for known, found in zip(alone, together, strict=True) if known[0] is not None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names=st.lists(st.sampled_from(SINGLE), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_pastes_without_beginnings_mix_no_numbers(names, seed):
+    """Nothing may tell such starts apart, and still every figure is one that a line holds under that name."""
+    facts, books = read("\n\n".join(LOGS[name] for name in names))
+    known = set().union(*(EXPECTED[name][0] for name in names))
+    assert facts <= known
+    for *_, processes in books:
+        for _, figures, _ in processes:
+            printed = {(name, value) for name, value in figures.items() if name != "oom_reserved_bytes"}
+            assert printed <= known
 
 
 @settings(max_examples=40, deadline=None)

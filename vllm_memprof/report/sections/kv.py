@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_memprof.ledger.kv import is_overridden_by_an_unknown
 from vllm_memprof.ledger.model import Kv, Report
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
@@ -57,9 +58,10 @@ def _unchecked(kv: Kv) -> str:
 
 
 def _override(kv: Kv) -> list[str]:
-    if kv.override_blocks is None:
+    if kv.override_blocks is None and not is_overridden_by_an_unknown(kv):
         return []
-    text = f"--num-gpu-blocks-override {kv.override_blocks} replaced the number of blocks"
+    given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
+    text = f"--num-gpu-blocks-override{given} replaced the number of blocks"
     return [text + (f"; the budget holds {format_bytes(kv.fitting_blocks)}" if kv.fitting_blocks is not None else "")]
 
 
