@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm_memprof.ledger.kv import worth_in_tokens
 from vllm_memprof.ledger.model import Kv
+from vllm_memprof.ledger.owners import counter
 from vllm_memprof.ledger.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
@@ -71,7 +72,16 @@ def _call(spans: list[PhaseSpan], span: PhaseSpan, after_ready: bool, retries_be
         refilled_bytes=refilled,
         refilled_by=refilled_by,
         chain=tuple(str(entry) for entry in detail.get("chain") or ()),
+        freed_by_module=_by_module(before, after),
     )
+
+
+def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
+    """What the runtime counts less for each of its modules after the call than before it."""
+    if before.components is None or after.components is None:
+        return None
+    names = sorted({*before.components, *after.components})
+    return {name: (counter(before, name) or 0) - (counter(after, name) or 0) for name in names}
 
 
 def _refilled(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[int | None, str | None]:
@@ -193,8 +203,16 @@ def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> Re
         left_cached_bytes=None if left is None else _cached(left),
         left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
         left_kv_tokens=worth_in_tokens(kv, _left(left)),
+        freed_by_module=_modules_of(engine),
         own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
     )
+
+
+def _modules_of(calls: list[EmptyCacheCall]) -> dict[str, int] | None:
+    if not calls or any(call.freed_by_module is None for call in calls):
+        return None
+    names = sorted({name for call in calls for name in call.freed_by_module or {}})
+    return {name: sum((call.freed_by_module or {}).get(name, 0) for call in calls) for name in names}
 
 
 def _left(snapshot: Snapshot | None) -> int | None:

@@ -29,12 +29,13 @@ class EmptyCacheCall:
     in_step: bool | None = None  # called from inside a step of the model
     by: str = ENGINE  # engine | memprof (the experiment of --empty-cache-at)
     at: str | None = None  # memprof's own: the phase that had just ended
-    after_ready: bool = False
+    after_ready: bool = False  # and before the shutdown
     at_end: bool = False  # in the shutdown or after it
     alloc_retries: int | None = None  # failed allocations that made the allocator flush itself, since the last call
     refilled_bytes: int | None = None  # of what was freed, taken again by the next reading
     refilled_by: str | None = None  # which reading that was
     chain: tuple[str, ...] = ()  # module:function, the innermost first
+    freed_by_module: dict[str, int] | None = None  # CANN module -> bytes, by the runtime's counters; None: not read
 
     @property
     def freed_bytes(self) -> int | None:
@@ -90,6 +91,7 @@ class ReclaimSummary:
     left_cached_bytes: int | None  # the most that a call there returns from the caching allocator
     left_npu_workspace_bytes: int | None
     left_kv_tokens: int | None = None  # what both are worth
+    freed_by_module: dict[str, int] | None = None  # of all calls; None where one was not read
     own: list[dict[str, Any]] = field(default_factory=list)  # memprof's own calls: OWN_KEYS
 
     def to_json(self) -> dict[str, Any]:

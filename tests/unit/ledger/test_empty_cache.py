@@ -356,3 +356,22 @@ def test_a_run_that_changed_itself_says_so() -> None:
     report = build_report(recorded("graph_tp2", empty_cache_at=["warm_up"]))
     assert report.run.empty_cache_at == ["warm_up"]
     assert any("memprof itself called empty_cache at the end of warm_up" in note for note in report.run.notes)
+
+
+def test_the_runtime_s_counters_say_which_modules_gave_something_back() -> None:
+    """A communicator's buffers stay; workspace and cached blocks are the application's."""
+    first = call(200, (10, 74), (10, 10), 0)
+    before = {"APP": {"bytes": 90 * MIB}, "HCCL": {"bytes": 400 * MIB}, "RUNTIME": {"bytes": 5 * MIB}}
+    after = {"APP": {"bytes": 26 * MIB}, "HCCL": {"bytes": 400 * MIB}, "RUNTIME": {"bytes": 5 * MIB}}
+    read = replace(
+        first,
+        before=replace(first.before, components=before),  # type: ignore[type-var]
+        after=replace(first.after, components=after),  # type: ignore[type-var]
+    )
+    rank = report_of([read]).ranks[0]
+    assert rank.empty_cache[0].freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
+    assert rank.reclaim is not None
+    assert rank.reclaim.freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
+    unread = report_of([read, call(210, (10, 74), (10, 10), 1)]).ranks[0].reclaim
+    assert unread is not None
+    assert unread.freed_by_module is None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_memprof.ledger.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
+from vllm_memprof.ledger.owners import APP
 from vllm_memprof.ledger.reclaim import MEMPROF
 from vllm_memprof.report.sections.base import (
     MODELLED_MARK,
@@ -194,8 +195,12 @@ def _what_came_back(summary: ReclaimSummary, report: Report) -> str:
     parts.append(f"other non-torch {format_gib(summary.freed_other_bytes, 4)}")
     calls = "1 call" if summary.calls == 1 else f"{summary.calls} calls"
     text = f"{', '.join(parts)}, by {calls} of the engine in {_ms(summary.seconds)}"
-    if report.run.engine == "vllm-ascend":
-        text += "; communicators (HCCL), ATB and graph memory are not given back by empty_cache"
+    if summary.freed_by_module is not None:
+        others = {name: size for name, size in summary.freed_by_module.items() if name != APP}
+        counted = ", ".join(f"{name} {format_gib(size, 4)}" for name, size in others.items())
+        text += f". Outside the allocators, by the runtime's counters: {counted or 'nothing'}"
+    elif report.run.engine == "vllm-ascend":
+        text += ". Communicators (HCCL), ATB and graph memory are not given back by empty_cache"
     return text
 
 
