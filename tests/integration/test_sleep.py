@@ -1,0 +1,160 @@
+"""Sleep mode and weight updates on the real engine: cycles that leave nothing, and cycles with a leak planted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MEMPROF, RunResult
+from tests.integration.planted import plant
+from vllm_memprof.units import MIB
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+
+ARGS = ["memprof/tiny", "--device", "sim:910b", "--enforce-eager", "--max-model-len", "2048"]
+ARGS += ["--gpu-memory-utilization", "0.4", "--prompt", "hi"]
+#: vllm-ascend wakes up only where weights are kept in the plain format.
+SLEEP = ["--sleep-cycles", "5", "--additional-config", '{"weight_nz_mode": 0}']
+CYCLE_FINDINGS = {"residue-per-cycle", "reserved-grows-without-empty-cache"}
+LEAK_BYTES = 240 * MIB
+
+#: A worker that keeps a tensor with each wake-up.
+LEAK = f"""
+def register():
+    def then(worker):
+        def make(original):
+            def wake_up(self, tags=None):
+                import torch
+                original(self, tags)
+                self.kept = getattr(self, "kept", [])
+                self.kept.append(torch.empty({LEAK_BYTES}, dtype=torch.uint8, device=self.device))
+            return wake_up
+        wrap(worker, "wake_up", make)
+    when_worker_is_there(then)
+"""
+
+
+def found(run: RunResult) -> set[str]:
+    return {finding["id"] for finding in run.report["findings"]} & CYCLE_FINDINGS
+
+
+def test_five_clean_cycles_leave_nothing(run_memprof) -> None:
+    run = run_memprof("offline", *ARGS, *SLEEP)
+    assert run.returncode == 0, run.output[-3000:]
+    assert found(run) == set()
+    [rank] = run.report["ranks"]
+    cycles = rank["cycles"]
+    assert [cycle["number"] for cycle in cycles] == [1, 2, 3, 4, 5]
+    granted = rank["budget"]["engine_kv_cache_bytes"]
+    for cycle in cycles:
+        assert cycle["residue_bytes"] == 0
+        assert cycle["used_bytes"] - cycle["asleep_used_bytes"] >= granted - 64 * MIB  # KV cache and weights were gone
+        assert cycle["emptied"] is True  # by the pool, each time that it sleeps
+    for phase in rank["phases"]:
+        for edge in ("before", "after"):
+            non_torch = (phase[edge] or {}).get("non_torch_bytes")
+            assert non_torch is None or non_torch >= 0, phase["phase"]
+    asleep = next(phase["after"] for phase in rank["phases"] if phase["phase"] == "sleep")
+    assert asleep["unmapped_bytes"] > granted - 64 * MIB
+    assert asleep["unmapped_bytes"] == cycles[0]["used_bytes"] - cycles[0]["asleep_used_bytes"]
+    for memory in rank["device_memory"]:
+        if memory["phase"] in ("sleep", "wake_up"):
+            known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+            assert known + memory["unaccounted_bytes"] == rank["device_total_bytes"]
+            assert memory["unaccounted_bytes"] == 0
+    assert "Sleep and wake-up cycles" in run.output
+
+
+def test_a_leak_of_every_cycle_is_found_and_priced(run_memprof, tmp_path: Path) -> None:
+    env = plant(tmp_path / "plugin", LEAK)
+    run = run_memprof("offline", *ARGS, *SLEEP, env=env)
+    assert run.returncode == 0, run.output[-3000:]
+    assert found(run) == {"residue-per-cycle"}
+    [leak] = [finding for finding in run.report["findings"] if finding["id"] == "residue-per-cycle"]
+    lost = LEAK_BYTES + 2 * MIB  # torch_npu adds 32 bytes to the block, and the segment is a multiple of 2 MiB
+    assert leak["bytes"] == lost
+    [rank] = run.report["ranks"]
+    assert leak["kv_tokens"] == lost // rank["kv"]["bytes_per_block"] * rank["kv"]["block_size"]
+    assert "allocated +240.0 MiB x 4" in leak["evidence"]
+    assert [cycle["residue_bytes"] for cycle in rank["cycles"]][1:] == [lost] * 4
+
+
+#: Weight updates as RL trainers do them: whole tensors through the model runner, none of them kept. With ``growing``
+#: each update needs a larger buffer than the one before, which no block in the cache can hold.
+UPDATE = """
+import sys
+
+def update(worker, buffer_mib, empty):
+    import torch
+    runner = worker.model_runner
+
+    def arriving():
+        buffer = torch.empty(buffer_mib << 20, dtype=torch.uint8, device=worker.device)
+        yield from [(name, param.detach()) for name, param in runner.model.named_parameters()]
+
+    with torch.no_grad():
+        runner.reload_weights(weights_iterator=arriving(), is_checkpoint_format=False)
+    if empty:
+        torch.npu.empty_cache()
+
+def main():
+    from vllm import LLM, SamplingParams
+    model, kind = sys.argv[1:]
+    llm = LLM(model, load_format="dummy", enforce_eager=True, max_model_len=2048, gpu_memory_utilization=0.4)
+    sampling = SamplingParams(max_tokens=2, temperature=0)
+    for number in range(5):
+        buffer_mib = 64 * (number + 1) if kind.startswith("growing") else 64
+        llm.collective_rpc(update, args=(buffer_mib, kind == "growing-emptied"))
+        llm.generate(["hi"], sampling, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("growing", {"reserved-grows-without-empty-cache"}), ("steady", set()), ("growing-emptied", set())],
+)
+def test_weight_updates(sim_stack: str, tmp_path: Path, kind: str, expected: set[str]) -> None:
+    run = run_script(sim_stack, tmp_path, UPDATE, kind)
+    assert run.info["status"] == "ok", run.engine_log[-3000:]
+    [rank] = run.report["ranks"]
+    assert [cycle["kind"] for cycle in rank["cycles"]] == ["weight_update"] * 5
+    assert found(run) == expected
+    if expected:
+        [growth] = [finding for finding in run.report["findings"] if finding["id"] in expected]
+        reserved = [cycle["reserved_bytes"] for cycle in rank["cycles"]]
+        assert reserved[-1] - reserved[0] == 4 * 64 * MIB
+        assert 0 <= 4 * 64 * MIB - growth["bytes"] < 2 * MIB  # what tensors took meanwhile of the blocks is not cached
+        assert "no empty_cache in between" in growth["evidence"]
+
+
+def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
+    """A program of its own that uses vLLM, started and recorded by memprof's launcher."""
+    import subprocess
+    import uuid
+
+    from vllm_memprof.launch.engine import build_env
+    from vllm_memprof.launch.live import PlainView
+    from vllm_memprof.launch.session import Job, run_engine
+    from vllm_memprof.record.schema import RunInfo
+    from vllm_memprof.sim.presets import resolve_model
+    from vllm_memprof.sim.runtime import prepare_runtime
+
+    runtime, model = prepare_runtime("910b", stack), resolve_model("memprof/tiny", [])
+    script, run_dir = folder / "script.py", folder / "run"
+    script.write_text(source)
+    run_dir.mkdir()
+    single = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # functions travel to the worker as they are
+    env = build_env(os.environ, run_dir, "offline", {**runtime.env, **model.env, **single})
+    command = [str(runtime.python), str(script), model.path, *args]
+    info = RunInfo(uuid.uuid4().hex, "offline", "memprof/tiny", command, device="910b", simulated=True)
+    run_engine(Job(info, run_dir, command, env, 240.0), PlainView("script", 0, False))
+    done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return RunResult(0, done.stdout, run_dir)
