@@ -210,9 +210,9 @@ def test_the_suggestion_below_zero_of_its_row(tmp_path: Path) -> None:
     path.write_text(
         f"INFO [gpu_worker.py:1] Free memory on device ({figs['free']}/178.35 GiB) on startup. Desired GPU memory "
         f"utilization is (0.92, {figs['req']} GiB). Actual usage is {figs['consumed']} GiB for consumed memory "
-        f"(weights + non-torch), {figs['peak_act_printed']} GiB for peak activation, and {figs['graph_actual']} GiB for CUDAGraph "
-        f"memory. Replace gpu_memory_utilization config with `--kv-cache-memory={size}` ({figs['fit_printed']} GiB) to "
-        "fit into requested memory.\n"
+        f"(weights + non-torch), {figs['peak_act_printed']} GiB for peak activation, and "
+        f"{figs['graph_actual']} GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
+        f"`--kv-cache-memory={size}` ({figs['fit_printed']} GiB) to fit into requested memory.\n"
         f"INFO [gpu_worker.py:1] CUDA graph pool memory: {figs['graph_actual']} GiB (actual), {figs['graph_est']} GiB "
         "(estimated), difference: 6.54 GiB (10.2%).\n"
     )
