@@ -84,6 +84,47 @@ print([(p.name, p.is_constexpr, p.has_default, p.do_not_specialize) for p in ker
     ]
 
 
+def test_what_a_kernel_writes_to_is_read_from_its_source(tmp_path):
+    (tmp_path / "kernels.py").write_text("""
+import triton, triton.language as tl
+
+@triton.jit
+def keep(target, source, n):
+    for step in range(n):
+        target += step
+        tl.store(target, tl.load(source))
+
+@triton.jit
+def kernel(q_ptr, k_ptr, table, out, index, counter, n, BLOCK: tl.constexpr):
+    q_ptr = q_ptr + tl.program_id(0) * n
+    row = k_ptr + BLOCK
+    offset = tl.load(index)
+    if n > 1:
+        tl.store(q_ptr + offset, tl.load(table))
+    keep(row, table, n=n)
+    tl.atomic_add(pointer=counter, val=1)
+    pair = (tl.make_block_ptr(base=out), 0)
+    pair[0].store(1)
+""")
+    code = """
+import kernels
+from triton.compiler import ASTSource
+print(sorted(__import__("triton.compiler.writes", fromlist=["x"]).written_parameters(kernels.kernel)))
+tensors = ["q_ptr", "k_ptr", "table", "out", "index", "counter"]
+source = ASTSource(kernels.kernel, dict.fromkeys([*tensors, "n"], "*fp32"), {"n": 2})
+module = source.make_ir(None, None)
+names = []
+module.walk(lambda op: names.append(op.get_name()))
+body = module.operations[0].get_block()
+places = {body.get_argument(i).id(): tensors[i] for i in range(body.get_num_arguments())}
+print(names, [places[op.get_operand(0).id()] for op in module.operations if op.get_name() == "tt.store"])
+"""
+    out = run(code, PYTHONPATH=f"{SITE_DIR}:{tmp_path}").splitlines()
+    assert out[0] == "['BLOCK', 'counter', 'k_ptr', 'n', 'out', 'q_ptr']"
+    stores = ["tt.store"] * 4
+    assert out[1] == f"{[*stores, 'tt.return', 'tt.func', 'builtin.module']} ['q_ptr', 'k_ptr', 'out', 'counter']"
+
+
 def test_host_helpers_compute():
     code = """
 import triton

@@ -1,6 +1,6 @@
 """Null Triton: kernels launch to nothing, host-side helpers compute for real. See ``../README.md``."""
 
-from . import backends, compiler, knobs, language, runtime, testing, tools
+from . import _C, backends, compiler, knobs, language, runtime, testing, tools
 from ._host import cdiv, next_power_of_2
 from .compiler import CompilationError, compile
 from .runtime import Config, InterpreterError, JITFunction, KernelInterface, OutOfResources, autotune, heuristics, jit
@@ -9,6 +9,7 @@ from .runtime.jit import MockTensor, TensorWrapper, reinterpret
 __version__ = "3.2.0"
 
 __all__ = [
+    "_C",
     "CompilationError",
     "Config",
     "InterpreterError",

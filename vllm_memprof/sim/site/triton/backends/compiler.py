@@ -19,6 +19,15 @@ class BaseBackend:
 
         return SimpleNamespace(**options)
 
+    def get_attrs_descriptor(self, args, params):
+        return AttrsDescriptor()
+
+    def load_dialects(self, context):
+        pass
+
+    def get_codegen_implementation(self, options=None):
+        return {}
+
 
 class AttrsDescriptor:
     """Divisibility facts about arguments; torch builds one when it describes a kernel."""

@@ -68,6 +68,14 @@ class JITFunction(KernelInterface):
     def cache_key(self):
         return f"{self.module}.{self.fn.__qualname__}"
 
+    @staticmethod
+    def key_of(arg):
+        return type(arg).__name__
+
+    @staticmethod
+    def _type_of(key):
+        return key
+
     def add_pre_run_hook(self, hook):
         self.pre_run_hooks.append(hook)
 

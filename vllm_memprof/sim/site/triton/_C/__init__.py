@@ -1,0 +1,3 @@
+from . import libtriton
+
+__all__ = ["libtriton"]

@@ -1,0 +1,3 @@
+from . import ir
+
+__all__ = ["ir"]
