@@ -89,6 +89,9 @@ def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             continue
         known = {"requested": rank.budget.requested_bytes, "weights": rank.figures.get("weights_bytes")}
         parts = [f"{name} {format_gib(size)} GiB" for name, size in known.items() if size is not None]
+        missing = -granted or _below_zero(rank)  # some releases print 0 for less
+        if missing and not granted:
+            parts.append(f"the equation gives -{format_gib(missing)} GiB")
         yield Finding(
             id="negative-kv",
             severity="error",
@@ -97,17 +100,28 @@ def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             bytes=granted,
             title="The budget leaves nothing for the KV cache",
             evidence=", ".join([*parts, f"KV cache {format_gib(granted)} GiB"]),
-            action=_raise_utilization(rank, -granted),
+            action=_raise_utilization(rank, missing),
         )
+
+
+def _below_zero(rank: RankReport) -> int:
+    """How far the charged terms go beyond the request, bytes; 0 where that is not known."""
+    sizes = [row.bytes for row in rank.budget.terms if row.charged]
+    asked = rank.budget.requested_bytes
+    if asked is None or not sizes or None in sizes:
+        return 0
+    return max(0, sum(size for size in sizes if size is not None) - asked)
 
 
 def _raise_utilization(rank: RankReport, missing: int) -> str:
     """The utilization that gives so much more; where the device is not known, by how much to raise it."""
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
+    if not missing:
+        return "raise --gpu-memory-utilization, or lower --max-num-batched-tokens"
     missing *= 2 if rank.budget.equation == "E4p" else 1
     if not total or not utilization:
         more = format_gib(missing)
-        return f"raise --gpu-memory-utilization by more than {more} / the device's GiB" if missing else ""
+        return f"raise --gpu-memory-utilization by more than {more} / the device's GiB"
     needed = math.ceil((utilization + missing / total) * 10_000) / 10_000
     if needed >= 1:
         return "no --gpu-memory-utilization below 1 is enough: lower --max-num-batched-tokens or use more devices"
