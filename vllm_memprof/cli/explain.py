@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,16 +51,22 @@ def read_reports(logs: list[str]) -> list[Report]:
         RunRecordError: none of the logs holds a line about memory, or one cannot be read.
     """
     from vllm_memprof.ledger.build import build_report
-    from vllm_memprof.logs.record import NoMemoryLines, read_log
+    from vllm_memprof.logs.record import LOOKED_FOR, NoMemoryLines, read_log
 
     reports, empty = [], []
     for path in logs:
+        if path == "-" and sys.stdin.isatty():
+            typer.echo("memprof: paste a log, then end it with Ctrl-D on a line of its own", err=True)
         try:
             reports += [build_report(run) for run in read_log(path)]
         except NoMemoryLines as error:
             empty.append(error)
     if not reports:
-        raise empty[0] if len(empty) == 1 else RunRecordError("no line about memory in any log", hint=empty[0].hint)
+        if len(empty) == 1:
+            raise empty[0]
+        raise RunRecordError(
+            f"no line about memory in any of {len(empty)} logs; looked for {LOOKED_FOR}", hint=empty[0].hint
+        )
     for blank in empty:
         typer.echo(f"memprof: {blank.message}", err=True)
     return reports

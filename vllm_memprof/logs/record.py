@@ -76,7 +76,12 @@ def read_log(path: str) -> list[Run]:
             raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
     runs = build_runs(sorter, _name(path))
     if not runs:
-        raise NoMemoryLines(f"no line about memory in {_name(path)}", hint=f"looked for {LOOKED_FOR}")
+        raise NoMemoryLines(
+            f"no line about memory in {_name(path)}; looked for {LOOKED_FOR}"
+            if sorter.lines
+            else f"no line about memory in {_name(path)}: it is empty",
+            hint="give the log of the engine's start-up, at level INFO or DEBUG: later lines hold no figures",
+        )
     return runs
 
 

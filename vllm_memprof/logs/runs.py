@@ -153,6 +153,7 @@ class Sorter:
     def __init__(self) -> None:
         self.runs: list[RunFacts] = []
         self.left_out = 0  # starts beyond MAX_RUNS
+        self.lines = 0  # that were handed on
         self.smi = NpuSmi()
         self._reader = ConfigReader()
         self._pending: Config | None = None  # of a start whose first figure has not come yet
@@ -169,6 +170,7 @@ class Sorter:
         return self
 
     def read(self, read: Read) -> None:
+        self.lines += 1
         marker = self._reader.read(read.text)
         if marker is not None:
             self._mark(marker, read.speaker)

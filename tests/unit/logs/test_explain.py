@@ -112,7 +112,26 @@ def test_a_file_without_memory_lines(explain, tmp_path, content):
     status, out, err = explain(tmp_path / "x.log")
     assert (status, out) == (3, "")
     assert "no line about memory in x.log" in err
-    assert "Available KV cache memory" in err
+    assert ("looked for" in err) == ("Available KV cache memory" in err) == bool(content)
+    assert ("it is empty" in err) == (not content)
+
+
+def test_no_log_of_several_has_memory_lines(explain, tmp_path):
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("nothing here\n")
+    status, out, err = explain(tmp_path / "a.log", tmp_path / "b.log")
+    assert (status, out) == (3, "")
+    assert err.count("looked for") == 1
+    assert "any of 2 logs" in err
+
+
+def test_a_terminal_is_told_how_to_end_the_paste(explain, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(LINE.encode()))
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", stream)
+    status, out, err = explain("-")
+    assert (status, "KV cache 43.40 GiB" in out) == (0, True)
+    assert "Ctrl-D" in err
 
 
 def test_damaged_gzip(explain, tmp_path):
