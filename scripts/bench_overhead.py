@@ -4,7 +4,10 @@ Runs alternate (without, with, with, without, …) so that a drifting machine do
 ratio; the result is the median ratio with its smallest and largest value, beside the spread of the runs without
 memprof, which is what the machine's own noise looks like. The engine's figures in bytes must agree in every run.
 
-    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--model memprof/tiny] [--json FILE]
+With --attribution a third side is run in each turn: memprof without the readings of memory outside torch (the runtime's
+counters, the driver's list of processes), so that their own cost can be told.
+
+    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--attribution] [--model memprof/tiny] [--json FILE]
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ import time
 from pathlib import Path
 
 START = """
-import json, sys, time
+import json, os, sys, time
+if os.environ.get("BENCH_NO_ATTRIBUTION"):
+    from vllm_memprof.capture.probe import Probe
+    Probe._owners = lambda *args: {}
 begin = time.perf_counter()
 from vllm import LLM
 
@@ -54,6 +60,17 @@ def run_once(python: Path, env: dict[str, str], script: Path, model: str, mode: 
     return {**json.loads(found["START"]), **json.loads(found["STEPS"]), "wall_seconds": wall}
 
 
+def readings(run_dir: Path) -> tuple[int, int]:
+    """Edges at which the device was read in a run, and how many of them read the runtime's counters."""
+    edges = counted = 0
+    for path in (run_dir / "events").glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            snapshot = json.loads(line).get("snapshot") or {}
+            edges += snapshot.get("device_free_bytes") is not None
+            counted += snapshot.get("components") is not None
+    return edges, counted
+
+
 def ratio_line(name: str, plain: list[float], observed: list[float], unit: float, label: str) -> str:
     ratios = [with_ / without for with_, without in zip(observed, plain, strict=True)]
     noise = (max(plain) - min(plain)) / statistics.median(plain)
@@ -69,6 +86,7 @@ def main() -> int:
     parser.add_argument("--model", default="memprof/tiny")
     parser.add_argument("--mode", choices=["eager", "graph"], default="eager")
     parser.add_argument("--profile", default="910b")
+    parser.add_argument("--attribution", action="store_true", help="a third side without the readings outside torch")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -79,24 +97,30 @@ def main() -> int:
     model = resolve_model(options.model, [])
     base = {**os.environ, **runtime.env, **model.env, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     base.pop("MEMPROF_RUN_DIR", None)
-    results: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+    sides = ["without", "bare", "with"] if options.attribution else ["without", "with"]
+    results: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    read: set[tuple[int, int]] = set()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "start.py")
         script.write_text(START)
         run_once(runtime.python, base, script, model.path, options.mode)  # page cache, byte code
         for pair in range(options.pairs):
-            for side in ("without", "with") if pair % 2 == 0 else ("with", "without"):
+            for side in sides if pair % 2 == 0 else reversed(sides):
                 env = dict(base)
-                if side == "with":
-                    run_dir = Path(folder, f"run{pair}")
+                if side == "bare":
+                    env["BENCH_NO_ATTRIBUTION"] = "1"
+                if side != "without":
+                    run_dir = Path(folder, f"{side}{pair}")
                     (run_dir / "events").mkdir(parents=True)
                     env["MEMPROF_RUN_DIR"] = str(run_dir)
                 results[side].append(run_once(runtime.python, env, script, model.path, options.mode))
-                if side == "with" and not list((run_dir / "events").glob("*.jsonl")):
+                if side != "without" and not list((run_dir / "events").glob("*.jsonl")):
                     sys.exit("memprof recorded nothing: the comparison would prove nothing")
+                if side == "with":
+                    read.add(readings(run_dir))
                 print(f"{side:>8}: {results[side][-1]['seconds']:.2f} s", file=sys.stderr)
 
-    everything = [*results["without"], *results["with"]]
+    everything = [run for side in sides for run in results[side]]
     figures = {(run["available"], run["blocks"]) for run in everything}
     print(f"{options.model}, {options.mode}, {options.pairs} interleaved pairs, profile {options.profile}\n")
     print("| what | without | with | ratio, median (min to max) | spread without |")
@@ -105,7 +129,12 @@ def main() -> int:
         ("start-up", "seconds", 1.0, "s"),
         ("one token", "seconds_per_token", 1000.0, "ms"),
     ):
-        print(ratio_line(name, [r[key] for r in results["without"]], [r[key] for r in results["with"]], unit, label))
+        taken = {side: [run[key] for run in results[side]] for side in sides}
+        print(ratio_line(name, taken["without"], taken["with"], unit, label))
+        if options.attribution:
+            print(ratio_line(f"{name}, attribution alone", taken["bare"], taken["with"], unit, label))
+    for edges, counted in sorted(read):
+        print(f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at {counted} of them")
     same = "identical in all runs" if len(figures) == 1 else f"DIFFER: {sorted(figures)}"
     print(f"\nAvailable KV cache bytes and blocks: {same}")
     if options.json:
