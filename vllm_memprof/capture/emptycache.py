@@ -90,7 +90,7 @@ def call_after(capture: Capture, phase: str) -> None:
     device = getattr(module, session.probe.backend_name or "", None)
     if device is None:
         return
-    session.notes["own_empty_cache"] = phase
+    session.notes["own_empty_cache"] = phase, threading.get_ident()
     try:
         device.empty_cache()
     finally:
@@ -100,8 +100,8 @@ def call_after(capture: Capture, phase: str) -> None:
 def _describe(session: Session) -> dict[str, Any]:
     frame = sys._getframe(2)
     thread = threading.current_thread().name
-    own = session.notes.get("own_empty_cache")
-    if own is not None:
+    own, caller = session.notes.get("own_empty_cache", (None, None))
+    if caller == threading.get_ident():
         return {"site": f"--empty-cache-at {own}", "thread": thread, "by": "memprof", "at": own,
                 "requests": running_requests(session), "in_step": False}  # fmt: skip
     site, function = find_site(frame)
