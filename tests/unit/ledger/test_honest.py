@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.unit.ledger.builders import gib, snapshot, span
+from tests.unit.ledger.builders import gib, recorded, snapshot, span
+from vllm_memprof.ledger import build_report
 from vllm_memprof.ledger.equations import select
 from vllm_memprof.ledger.honest import Evidence, honest_budget, uncharged_items
 from vllm_memprof.ledger.model import UnchargedItem
@@ -168,3 +172,39 @@ def test_no_warm_up_no_late_memory_and_still_a_budget() -> None:
 
 def test_nothing_is_honest_about_an_unknown_budget() -> None:
     assert honest_budget(None, list(items().values())) is None
+
+
+@given(
+    granted=st.integers(-(2**40), 2**40),
+    sizes=st.lists(st.one_of(st.none(), st.integers(0, 2**38)), max_size=6),
+    change=st.integers(1, 2**36),
+    data=st.data(),
+)
+def test_the_honest_budget_is_the_equation_s_less_every_item(
+    granted: int, sizes: list[int | None], change: int, data: st.DataObject
+) -> None:
+    """To the byte; an item that grows takes exactly as much; one that is needed and unknown leaves nothing known."""
+    given_items = [
+        UnchargedItem(f"i{n}", "t", size, "measured", "f", "s", required=size is not None)
+        for n, size in enumerate(sizes)
+    ]
+    honest = honest_budget(granted, given_items)
+    assert honest == granted - sum(size for size in sizes if size is not None)
+    known = [n for n, size in enumerate(sizes) if size is not None]
+    if known:
+        n = data.draw(st.sampled_from(known))
+        grown = [
+            replace(item, bytes=(item.bytes or 0) + change) if i == n else item for i, item in enumerate(given_items)
+        ]
+        assert honest_budget(granted, grown) == honest - change
+        lost = [replace(item, bytes=None) if i == n else item for i, item in enumerate(given_items)]
+        assert honest_budget(granted, lost) is None
+
+
+def test_the_honest_budget_of_a_run_is_the_sum_of_its_rows() -> None:
+    for rank in build_report(recorded("recorded_tp2")).ranks:
+        budget = rank.budget
+        assert budget.kv_cache_bytes is not None
+        known = [item.bytes for item in budget.uncharged if item.bytes is not None]
+        assert len(known) >= 4
+        assert budget.honest_kv_cache_bytes == budget.kv_cache_bytes - sum(known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from vllm_memprof.logs.formats import GIB
 
 
@@ -270,3 +272,29 @@ def test_nothing_follows_a_refused_start(runs_of):
     )
     assert [run.info.status for run in runs] == ["failed", "ok"]
     assert "requested_bytes" not in runs[1].processes[0].figures
+
+
+@pytest.mark.parametrize("filled", ["", "   "])
+def test_a_number_torn_by_a_terminal_is_whole_or_unknown(runs_of, filled):
+    """Rows filled up with spaces hide that 0.31 goes over two lines: 31 GiB is no figure of this log."""
+    first = (
+        "(Worker_TP1 pid=31) INFO [worker.py:771] Actual usage: 9.19 GiB for weights, 3.86 GiB for peak activation, 0."
+    )
+    (run,) = runs_of(f"{first}{filled}\n31 GiB for NPU graph memory. Replace gpu_memory_utilization with more of it\n")
+    (worker,) = workers(run).values()
+    assert worker.figures["weights_bytes"] == round(9.19 * GIB)
+    if "graph_bytes" in worker.figures:
+        assert worker.figures["graph_bytes"] == round(0.31 * GIB)
+    (run,) = runs_of(f"{first}{filled}\nINFO unrelated\n31 GiB for NPU graph memory\n")
+    assert workers(run)["TP1"].figures.keys() >= {"weights_bytes", "peak_activation_bytes"}
+
+
+def test_a_start_under_the_process_ids_of_the_one_before(runs_of):
+    """As in a container that was started again: the same names and ids, and a line that begins an engine between."""
+    start = (
+        "(EngineCore pid=1) INFO [core.py:94] Initializing a V1 LLM engine (v0.23.0) with config: model='m', x=1\n"
+        "(Worker_TP0 pid=31) INFO [worker.py:1] Available KV cache memory: {kv} GiB\n"
+        "(Worker_TP1 pid=32) INFO [worker.py:1] Available KV cache memory: {kv} GiB\n"
+    )
+    runs = runs_of(start.format(kv="40.00") + start.format(kv="40.00") + start.format(kv="41.00"))
+    assert [sorted(workers(run)) for run in runs] == [["TP0", "TP1"]] * 3
