@@ -22,7 +22,7 @@ def explain(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of vLLM or vLLM-Ascend; - is stdin.")],
     format_name: Annotated[
         str,
-        typer.Option("--format", metavar="F", help="table, markdown, json; html, csv and trace are not available yet."),
+        typer.Option("--format", metavar="F", help="table, markdown, json, html; csv and trace are not available yet."),
     ] = "table",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
@@ -34,12 +34,17 @@ def explain(
     packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
     figure counts only to its last printed digit.
 
-    Several starts are several reports; with --format json, an array of them.
+    Several starts are several reports; with --format json, an array of them; with html, one page.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
     """
-    check_format(format_name)
+    check_format(format_name, output)
     reports = read_reports(logs)
+    if format_name == "html":
+        from vllm_memprof.report.html import render_html
+
+        write_out(render_html(*reports), output)
+        return
     texts = [render(report, format_name, to_file=output is not None) for report in reports]
     write_out(_overview(reports, format_name) + _together(texts, format_name), output)
 

@@ -79,7 +79,7 @@ def run(request: LaunchRequest, format_name: str) -> int:
     from vllm_memprof.launch.prepare import prepare_job
     from vllm_memprof.launch.session import run_engine
 
-    check_format(format_name)
+    check_format(format_name, printed=True)
     job = prepare_job(request)
     view = _make_view(request, job)
 

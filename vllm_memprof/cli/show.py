@@ -40,28 +40,49 @@ def _json(report: Report, width: int | None) -> str:
     return render_json(report)
 
 
+def _html(report: Report, width: int | None) -> str:
+    from vllm_memprof.report.html import render_html
+
+    return render_html(report)
+
+
 #: Format -> renderer; the formats whose renderer is None are planned and refused by name.
 FORMATS: dict[str, Callable[[Report, int | None], str] | None] = {
     "table": _table,
     "markdown": _markdown,
     "json": _json,
-    "html": None,
+    "html": _html,
     "csv": None,
     "trace": None,
 }
 
 
-def check_format(name: str) -> str:
-    """The format's name, for use as an option's callback.
+#: Formats that are a file for another program: never printed on a terminal.
+FILE_FORMATS = ("html",)
+
+
+def check_format(name: str, output: Path | None = None, printed: bool = False) -> str:
+    """The format's name.
+
+    Args:
+        name: as typed.
+        output: the file that was asked for.
+        printed: the command has no -o, it prints.
 
     Raises:
-        UsageError: not a format, or one that does not exist yet.
+        UsageError: not a format, one that does not exist yet, or one for a file where none was given.
     """
     available = ", ".join(key for key, renderer in FORMATS.items() if renderer is not None)
     if name not in FORMATS:
         raise UsageError(f"--format {name!r} is not known", hint=available)
     if FORMATS[name] is None:
         raise UsageError(f"--format {name} is not available yet", hint=available)
+    if name in FILE_FORMATS and printed:
+        raise UsageError(
+            f"--format {name} is for a file", hint=f"memprof report RUN --format {name} -o FILE afterwards"
+        )
+    if name in FILE_FORMATS and output is None and sys.stdout.isatty():
+        raise UsageError(f"--format {name} is for a file", hint="-o FILE")
     return name
 
 

@@ -76,7 +76,7 @@ def test_version(env, tmp_path):
         (["serve"], 2, "MODEL is missing"),
         (["serve", "-q", "M"], 2, "--quiet"),
         (["plan", "M", "--device", "gpu"], 2, "--device 'gpu' is not known"),
-        (["plan", "M", "--format", "html"], 2, "not available yet"),
+        (["plan", "M", "--format", "html"], 2, "is for a file\n  try: memprof report RUN"),
         (["plan", "M", "--startup-timeout", "0"], 2, "above 0"),
         (["offline", "M", "--prompts", "nowhere.jsonl"], 2, "does not exist"),
         (["plan", "M", "--device", "cpu", "--python", "/no/python"], 2, "no such program"),

@@ -1,0 +1,234 @@
+"""What the plots of the page show: a ``Report`` enters, plain figures leave. No colours, no HTML, no rounding.
+
+One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget from the device's
+total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vllm_memprof.ledger.model import RankReport, Report
+from vllm_memprof.report.sections.base import group_ranks, labels_of
+from vllm_memprof.report.sections.budget import TERM_TITLES
+from vllm_memprof.report.timeline import Timeline, timeline_of
+from vllm_memprof.units import GIB, format_gib
+
+#: Groups of ranks that the page shows; of more, those with a least or a most of something.
+MOST_VIEWS = 24
+
+
+@dataclass(frozen=True)
+class Step:
+    """One bar of the waterfall."""
+
+    title: str
+    bytes: int  # signed where it is a change
+    kind: str  # level | change
+
+
+@dataclass(frozen=True)
+class View:
+    """A group of ranks that agree in print, drawn with the times of the first."""
+
+    labels: str
+    drawn: str  # label of the rank whose times and bytes these are
+    ranks: int
+    device_total_bytes: int | None
+    requested_bytes: int | None
+    timeline: Timeline | None
+    no_timeline: str | None  # why there is none
+    waterfall: list[Step]
+    no_waterfall: str | None
+
+
+@dataclass(frozen=True)
+class SkewRow:
+    """One figure of all ranks that have it."""
+
+    title: str
+    least: int
+    least_label: str
+    most: int
+    most_label: str
+    median: int  # of the ranks' figures, the lower of the middle two
+    bytes: list[int | None]  # by rank
+
+    @property
+    def spread(self) -> int:
+        return self.most - self.least
+
+
+@dataclass(frozen=True)
+class Plots:
+    views: list[View]
+    folded: str  # ranks whose view is left out, "" where there are none
+    labels: list[str]  # of all ranks
+    skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script draws; rows of the skew only where the ranks differ."""
+        rows = [{"title": row.title, "median": row.median, "bytes": row.bytes} for row in self.skew if row.spread]
+        views = [asdict(view) for view in self.views]
+        return {"gib": GIB, "views": views, "labels": self.labels, "skew": rows}
+
+
+def plots(report: Report) -> Plots:
+    """The figures of every plot."""
+    skew = skew_rows(report.ranks)
+    groups = group_ranks(report.ranks, _in_print)
+    shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
+    drawn = {rank.label for members in shown for rank in members}
+    starts = _starts(report.ranks)
+    return Plots(
+        views=[_view(report, members, starts) for members in shown],
+        folded=labels_of(rank for rank in report.ranks if rank.label not in drawn),
+        labels=[rank.label for rank in report.ranks],
+        skew=skew,
+    )
+
+
+def _in_print(rank: RankReport) -> tuple[object, ...]:
+    """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
+    moments = tuple(
+        (memory.phase, memory.edge, *((row.component, format_gib(row.bytes)) for row in memory.rows))
+        for memory in rank.device_memory
+    )
+    budget = rank.budget
+    figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
+    figures += [budget.honest_kv_cache_bytes, rank.headroom_bytes, *(term.bytes for term in budget.terms)]
+    figures += [item.bytes for item in budget.uncharged]
+    return moments, tuple(map(format_gib, figures)), tuple(rank.open_phases), repr(rank.oom)
+
+
+def _extremes(groups: list[list[RankReport]], skew: list[SkewRow]) -> list[list[RankReport]]:
+    """The first group, the largest, those that did not finish, and those with a least or a most."""
+    wanted = {label for row in skew for label in (row.least_label, row.most_label)}
+    wanted |= {rank.label for members in groups for rank in members if rank.open_phases or rank.oom}
+    largest = max(groups, key=len)
+    ranked = sorted(
+        groups,
+        key=lambda members: (
+            members is not groups[0] and members is not largest,
+            not any(rank.label in wanted for rank in members),
+        ),
+    )
+    kept = ranked[:MOST_VIEWS]
+    return [members for members in groups if any(members is other for other in kept)]
+
+
+def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
+    """Host -> the first reading there, ns: clocks of two hosts have nothing in common."""
+    starts: dict[str | None, int] = {}
+    for rank in ranks:
+        for row in rank.phases:
+            for snapshot in (row.before, row.after):
+                if snapshot is not None and snapshot.t_ns:
+                    starts[rank.host] = min(snapshot.t_ns, starts.get(rank.host, snapshot.t_ns))
+    return starts
+
+
+def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> View:
+    rank = members[0]
+    drawn, why = None, None
+    if report.run.source == "log":
+        why = "a log tells of no moments in time: there is no timeline"
+    else:
+        drawn = timeline_of(rank, starts.get(rank.host, 0))
+        why = None if drawn is not None else "no memory was read on this rank: there is no timeline"
+    steps, missing = waterfall(rank)
+    return View(
+        labels=labels_of(members),
+        drawn=rank.label,
+        ranks=len(members),
+        device_total_bytes=rank.device_total_bytes,
+        requested_bytes=rank.budget.requested_bytes,
+        timeline=drawn,
+        no_timeline=why,
+        waterfall=steps,
+        no_waterfall=missing,
+    )
+
+
+# --- from the device's total to the KV cache
+
+
+def waterfall(rank: RankReport) -> tuple[list[Step], str | None]:
+    """The budget as levels and the changes between them; or no steps, and why.
+
+    Every level but the first is the sum of the steps before it. What the equation does besides subtracting its terms
+    (rounding, halving, clamping) is a step of its own.
+    """
+    budget = rank.budget
+    granted = budget.engine_kv_cache_bytes
+    if granted is None and budget.kv_cache_bytes is None:
+        return [], "no KV cache was sized: there is no waterfall"
+    asked = budget.requested_bytes
+    charged = [] if budget.override else [term for term in budget.terms if term.charged]
+    unknown = [TERM_TITLES.get(term.name, term.name) for term in charged if term.bytes is None]
+    if asked is None:
+        unknown = ["requested", *unknown]
+    if unknown:
+        return [], f"not drawn, unknown: {', '.join(unknown)}"
+    assert asked is not None
+    steps = []
+    if rank.device_total_bytes is not None:
+        steps.append(Step("device total", rank.device_total_bytes, "level"))
+        steps += _change("outside the request", asked - rank.device_total_bytes)
+    steps.append(Step("requested", asked, "level"))
+    level = asked
+    for term in charged:
+        assert term.bytes is not None
+        steps.append(Step(TERM_TITLES.get(term.name, term.name), -term.bytes, "change"))
+        level -= term.bytes
+    computed = budget.kv_cache_bytes
+    if computed is not None:
+        fixed = f"fixed by --{(budget.override or '').replace('_', '-')}"
+        steps += _change(fixed if budget.override else "rest of the equation", computed - level)
+        level = computed
+    if granted is not None:
+        steps += _change("residual" if computed is not None else "charged, no equation known", granted - level)
+        level = granted
+    steps.append(Step("KV cache", level, "level"))
+    if budget.honest_kv_cache_bytes is not None:
+        for item in budget.uncharged:
+            if item.bytes:
+                steps.append(Step(item.title, -item.bytes, "change"))
+                level -= item.bytes
+        steps += _change("rounding", budget.honest_kv_cache_bytes - level)
+        steps.append(Step("honest KV cache", budget.honest_kv_cache_bytes, "level"))
+    return steps, None
+
+
+def _change(title: str, size: int) -> list[Step]:
+    return [Step(title, size, "change")] if size else []
+
+
+# --- ranks beside each other
+
+
+def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
+    """Figures by rank; nothing where there is but one rank."""
+    if len(ranks) < 2:
+        return []
+    terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)
+    figures: list[tuple[str, list[int | None]]] = [
+        (TERM_TITLES.get(name, name), [rank.budget.term(name) for rank in ranks]) for name in terms
+    ]
+    figures += [
+        ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),
+        ("honest KV cache", [rank.budget.honest_kv_cache_bytes for rank in ranks]),
+        ("free at the start", [rank.initial_free_bytes for rank in ranks]),
+        ("headroom", [rank.headroom_bytes for rank in ranks]),
+    ]
+    rows = []
+    for title, sizes in figures:
+        known = sorted((size, i) for i, size in enumerate(sizes) if size is not None)
+        if known:
+            (least, first), (most, _) = known[0], known[-1]
+            last = next(i for size, i in known if size == most)
+            middle = known[(len(known) - 1) // 2][0]
+            rows.append(SkewRow(title, least, ranks[first].label, most, ranks[last].label, middle, sizes))
+    return rows

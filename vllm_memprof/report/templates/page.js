@@ -1,0 +1,278 @@
+"use strict";
+// Draws what the JSON blocks hold, switches between ranks, sorts tables. Computes no figure: bytes become GiB for the axes.
+
+const CONFIG = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+// Owner -> colour, by the first rule that fits.
+const COLOURS = [
+  [/^tensors: weights/, "weights"], [/^tensors: KV/, "kv"], [/^tensors: other/, "tensors"], [/^tensors/, "undivided"], [/^cached/, "cached"],
+  [/^context/, "context"], [/^communicator/, "communicator"], [/^atb/, "atb"], [/^graph/, "graph"],
+  [/^runtime|^cann_/, "runtime"], [/workspace/, "workspace"], [/^unaccounted/, "rest"], [/./, "others"],
+];
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+}
+
+// Plotly reads a little markup in texts: names of the record are text.
+function plain(text) {
+  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+function base(height, margin) {
+  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line") };
+  return {
+    height: height, margin: margin, paper_bgcolor: colour("page"), plot_bgcolor: colour("page"),
+    font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+    hoverlabel: { bgcolor: colour("panel"), bordercolor: colour("line"), font: { color: colour("text") } },
+    xaxis: { ...axis }, yaxis: { ...axis },
+    modebar: { bgcolor: "transparent", color: colour("soft"), activecolor: colour("text") },
+  };
+}
+
+function narrow() {
+  return document.documentElement.clientWidth < 600;
+}
+
+// Seconds to places: themselves, or the number of the reading, with whatever is between two readings between them.
+function places(moments, byReading) {
+  if (!byReading) return (seconds) => seconds;
+  return (seconds) => {
+    const next = moments.findIndex((moment) => moment.seconds >= seconds);
+    if (next === -1) return moments.length - 1;
+    if (next === 0) return 0;
+    const low = moments[next - 1].seconds, high = moments[next].seconds;
+    return next - 1 + (high > low ? (seconds - low) / (high - low) : 1);
+  };
+}
+
+function timeline(view, gib, byReading) {
+  const line = view.timeline;
+  const at = places(line.moments, byReading);
+  const x = line.moments.map((moment, i) => (byReading ? i : moment.seconds));
+  const where = line.moments.map((m) => plain(m.edge + " " + m.phase + ", " + m.seconds.toFixed(3) + " s"));
+  const size = (bytes) => (bytes === null ? null : bytes / gib);
+  const last = x[x.length - 1];
+  const shades = {};
+  const traces = line.owners.map((owner) => {
+    const name = COLOURS.find((rule) => rule[0].test(owner.name))[1];
+    shades[name] = (shades[name] || 0) + 1;
+    const pattern = { shape: ["", "/", "\\", "x", "-", "|", "+", "."][(shades[name] - 1) % 8], size: 6, fgcolor: colour("page") };
+    return {
+      type: "scatter", mode: "lines", stackgroup: "owners", name: plain(owner.name), x: x, y: owner.bytes.map(size),
+      line: { width: 0.6, color: colour("page") }, fillcolor: colour(name), fillpattern: { ...pattern, bgcolor: colour(name) },
+      hovertemplate: "%{y:.4f} GiB",
+    };
+  });
+  traces.push({
+    type: "scatter", mode: "lines+markers", name: "in use, as read", x: x, y: line.in_use.map(size), text: where,
+    line: { width: 1.2, color: colour("text") }, marker: { size: 4, color: colour("text") },
+    hovertemplate: "%{y:.4f} GiB, %{text}",
+  });
+  for (const what of ["in use", "allocated"]) {
+    const peaks = line.peaks.filter((peak) => peak.what === what);
+    if (!peaks.length) continue;
+    traces.push({
+      type: "scatter", mode: "markers", name: "peak " + what, x: peaks.map((p) => at(p.seconds)), y: peaks.map((p) => size(p.bytes)),
+      marker: { size: 10, symbol: "diamond" + (what === "in use" ? "" : "-open"), color: colour("budget"), line: { width: 2, color: colour("budget") } },
+      text: peaks.map((p) => plain(what + " in " + p.phase + (p.exact ? "" : ", time not known"))), hovertemplate: "%{y:.4f} GiB, %{text}",
+    });
+  }
+  const drawn = narrow() ? 340 : 460, rows = narrow() ? traces.length : Math.ceil(traces.length / 6);
+  const below = 66 + 19 * rows;
+  const layout = base(28 + drawn + below, { l: 46, r: 12, t: 28, b: below });
+  layout.hovermode = "x unified";
+  layout.uniformtext = { mode: "hide", minsize: 9 };
+  layout.xaxis = { ...layout.xaxis, title: { text: byReading ? "readings, in their order" : "seconds", standoff: 4 }, range: [Math.min(0, x[0]), last || 1], anchor: "y2" };
+  layout.yaxis = { ...layout.yaxis, title: { text: "GiB" }, domain: [0.24, 1], rangemode: "tozero" };
+  layout.legend = { orientation: "h", traceorder: "normal", y: -54 / drawn, yanchor: "top", font: { size: 11 } };
+  layout.shapes = [];
+  layout.annotations = [];
+  // phases: the outermost as bands behind the stack, all of them in the strip below
+  const bands = line.bands.map((band) => ({ ...band, from: at(band.start), to: band.end === null ? last : at(band.end) }));
+  const outer = bands.filter((band) => band.depth === 0);
+  outer.forEach((band, i) => {
+    layout.shapes.push({
+      type: "rect", x0: band.from, x1: band.to, y0: 0.24, y1: 1, yref: "paper", layer: "below", line: { width: 0 },
+      fillcolor: i % 2 ? "rgba(0,0,0,0)" : colour("band"),
+    });
+    if (band.to - band.from > (narrow() ? 0.2 : 0.09) * last) {
+      layout.annotations.push({
+        x: (band.from + band.to) / 2, y: 1, yref: "paper", yanchor: "bottom", showarrow: false, text: plain(band.phase), font: { size: 11, color: colour("soft") },
+      });
+    }
+  });
+  const deepest = Math.max(0, ...bands.map((band) => band.depth));
+  layout.yaxis2 = { domain: [0, 0.2], range: [-deepest - 0.5, 0.5], visible: false, fixedrange: true };
+  traces.push({
+    type: "bar", orientation: "h", yaxis: "y2", showlegend: false, base: bands.map((b) => b.from),
+    x: bands.map((b) => Math.max(b.to - b.from, last / 2000)), y: bands.map((b) => -b.depth), width: 0.86,
+    marker: { color: bands.map((b) => colour(b.end === null ? "error" : "cached")), line: { width: 1, color: colour("page") } },
+    text: bands.map((b) => plain(b.phase)), textposition: "inside", insidetextanchor: "middle", textangle: 0,
+    textfont: { color: colour("text"), size: 11 },
+    hovertemplate: bands.map((b) => plain(b.phase) + (b.end === null ? ", never left" : ", " + (b.end - b.start).toFixed(3) + " s") + "<extra></extra>"),
+  });
+  const levels = [["device total", view.device_total_bytes, "solid", "soft"], ["requested", view.requested_bytes, "dash", "budget"]];
+  for (const [name, bytes, dash, tone] of levels) {
+    if (bytes === null) continue;
+    layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size(bytes), y1: size(bytes), line: { color: colour(tone), width: 2, dash: dash } });
+    layout.annotations.push({
+      xref: "paper", x: 0.004, y: size(bytes), xanchor: "left", yanchor: name === "requested" ? "top" : "bottom", showarrow: false,
+      text: name + " " + size(bytes).toFixed(2) + " GiB", font: { size: 11, color: colour(tone === "soft" ? "text" : tone) },
+    });
+  }
+  line.peaks.forEach((peak) => {
+    layout.annotations.push({
+      x: at(peak.seconds), y: size(peak.bytes), text: "peak " + plain(peak.what) + "<br>" + size(peak.bytes).toFixed(2) + " GiB",
+      arrowcolor: colour("text"), arrowhead: 2, arrowwidth: 1, ax: peak.what === "in use" && at(peak.seconds) < 0.8 * last ? 44 : -44, ay: peak.what === "in use" ? -46 : -60,
+      bgcolor: colour("page"), bordercolor: colour("line"), borderpad: 3, font: { size: 11 },
+    });
+  });
+  if (line.worst_bytes !== null) {
+    const worst = line.in_use.findIndex((bytes) => bytes === line.worst_bytes);
+    if (worst !== -1) {
+      layout.annotations.push({
+        x: x[worst], y: size(line.worst_bytes), text: "most in use<br>" + size(line.worst_bytes).toFixed(2) + " GiB",
+        arrowcolor: colour("text"), arrowhead: 2, arrowwidth: 1, ax: -60, ay: 60, bgcolor: colour("page"), bordercolor: colour("line"), borderpad: 3, font: { size: 11 },
+      });
+    }
+  }
+  return [traces, layout];
+}
+
+function waterfall(view, gib) {
+  const steps = view.waterfall;
+  const level = steps.map((step) => step.kind === "level");
+  const tones = steps.map((step, i) => (!level[i] ? (step.bytes < 0 ? "context" : "others") : /KV/.test(step.title) ? "kv" : "weights"));
+  // bars from a level to the next, by hand: a colour for each
+  let height = 0;
+  const bottoms = [], lengths = [];
+  steps.forEach((step, i) => {
+    const low = level[i] ? 0 : height;
+    height = level[i] ? step.bytes : height + step.bytes;
+    bottoms.push(low / gib);
+    lengths.push((height - low) / gib);
+  });
+  const sideways = narrow();
+  const names = steps.map((step, i) => String(i));
+  const texts = steps.map((step) => (step.bytes / gib).toFixed(2));
+  const bars = {
+    type: "bar", marker: { color: tones.map(colour) }, text: texts, textposition: "outside", cliponaxis: false, textfont: { color: colour("text") },
+    hovertemplate: steps.map((step) => plain(step.title) + ": " + (step.bytes / gib).toFixed(4) + " GiB<extra></extra>"),
+  };
+  const axis = { tickvals: names, ticktext: steps.map((step) => plain(step.title).replace(/(.{6,}?) /g, "$1<br>")), type: "category", automargin: true, tickangle: 0, tickfont: { size: 11 } };
+  const layout = base(sideways ? 80 + 48 * steps.length : 460, { l: 46, r: sideways ? 50 : 12, t: 20, b: 60 });
+  layout.bargap = 0.25;
+  layout.showlegend = false;
+  if (sideways) {
+    Object.assign(bars, { orientation: "h", y: names, x: lengths, base: bottoms });
+    layout.yaxis = { ...layout.yaxis, ...axis, autorange: "reversed" };
+    layout.xaxis = { ...layout.xaxis, title: { text: "GiB" }, rangemode: "tozero" };
+  } else {
+    Object.assign(bars, { x: names, y: lengths, base: bottoms });
+    layout.xaxis = { ...layout.xaxis, ...axis };
+    layout.yaxis = { ...layout.yaxis, title: { text: "GiB" }, rangemode: "tozero" };
+  }
+  return [[bars], layout];
+}
+
+function skew(data) {
+  const mib = data.gib / 1024;
+  const symbols = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon"];
+  const tones = ["weights", "context", "kv", "communicator", "atb", "graph", "workspace", "others"];
+  const many = data.labels.length > 16;
+  const traces = data.skew.map((row, i) => ({
+    ...(many ? { type: "scatter", mode: "markers" } : { type: "bar", textposition: "none" }), name: plain(row.title), x: data.labels.map((_, rank) => rank),
+    y: row.bytes.map((bytes) => (bytes === null ? null : (bytes - row.median) / mib)), text: data.labels.map(plain),
+    marker: { color: colour(tones[i % 8]), ...(many ? { symbol: symbols[i % 8], size: 6 } : {}) },
+    hovertemplate: "%{text}: %{y:+,.2f} MiB",
+  }));
+  const layout = base(380, { l: 64, r: 12, t: 20, b: 90 });
+  const every = Math.ceil(data.labels.length / (narrow() ? 6 : 16));
+  const ticks = data.labels.map((_, rank) => rank).filter((rank) => rank % every === 0);
+  layout.xaxis = { ...layout.xaxis, tickvals: ticks, ticktext: ticks.map((rank) => plain(data.labels[rank])), range: [-0.5, data.labels.length - 0.5] };
+  layout.yaxis = { ...layout.yaxis, title: { text: "MiB against the median rank" } };
+  layout.legend = { orientation: "h", y: -0.15, yanchor: "top" };
+  layout.showlegend = true;
+  layout.bargap = 0.5;
+  return [traces, layout];
+}
+
+function start(run) {
+  const data = JSON.parse(run.querySelector("script.data").textContent);
+  const selector = run.querySelector("select.ranks");
+  const byReading = run.querySelector("input.by-reading");
+  const shown = () => (selector ? Number(selector.value) : 0);
+
+  function put(name, figure, text) {
+    const plot = run.querySelector(".plot." + name);
+    if (!plot) return;
+    if (figure === null) {
+      Plotly.purge(plot);
+      plot.replaceChildren();
+      return;
+    }
+    if (text !== undefined) plot.setAttribute("aria-label", text);
+    Plotly.react(plot, figure[0], figure[1], CONFIG);
+  }
+
+  function draw() {
+    const view = data.views[shown()];
+    if (!view) return;
+    const text = (name) => run.querySelector('.view[data-view="' + shown() + '"] .' + name + "-text").textContent;
+    put("timeline", view.timeline === null ? null : timeline(view, data.gib, byReading.checked), text("timeline"));
+    put("waterfall", view.waterfall.length ? waterfall(view, data.gib) : null, text("waterfall"));
+    for (const part of run.querySelectorAll(".equal, .explains-timeline")) part.hidden = view.timeline === null;
+    put("skew", data.skew.length ? skew(data) : null);
+  }
+
+  function choose() {
+    for (const panel of run.querySelectorAll(".view")) panel.hidden = Number(panel.dataset.view) !== shown();
+    run.querySelector(".controls [role=status]").textContent = "Showing " + data.views[shown()].labels;
+    draw();
+  }
+
+  if (selector) selector.addEventListener("change", choose);
+  if (byReading) byReading.addEventListener("change", draw);
+  const form = run.querySelector("form.controls");
+  if (form) form.addEventListener("submit", (event) => event.preventDefault());
+  draw();
+  return draw;
+}
+
+// Ascending, descending, as it was. What is unknown stays last.
+function sortable(table) {
+  const body = table.tBodies[0];
+  const original = Array.from(body.rows);
+  table.querySelectorAll("thead th").forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => {
+      const now = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort")];
+      table.querySelectorAll("thead th").forEach((other) => other.setAttribute("aria-sort", "none"));
+      head.setAttribute("aria-sort", now);
+      body.append(...(now === "none" ? original : original.slice().sort((a, b) => compare(a.cells[column], b.cells[column], now === "ascending" ? 1 : -1))));
+    });
+  });
+}
+
+function compare(a, b, sign) {
+  const unknown = (cell) => !cell || cell.dataset.v === "";
+  if (unknown(a) || unknown(b)) return Number(unknown(a)) - Number(unknown(b));
+  if (a.dataset.v !== undefined && b.dataset.v !== undefined) return sign * (Number(a.dataset.v) - Number(b.dataset.v));
+  return sign * a.textContent.localeCompare(b.textContent, undefined, { numeric: true });
+}
+
+document.querySelectorAll("table").forEach((table) => { if (table.tHead) sortable(table); });
+const redraw = Array.from(document.querySelectorAll(".run"), start).filter(Boolean);
+const repaint = () => redraw.forEach((draw) => draw());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+matchMedia("(max-width: 599px)").addEventListener("change", repaint);
+// Paper is light, and nothing on it can be opened.
+addEventListener("beforeprint", () => {
+  document.documentElement.dataset.paper = "";
+  document.querySelectorAll("details:not([open])").forEach((part) => { part.open = true; part.dataset.opened = ""; });
+  repaint();
+});
+addEventListener("afterprint", () => {
+  delete document.documentElement.dataset.paper;
+  document.querySelectorAll("details[data-opened]").forEach((part) => { part.open = false; delete part.dataset.opened; });
+  repaint();
+});

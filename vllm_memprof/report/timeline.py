@@ -1,0 +1,280 @@
+"""The device over time by owner, as the page draws it: a rank's readings enter, plain figures leave.
+
+Bytes are integers, None is unknown. Readings are those of ``report.json``: the device at both ends of each phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.record.schema import Snapshot
+
+#: Readings that a timeline draws; of more, the first and the fullest of each stretch.
+MOST_MOMENTS = 1200
+#: Passages through phases that are drawn, the longest of them.
+MOST_BANDS = 400
+#: Peaks that are marked.
+MOST_PEAKS = 6
+#: A peak is worth a mark where it is this share of the device above the readings at both ends of its phase.
+_WORTH_A_MARK = 0.01
+#: Phases whose growth of allocated memory tells what the tensors are, bottom of the stack first.
+_TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV cache"}
+#: From the start of one of these on, what tensors there are is not known any more.
+_TENSORS_CHANGE = ("sleep", "wake_up", "weight_update", "shutdown")
+_OTHER_TENSORS = "tensors: other"
+_UNDIVIDED = "tensors: not divided"
+_NOT_OWNERS = ("allocated", "cached", "unmapped", "free")
+
+
+@dataclass(frozen=True)
+class Moment:
+    seconds: float  # since the first reading on the rank's host
+    phase: str
+    edge: str  # before | after
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One owner over time, in the order of the moments."""
+
+    name: str
+    bytes: list[int | None]
+
+
+@dataclass(frozen=True)
+class Band:
+    """One passage through a phase."""
+
+    phase: str
+    depth: int  # 0: outermost
+    start: float  # seconds, as for moments
+    end: float | None  # None: never left
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A height between or at readings that deserves a mark."""
+
+    what: str  # in use | allocated
+    phase: str
+    bytes: int
+    seconds: float
+    exact: bool  # False: the time within the phase is not known
+
+
+@dataclass(frozen=True)
+class Timeline:
+    moments: list[Moment]
+    owners: list[Owner]  # bottom of the stack first
+    in_use: list[int | None]  # device total less free, as read
+    bands: list[Band]
+    peaks: list[Peak]
+    worst_bytes: int | None  # most that all owners held: device total less headroom
+    left_out: int = 0  # readings that are not drawn
+
+
+@dataclass(frozen=True)
+class _Reading:
+    t_ns: int
+    memory: DeviceMemory
+    snapshot: Snapshot
+
+
+def timeline_of(rank: RankReport, start: int) -> Timeline | None:
+    readings = _readings(rank)
+    if not readings:
+        return None
+    drawn = _thinned(readings)
+    names = list(dict.fromkeys(row.component for reading in drawn for row in reading.memory.rows))
+    owners = [*_tensors(rank, drawn), *_plain(drawn, [name for name in names if name not in _NOT_OWNERS])]
+    rest = [reading.memory.unaccounted_bytes for reading in drawn]
+    owners.append(Owner("unaccounted", rest))
+    total, left = rank.device_total_bytes, rank.headroom_bytes
+    return Timeline(
+        moments=[Moment((each.t_ns - start) / 1e9, each.memory.phase, each.memory.edge) for each in drawn],
+        owners=[owner for owner in owners if any(owner.bytes)],
+        in_use=[_in_use(reading.snapshot) for reading in drawn],
+        bands=_bands(rank, start),
+        peaks=_peaks(rank, readings, start),
+        worst_bytes=None if total is None or left is None else total - left,
+        left_out=len(readings) - len(drawn),
+    )
+
+
+def _readings(rank: RankReport) -> list[_Reading]:
+    """Moments with a time and at least one figure, in the order of time."""
+    rows = {row.order: row for row in rank.phases}
+    found = []
+    for memory in rank.device_memory:
+        row = rows.get(memory.order)
+        snapshot = None if row is None else row.before if memory.edge == "before" else row.after
+        if snapshot is not None and snapshot.t_ns and any(each.bytes is not None for each in memory.rows):
+            found.append(_Reading(snapshot.t_ns, memory, snapshot))
+    return sorted(found, key=lambda reading: reading.t_ns)
+
+
+def _thinned(readings: list[_Reading]) -> list[_Reading]:
+    """At most ``MOST_MOMENTS``: of each stretch of time the first reading and the fullest."""
+    if len(readings) <= MOST_MOMENTS:
+        return readings
+    first, last = readings[0].t_ns, readings[-1].t_ns
+    stretches: dict[int, list[int]] = {}
+    for i, reading in enumerate(readings):
+        stretch = (reading.t_ns - first) * (MOST_MOMENTS // 2 - 1) // max(1, last - first)
+        stretches.setdefault(stretch, []).append(i)
+    kept = {len(readings) - 1}
+    for members in stretches.values():
+        kept |= {members[0], max(members, key=lambda i: _in_use(readings[i].snapshot) or 0)}
+    return [readings[i] for i in sorted(kept)]
+
+
+def _in_use(snapshot: Snapshot) -> int | None:
+    return _minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+
+
+def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
+    """Allocated memory divided by the phase that allocated it, and cached memory.
+
+    What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off the cached.
+    """
+    allocated, cached = [], []
+    for reading in readings:
+        rows = {row.component: row.bytes for row in reading.memory.rows}
+        here, spare = rows.get("allocated"), rows.get("cached")
+        unmapped = -(rows.get("unmapped") or 0)
+        if unmapped and here is not None and spare is not None:
+            spare -= max(0, unmapped - here)
+            here = max(0, here - unmapped)
+        allocated.append(here)
+        cached.append(spare)
+    until = min(
+        (row.before.t_ns for row in rank.phases if row.phase in _TENSORS_CHANGE and row.before is not None),
+        default=None,
+    )
+    grown = _grown(rank)
+    divided: list[dict[str, int]] = []
+    for reading, here in zip(readings, allocated, strict=True):
+        parts: dict[str, int] = {}
+        for since, title, size in grown:
+            if since <= reading.t_ns:
+                parts[title] = parts.get(title, 0) + size
+        if here is None:
+            divided.append({})
+        elif (until is None or reading.t_ns <= until) and sum(parts.values()) <= here:
+            divided.append({**parts, _OTHER_TENSORS: here - sum(parts.values())})
+        else:
+            divided.append({_UNDIVIDED: here})
+    titles = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED]
+    owners = [Owner(title, [parts.get(title) for parts in divided]) for title in titles]
+    return [*owners, Owner("cached by torch", cached)]
+
+
+def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
+    """(when it ended, title, bytes) of the phases of ``_TENSORS`` that allocated something."""
+    found = []
+    for row in rank.phases:
+        if row.phase in _TENSORS and row.before is not None and row.after is not None:
+            size = _minus(row.after.allocated_bytes, row.before.allocated_bytes)
+            if size is not None and size > 0:
+                found.append((row.after.t_ns, _TENSORS[row.phase], size))
+    return found
+
+
+def _plain(readings: list[_Reading], names: list[str]) -> list[Owner]:
+    tables = [{row.component: row.bytes for row in reading.memory.rows} for reading in readings]
+    return [Owner(name, [table.get(name) for table in tables]) for name in names]
+
+
+def _bands(rank: RankReport, start: int) -> list[Band]:
+    found = []
+    for row in rank.phases:
+        begins, ends = _time(row.before), _time(row.after)
+        if begins is None and ends is not None and row.seconds is not None:
+            begins = ends - int(row.seconds * 1e9)
+        if begins is not None:
+            end = None if ends is None else (ends - start) / 1e9
+            found.append(Band(row.phase, row.depth, max(0.0, (begins - start) / 1e9), end))
+    kept = sorted(found, key=lambda band: (band.depth > 0, -(band.end or 1e12) + band.start))[:MOST_BANDS]
+    return sorted(kept, key=lambda band: (band.start, band.depth))
+
+
+def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]:
+    """Per outermost phase the highest of each kind that stands above what was read at its ends; the steepest few."""
+    total = rank.device_total_bytes
+    if total is None:
+        return []
+    outermost: dict[int, int] = {}  # order -> that of the outermost phase around it
+    rows: dict[int, list[PhaseRow]] = {}
+    for row in rank.phases:  # by start: parents come first
+        outermost[row.order] = row.order if row.parent is None else outermost.get(row.parent, row.order)
+        rows.setdefault(outermost[row.order], []).append(row)
+    read: dict[int, list[_Reading]] = {}
+    for reading in readings:
+        read.setdefault(outermost[reading.memory.order], []).append(reading)
+    found: list[tuple[int, Peak]] = []
+    for order, inside in rows.items():
+        for what, level, between in _KINDS_OF_PEAK:
+            heights = [(each, size) for each in read.get(order, []) if (size := level(each.snapshot)) is not None]
+            ends = [size for each, size in heights if each.memory.order == order]
+            candidates = [
+                Peak(what, each.memory.phase, size, (each.t_ns - start) / 1e9, True) for each, size in heights
+            ]
+            candidates += _risen(inside, what, between, start)
+            best = max(candidates, key=lambda peak: peak.bytes, default=None)
+            if best is not None and len(ends) == 2 and best.bytes - max(ends) > _WORTH_A_MARK * total:
+                found.append((best.bytes - max(ends), best))
+    steepest = sorted(found, key=lambda entry: -entry[0])[:MOST_PEAKS]
+    return sorted((peak for _, peak in steepest), key=lambda peak: peak.seconds)
+
+
+def _risen(rows: list[PhaseRow], what: str, between: Callable[[PhaseRow], int | None], start: int) -> list[Peak]:
+    """Peaks that the allocator kept; of nested phases that saw the same one, the innermost."""
+    found: dict[int, tuple[int, Peak]] = {}
+    for row in rows:
+        size, begins, ends = between(row), _time(row.before), _time(row.after)
+        if size is None or begins is None or ends is None or row.depth < found.get(size, (-1, None))[0]:
+            continue
+        found[size] = (row.depth, Peak(what, row.phase, size, ((begins + ends) / 2 - start) / 1e9, False))
+    return [peak for _, peak in found.values()]
+
+
+def _allocated(snapshot: Snapshot) -> int | None:
+    return snapshot.allocated_bytes
+
+
+def _allocated_between(row: PhaseRow) -> int | None:
+    """The most that was allocated at once, where it was within this phase."""
+    low = None if row.before is None else row.before.allocated_run_peak_bytes
+    high = None if row.after is None else row.after.allocated_run_peak_bytes
+    return high if low is not None and high is not None and high > low else None
+
+
+def _reserved_between(row: PhaseRow) -> int | None:
+    """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
+
+    As ``ledger.headroom`` has it: non-torch memory at that moment is not known.
+    """
+    before, after = row.before, row.after
+    if before is None or after is None or before.non_torch_bytes is None or after.non_torch_bytes is None:
+        return None
+    low, high = before.reserved_run_peak_bytes, after.reserved_run_peak_bytes
+    if low is None or high is None or high <= low:
+        return None
+    return high + min(before.non_torch_bytes, after.non_torch_bytes)
+
+
+#: What has peaks: how high a reading is, and how high it was at most within a phase.
+_KINDS_OF_PEAK: tuple[tuple[str, Callable[[Snapshot], int | None], Callable[[PhaseRow], int | None]], ...] = (
+    ("in use", _in_use, _reserved_between),
+    ("allocated", _allocated, _allocated_between),
+)
+
+
+def _time(snapshot: Snapshot | None) -> int | None:
+    return None if snapshot is None or not snapshot.t_ns else snapshot.t_ns
+
+
+def _minus(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left - right
