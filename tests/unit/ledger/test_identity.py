@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.ledger.builders import TOTAL, gib, snapshot, span
+from tests.unit.ledger.builders import TOTAL, gib, process, run_of, snapshot, span
+from vllm_memprof.ledger import build_report
 from vllm_memprof.ledger.identity import device_memory
 from vllm_memprof.record.schema import Snapshot
 
@@ -34,6 +35,58 @@ def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> N
         assert memory.unaccounted_bytes is not None
         known = sum(row.bytes for row in memory.rows if row.bytes is not None)
         assert known + memory.unaccounted_bytes == taken.device_total_bytes
+
+
+counters = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(["APP", "RUNTIME", "HCCL", "GE", "RUNTIME_RESERVED", "another"]),
+        st.fixed_dictionaries({"bytes": st.integers(0, 2**36), "peak_bytes": st.integers(0, 2**36)}),
+        max_size=4,
+    ),
+)
+anything = st.builds(
+    Snapshot,
+    t_ns=st.integers(0, 10**9),
+    device_total_bytes=amount,
+    device_free_bytes=amount,
+    allocated_bytes=amount,
+    allocated_peak_bytes=amount,
+    reserved_bytes=amount,
+    npu_workspace_bytes=amount,
+    graph_pool_bytes=amount,
+    unmapped_bytes=amount,
+    process_bytes=amount,
+    other_processes_bytes=amount,
+    non_torch_bytes=st.one_of(st.none(), st.integers(-(2**38), 2**38)),
+    components=counters,
+)
+PHASES = (
+    "device_init",
+    "weight_load",
+    "profile_run",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+    "sleep",
+    "shutdown",
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(edges=st.lists(st.tuples(anything, anything), min_size=1, max_size=len(PHASES)), simulated=st.booleans())
+def test_every_edge_of_any_run_balances_in_the_report(edges: list[tuple[Snapshot, Snapshot]], simulated: bool) -> None:
+    """As report.json has it, with the counters of components and what was measured of other processes."""
+    spans = [span(phase, *pair, order=n) for n, (phase, pair) in enumerate(zip(PHASES, edges, strict=False))]
+    (rank,) = build_report(run_of(process(spans), simulated=simulated)).to_json()["ranks"]
+    assert len(rank["device_memory"]) == 2 * len(spans)
+    for memory in rank["device_memory"]:
+        pair = edges[memory["order"]]
+        total = pair[0 if memory["edge"] == "before" else 1].device_total_bytes
+        known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+        assert memory["unaccounted_bytes"] == (None if total is None else total - known)
+        assert all(type(row["bytes"]) in (int, type(None)) for row in memory["rows"])
+        assert {row["how"] for row in memory["rows"]} <= {"measured", "inferred", "modelled"}
 
 
 @settings(deadline=None)
