@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ("serve", "offline", "plan", "explain", "report", "diff", "doctor", "sim", "sim setup", "sim list")
+COMMANDS = ("serve", "offline", "plan", "explain", "report", "diff", "check", "doctor", "sim", "sim setup", "sim list")
 FOLDER = Path(__file__).parent.parent / "docs" / "commands"
 
 

@@ -12,10 +12,15 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.ledger.check import CheckResult, check_report
+from vllm_memprof.ledger.check_file import parse_budget
 from vllm_memprof.ledger.diff import Diff, diff_reports
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
+from vllm_memprof.report.check import render_check_json, render_check_markdown, render_check_table
+from vllm_memprof.report.check_github import render_check_github
+from vllm_memprof.report.check_junit import render_check_junit
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 
 HERE = Path(__file__).parent
@@ -29,6 +34,10 @@ def table(report: Report, width: int, encoding: str = "utf-8") -> str:
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
     return printed(render_diff_table(diff), width, encoding)
+
+
+def check_table(result: CheckResult, width: int, encoding: str = "utf-8") -> str:
+    return printed(render_check_table(result), width, encoding)
 
 
 def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:
@@ -85,6 +94,23 @@ DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
 }
 
 
+_GUARD = "budgets/guard.toml"
+#: file name -> (run, budget file, baseline or None, reporter)
+CHECKS: dict[str, tuple[str, str, str | None, Callable[[CheckResult], str]]] = {
+    "check_passed.80.txt": ("graph_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 80)),
+    "check_passed.120.txt": ("graph_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 120)),
+    "check_failed.80.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 80)),
+    "check_failed.120.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 120)),
+    "check_failed.ascii.80.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 80, "ascii")),
+    "check_failed.md": ("skewed_tp2", _GUARD, "eager_tp2", render_check_markdown),
+    "check_failed.json": ("skewed_tp2", _GUARD, "eager_tp2", render_check_json),
+    "check_failed.github.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: render_check_github(result, _GUARD)),
+    "check_failed.junit.xml": ("skewed_tp2", _GUARD, "eager_tp2", render_check_junit),
+    "check_log.80.txt": ("logs/recorded_tp2_0.23.0.log", "budgets/log.toml", None, lambda r: check_table(r, 80)),
+    "check_killed.80.txt": ("recorded_killed_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 80)),
+}
+
+
 #: Files of this folder that are not golden files.
 KEPT = (".py",)
 
@@ -94,8 +120,17 @@ def output(name: str) -> str:
     if name in DIFFS:
         a, b, draw = DIFFS[name]
         return draw(diff_reports(*(_reports(run)[0] for run in (a, b))))
+    if name in CHECKS:
+        checked, budget, baseline, print_check = CHECKS[name]
+        return print_check(check_result(checked, budget, baseline))
     run, reporter = GOLDEN[name]
     return "\n".join(reporter(report) for report in _reports(run))
+
+
+def check_result(run: str, budget: str, baseline: str | None = None) -> CheckResult:
+    """A run of tests/data under a budget file of it."""
+    limits = parse_budget((DATA / budget).read_text(), budget)
+    return check_report(_reports(run)[0], limits, None if baseline is None else _reports(baseline)[0])
 
 
 def _reports(run: str) -> list[Report]:
@@ -108,9 +143,9 @@ def _reports(run: str) -> list[Report]:
 
 def main() -> None:
     for path in HERE.iterdir():
-        if path.is_file() and path.suffix not in KEPT and path.name not in {*GOLDEN, *DIFFS}:
+        if path.is_file() and path.suffix not in KEPT and path.name not in {*GOLDEN, *DIFFS, *CHECKS}:
             path.unlink()
-    for name in (*GOLDEN, *DIFFS):
+    for name in (*GOLDEN, *DIFFS, *CHECKS):
         (HERE / name).write_text(output(name), encoding="utf-8")
 
 

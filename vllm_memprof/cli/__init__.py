@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "vllm_memprof.cli.explain",
     "report": "vllm_memprof.cli.report",
     "diff": "vllm_memprof.cli.diff",
+    "check": "vllm_memprof.cli.check",
     "doctor": "vllm_memprof.cli.doctor",
     "sim": "vllm_memprof.cli.sim",
 }

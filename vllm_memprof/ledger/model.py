@@ -400,8 +400,8 @@ class RankReport:
     headroom_bytes: int | None = None  # device total less what all owners held at the worst moment seen
     figures: dict[str, int | float | None] = field(default_factory=dict)  # the engine's, by their names in the record
     unread: dict[str, str] = field(default_factory=dict)  # components | processes: why nothing was read
+    half_units: dict[str, int] = field(default_factory=dict)  # of figures that a log prints, bytes: half a last digit
     # what the findings go by, not part of report.json:
-    half_units: dict[str, int] = field(default_factory=dict)  # bytes, half of the last printed digit
     spans: list[PhaseSpan] = field(default_factory=list)
 
     @property
@@ -434,6 +434,7 @@ class RankReport:
             "cycles": [cycle.to_json() for cycle in self.cycles],
             "figures": self.figures,
             "unread": self.unread,
+            **({"half_units": self.half_units} if self.half_units else {}),
         }
 
 

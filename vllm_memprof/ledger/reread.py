@@ -87,7 +87,7 @@ def _rank(row: _Data) -> RankReport:
         reclaim=None if reclaim is None else _make(ReclaimSummary, reclaim),
         cycles=[_make(Cycle, cycle) for cycle in row.get("cycles", [])],
         figures=dict(row.get("figures") or {}),
-        half_units={},
+        half_units=dict(row.get("half_units") or {}),
         spans=[_span(phase) for phase in phases],
     )
 
