@@ -70,12 +70,12 @@ def leave_phase(capture: Capture, call: Call) -> None:
 def enter_update(capture: Capture, call: Call) -> None:
     """A part of an update that may also be the whole of it. Loading the model for the first time is not an update."""
     if not capture.session.is_open("weight_load"):
-        _begin(capture.session, call, _UPDATE, {"by": call.function})
+        _begin(capture.session, call, _UPDATE, {"by": _method(call)})
 
 
 def enter_update_start(capture: Capture, call: Call) -> None:
     _end_update(capture, None)  # one that the engine gave up
-    _begin(capture.session, call, _UPDATE, {"by": call.function})
+    _begin(capture.session, call, _UPDATE, {"by": _method(call)})
     capture.session.notes[_UPDATE] = call.token
 
 
@@ -86,6 +86,11 @@ def leave_update_start(capture: Capture, call: Call) -> None:
 
 def leave_update_finish(capture: Capture, call: Call) -> None:
     _end_update(capture, call.error)
+
+
+def _method(call: Call) -> str:
+    """The name that was hooked; the function behind it may have none of its own."""
+    return call.hook.targets[0].rpartition(".")[2]
 
 
 def _begin(session: Session, call: Call, phase: str, detail: dict[str, Any]) -> None:

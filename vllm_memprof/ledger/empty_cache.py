@@ -165,6 +165,7 @@ def _cycle_rows(spans: list[PhaseSpan], kind: str, groups: Sequence[list[PhaseSp
                 cached_residue_bytes=minus(_cached(after), _cached(last)),
                 non_torch_residue_bytes=minus(after.non_torch_bytes, last.non_torch_bytes),
                 emptied=any(span.phase == "empty_cache" for span in inside),
+                emptied_inside=any(span.phase == "empty_cache" and span.order > group[0].order for span in inside),
             )
         )
         reference, since = group[-1].after, group[-1].order + 1

@@ -173,7 +173,7 @@ def _residue(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             "allocated": [cycle.allocated_residue_bytes for cycle in cycles[1:]],
             "non-torch": [cycle.non_torch_residue_bytes for cycle in cycles[1:]],
         }
-        if all(cycle.emptied for cycle in cycles[1:]):
+        if all(cycle.emptied_inside for cycle in cycles[1:]):
             parts["cached (empty_cache leaves it)"] = [cycle.cached_residue_bytes for cycle in cycles[1:]]
         growing = {name: _known(sizes) for name, sizes in parts.items() if _always(sizes)}
         if not growing:

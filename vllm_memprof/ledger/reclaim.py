@@ -67,6 +67,7 @@ class Cycle:
     cached_residue_bytes: int | None  # reserved less allocated
     non_torch_residue_bytes: int | None
     emptied: bool  # empty_cache was called in it, or between it and the one before
+    emptied_inside: bool  # in it: what is cached after it is what the call left
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
