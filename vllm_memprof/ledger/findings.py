@@ -573,6 +573,29 @@ def _gb_is_gib(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         )
 
 
+#: Settings of the caching allocator that it refuses beside expandable_segments:True.
+#: (torch_npu 2.10, NPUAllocatorConfig.cpp::NPUAllocatorConfig::parseArgs)
+_NOT_WITH_EXPANDABLE = ("max_split_size_mb", "garbage_collection_threshold")
+
+
+def _allocator_config(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
+    for variable, value in sorted(run.info.env.items()):
+        if not variable.endswith("ALLOC_CONF"):
+            continue
+        settings = dict(entry.strip().partition(":")[::2] for entry in value.split(","))
+        both = [name for name in _NOT_WITH_EXPANDABLE if name in settings]
+        if settings.get("expandable_segments", "").lower() == "true" and both and variable != "PYTORCH_CUDA_ALLOC_CONF":
+            yield Finding(
+                id="allocator-config-conflict",
+                severity="error",
+                rank=None,
+                label=None,
+                title=f"{both[0]} and expandable_segments:True exclude each other",
+                evidence=f"{variable}={value}",
+                action=f"{variable}=expandable_segments:True",
+            )
+
+
 def _hooks(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Required hooks that did not bind, or that bound and were never called: their phases are not measured."""
     troubled = {"missing": "hook-not-bound", "error": "hook-not-bound", "overwritten": "hook-overwritten"}
@@ -601,6 +624,7 @@ FINDINGS: tuple[Finder, ...] = (
     _oom_others,
     _oom_fragmentation,
     _unbalanced,
+    _allocator_config,
     _hooks,
     _uncharged(
         "uncharged-persistent-torch",

@@ -21,6 +21,9 @@ _BLOCK_SIZE = re.compile(r"Block size is set to (?P<value>\d+) if ")
 _IN_CODE = re.compile(r"(?<![\w-])gpu_memory_utilization\s*=\s*(?P<value>0?\.\d+|1\.0+)\s*[,)]")
 #: A person's own heading over the figures that follow, such as "gpu_xxx = 0.95".
 _UTIL_HEADING = re.compile(r"^[^\w(]{0,6}gpu_\w+ ?= ?(?P<value>0?\.\d+|1\.0+)(?![\w.])")
+_EXPORT = re.compile(
+    r"(?:^\s*|\b(?:export|ENV)\s+)(?P<name>PYTORCH_(?:NPU_|CUDA_)?ALLOC_CONF)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"']+)"
+)
 _HEADING = re.compile(r"^\s{0,3}#{2,6}\s+\S")
 #: Traces of one engine; none is a proof, all are printed by one of them only.
 _ASCEND_TRACE = re.compile(
@@ -71,6 +74,7 @@ _OPTIONS = {
     "--num-gpu-blocks-override": ("num_gpu_blocks_override", int),
 }
 MAX_COMMAND = 8192
+MAX_EXPORTS = 16
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None
+        self.exports: dict[str, list[str]] = {}  # allocator settings of the whole text, in their order
 
     def read(self, text: str) -> Marker | None:
         if self._command is not None:
@@ -136,6 +141,11 @@ class ConfigReader:
             return Marker("heading", Config({"gpu_memory_utilization": value}, heading=text.strip("*# :")))
         if text.lstrip().startswith("##") and _HEADING.match(text):
             return Marker("heading", Config(heading=text.strip("# ")))
+        if "ALLOC_CONF" in text and (match := _EXPORT.search(text)):
+            known = self.exports.setdefault(match["name"], [])
+            setting = match["value"].strip("\"'")
+            if setting not in known and len(known) < MAX_EXPORTS:
+                known.append(setting)
         found = Config(engine=_engine_of(text))
         if "ascend" in text and (match := _ASCEND_VERSION.search(text)):
             found = replace(found, ascend_version=match["version"], engine="vllm-ascend")

@@ -136,7 +136,7 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
         notes.append(f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else ""))
     notes += how
     notes += [note for process in run.processes.values() for note in _written_down(process)]
-    notes += _smi_notes(sorter) if number == count else []
+    notes += [*_smi_notes(sorter), *_export_notes(sorter)] if number == count else []
     status, reason = _status(run)
     info = RunInfo(
         id=name if count == 1 else f"{name}#{number}",
@@ -154,6 +154,7 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
         status=status,
         exit_reason=reason,
         notes=notes,
+        env={variable: values[-1] for variable, values in sorter.exports.items()},
     )
     return Run(name=info.id, info=info, processes=[*processes, *plans], source="log", forms=_forms(run, engine))
 
@@ -197,6 +198,15 @@ def _status(run: RunFacts) -> tuple[str, str | None]:
         return "failed", "an engine process failed"
     complete = run.finished or bool(run.plans) or any(fact is not None for fact in granted)
     return ("ok" if complete else "truncated"), None
+
+
+def _export_notes(sorter: Sorter) -> list[str]:
+    """Allocator settings that stand in the log more than once: a shell keeps the last."""
+    return [
+        f"{variable} is set {len(values)} times: {values[-1]} replaces {', then '.join(values[:-1])}"
+        for variable, values in sorter.exports.items()
+        if len(values) > 1
+    ]
 
 
 def _smi_notes(sorter: Sorter) -> list[str]:

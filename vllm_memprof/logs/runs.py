@@ -156,6 +156,7 @@ class Sorter:
         self.lines = 0  # that were handed on
         self.smi = NpuSmi()
         self._reader = ConfigReader()
+        self.exports = self._reader.exports
         self._pending: Config | None = None  # of a start whose first figure has not come yet
         self._pending_members: dict[str, Speaker] = {}
         self._pending_kinds: set[str] = set()

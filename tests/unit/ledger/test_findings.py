@@ -122,6 +122,14 @@ def base(claimed: float) -> str:
     )
 
 
+def alloc(more: str) -> str:
+    return f'export PYTORCH_NPU_ALLOC_CONF="{more}expandable_segments:True"\nAvailable KV cache memory: 9.95 GiB'
+
+
+#: Findings about what is not an amount of memory.
+WITHOUT_BYTES = ("hybrid-concurrency", "allocator-config-conflict")
+
+
 @dataclass(frozen=True)
 class Row:
     """A finding: where it shows, where it must not, the flag that its action gives, "" where there is none."""
@@ -153,6 +161,7 @@ TABLE: dict[str, Row] = {
         "Available KV cache memory: 9.95 GiB (halved for workspace)", "Available KV cache memory: 9.95 GiB"
     ),
     "gb-is-gib": Row("Loading model weights took 9.1948 GB\nNPUWorker", "Loading model weights took 9.1948 GB\nNCCL"),
+    "allocator-config-conflict": Row(alloc("max_split_size_mb:256,"), alloc(""), "=expandable_segments:True "),
     "block-override-beyond-budget": Row(override(6000), override(4096), "--num-gpu-blocks-override 5040 "),
 }
 #: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Their tests are named.
@@ -191,7 +200,7 @@ def test_a_finding_shows_where_it_applies(tmp_path: Path, finding_id: str) -> No
         assert re.search(r"\d", finding.evidence), "evidence without a figure"
         assert finding.title
         assert not finding.title.endswith(".")
-        assert (finding.bytes is not None) == (finding_id != "hybrid-concurrency")
+        assert (finding.bytes is not None) == (finding_id not in WITHOUT_BYTES)
         assert row.flag in finding.action + " "
         for value in re.findall(r"--gpu-memory-utilization (\S+)", finding.action):
             assert re.fullmatch(r"0\.\d{4}", value) or value == "by", value

@@ -467,6 +467,12 @@ def test_the_profile_s_reserved_peak_does_not_fit_beside_the_kv_cache(methods: l
     assert round((found.bytes or 0) / GIB, 2) == round(19.13 + 1.07 + 44.30 - 60.96, 2)
 
 
+def test_the_second_export_replaces_the_first(methods: list[Report]) -> None:
+    note = "PYTORCH_NPU_ALLOC_CONF is set 2 times: expandable_segments:True replaces max_split_size_mb:256"
+    assert [note in report.run.notes for report in methods] == [False, False, False, False, True]
+    assert all("allocator-config-conflict" not in ids(report) for report in methods)
+
+
 def test_fragmentation_at_the_oom(methods: list[Report]) -> None:
     found = finding(methods[3], "fragmentation")
     assert round((found.bytes or 0) / GIB, 1) == 4.6
