@@ -27,14 +27,12 @@ DENSE_BYTES = 4 << 20
 LINES_BEFORE, LINES_AFTER = 1, 10
 
 #: Every line of an engine that holds a figure holds one of these or follows a line that does; ordinary serving lines
-#: hold none. Letters only, so that punctuation that a paste has changed does not matter. Each costs 0.4 s per GiB.
+#: hold none. Letters only, so that punctuation that a paste has changed does not matter. Each costs 0.6 s per GiB.
 NEEDLES: tuple[bytes, ...] = (
     b"emory",
-    b"eights took",
-    b"loading took",
+    b" took ",
     b"cache size",
     b"oncurrency for",
-    b"raph capturing",
     b" blocks: ",
     b"ncoder cache will",
     b"LM engine",
