@@ -75,8 +75,8 @@ def render_html(*reports: Report) -> str:
     """
     library = _plotly()
     script, style = _template("page.js"), _template("page.css")
-    page = _environment().get_template("page.html.j2")
-    return page.render(
+    template = _environment().get_template("page.html.j2")
+    text = template.render(
         pages=[_page(report) for report in reports],
         version=__version__,
         library=library,
@@ -86,6 +86,7 @@ def render_html(*reports: Report) -> str:
         modelled=any(report.run.simulated for report in reports),
         mark=MODELLED_MARK,
     )
+    return text.strip() + "\n"
 
 
 def _plotly() -> str:

@@ -101,12 +101,19 @@ function timeline(view, gib, byReading) {
       });
     }
   });
+  for (const band of bands.filter((each) => each.phase === "oom")) {
+    layout.shapes.push({ type: "line", x0: band.from, x1: band.from, y0: 0.24, y1: 1, yref: "paper", line: { color: colour("error"), width: 2 } });
+    layout.annotations.push({
+      x: band.from, y: 0.62, yref: "paper", xanchor: band.from > last / 2 ? "right" : "left", showarrow: false, text: "out of memory",
+      bgcolor: colour("page"), font: { size: 12, color: colour("error") },
+    });
+  }
   const deepest = Math.max(0, ...bands.map((band) => band.depth));
   layout.yaxis2 = { domain: [0, 0.2], range: [-deepest - 0.5, 0.5], visible: false, fixedrange: true };
   traces.push({
     type: "bar", orientation: "h", yaxis: "y2", showlegend: false, base: bands.map((b) => b.from),
     x: bands.map((b) => Math.max(b.to - b.from, last / 2000)), y: bands.map((b) => -b.depth), width: 0.86,
-    marker: { color: bands.map((b) => colour(b.end === null ? "error" : "cached")), line: { width: 1, color: colour("page") } },
+    marker: { color: bands.map((b) => colour(b.end === null || b.phase === "oom" ? "error" : "cached")), line: { width: 1, color: colour("page") } },
     text: bands.map((b) => plain(b.phase)), textposition: "inside", insidetextanchor: "middle", textangle: 0,
     textfont: { color: colour("text"), size: 11 },
     hovertemplate: bands.map((b) => plain(b.phase) + (b.end === null ? ", never left" : ", " + (b.end - b.start).toFixed(3) + " s") + "<extra></extra>"),
@@ -213,6 +220,8 @@ function start(run) {
     }
     if (text !== undefined) plot.setAttribute("aria-label", text);
     Plotly.react(plot, figure[0], figure[1], CONFIG);
+    // the label, the caption and the table say it in words; the buttons above the plot have names of their own
+    document.querySelectorAll(".plot svg, #js-plotly-tester").forEach((drawing) => drawing.setAttribute("aria-hidden", "true"));
   }
 
   function draw() {

@@ -1,0 +1,181 @@
+"""The page in a headless Chromium, loaded from the disk with the network off. Skipped where there is no browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.browser import Browser, find_browser
+from tests.unit.ledger.builders import DATA
+from tests.unit.report.test_html import HOSTILE, hostile_report, oom_report, report_of
+from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.logs.record import read_log
+from vllm_memprof.report.html import render_html
+
+ARROW_DOWN, SPACE = 40, 32
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = find_browser()
+    if path is None:
+        if os.environ.get("MEMPROF_REQUIRE_BROWSER"):
+            pytest.fail("MEMPROF_REQUIRE_BROWSER is set, and no Chromium or Chrome was found")
+        pytest.skip("no Chromium or Chrome on this machine (apt-get install chromium)")
+    with Browser(path) as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(chromium: Browser, tmp_path: Path) -> Any:
+    """Opens the page of a report; what the browser complains of fails the test at its end."""
+    chromium.events.clear()
+
+    def show(*reports: Report, width: int = 1280, dark: bool = False) -> Browser:
+        (tmp_path / "page.html").write_text(render_html(*reports), encoding="utf-8")
+        chromium.size(width, 900, dark)
+        chromium.open(tmp_path / "page.html")
+        return chromium
+
+    yield show
+    assert chromium.complaints() == []
+
+
+def drawn(browser: Browser, name: str) -> Any:
+    """What Plotly drew: names of the traces that are in the legend, and a height of each."""
+    return browser.value(f"document.querySelector('.plot.{name}').data?.map(t => [t.name, t.y?.at(-1)])")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> None:
+    browser = show(report_of("recorded_023_tp2"), width=width, dark=dark)
+    names = [name for name, _ in drawn(browser, "timeline")]
+    assert {"tensors: weights", "tensors: KV cache", "context", "in use, as read"} <= set(names)
+    assert len(drawn(browser, "waterfall")) == 1
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    for plot in ("timeline", "waterfall"):
+        assert browser.value(f"document.querySelector('.plot.{plot} svg').getBoundingClientRect().width") <= width
+    background = browser.value("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
+    assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == (
+        "#14181d" if dark else "#ffffff"
+    )
+
+
+def test_the_browser_hears_of_complaints(chromium: Browser, tmp_path: Path) -> None:
+    """The other tests rest on it: an exception, a request and a dialog are each seen."""
+    chromium.events.clear()
+    (tmp_path / "bad.html").write_text("<img src='http://example.invalid/x.png'><script>nothing.at.all</script>")
+    chromium.open(tmp_path / "bad.html")
+    found = " ".join(chromium.complaints())
+    assert "nothing is not defined" in found
+    assert "request: http://example.invalid/x.png" in found
+    chromium.events.clear()
+
+
+def test_the_rank_selector_works_from_the_keyboard(show: Any) -> None:
+    report = report_of("skewed_tp2")
+    browser = show(report)
+    granted = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
+    bars = "document.querySelector('.plot.waterfall').data[0]"
+    heights = f"{bars}.base.map((low, i) => low + {bars}.y[i])"
+    assert any(abs(height * 2**30 - granted[0]) < 1 for height in browser.value(heights))
+    browser.value("document.querySelector('select.ranks').focus()")
+    browser.press("ArrowDown", ARROW_DOWN)
+    browser.wait(lambda: browser.value("document.querySelector('select.ranks').value") == "1")
+    assert any(abs(height * 2**30 - granted[1]) < 1 for height in browser.value(heights))
+    visible = "[...document.querySelectorAll('.view')].filter(v => !v.hidden).map(v => v.dataset.view)"
+    assert browser.value(visible) == ["1", "1"]
+    assert browser.value("document.querySelector('.controls [role=status]').textContent") == "Showing TP1"
+    label = browser.value("document.querySelector('.plot.timeline').getAttribute('aria-label')")
+    assert label.startswith("TP1: ")
+
+
+def test_equal_widths_from_the_keyboard(show: Any) -> None:
+    browser = show(report_of("recorded_023_tp2"))
+    places = "[...document.querySelector('.plot.timeline').data[0].x]"
+    before = browser.value(places)
+    browser.value("document.querySelector('.by-reading').focus()")
+    browser.press(" ", SPACE)
+    browser.wait(lambda: bool(browser.value("document.querySelector('.by-reading').checked")))
+    assert before != browser.value(places) == list(range(len(before)))
+
+
+def test_tables_sort_up_down_and_back(show: Any) -> None:
+    browser = show(report_of("eager_tp2"))
+    table = "[...document.querySelectorAll('table')].find(t => t.caption.textContent.startsWith('Phases'))"
+    column = f"[...({table}).querySelectorAll('thead th')].findIndex(h => h.textContent === 'Free')"
+    values = f"[...({table}).tBodies[0].rows].map(row => row.cells[{column}].dataset.v)"
+    press = f"({table}).querySelectorAll('thead th')[{column}].querySelector('button').click()"
+    original = browser.value(values)
+    orders = []
+    for _ in range(3):
+        browser.value(press)
+        orders.append(
+            (browser.value(f"({table}).querySelectorAll('thead th')[{column}].ariaSort"), browser.value(values))
+        )
+    known = sorted(float(value) for value in original if value)
+    assert [state for state, _ in orders] == ["ascending", "descending", "none"]
+    assert [float(value) for value in orders[0][1] if value] == known
+    assert [float(value) for value in orders[1][1] if value] == known[::-1]
+    for _, order in orders[:2]:  # what is unknown is last, whichever way
+        assert order[len(known) :] == [""] * (len(original) - len(known))
+    assert orders[2][1] == original
+    assert "" in original
+
+
+def test_markup_in_names_does_nothing(show: Any) -> None:
+    browser = show(hostile_report())
+    browser.value("document.querySelector('select.ranks').value = '1'")
+    browser.value("document.querySelector('select.ranks').dispatchEvent(new Event('change'))")
+    assert browser.value("document.querySelector('h1').textContent") == HOSTILE
+    assert browser.value("document.images.length + document.querySelectorAll('image[href^=x]').length") == 0
+    assert browser.value("document.scripts.length") == 3
+    assert browser.value("document.querySelector('.plot.timeline').textContent.includes('<img src=x')")
+
+
+@pytest.mark.parametrize("name", ["recorded_killed_tp2", "killed_tp2", "plan_tp2"])
+def test_runs_that_did_not_get_far_are_drawn(show: Any, name: str) -> None:
+    assert drawn(show(report_of(name)), "timeline")
+
+
+def test_out_of_memory_is_marked(show: Any) -> None:
+    browser = show(oom_report())
+    assert "out of memory" in browser.value("document.querySelector('.plot.timeline').textContent")
+
+
+def test_logs_have_no_timeline_and_no_empty_frame(show: Any) -> None:
+    browser = show(*(build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))))
+    assert drawn(browser, "timeline") is None
+    assert browser.value("document.querySelector('.plot.timeline').getBoundingClientRect().height") == 0
+    assert browser.value("document.querySelectorAll('.plot.waterfall svg').length") > 0
+
+
+def test_every_control_and_table_has_a_name(show: Any) -> None:
+    """As a screen reader sees it: the browser's own accessibility tree."""
+    browser = show(report_of("skewed_tp2"))
+    browser.value("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    nodes = [node for node in browser.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    roles: dict[str, list[str]] = {}
+    for node in nodes:
+        roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    for role in ("button", "combobox", "checkbox", "table", "region", "columnheader"):
+        assert roles.get(role), role
+        assert all(roles[role]), role
+    assert "Ranks" in roles["combobox"]
+    assert sum(name.startswith("TP0: ") for name in roles["group"]) == 2
+    assert "image" not in roles  # what is drawn is in words and in a table
+
+
+def test_paper_is_light_and_nothing_is_folded(show: Any) -> None:
+    browser = show(report_of("recorded_tp1"), dark=True)
+    browser.value("dispatchEvent(new Event('beforeprint'))")
+    assert browser.value("document.querySelectorAll('details:not([open])').length") == 0
+    assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#ffffff"
+    browser.value("dispatchEvent(new Event('afterprint'))")
+    assert browser.value("document.querySelectorAll('details[open]').length") == 0
+    assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#14181d"
