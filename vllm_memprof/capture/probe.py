@@ -205,10 +205,16 @@ class Probe:
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), "host_rss_bytes": host_rss_bytes()}
 
     def counters_only(self) -> dict[str, Any]:
-        """The allocator's counters and nothing else: safe inside a failing allocation."""
-        figures: dict[str, int | None] = {}
+        """The allocator's counters and the runtime's, nothing else: safe inside a failing allocation.
+
+        torch_npu's own observer reads the runtime's counters at the same place (``OptionsManager.cpp::oom_observer``).
+        """
+        figures: dict[str, Any] = {}
         if self.backend is not None and self.backend.is_ready():
-            figures = self._counters(self.backend, self._device(self.backend))
+            device = self._device(self.backend)
+            figures = dict(self._counters(self.backend, device))
+            if self.backend.has_counters:
+                figures |= self._owners(device, processes=False)
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), **figures}
 
     def fold_peaks(self, device: int | None = None) -> None:

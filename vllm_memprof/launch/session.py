@@ -1,6 +1,7 @@
 """One run from start to end: starts the engine, watches it, ends it, and writes ``run.json`` before and after.
 
-Runs in the launcher's main thread (signal handlers). The only clock is CLOCK_MONOTONIC, the same as in the events.
+Runs in the launcher's main thread (signal handlers). The clock is CLOCK_MONOTONIC, the same as in the events; the time
+of day is asked for dates alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
 from vllm_memprof.launch.verdict import Seen, Verdict, describe_death, describe_stuck, find_culprit, judge
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans, signal_name
+from vllm_memprof.record import oom_files
 from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
 from vllm_memprof.record.tail import EventTail
 
@@ -111,9 +113,11 @@ class _Session:
         self._last_event_s = time.monotonic()
         self._late_note: tuple[float, str] | None = None  # when, what
         self._host = socket.gethostname()
+        self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> Outcome:
         self._info.start_t_ns = time.monotonic_ns()
+        self._started_s = time.time()
         self._info.started = _utc_now()
         self._info.host = self._host
         write_run_info(self._job.run_dir, self._info)
@@ -326,6 +330,8 @@ class _Session:
         self._info.exit_reason = verdict.reason
         if not self._progress.by_file:
             self._info.notes.append("no engine process wrote events: it ended before the hooks loaded")
+        kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
+        self._info.notes += [f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept]
         write_run_info(self._job.run_dir, self._info)
 
     @contextlib.contextmanager

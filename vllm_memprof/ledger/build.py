@@ -170,7 +170,7 @@ def _rank_report(run: Run, process: ProcessRecord, label: str, summary: RunSumma
         empty_cache=calls,
         reclaim=summarise(process, calls, kv),
         cycles=cycles(process),
-        oom=_oom(process),
+        oom=_oom(run, process),
         errors=process.errors,
         headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
         figures=figures,
@@ -344,7 +344,7 @@ def _minus(left: int | None, right: int | None) -> int | None:
     return None if left is None or right is None else left - right
 
 
-def _oom(process: ProcessRecord) -> dict[str, Any] | None:
+def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
     span = next((span for span in process.phases if span.phase == "oom"), None)
     if span is None:
         return None
@@ -356,7 +356,9 @@ def _oom(process: ProcessRecord) -> dict[str, Any] | None:
     reserved, total, non_torch = oom["reserved_bytes"], oom["device_total_bytes"], span.detail.get("non_torch_bytes")
     if oom["free_bytes"] is None and total is not None and reserved is not None and non_torch is not None:
         oom["free_bytes"] = total - reserved - non_torch
-    return {**oom, **_oom_divided(span, oom)}
+    written = run.oom_counters.get(-1 if process.identity.device_index is None else process.identity.device_index)
+    counters = written if snapshot.components is None else snapshot.components  # the csv is rounded
+    return {**oom, **_oom_divided(span, oom), "components": counters}
 
 
 def _oom_divided(span: PhaseSpan, oom: dict[str, Any]) -> dict[str, int | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.record import oom_files
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
@@ -133,6 +134,7 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what was dropped, one sentence each
     source: str = "hooks"
     forms: list[str] = field(default_factory=list)  # from logs: ids of the equations whose line forms were seen
+    oom_counters: dict[int, oom_files.Counters] = field(default_factory=dict)  # by device index, from torch_npu's csv
 
 
 def load_run(run_dir: Path) -> Run:
@@ -161,7 +163,14 @@ def load_run(run_dir: Path) -> Run:
         if process.dropped_lines:
             notes.append(f"{path.name}: {process.dropped_lines} incomplete line(s) dropped")
     processes.sort(key=_process_order)
-    return Run(name=run_dir.name, info=info, processes=processes, truncated=bool(notes), notes=notes)
+    return Run(
+        name=run_dir.name,
+        info=info,
+        processes=processes,
+        truncated=bool(notes),
+        notes=notes,
+        oom_counters=oom_files.load(run_dir),
+    )
 
 
 def _load_info(path: Path) -> RunInfo:

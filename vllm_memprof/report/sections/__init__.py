@@ -13,6 +13,7 @@ from vllm_memprof.report.sections.device import device_sections
 from vllm_memprof.report.sections.empty_cache import empty_cache_sections
 from vllm_memprof.report.sections.growth import growth_sections
 from vllm_memprof.report.sections.kv import kv_sections
+from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
 
 
@@ -28,6 +29,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found += budget_sections(report)
     found += kv_sections(report)
     found += device_sections(report, wide=width >= 110)
+    found += oom_sections(report)
     found += growth_sections(report, wide=width >= 110)
     found += empty_cache_sections(report, wide=width >= 110)
     found += cycle_sections(report)
