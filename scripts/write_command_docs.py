@@ -11,7 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ("serve", "offline", "plan", "explain", "report", "diff", "check", "doctor", "sim", "sim setup", "sim list")
+COMMANDS = (
+    "serve",
+    "offline",
+    "plan",
+    "explain",
+    "report",
+    "diff",
+    "check",
+    "doctor",
+    "sim",
+    "sim setup",
+    "sim list",
+    "sim calibrate",
+)
 FOLDER = Path(__file__).parent.parent / "docs" / "commands"
 
 

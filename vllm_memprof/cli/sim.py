@@ -64,6 +64,30 @@ def list_() -> None:
         console.print()
 
 
+@app.command("calibrate")
+def calibrate(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run on an Ascend or simulated device.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The profile, a .toml file.")],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="PROFILE", help="Profile for what the run does not tell; default: the one of its device."
+        ),
+    ] = None,
+) -> None:
+    """Write a device profile from what a run held outside torch.
+
+    The profile then is a simulated device: --device sim:FILE. Every value names its source: the phase and whether it
+    was measured or inferred, or the profile it is taken from because the run does not tell.
+    """
+    from vllm_memprof.cli.calibrate import write_profile
+
+    for line in write_profile(run_dir, output, base):
+        typer.echo(line)
+
+
 def _table(title: str, *columns: str) -> Any:
     from rich import box
     from rich.table import Table

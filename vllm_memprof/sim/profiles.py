@@ -136,14 +136,24 @@ def load_profile(name: str) -> DeviceProfile:
         UsageError: no such profile; the message lists those there are.
         SetupError: a profile file that lacks a key or holds a value of the wrong type.
     """
+    return _parse(find_profile(name))
+
+
+def find_profile(name: str) -> Path:
+    """The file of the profile of that name or alias, or the TOML file itself.
+
+    Raises:
+        UsageError: no such profile; the message lists those there are.
+        SetupError: an installed profile is broken.
+    """
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
-        return _parse(path)
+        return path
     profiles = list_profiles()
     wanted = name.lower()
     for profile in profiles:
         if wanted in (profile.name, *profile.aliases):
-            return profile
+            return PROFILES_DIR / f"{profile.name}.toml"
     known = ", ".join(f"{profile.name} ({', '.join(profile.aliases)})" for profile in profiles)
     raise UsageError(f"no device profile named {name!r}", f"known: {known}; or give the path of a .toml file")
 

@@ -288,7 +288,7 @@ bool account_runtime_share(int device, int64_t delta) {
 bool account_kernels(int device, const std::string &operator_name) {
   if (!profile().kernels_bytes || device < 0 || device >= 64 || kernels_loaded[device] || !workspace_rule_for(operator_name)) return true;
   if (kernels_loaded[device].exchange(true)) return true;
-  if (account_runtime_share(device, static_cast<int64_t>(profile().kernels_bytes))) return true;
+  if (account_charge(device, kRuntime, round_up(profile().kernels_bytes, profile().huge_page_bytes))) return true;
   kernels_loaded[device] = false;
   return false;
 }

@@ -101,7 +101,7 @@ struct ProcessUsage {
 std::vector<ProcessUsage> account_processes(int device);  // the live processes that hold memory of the device
 bool account_available();                       // the state file could be opened
 
-// Memory that the runtime takes in shares smaller than a page (kernels, graphs): the sum is charged in huge pages.
+// Memory that the runtime takes in shares smaller than a page (graphs): the sum is charged in huge pages.
 bool account_runtime_share(int device, int64_t delta);
 // With the first operator that needs a workspace (products of matrices, attention) a process loads its kernels to the device;
 // false when they do not fit.
