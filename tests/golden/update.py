@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
+from tests.unit.report.page import Page
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.ledger.check import CheckResult, check_report
 from vllm_memprof.ledger.check_file import parse_budget
@@ -22,6 +23,7 @@ from vllm_memprof.report.check import render_check_json, render_check_markdown, 
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
+from vllm_memprof.report.html import render_html
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
@@ -49,6 +51,11 @@ def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:
     return "".join(line.rstrip() + "\n" for line in raw.getvalue().decode(encoding).splitlines())
 
 
+def outline(report: Report) -> str:
+    """The page without its figures: headings, and tables with their columns."""
+    return Page(render_html(report)).outline()
+
+
 #: file name -> (run, reporter)
 GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "graph_tp2.80.txt": ("graph_tp2", lambda report: table(report, 80)),
@@ -74,6 +81,11 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "killed_tp2.80.txt": ("killed_tp2", lambda report: table(report, 80)),
     "killed_tp2.md": ("killed_tp2", render_markdown),
     "killed_tp2.json": ("killed_tp2", render_json),
+    "recorded_023_tp2.page.txt": ("recorded_023_tp2", outline),
+    "skewed_tp2.page.txt": ("skewed_tp2", outline),
+    "recorded_killed_tp2.page.txt": ("recorded_killed_tp2", outline),
+    "recorded_log.page.txt": ("logs/recorded_tp2_0.23.0.log", outline),
+    "ascend_19.page.txt": ("logs/vllm-project__vllm-ascend-19.log", outline),
     "plan_tp2.80.txt": ("plan_tp2", lambda report: table(report, 80)),
 }
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_memprof import __version__
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger.model import Report
+from vllm_memprof.ledger.model import INFERRED, MODELLED, Report
 from vllm_memprof.report.plots import Plots, View, plots
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import MODELLED_MARK, MUTED, NOT_MEASURED, PLAIN, TOTAL, Column, Row, Section
@@ -206,13 +206,17 @@ def _timeline_table(view: View) -> Section:
     line = view.timeline
     assert line is not None
     columns = [Column("s"), Column("Phase", right=False), Column("Edge", right=False), Column("in use")]
-    columns += [Column(owner.name) for owner in line.owners]
+    columns += [
+        Column(f"{owner.name} {MODELLED_MARK}" if owner.how == MODELLED else owner.name) for owner in line.owners
+    ]
     rows = []
     for i, moment in enumerate(line.moments):
         sizes = [line.in_use[i], *(owner.bytes[i] for owner in line.owners)]
         cells = [f"{moment.seconds:.3f}", moment.phase, moment.edge]
         rows.append(Row([*cells, *(format_gib(size, 4) for size in sizes)]))
     notes = ["GiB; -: not read at that moment, so that its bytes are in another column"]
+    inferred = [owner.name for owner in line.owners if owner.how == INFERRED]
+    notes += [f"inferred: {', '.join(inferred)}"] if inferred else []
     notes += [f"{line.left_out} more readings are in report.json"] if line.left_out else []
     return Section(f"Readings of {view.drawn}", columns, rows, notes)
 

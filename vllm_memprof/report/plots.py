@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vllm_memprof.ledger.model import RankReport, Report
-from vllm_memprof.report.sections.base import group_ranks, labels_of
-from vllm_memprof.report.sections.budget import TERM_TITLES
+from vllm_memprof.ledger.model import MODELLED, RankReport, Report
+from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
+from vllm_memprof.report.sections.budget import TERM_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.units import GIB, format_gib
 
@@ -138,7 +138,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
     else:
         drawn = timeline_of(rank, starts.get(rank.host, 0))
         why = None if drawn is not None else "no memory was read on this rank: there is no timeline"
-    steps, missing = waterfall(rank)
+    steps, missing = waterfall(report, rank)
     return View(
         labels=labels_of(members),
         drawn=rank.label,
@@ -155,7 +155,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
 # --- from the device's total to the KV cache
 
 
-def waterfall(rank: RankReport) -> tuple[list[Step], str | None]:
+def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]:
     """The budget as levels and the changes between them; or no steps, and why.
 
     Every level but the first is the sum of the steps before it. What the equation does besides subtracting its terms
@@ -167,7 +167,7 @@ def waterfall(rank: RankReport) -> tuple[list[Step], str | None]:
         return [], "no KV cache was sized: there is no waterfall"
     asked = budget.requested_bytes
     charged = [] if budget.override else [term for term in budget.terms if term.charged]
-    unknown = [TERM_TITLES.get(term.name, term.name) for term in charged if term.bytes is None]
+    unknown = [term_title(report, term) for term in charged if term.bytes is None]
     if asked is None:
         unknown = ["requested", *unknown]
     if unknown:
@@ -181,7 +181,7 @@ def waterfall(rank: RankReport) -> tuple[list[Step], str | None]:
     level = asked
     for term in charged:
         assert term.bytes is not None
-        steps.append(Step(TERM_TITLES.get(term.name, term.name), -term.bytes, "change"))
+        steps.append(Step(term_title(report, term), -term.bytes, "change"))
         level -= term.bytes
     computed = budget.kv_cache_bytes
     if computed is not None:
@@ -195,7 +195,8 @@ def waterfall(rank: RankReport) -> tuple[list[Step], str | None]:
     if budget.honest_kv_cache_bytes is not None:
         for item in budget.uncharged:
             if item.bytes:
-                steps.append(Step(item.title, -item.bytes, "change"))
+                mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
+                steps.append(Step(item.title + mark, -item.bytes, "change"))
                 level -= item.bytes
         steps += _change("rounding", budget.honest_kv_cache_bytes - level)
         steps.append(Step("honest KV cache", budget.honest_kv_cache_bytes, "level"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.ledger.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
 from vllm_memprof.record.schema import Snapshot
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
@@ -41,6 +41,7 @@ class Owner:
 
     name: str
     bytes: list[int | None]
+    how: str = MEASURED  # as the last reading has it
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,10 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         else:
             divided.append({_UNDIVIDED: here})
     titles = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED]
-    owners = [Owner(title, [parts.get(title) for parts in divided]) for title in titles]
+    owners = [
+        Owner(title, [parts.get(title) for parts in divided], MEASURED if title == _UNDIVIDED else INFERRED)
+        for title in titles
+    ]
     return [*owners, Owner("cached by torch", cached)]
 
 
@@ -184,7 +188,8 @@ def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
 
 def _plain(readings: list[_Reading], names: list[str]) -> list[Owner]:
     tables = [{row.component: row.bytes for row in reading.memory.rows} for reading in readings]
-    return [Owner(name, [table.get(name) for table in tables]) for name in names]
+    how = {row.component: row.how for reading in readings for row in reading.memory.rows}
+    return [Owner(name, [table.get(name) for table in tables], how[name]) for name in names]
 
 
 def _bands(rank: RankReport, start: int) -> list[Band]:

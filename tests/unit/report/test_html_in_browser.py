@@ -54,7 +54,7 @@ def drawn(browser: Browser, name: str) -> Any:
 def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> None:
     browser = show(report_of("recorded_023_tp2"), width=width, dark=dark)
     names = [name for name, _ in drawn(browser, "timeline")]
-    assert {"tensors: weights", "tensors: KV cache", "context", "in use, as read"} <= set(names)
+    assert {"tensors: weights", "tensors: KV cache", "context (m)", "in use, as read"} <= set(names)
     assert len(drawn(browser, "waterfall")) == 1
     assert browser.value("document.documentElement.scrollWidth") <= width
     for plot in ("timeline", "waterfall"):

@@ -201,8 +201,9 @@ def levels_hold(steps: list[Step]) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_waterfall_is_the_budget(name: str) -> None:
-    for rank in report_of(name).ranks:
-        steps, why = waterfall(rank)
+    report = report_of(name)
+    for rank in report.ranks:
+        steps, why = waterfall(report, rank)
         assert why is None
         levels_hold(steps)
         budget = rank.budget
@@ -219,34 +220,40 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
 def test_waterfalls_of_logs_hold_or_say_what_is_unknown(log) -> None:
     for run in read_log(str(log)):
-        for rank in build_report(run).ranks:
-            steps, why = waterfall(rank)
+        report = build_report(run)
+        for rank in report.ranks:
+            steps, why = waterfall(report, rank)
             levels_hold(steps)
             assert bool(steps) != bool(why)
 
 
 def test_what_an_equation_does_besides_is_a_step() -> None:
-    rank = report_of("recorded_023_tp2").ranks[0]
+    report = report_of("recorded_023_tp2")
+    rank = report.ranks[0]
     granted = rank.budget.engine_kv_cache_bytes
     halved = replace(rank.budget, kv_cache_bytes=granted // 2, engine_kv_cache_bytes=granted // 2 + 7)
-    steps, _ = waterfall(replace(rank, budget=halved))
+    steps, _ = waterfall(report, replace(rank, budget=halved))
     levels_hold(steps)
     assert {step.title: step.bytes for step in steps}["rest of the equation"] == granted // 2 - granted
     assert {step.title: step.bytes for step in steps}["residual"] == 7
     fixed = replace(rank.budget, override="kv_cache_memory_bytes", kv_cache_bytes=gib(3), engine_kv_cache_bytes=gib(3))
-    steps, _ = waterfall(replace(rank, budget=replace(fixed, honest_kv_cache_bytes=None)))
+    steps, _ = waterfall(report, replace(rank, budget=replace(fixed, honest_kv_cache_bytes=None)))
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]
 
 
 def test_an_unknown_term_is_named_never_drawn_as_nothing() -> None:
-    rank = report_of("recorded_023_tp2").ranks[0]
+    report = report_of("recorded_023_tp2")
+    rank = report.ranks[0]
     terms = [replace(term, bytes=None) if term.name == "weights" else term for term in rank.budget.terms]
-    assert waterfall(replace(rank, budget=replace(rank.budget, terms=terms))) == ([], "not drawn, unknown: weights")
+    assert waterfall(report, replace(rank, budget=replace(rank.budget, terms=terms))) == (
+        [],
+        "not drawn, unknown: weights",
+    )
     budget = replace(rank.budget, requested=None)
-    assert waterfall(replace(rank, budget=budget)) == ([], "not drawn, unknown: requested")
+    assert waterfall(report, replace(rank, budget=budget)) == ([], "not drawn, unknown: requested")
     nothing = replace(rank.budget, engine_kv_cache_bytes=None, kv_cache_bytes=None)
-    assert waterfall(replace(rank, budget=nothing)) == ([], "no KV cache was sized: there is no waterfall")
+    assert waterfall(report, replace(rank, budget=nothing)) == ([], "no KV cache was sized: there is no waterfall")
 
 
 # --- ranks

@@ -82,13 +82,13 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         _device_total(members[0]),
         Row(["× gpu_memory_utilization", number(budget.gpu_memory_utilization), ""]),
         amount("= requested", budget.requested_bytes, TOTAL),
-        *(amount(f"- {_term_title(report, term)}", term.bytes) for term in charged),
+        *(amount(f"- {term_title(report, term)}", term.bytes) for term in charged),
         amount("= KV cache, recomputed", budget.kv_cache_bytes, TOTAL),
         amount("  KV cache, the engine's figure", budget.engine_kv_cache_bytes),
         _residual(budget),
     ]
     reported = [term for term in budget.terms if not term.charged and term.bytes is not None]
-    rows += [amount(f"  {_term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported]
+    rows += [amount(f"  {term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported]
     if budget.override:
         rows = [rows[0], rows[1], rows[2], *rows[-3 - len(reported) :]]
     title = f"KV budget, equation {budget.equation or 'unknown'}"
@@ -198,6 +198,7 @@ def _difference(budget: Budget, row: Correction) -> list[str]:
     return [f"{format_gib(less)} GiB less = {parts}, each to its printed digits"]
 
 
-def _term_title(report: Report, term: TermRow) -> str:
+def term_title(report: Report, term: TermRow) -> str:
+    """As the tables name it, marked where a simulated device's profile has a part in it."""
     mark = f" {MODELLED_MARK}" if report.run.simulated and term.name in _DEVICE_WIDE else ""
     return TERM_TITLES.get(term.name, term.name) + mark

@@ -58,7 +58,7 @@ function timeline(view, gib, byReading) {
     shades[name] = (shades[name] || 0) + 1;
     const pattern = { shape: ["", "/", "\\", "x", "-", "|", "+", "."][(shades[name] - 1) % 8], size: 6, fgcolor: colour("page") };
     return {
-      type: "scatter", mode: "lines", stackgroup: "owners", name: plain(owner.name), x: x, y: owner.bytes.map(size),
+      type: "scatter", mode: "lines", stackgroup: "owners", name: plain(owner.name) + (owner.how === "modelled" ? " (m)" : ""), x: x, y: owner.bytes.map(size),
       line: { width: 0.6, color: colour("page") }, fillcolor: colour(name), fillpattern: { ...pattern, bgcolor: colour(name) },
       hovertemplate: "%{y:.4f} GiB",
     };
