@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-unit test-sim test-fuzz fuzz lint format types bench golden check sim sim-all clean
+.PHONY: help demo test test-unit test-sim test-fuzz fuzz lint format types bench golden samples check sim sim-all clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ bench: sim  ## Cost of the observer: start-up time with and without memprof, int
 
 golden: $(STAMP)  ## Rewrite the golden files; read the diff before you commit it
 	$(BIN)/python -m pytest tests/golden --update-golden
+
+samples: $(STAMP)  ## Rewrite reports/: a sample of each report format, and screenshots where there is a Chromium
+	$(BIN)/python -m scripts.make_samples
 
 check:  ## What CI runs
 	bash .ci/run

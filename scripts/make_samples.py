@@ -1,0 +1,98 @@
+"""Writes a sample of each report format below ``reports/``, from recorded runs of ``tests/data``: ``make samples``.
+
+The screenshots of the page need a Chromium or Chrome; without one they stay as they are, and the script says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.browser import Browser, find_browser
+from vllm_memprof.cli.show import build, render
+from vllm_memprof.ledger.model import Report
+from vllm_memprof.report.html import render_html
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+TARGET = ROOT / "reports"
+RUN = "recorded_023_tp2"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A committed file and what it is made of."""
+
+    file: str
+    run: str  # folder of tests/data
+    write: Callable[[Report], str]
+
+
+def formatted(format_name: str) -> Callable[[Report], str]:
+    """What ``memprof report --format`` writes into a file."""
+    return lambda report: render(report, format_name, to_file=True)
+
+
+#: One row per format.
+SAMPLES = (
+    Sample("sample.txt", RUN, formatted("table")),
+    Sample("sample.md", RUN, formatted("markdown")),
+    Sample("sample.html", RUN, formatted("html")),
+    Sample("sample.json", RUN, formatted("json")),
+)
+
+
+@dataclass(frozen=True)
+class Screenshot:
+    """A picture of the page of a run, as a reader first sees it."""
+
+    file: str
+    run: str
+    width: int  # CSS pixels
+    height: int
+    dark: bool = False
+    scroll_to: str = "html"
+
+
+SCREENSHOTS = (
+    Screenshot("page-1280.png", RUN, 1280, 1500),
+    Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True, scroll_to="section.plots"),
+)
+
+
+def main() -> int:
+    TARGET.mkdir(exist_ok=True)
+    for sample in SAMPLES:
+        path = TARGET / sample.file
+        path.write_text(sample.write(build(DATA / sample.run)), encoding="utf-8")
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+    browser = find_browser()
+    if browser is None:
+        print("no Chromium or Chrome on this machine: the screenshots stay as they are", file=sys.stderr)
+        return 0
+    for shot in SCREENSHOTS:
+        take(shot, browser)
+    return 0
+
+
+def take(shot: Screenshot, program: str) -> None:
+    """One picture, in a browser of its own."""
+    with tempfile.TemporaryDirectory() as folder, Browser(program) as browser:
+        page = Path(folder) / "page.html"
+        page.write_text(render_html(build(DATA / shot.run)), encoding="utf-8")
+        browser.size(shot.width, shot.height, shot.dark)
+        browser.open(page)
+        browser.value(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")
+        browser.size(shot.width, shot.height, shot.dark)  # waits until it is drawn
+        path = TARGET / shot.file
+        browser.screenshot(path)
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+        if complaints := browser.complaints():
+            raise SystemExit(f"{shot.file}: {complaints}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The committed samples: one of each format that the table names, and pictures of the sizes it says."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from scripts.make_samples import DATA, SAMPLES, SCREENSHOTS, TARGET, Sample, Screenshot
+from tests.unit.report.page import Page
+from vllm_memprof.cli.show import build
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.file)
+def test_samples_are_of_their_runs(sample: Sample) -> None:
+    text = (TARGET / sample.file).read_text(encoding="utf-8")
+    report = build(DATA / sample.run)
+    assert report.run.model in text.replace("\\", "")
+    assert 1000 < len(text.encode()) < 6_000_000
+    if sample.file.endswith(".html"):
+        page = Page(text)
+        wanted = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
+        steps = [step for view in page.data[0]["views"] for step in view["waterfall"] if step["title"] == "KV cache"]
+        assert {step["bytes"] for step in steps} == set(wanted)
+
+
+@pytest.mark.parametrize("shot", SCREENSHOTS, ids=lambda shot: shot.file)
+def test_screenshots_have_their_size(shot: Screenshot) -> None:
+    head = (TARGET / shot.file).read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", head[16:24]) == (shot.width, shot.height)
