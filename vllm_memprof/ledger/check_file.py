@@ -81,8 +81,9 @@ def parse_budget(text: str, name: str) -> BudgetFile:
 
 def _not_toml(message: str, text: str, name: str) -> UsageError:
     place = _TOML_PLACE.search(message)
-    line = int(place.group(1)) if place and place.group(1) else None
-    said = text.splitlines()[line - 1].strip() if line and line <= len(text.splitlines()) else ""
+    lines = text.splitlines()
+    line = min(int(place.group(1) or len(lines)), len(lines)) if place else None
+    said = lines[line - 1].strip() if line else ""
     what = f"{name}{_place(line)}: not TOML: {message[: place.start()] if place else message}"
     unquoted = re.search(r"=\s*([0-9.]+\s*(?:[A-Za-z]+|%))", said)
     hint = f'a value with a unit is text: "{unquoted.group(1)}"' if unquoted else "TOML is described at https://toml.io"

@@ -59,6 +59,7 @@ def _allocation(report: Report, rank: RankReport) -> str | None:
 #: All findings of ``ledger.findings`` (a test compares) -> what makes a run blind for them.
 FINDINGS: dict[str, Blind] = {
     "allocation-outside-torch": _hooks,
+    "allocator-config-conflict": _hooks,
     "block-override-beyond-budget": _seen,
     "budget-halved": _seen,
     "co-tenant": _seen,

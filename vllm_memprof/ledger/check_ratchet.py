@@ -15,7 +15,7 @@ from vllm_memprof.ledger.check_file import Limit, parse_budget
 from vllm_memprof.ledger.check_findings import blind_ranks
 from vllm_memprof.ledger.check_keys import AT_LEAST, BUDGET, BYTES, FAIL_ON, KEYS, Figure, Key, figure_of, read_figure
 from vllm_memprof.ledger.model import Report
-from vllm_memprof.units import GIB, MIB, format_bytes, parse_size
+from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, parse_size
 
 #: Findings that a proposed file forbids, less those that its run has.
 _PROPOSED_FINDINGS = ("equation-unbalanced", "headroom-below-observed-peak", "hook-never-called", "negative-kv")
@@ -73,7 +73,7 @@ def _heading(report: Report, margin: Margin) -> list[str]:
     engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
     named = f"{run.model}, {engine}, {run.device or 'device unknown'}{', simulated' if run.simulated else ''}"
     return [
-        f"# Proposed by memprof check --init: {_one_line(named)}, {len(report.ranks)} ranks.",
+        f"# Proposed by memprof check --init: {_one_line(named)}, {len(report.ranks)} rank{'s' if len(report.ranks) != 1 else ''}.",
         f"# Margin: {margin.text}.",
         "# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).",
     ]
@@ -89,8 +89,8 @@ def _proposal(report: Report, key: Key, margin: Margin) -> str:
     if value is None:
         return f"# {key.name}: not measured ({_one_line(str(reason))})"
     limit = _toml(_written(_with_margin(value, key, figure, margin), key, margin))
-    remark = f"# {format_bytes(value)} {figure.unit} in the run"
-    return f"{f'{key.name} = {limit}':<{_COLUMN}}{'' if len(f'{key.name} = {limit}') < _COLUMN else ' '}{remark}"
+    in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
+    return f"{f'{key.name} = {limit}':<{_COLUMN}}# {format_bytes(value)} {figure.unit}{in_gib} in the run"
 
 
 def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
