@@ -76,3 +76,4 @@ def test_the_old_release_reproduces_hardware_figures(run_memprof):
     # on the first device; the equation charges it to rank 0. (vllm-ascend#7107)
     first, second = [rank["budget"]["engine_kv_cache_bytes"] for rank in ranks]
     assert second - first == pytest.approx(CONTEXT_BYTES, abs=1)
+    assert "co-tenant" not in [finding["id"] for finding in run.report["findings"]]  # it is one of the run's own

@@ -36,8 +36,8 @@ class Neighbours:
         self._places: dict[int, tuple[int, int]] = {}  # torch's device index -> card, device on it
         self._rows = (_Process * _CAPACITY)()
 
-    def read(self, device: int) -> tuple[int | None, int | None, str | None]:
-        """Bytes on a device held by this process, bytes held by all others, and None; or two Nones and the reason."""
+    def read(self, device: int) -> tuple[int | None, dict[str, int] | None, str | None]:
+        """Bytes on a device held by this process, by each other (its number on the host), and None; or why not."""
         library = self._ready()
         place = None if library is None else self._place(library, device)
         if library is None or place is None:
@@ -46,12 +46,13 @@ class Neighbours:
         status = library.dcmi_get_device_resource_info(place[0], place[1], self._rows, ctypes.byref(count))
         if status != 0:
             return None, None, self._give_up(f"dcmi_get_device_resource_info returned {status}")
-        own_pid, own, others = _own_pid(), None, 0
+        own_pid, own = _own_pid(), None
+        others: dict[str, int] = {}
         for row in self._rows[: min(count.value, _CAPACITY)]:
             if row.pid == own_pid:
                 own = int(row.bytes)
             else:
-                others += int(row.bytes)
+                others[str(row.pid)] = int(row.bytes)
         if own is None:
             return None, None, f"the driver does not list process {own_pid}: it may have another number on the host"
         return own, others, None

@@ -192,7 +192,8 @@ class Probe:
         if processes:
             own, others, reason = self._neighbours.read(device)
             self._tell("processes", reason)
-            figures |= {"process_bytes": own, "other_processes_bytes": others}
+            total = None if others is None else sum(others.values())
+            figures |= {"process_bytes": own, "other_processes_bytes": total, "other_processes": others}
         return figures
 
     def _tell(self, what: str, reason: str | None) -> None:

@@ -186,7 +186,13 @@ class Session:
 
 
 #: What a late edge takes from the later reading: all that lies outside the caching allocator.
-_LATER = ("non_torch_bytes", "npu_workspace_bytes", "npu_workspace_streams", "other_processes_bytes")
+_LATER = (
+    "non_torch_bytes",
+    "npu_workspace_bytes",
+    "npu_workspace_streams",
+    "other_processes_bytes",
+    "other_processes",
+)
 
 
 def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

@@ -229,9 +229,10 @@ def _rank_skew(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Other processes on the device, from its free memory or from non-torch memory at the start."""
+    own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
         non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
-        measured = others_at_start(rank.spans)
+        measured = others_at_start(rank.spans, own)
         if measured is not None:
             if measured >= findings_attribution.NOTEWORTHY_BYTES:
                 evidence = f"{format_gib(measured)} GiB by the driver's list of processes"

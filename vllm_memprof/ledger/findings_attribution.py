@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vllm_memprof.ledger.growth import Growth, growth_by_owner
-from vllm_memprof.ledger.honest import others_at_start
+from vllm_memprof.ledger.honest import others_at_start, others_in
 from vllm_memprof.ledger.kv import worth_in_tokens
 from vllm_memprof.ledger.model import ComponentRow, Finding, RankReport
 from vllm_memprof.record.loader import PhaseSpan, Run
@@ -147,20 +147,22 @@ def _buffers(span: PhaseSpan) -> _Buffers | None:
     return _Buffers(name, size, "HCCL's default" if source == "default" else source)
 
 
-def _others(rank: RankReport) -> Iterator[tuple[str, int]]:
+def _others(rank: RankReport, own: set[str]) -> Iterator[tuple[str, int]]:
     for span in rank.spans:
         for snapshot in (span.before, span.after):
-            if snapshot is not None and snapshot.other_processes_bytes is not None:
-                yield span.phase, snapshot.other_processes_bytes
+            others = None if snapshot is None else others_in(snapshot, own)
+            if others is not None:
+                yield span.phase, others
 
 
 def _came_later(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Another process that took memory of the device while this one was starting up or running."""
+    own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
-        first = others_at_start(rank.spans)
+        first = others_at_start(rank.spans, own)
         if first is None:
             continue
-        phase, most = max(_others(rank), key=lambda entry: entry[1])
+        phase, most = max(_others(rank, own), key=lambda entry: entry[1])
         if most - first >= NOTEWORTHY_BYTES:
             yield Finding(
                 id="co-tenant",

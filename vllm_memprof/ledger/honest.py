@@ -6,7 +6,7 @@ item that cannot be read makes the honest figure unknown; an item that does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vllm_memprof.ledger.equations import EQUATIONS, Equation, Figures
@@ -50,10 +50,21 @@ class Evidence:
         return False
 
 
-def others_at_start(spans: list[PhaseSpan]) -> int | None:
-    """What other processes held on the device when the driver was first asked, bytes; None where it was not."""
+def others_at_start(spans: list[PhaseSpan], own: Collection[str] = ()) -> int | None:
+    """What other processes held on the device when the driver was first asked, bytes; None where it was not.
+
+    Args:
+        spans: phases of a rank.
+        own: process numbers of the run's other ranks, which are no neighbours.
+    """
     edges = (snapshot for span in spans for snapshot in (span.before, span.after) if snapshot is not None)
-    return next((each.other_processes_bytes for each in edges if each.other_processes_bytes is not None), None)
+    return next((others for each in edges if (others := others_in(each, own)) is not None), None)
+
+
+def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
+    """What other processes than those of the run held at one moment, bytes."""
+    total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
+    return None if total is None else total - sum(size for pid, size in by_process.items() if pid in own)
 
 
 def uncharged_items(names: tuple[str, ...], evidence: Evidence) -> list[UnchargedItem]:

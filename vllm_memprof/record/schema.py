@@ -107,6 +107,7 @@ SNAPSHOT_FIELDS = (
 SNAPSHOT_OBJECTS = (
     "components",  # runtime module -> {"bytes", "peak_bytes"}
     "npu_workspace_streams",  # stream, as a number -> bytes
+    "other_processes",  # process, by its number on the host -> bytes
 )
 
 #: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says otherwise.
@@ -176,6 +177,7 @@ class Snapshot:
     ooms: int | None = None  # num_ooms (a count)
     components: dict[str, dict[str, int]] | None = None  # aclrtGetMemUsageInfo, this process: SNAPSHOT_OBJECTS
     npu_workspace_streams: dict[str, int] | None = None
+    other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -117,7 +117,7 @@ def test_own_and_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     reader = asked(monkeypatch, driver)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "4,6")
-    assert reader.read(1) == reader.read(1) == (300, 42, None)
+    assert reader.read(1) == reader.read(1) == (300, {"1": 40, "2": 2}, None)
     assert driver.inits == 1
     assert driver.asked == [(6, 0), (6, 0)]
 
@@ -204,7 +204,8 @@ def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
         held = {"APP": app, "HCCL": hccl}
         return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl, "reserved_bytes": reserved,
                 "unmapped_bytes": None, "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
-                "npu_workspace_streams": {}, "other_processes_bytes": 0, "process_bytes": app + hccl,
+                "npu_workspace_streams": {}, "other_processes_bytes": 0, "other_processes": {},
+                "process_bytes": app + hccl,
                 "components": {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}}  # fmt: skip
 
     merged = _with_later(taken(100, 0, 0), taken(160, 40, 7))

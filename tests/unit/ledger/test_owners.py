@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ledger.builders import TOTAL, process, span
+from vllm_memprof.ledger.honest import others_at_start
 from vllm_memprof.ledger.identity import device_memory
 from vllm_memprof.ledger.model import DeviceMemory
 from vllm_memprof.ledger.owners import ATB_POOL_BYTES, Owners, owners_of
@@ -267,3 +268,14 @@ def test_without_counters_names_come_from_the_order_of_events() -> None:
 def test_without_counters_a_communicator_holds_no_more_than_was_seen_to_come() -> None:
     found = [span("communicator", uncounted(1, CONTEXT), uncounted(2, CONTEXT + 7 * MIB), 0, detail=group("tp:0"))]
     assert divided(found, 0)["communicator:tp"] == 7 * MIB
+
+
+def test_ranks_of_the_run_are_no_neighbours() -> None:
+    mixed = Snapshot(t_ns=1, other_processes_bytes=47, other_processes={"21": 40, "22": 7})
+    found = [span("device_init", None, mixed)]
+    assert others_at_start(found) == 47
+    assert others_at_start(found, {"21"}) == 7
+    assert others_at_start(found, {"21", "22", "23"}) == 0
+    unlisted = Snapshot(t_ns=1, other_processes_bytes=47)  # a record of before: nobody is told apart
+    assert others_at_start([span("device_init", None, unlisted)], {"21"}) == 47
+    assert others_at_start([span("device_init", None, Snapshot(t_ns=1))], {"21"}) is None
