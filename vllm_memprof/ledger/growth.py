@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm_memprof.ledger.model import DeviceMemory, RankReport
+from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport
 
 UNACCOUNTED = "unaccounted"
 
@@ -38,12 +38,17 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
         if row.depth == 0 and previous is not None and before is not None:
             between = difference(previous[1], before)
             if any(between.values()):
-                found.append(Growth(row.phase, row.order, 0, previous[0], between))
+                found.append(Growth(_name(row), row.order, 0, previous[0], between))
         if before is not None and after is not None:
-            found.append(Growth(row.phase, row.order, row.depth, None, difference(before, after)))
+            found.append(Growth(_name(row), row.order, row.depth, None, difference(before, after)))
         if row.depth == 0 and after is not None:
-            previous = row.phase, after
+            previous = _name(row), after
     return found
+
+
+def _name(row: PhaseRow) -> str:
+    group = row.detail.get("group") if row.phase == "communicator" else None
+    return row.phase if group is None else f"{row.phase} {group}"
 
 
 def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:

@@ -30,7 +30,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found += kv_sections(report)
     found += device_sections(report, wide=width >= 110)
     found += oom_sections(report)
-    found += growth_sections(report, wide=width >= 110)
+    found += growth_sections(report, width)
     found += empty_cache_sections(report, wide=width >= 110)
     found += cycle_sections(report)
     return found

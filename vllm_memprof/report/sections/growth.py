@@ -23,22 +23,30 @@ _SEGMENTS = "torch"
 _COMMUNICATOR = "communicator:"
 _COMMUNICATORS = "communicators"
 _OTHERS = "the rest"
-#: Owners that get a column of their own, by the width of the line.
-_NARROW, _WIDE = 5, 9
-_TITLES = {"npu_workspace": "workspace", "npu_workspace_and_other": "workspace+other", "other_processes": "others"}
+#: Characters between two columns, and those that a table needs at its sides.
+_GAP, _SIDES = 2, 2
+#: Characters of a line from which on communicators get columns of their own.
+_WIDE = 110
+_TITLES = {
+    "npu_workspace": "workspace",
+    "npu_workspace_and_other": "workspace+other",
+    "other_processes": "others",
+    "communicators_unnamed": "hccl rest",
+    "other_non_torch": "other",
+}
 #: Phases with a table of their own.
 _ELSEWHERE = ("empty_cache",)
 #: Passages of a phase in a rank that are still listed one by one.
 _LISTED_PASSAGES = 8
 
 
-def growth_sections(report: Report, wide: bool) -> list[Section]:
+def growth_sections(report: Report, width: int) -> list[Section]:
     """Growth by phase and owner, MiB; owners and phases without any are left out."""
     found = []
     tables = {rank.label: _bundled(growth_by_owner(rank)) for rank in report.ranks}
     groups = group_ranks(report.ranks, lambda rank: repr([_key(row) for row in tables[rank.label]]))
     for members in groups[:SHOWN_GROUPS]:
-        section = _section(report, members, tables[members[0].label], wide)
+        section = _section(report, members, tables[members[0].label], width)
         if section is not None:
             found.append(section)
     return found
@@ -66,8 +74,8 @@ def _key(row: Growth) -> tuple[str, list[tuple[str, int | None]]]:
     return row.place, list(row.owners.items())
 
 
-def _section(report: Report, members: list[RankReport], table: list[Growth], wide: bool) -> Section | None:
-    grown = [(row, _merge_communicators(row.owners, table, wide)) for row in table]
+def _section(report: Report, members: list[RankReport], table: list[Growth], width: int) -> Section | None:
+    grown = [(row, _merge_communicators(row.owners, table, width)) for row in table]
     grown = [(row, owners) for row, owners in grown if any(owners.values())]
     if not grown:
         return None
@@ -76,41 +84,67 @@ def _section(report: Report, members: list[RankReport], table: list[Growth], wid
         for name, size in owners.items():
             moved[name] = max(moved.get(name, 0), abs(size or 0))
     names = [name for name, size in moved.items() if size]
-    most = _WIDE if wide else _NARROW
-    shown = names if len(names) <= most else [name for name in names if name in _largest(moved, most - 1)]
+    shown = _fitting(names, moved, grown, width)
     folded = [name for name in names if name not in shown]
     rows = []
     for row, owners in grown:
         cells = [format_mib(owners.get(name)) for name in shown]
         cells += [format_mib(_sum([owners.get(name) for name in folded]))] if folded else []
-        place = row.phase if row.after is None else f"before {row.phase}"
-        rows.append(Row([place, *cells], row.depth))
-    mark = f" {MODELLED_MARK}" if report.run.simulated else ""
-    titles = [_title(name) + (mark if name not in (_SEGMENTS, UNACCOUNTED) else "") for name in shown]
+        rows.append(Row([_place(row), *cells], row.depth))
+    titles = [_title(name) for name in shown]
     columns = [Column("Phase", right=False), *(Column(title) for title in titles)]
     columns += [Column(_OTHERS)] if folded else []
     notes = [f"the rest: {', '.join(_title(name) for name in folded)}"] if folded else []
+    if report.run.simulated:
+        notes.append(f"all but torch is what the device's profile sets {MODELLED_MARK}")
     if any(row.after is not None for row, _ in grown):
         notes.append("before a phase: since the end of the one above it, in no phase at all")
     title = f"Growth by owner, MiB, {labels_of(members)}"
     return Section(title, columns, rows, notes)
 
 
-def _merge_communicators(owners: dict[str, int | None], table: list[Growth], wide: bool) -> dict[str, int | None]:
+def _merge_communicators(owners: dict[str, int | None], table: list[Growth], width: int) -> dict[str, int | None]:
     """Torch as one owner; the communicators as one where they are many."""
     torch = _sum([owners[name] for name in _TORCH if name in owners])
     outside = {_SEGMENTS: torch, **{name: size for name, size in owners.items() if name not in _TORCH}}
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
-    if len(named) <= (3 if wide else 1):
+    if len(named) <= (3 if width >= _WIDE else 1):
         return outside
     together = _sum([outside.pop(name) for name in named])
     return {_SEGMENTS: outside.pop(_SEGMENTS), _COMMUNICATORS: together, **outside}
 
 
-def _largest(moved: dict[str, int], count: int) -> set[str]:
-    """Torch, what is not accounted for, and the owners that moved most."""
-    ranked = sorted(moved, key=lambda name: (name not in (_SEGMENTS, UNACCOUNTED), -moved[name]))
-    return set(ranked[:count])
+def _fitting(
+    names: list[str],
+    moved: dict[str, int],
+    grown: list[tuple[Growth, dict[str, int | None]]],
+    width: int,
+) -> list[str]:
+    """The owners whose columns fit the line, in their order; those that moved least give way to a last column.
+
+    Torch and what is not accounted for stay in any case.
+    """
+    phases = max(2 * row.depth + len(_place(row)) for row, _ in grown)
+    sizes = {
+        name: _GAP + max(len(_title(name)), *(len(format_mib(owners.get(name))) for _, owners in grown))
+        for name in names
+    }
+    ranked = sorted(names, key=lambda name: (name not in (_SEGMENTS, UNACCOUNTED), -moved[name]))
+    left = width - _SIDES - phases
+    if sum(sizes.values()) <= left:
+        return names
+    left -= _GAP + max(len(_OTHERS), max(sizes.values()) - _GAP)
+    kept = []
+    for name in ranked:
+        if name not in (_SEGMENTS, UNACCOUNTED) and sizes[name] > left:
+            break
+        left -= sizes[name]
+        kept.append(name)
+    return [name for name in names if name in kept]
+
+
+def _place(row: Growth) -> str:
+    return row.phase if row.after is None else f"before {row.phase}"
 
 
 def _title(name: str) -> str:
