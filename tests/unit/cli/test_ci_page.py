@@ -1,0 +1,69 @@
+"""docs/ci.md: its job is valid, its commands and keys exist, its budget file is read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vllm_memprof.ledger.check_file import parse_budget
+from vllm_memprof.ledger.check_keys import BUDGET, KEYS, REGRESSION
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "ci.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def job() -> dict[str, Any]:
+    (text,) = blocks("yaml")
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data["jobs"]["kv-cache"]
+
+
+def commands() -> list[list[str]]:
+    """Every memprof command of the page, as words."""
+    typed = [line[2:] for block in blocks("console") for line in block.splitlines()]
+    typed += [step["run"] for step in job()["steps"] if step.get("run", "").startswith("memprof")]
+    return [shlex.split(line, comments=True) for line in typed]
+
+
+def test_the_job_plans_and_checks_the_same_run() -> None:
+    steps = job()["steps"]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    runs = [step["run"] for step in steps if "run" in step]
+    plan = next(shlex.split(run) for run in runs if run.startswith("memprof plan"))
+    check = next(shlex.split(run) for run in runs if run.startswith("memprof check"))
+    assert plan[plan.index("--device") + 1].startswith("sim:")
+    assert plan[plan.index("--run-dir") + 1] == check[2]
+    cache = next(step["with"] for step in steps if step.get("uses", "").startswith("actions/cache"))
+    assert cache["path"] == "~/.cache/memprof"
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_commands_have_the_options_that_the_page_uses(command: list[str]) -> None:
+    assert command[0] == "memprof"
+    name = "sim-setup" if command[1] == "sim" else command[1]
+    known = (DOCS / "commands" / f"{name}.md").read_text()
+    engine = {"--max-model-len"}
+    for word in command[2:]:
+        if word.startswith("-") and word not in engine:
+            assert re.search(rf"{re.escape(word)}\b", known), word
+
+
+def test_the_budget_of_the_page_is_read() -> None:
+    (text,) = blocks("toml")
+    assert len(parse_budget(text, "ci.md").limits) == 6
+
+
+def test_the_page_lists_every_key() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert listed == [key.name for key in KEYS if key.table == BUDGET]
+    named = set(re.findall(r"`(max_\w+_(?:drop|growth))`", PAGE))
+    assert named == {key.name for key in KEYS if key.table == REGRESSION}
