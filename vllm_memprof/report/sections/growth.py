@@ -32,7 +32,7 @@ _TITLES = {
     "npu_workspace_and_other": "workspace+other",
     "other_processes": "others",
     "communicators_unnamed": "hccl rest",
-    "other_non_torch": "other",
+    "other_non_torch": "undivided",
 }
 #: Phases with a table of their own.
 _ELSEWHERE = ("empty_cache",)
