@@ -198,7 +198,7 @@ def _timeline_text(view: View) -> str:
     if view.requested_bytes is not None:
         text += f"; requested {format_gib(view.requested_bytes)} GiB"
     for peak in line.peaks:
-        text += f"; {peak.what} in {peak.phase} up to {format_gib(peak.bytes)} GiB"
+        text += f"; {peak.what} {peak.where} up to {format_gib(peak.bytes)} GiB"
     return text
 
 

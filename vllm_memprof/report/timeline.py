@@ -59,7 +59,7 @@ class Peak:
     """A height between or at readings that deserves a mark."""
 
     what: str  # in use | allocated
-    phase: str
+    where: str  # before a phase, after it, or in it
     bytes: int
     seconds: float
     exact: bool  # False: the time within the phase is not known
@@ -224,7 +224,8 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
             heights = [(each, size) for each in read.get(order, []) if (size := level(each.snapshot)) is not None]
             ends = [size for each, size in heights if each.memory.order == order]
             candidates = [
-                Peak(what, each.memory.phase, size, (each.t_ns - start) / 1e9, True) for each, size in heights
+                Peak(what, f"{each.memory.edge} {each.memory.phase}", size, (each.t_ns - start) / 1e9, True)
+                for each, size in heights
             ]
             candidates += _risen(inside, what, between, start)
             best = max(candidates, key=lambda peak: peak.bytes, default=None)
@@ -241,7 +242,7 @@ def _risen(rows: list[PhaseRow], what: str, between: Callable[[PhaseRow], int | 
         size, begins, ends = between(row), _time(row.before), _time(row.after)
         if size is None or begins is None or ends is None or row.depth < found.get(size, (-1, None))[0]:
             continue
-        found[size] = (row.depth, Peak(what, row.phase, size, ((begins + ends) / 2 - start) / 1e9, False))
+        found[size] = (row.depth, Peak(what, f"in {row.phase}", size, ((begins + ends) / 2 - start) / 1e9, False))
     return [peak for _, peak in found.values()]
 
 

@@ -113,9 +113,9 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
 
 def test_the_profile_run_has_its_peaks() -> None:
     peaks = timeline(report_of("recorded_023_tp2")).peaks
-    assert [(peak.what, peak.phase, peak.bytes, peak.exact) for peak in peaks] == [
-        ("allocated", "mm_profile", 14_650_350_080, False),
-        ("in use", "empty_cache", 15_523_538_534, True),
+    assert [(peak.what, peak.where, peak.bytes, peak.exact) for peak in peaks] == [
+        ("allocated", "in mm_profile", 14_650_350_080, False),
+        ("in use", "before empty_cache", 15_523_538_534, True),
     ]
 
 

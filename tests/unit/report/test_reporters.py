@@ -14,10 +14,12 @@ from rich.console import Console
 
 from tests.golden.update import table
 from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
+from tests.unit.report.page import Page
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
+from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.head import verdict
@@ -60,7 +62,8 @@ def test_all_reporters_give_the_same_figures_of_a_log(log: Path) -> None:
 
 def assert_same_figures(report: Report) -> None:
     data = json.loads(render_json(report))
-    for where, text in texts(report).items():
+    page = Page(render_html(report)).text
+    for where, text in {**texts(report), "html": page}.items():
         flat = " ".join(text.split())
         for rank in data["ranks"]:
             budget, kv = rank["budget"], rank["kv"]

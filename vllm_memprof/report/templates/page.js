@@ -74,7 +74,7 @@ function timeline(view, gib, byReading) {
     traces.push({
       type: "scatter", mode: "markers", name: "peak " + what, x: peaks.map((p) => at(p.seconds)), y: peaks.map((p) => size(p.bytes)),
       marker: { size: 10, symbol: "diamond" + (what === "in use" ? "" : "-open"), color: colour("budget"), line: { width: 2, color: colour("budget") } },
-      text: peaks.map((p) => plain(what + " in " + p.phase + (p.exact ? "" : ", time not known"))), hovertemplate: "%{y:.4f} GiB, %{text}",
+      text: peaks.map((p) => plain(what + " " + p.where + (p.exact ? "" : ", time not known"))), hovertemplate: "%{y:.4f} GiB, %{text}",
     });
   }
   const drawn = narrow() ? 340 : 460, rows = narrow() ? traces.length : Math.ceil(traces.length / 6);
