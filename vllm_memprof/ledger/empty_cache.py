@@ -130,13 +130,14 @@ def _next_reading(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[Snapshot | N
 def cycles(process: ProcessRecord) -> list[Cycle]:
     """Sleeps with their wake-ups, then weight updates, numbered from 1 each; only those that were completed."""
     spans = process.phases
+    done = [span for span in spans if not span.open and span.error is None]
     groups: list[list[PhaseSpan]] = []
-    for span in spans:
-        if span.phase == "sleep" and not span.open:
+    for span in done:
+        if span.phase == "sleep":
             groups.append([span])
-        elif span.phase == "wake_up" and not span.open and groups:
+        elif span.phase == "wake_up" and groups:
             groups[-1].append(span)
-    updates = [[span] for span in spans if span.phase == "weight_update" and not span.open and span.error is None]
+    updates = [[span] for span in done if span.phase == "weight_update"]
     found = _cycle_rows(spans, "sleep", [group for group in groups if len(group) > 1])
     return found + _cycle_rows(spans, "weight_update", updates)
 

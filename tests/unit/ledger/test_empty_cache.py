@@ -308,6 +308,12 @@ def test_a_sleep_that_was_never_left_is_no_cycle() -> None:
     assert report_of([asleep]).ranks[0].cycles == []
 
 
+def test_a_wake_up_that_failed_ends_no_cycle() -> None:
+    asleep = phase("sleep", 1000, at(1000, 10, 20), at(1005, 10, 20), 0)
+    failed = phase("wake_up", 1010, at(1010, 10, 20), at(1015, 10, 20), 1, error="ValueError: no")
+    assert report_of([asleep, failed]).ranks[0].cycles == []
+
+
 # --- what it was worth ----------------------------------------------------------------------------------------------
 
 
