@@ -73,7 +73,7 @@ def parse_budget(text: str, name: str) -> BudgetFile:
     if reader.mistakes:
         lines = [f"{name}{place}: {what}" for place, what in reader.mistakes]
         head = [] if len(lines) == 1 else [f"{len(lines)} mistakes in {name}"]
-        raise UsageError("\n  ".join([*head, *lines]), hint=f"keys of [budget]: {', '.join(_names(BUDGET))}")
+        raise UsageError("\n  ".join([*head, *lines]), hint=reader.hint)
     if not reader.limits and not reader.fail_on:
         raise UsageError(f"{name} sets no limit", hint="memprof check --init RUN proposes one")
     return BudgetFile(name, reader.limits, reader.fail_on)
@@ -106,6 +106,13 @@ class _Reader:
         self.fail_on: dict[str, int | None] = {}
         self.mistakes: list[tuple[str, str]] = []
         self._lines = text.splitlines()
+        self._misread: set[str] = set()  # tables with an unknown key
+
+    @property
+    def hint(self) -> str | None:
+        """The keys of the tables in which one was not known."""
+        tables = [table for table in (BUDGET, REGRESSION) if table in self._misread]
+        return "; ".join(f"keys of [{table}]: {', '.join(_names(table))}" for table in tables) or None
 
     def read_table(self, table: str, values: Any) -> None:
         line = self._line_of(None, table)
@@ -123,6 +130,7 @@ class _Reader:
         if (table, name) == (BUDGET, FAIL_ON):
             self._read_findings(value, line)
         elif key is None:
+            self._misread.add(table)
             self._wrong(line, f"unknown key {name!r} in [{table}]{_nearest_key(table, name)}")
         else:
             try:
@@ -193,11 +201,11 @@ def _nearest_key(table: str, name: str) -> str:
     elsewhere = _nearest(name, _names(REGRESSION if table == BUDGET else BUDGET))
     if elsewhere is not None:
         return f": did you mean {elsewhere} in [{REGRESSION if table == BUDGET else BUDGET}]?"
-    return f"; known: {', '.join(_names(table))}"
+    return ""
 
 
 def _kind(value: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a fraction", str: "text", list: "a list", dict: "a table"}
+    names = {bool: "a boolean", int: "a number", float: "a fraction", str: "text", list: "a list", dict: "a table"}
     return next((text for kind, text in names.items() if type(value) is kind), "a date or a time")
 
 
@@ -234,7 +242,8 @@ def _parse_amount(key: Key, value: Any) -> int:
             decimal = _DECIMAL.fullmatch(value)
             hint = f"; did you mean {decimal.group(1).upper()}iB?" if decimal else ""
             raise ValueError(f"{exc}{hint}") from exc
-    raise ValueError(f"{value!r} is {_kind(value)}; {_takes(key)}")
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    raise ValueError(f"{shown} is {_kind(value)}; {_takes(key)}")
 
 
 def _written(value: Any) -> str:

@@ -88,11 +88,12 @@ def test_a_misspelt_key_is_recognised(key: object) -> None:
             "[regression]\nmin_kv_cache = 1",
             "line 2: unknown key 'min_kv_cache' in [regression]: it belongs into [budget]",
         ),
-        ("[budget]\ncolour = 1", "unknown key 'colour' in [budget]; known: min_kv_cache, "),
+        ("[budget]\ncolour = 1", "line 2: unknown key 'colour' in [budget] | keys of [budget]: min_kv_cache, "),
         ("min_kv_cache = 1", "line 1: the key 'min_kv_cache' stands outside a table: it belongs into [budget]"),
         ("[budgets]\nmin_kv_cache = 1", "line 1: unknown table [budgets]: did you mean [budget]?"),
         ("[[budget]]\nmin_kv_cache = 1", "line 1: budget is a list; it is a table: [budget]"),
         ("[budget]\nfail_on = 'co-tenant'", "line 2: fail_on is text; it is a list of findings"),
+        ("[budget]\nmax_graph = true", "max_graph: true is a boolean; it takes bytes, or a size such as"),
         ("[budget]\nfail_on = [1]", "line 2: fail_on is a list with other things than text"),
         (
             "[budget]\nfail_on = [\n 'co-tenant',\n 'co-tennant']",
@@ -121,6 +122,7 @@ def test_what_is_wrong_and_where(text: str, words: str) -> None:
 def test_all_mistakes_are_named_at_once() -> None:
     text = mistakes("[budget]\nmin_kv_cach = 1\nmax_graph = '1GB'\n[other]\nx = 1\n")
     assert text.startswith("3 mistakes in b.toml\n")
+    assert text.endswith("max_rank_skew, fail_on")
     for words in ("line 2: unknown key", "line 3: max_graph: not a size", "line 4: unknown table [other]"):
         assert words in text
 
