@@ -115,7 +115,7 @@ function timeline(view, gib, byReading) {
     x: bands.map((b) => Math.max(b.to - b.from, last / 2000)), y: bands.map((b) => -b.depth), width: 0.86,
     marker: { color: bands.map((b) => colour(b.end === null || b.phase === "oom" ? "error" : "cached")), line: { width: 1, color: colour("page") } },
     text: bands.map((b) => plain(b.phase)), textposition: "inside", insidetextanchor: "middle", textangle: 0,
-    textfont: { color: colour("text"), size: 11 },
+    textfont: { color: bands.map((b) => colour(b.end === null || b.phase === "oom" ? "page" : "text")), size: 11 },
     hovertemplate: bands.map((b) => plain(b.phase) + (b.end === null ? ", never left" : ", " + (b.end - b.start).toFixed(3) + " s") + "<extra></extra>"),
   });
   const levels = [["device total", view.device_total_bytes, "solid", "soft"], ["requested", view.requested_bytes, "dash", "budget"]];
