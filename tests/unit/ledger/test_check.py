@@ -92,7 +92,9 @@ def test_a_rank_that_holds_does_not_hide_one_that_fails() -> None:
 def test_skew_as_a_share_of_the_largest_kv_cache() -> None:
     """268,435,456 of 47,571,465,216 bytes are 0.5643%."""
     report = report_of("skewed_tp2")
-    assert outcome(report, '[budget]\nmax_rank_skew = "0.57%"\n').ok
+    wide = outcome(report, '[budget]\nmax_rank_skew = "0.57%"\n')
+    assert wide.judged[0].limit == 271_157_351  # 47,571,465,216 * 57 // 10,000
+    assert wide.ok
     found = outcome(report, '[budget]\nmax_rank_skew = "0.56%"\n')
     assert found.judged[0].limit == 266_400_205  # 47,571,465,216 * 56 // 10,000
     assert not found.ok
@@ -437,6 +439,7 @@ def test_what_forbids_a_comparison(change: Callable[[Report], Report], what: str
         lambda r: other(r, versions={**r.run.versions, "torch": "2.11.0"}),
         lambda r: other(r, env={"ASCEND_HOME_PATH": "/opt/b", "VLLM_LOGGING_LEVEL": "DEBUG", "MEMPROF_RUN_DIR": "x"}),
         lambda r: other(r, env={"ASCEND_RT_VISIBLE_DEVICES": "2,3", "HCCL_IF_IP": "10.0.0.1"}),
+        lambda r: other(r, env={"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}),
     ],
 )
 def test_what_does_not_forbid_a_comparison(change: Callable[[Report], Report]) -> None:
