@@ -105,9 +105,9 @@ def _sentence(outcome: Outcome, group: Sequence[Judged]) -> str:
     if row.value is None or row.limit is None:
         return f"{NOT_MEASURED}{f' on {where}' if where else ''}: {row.reason}"
     word = "too little" if outcome.sense == AT_LEAST else "too much"
-    text = f"{where} has " if where else ""
     mark = f" {MODELLED_MARK}" if outcome.how == MODELLED else ""
-    text += f"{_exact(outcome, row.value)}{mark}, allowed is {outcome.sense} {_exact(outcome, row.limit)}"
+    text = f"{_exact(outcome, row.value)}{mark}{f' on {where}' if where else ''}"
+    text += f", allowed is {outcome.sense} {_exact(outcome, row.limit)}"
     text += f" (baseline {_exact(outcome, row.baseline)}, {outcome.written})" if row.baseline is not None else ""
     text += f": {format_bytes(-(row.margin or 0))} {outcome.unit} {word}"
     return text + (f", {_digits(row)}" if row.within_digits else "")

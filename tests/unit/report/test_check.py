@@ -61,7 +61,7 @@ def test_a_failure_says_measured_limit_margin_and_rank() -> None:
     result = check_result("skewed_tp2", "budgets/guard.toml", "eager_tp2")
     texts = {text for outcome in result.failures for text in sentences(outcome)}
     assert (
-        "max_non_torch: TP1 has 0.8100 GiB (869,730,816 bytes) (m), allowed is at most 0.6519 GiB (700,000,000 bytes): "
+        "max_non_torch: 0.8100 GiB (869,730,816 bytes) (m) on TP1, allowed is at most 0.6519 GiB (700,000,000 bytes): "
         "169,730,816 bytes too much"
     ) in texts
     assert "max_graph: NOT MEASURED on TP0-TP1: graph_capture: eager mode" in texts
