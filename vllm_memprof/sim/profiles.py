@@ -160,17 +160,22 @@ def find_profile(name: str) -> Path:
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
     """Writes the profile as the shim reads it: ``key=value`` lines, then ``workspace=<glob> <base> <factor> <cap>``."""
-    lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in profile.values.items())]
-    lines += [
-        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}" for rule in profile.workspace
-    ]
-    text = "\n".join(lines) + "\n"
+    text = flat_text(profile)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def flat_text(profile: DeviceProfile) -> str:
+    """The profile in the lines that the shim reads."""
+    lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in profile.values.items())]
+    lines += [
+        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}" for rule in profile.workspace
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _parse(path: Path) -> DeviceProfile:

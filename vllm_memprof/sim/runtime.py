@@ -8,7 +8,7 @@ Layout of a stack's folder (the prefix), which is itself a virtual environment::
     shim/                   the simulated device: one library under the names of CANN's
     left_out/               stand-ins for CUDA libraries that torch links and nothing calls
     cann/                   empty folders where torch_npu looks for an installed CANN
-    profiles/<name>.txt     device profiles as the shim reads them
+    profiles/<name>-….txt   device profiles as the shim reads them, by their content
     memprof/                memprof itself, for the engine: see `link_package`
     cache/vllm/             compiled graphs; never mixed with those of a real device
     stack.json              written last: what was set up, and from what
@@ -27,7 +27,7 @@ from typing import Any
 from vllm_memprof import __version__
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, elf, left_out, symbols
-from vllm_memprof.sim.profiles import DeviceProfile, load_profile, write_flat
+from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
@@ -105,7 +105,9 @@ def fingerprint(stack: Stack) -> str:
 
 def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     """The environment of every engine process. What the user set stays, behind ours where order matters."""
-    flat = prefix / "profiles" / f"{profile.name}.txt"
+    # Two files may hold profiles of one name: a run that is under way keeps reading its own.
+    digest = hashlib.sha256(flat_text(profile).encode()).hexdigest()[:12]
+    flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
     write_flat(profile, flat)
     python_path = [str(SITE_DIR), str(link_package(prefix))]
     libraries = [str(prefix / "shim"), str(prefix / "left_out")]

@@ -8,6 +8,7 @@ import pytest
 
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim.profiles import PROFILES_DIR, list_profiles, load_profile, write_flat
+from vllm_memprof.sim.runtime import engine_env
 
 
 def test_profiles_and_aliases() -> None:
@@ -86,3 +87,15 @@ def test_flat_file_is_left_alone_when_it_says_the_same(tmp_path: Path) -> None:
     before = path.stat().st_mtime_ns
     write_flat(load_profile("910b"), path)
     assert path.stat().st_mtime_ns == before
+
+
+def test_profiles_of_one_name_do_not_take_each_other_s_file(tmp_path: Path) -> None:
+    mine = tmp_path / "ascend910b.toml"
+    mine.write_text((PROFILES_DIR / "ascend910b.toml").read_text().replace("375_809_638", "5"))
+    shipped, changed = (
+        engine_env(profile, tmp_path / "prefix")["MEMPROF_SIM_PROFILE"]
+        for profile in (load_profile("910b"), load_profile(str(mine)))
+    )
+    assert shipped != changed
+    assert "context_bytes=5" in Path(changed).read_text()
+    assert "context_bytes=375809638" in Path(shipped).read_text()

@@ -103,7 +103,7 @@ def test_a_first_setup_and_a_second(prefix):
     assert all("--no-deps" in command for command in machine.installed)
     assert "--no-build-isolation" in machine.installed[-1]
     assert runtime.stack_state(stack, prefix) == "ready"
-    assert (prefix / "profiles" / "ascend910b.txt").is_file()
+    assert len(list((prefix / "profiles").glob("ascend910b-*.txt"))) == 1
     machine.commands.clear()
     again = setup_stack(None, prefix, run=machine)
     assert not again.changed
