@@ -7,6 +7,7 @@ from typing import Any
 from tests.unit.ledger.builders import process, run_of, span
 from tests.unit.ledger.test_owners import BUFFERS, taken
 from vllm_memprof.ledger import build_report
+from vllm_memprof.ledger.communicators import communicators_of
 from vllm_memprof.ledger.growth import growth_by_owner
 from vllm_memprof.ledger.model import Finding, Report
 from vllm_memprof.ledger.owners import ATB_POOL_BYTES
@@ -122,3 +123,17 @@ def test_growth_has_gaps_and_adds_up() -> None:
     ]
     outermost = [row.owners["other"] or 0 for row in table if row.depth == 0]
     assert sum(outermost) == 0
+
+
+def test_communicators_say_who_what_when_and_how_much_was_seen() -> None:
+    inside = communicators(("tp:0", BUFFERS, "hccl_config"))[0]
+    detail = {**inside.detail, "names": ["tp:0", "dcp:0"], "ranks": [0, 1], "op": "allreduce"}
+    spans = [
+        span("profile_run", taken(0), taken(9, HCCL=BUFFERS + 76 * MIB), 0),
+        span("communicator", taken(1), taken(2, HCCL=BUFFERS + 76 * MIB), 1, parent=0, depth=1, detail=detail),
+        span("communicator", taken(3), None, 2, detail={"group": "x", "names": ["x"], "p2p": True}),
+    ]
+    [first, second] = communicators_of(report(spans).ranks[0])
+    assert (first.names, first.ranks, first.phase, first.op) == (["tp:0", "dcp:0"], [0, 1], "profile_run", "allreduce")
+    assert (first.buffer_bytes, first.buffer_source, first.seen_bytes) == (BUFFERS, "hccl_config", BUFFERS + 76 * MIB)
+    assert (second.names, second.phase, second.seen_bytes) == (["x", "p2p"], None, None)

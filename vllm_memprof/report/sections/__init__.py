@@ -8,6 +8,7 @@ from __future__ import annotations
 from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.sections.base import Section
 from vllm_memprof.report.sections.budget import budget_sections
+from vllm_memprof.report.sections.communicators import communicator_sections
 from vllm_memprof.report.sections.cycles import cycle_sections
 from vllm_memprof.report.sections.device import device_sections
 from vllm_memprof.report.sections.empty_cache import empty_cache_sections
@@ -31,6 +32,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found += device_sections(report, wide=width >= 110)
     found += oom_sections(report)
     found += growth_sections(report, width)
+    found += communicator_sections(report)
     found += empty_cache_sections(report, wide=width >= 110)
     found += cycle_sections(report)
     return found
