@@ -188,7 +188,9 @@ def _parts(snapshot: Snapshot) -> list[ComponentRow]:
 
 
 def _modelled(row: ComponentRow) -> ComponentRow:
-    return row if row.component in _TORCH else replace(row, how=MODELLED)
+    if row.component in _TORCH:
+        return row
+    return ComponentRow(row.component, row.bytes, MODELLED, row.source, row.part_of)  # replace() takes thrice as long
 
 
 def _other_non_torch(snapshot: Snapshot) -> int | None:
