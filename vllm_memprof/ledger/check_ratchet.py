@@ -72,8 +72,9 @@ def _heading(report: Report, margin: Margin) -> list[str]:
     run = report.run
     engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
     named = f"{run.model}, {engine}, {run.device or 'device unknown'}{', simulated' if run.simulated else ''}"
+    count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
     return [
-        f"# Proposed by memprof check --init: {_one_line(named)}, {len(report.ranks)} rank{'s' if len(report.ranks) != 1 else ''}.",
+        f"# Proposed by memprof check --init: {_one_line(named)}, {count}.",
         f"# Margin: {margin.text}.",
         "# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).",
     ]
