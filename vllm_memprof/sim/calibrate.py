@@ -205,7 +205,8 @@ def _largest_stream(rank: RankFacts, moments: list[Moment], pattern: str) -> lis
     if not total:
         return []
     streams = most.streams or (total,)
-    note = f"the largest of {len(streams)} streams" if len(streams) > 1 else ""
+    notes = [f"the largest of {len(streams)} streams"] if len(streams) > 1 else []
+    note = ", ".join([*notes, "TASK_QUEUE_ENABLE=2"] if pattern == "*" else notes)
     return [Setting(pattern, streams[0] - _WORKSPACE_PADDING, _source(rank, most, "npu_workspace", note))]
 
 

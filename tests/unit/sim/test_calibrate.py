@@ -111,6 +111,8 @@ def test_workspace_of_other_operators() -> None:
     held = [moment("mm_profile", npu_workspace=BLOCK), moment("profile_run", npu_workspace=0)]
     assert workspaces(held) == {"Atb*": ASKED}
     assert workspaces(held, level=2) == {"*": ASKED}
+    facts = RankFacts("TP0", None, [moment("device_init", context=1), *held], task_queue_level=2)
+    assert calibrate(facts).workspace[0].source == "measured: TP0, after mm_profile, TASK_QUEUE_ENABLE=2"
     two = [moment("mm_profile", streams=(30 * MIB, 12 * MIB), npu_workspace=BLOCK)]
     assert workspaces(two) == {"Atb*": 30 * MIB - 32}
 
