@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from vllm_memprof.ledger.model import Report
+from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import BAD, TOTAL, Section
 from vllm_memprof.report.sections.findings import FindingView, finding_views
@@ -17,14 +18,16 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
 
 
-def render_markdown(report: Report) -> str:
-    """The whole report, for a file, an issue or a pull request."""
+def render_markdown(report: Report, lang: str = ENGLISH) -> str:
+    """The whole report, for a file, an issue or a pull request, in one of ``language.LANGUAGES``."""
+    say = language(lang)
     lines = [f"# memprof: {escape(report.run.model)}", ""]
     for name, value in head(report):
-        lines.append(f"- **{escape(name)}**: {_code(value) if name == 'command' else escape(value)}")
-    lines += ["", *_findings(finding_views(report))]
+        text = _code(value) if name == "command" else escape(say.head(name, value))
+        lines.append(f"- **{escape(say('name', name))}**{say('frame', ': ')}{text}")
+    lines += ["", *_findings([say.finding(view) for view in finding_views(report)], say)]
     for section in sections(report, _WIDE):
-        lines += ["", *section_lines(section)]
+        lines += ["", *section_lines(say.section(section))]
     return "\n".join(lines) + "\n"
 
 
@@ -66,14 +69,17 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _findings(views: list[FindingView]) -> list[str]:
+def _findings(views: list[FindingView], say: Language) -> list[str]:
     if not views:
-        return ["No findings."]
-    lines = [f"## Findings: {len(views)}", ""]
+        return [say("frame", "No findings.")]
+    stop, comma, colon = (say("frame", mark) for mark in (".", ", ", ": "))
+    lines = [f"## {say('frame', f'Findings: {len(views)}')}", ""]
     for view in views:
-        where = f", {escape(view.labels)}" if view.labels else ""
-        price = f": {escape(view.price)}" if view.price else ""
-        lines.append(f"- **{view.severity}** {escape(view.id)}{where}{price}<br>{escape(view.title)}.")
-        lines.append(f"  {escape(view.evidence)}.")
-        lines += [f"  Try: {escape(action)}." for action in view.actions]
+        where = f"{comma}{escape(view.labels)}" if view.labels else ""
+        price = f"{colon}{escape(view.price)}" if view.price else ""
+        lines.append(
+            f"- **{say('frame', view.severity)}** {escape(view.id)}{where}{price}<br>{escape(view.title)}{stop}"
+        )
+        lines.append(f"  {escape(view.evidence)}{stop}")
+        lines += [f"  {say('frame', 'Try: ')}{escape(action)}{stop}" for action in view.actions]
     return lines

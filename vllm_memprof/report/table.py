@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_memprof.ledger.model import Report
+from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import BAD, GOOD, MUTED, TOTAL, Section
 from vllm_memprof.report.sections.findings import FindingView, finding_views
@@ -22,41 +23,45 @@ _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-"})
 
 
-def render_table(report: Report, console_width: int | None = None) -> RenderableType:
+def render_table(report: Report, console_width: int | None = None, lang: str = ENGLISH) -> RenderableType:
     """The whole report as one rich renderable.
 
     Args:
         report: the closed books.
         console_width: characters per line; None takes the console's at the time of printing.
+        lang: one of ``language.LANGUAGES``.
     """
-    return _Tables(report, console_width)
+    return _Tables(report, console_width, language(lang))
 
 
 class _Tables:
     """Lays the sections out once the console's width and encoding are known."""
 
-    def __init__(self, report: Report, width: int | None) -> None:
+    def __init__(self, report: Report, width: int | None, say: Language) -> None:
         self._report = report
         self._width = width
+        self._say = say
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = self._width or options.max_width
-        draw = Painter(ascii_only=options.ascii_only)
+        say = self._say
+        draw = Painter(ascii_only=options.ascii_only, say=say)
         yield draw.head(head(self._report))
         for section in sections(self._report, width):
             yield Text()
-            yield draw.section(section)
+            yield draw.section(say.section(section))
         yield Text()
-        yield draw.findings(finding_views(self._report))
+        yield draw.findings([say.finding(view) for view in finding_views(self._report)])
         yield Text()
-        yield draw.text(verdict(self._report), "bold")
+        yield draw.text(say("head", verdict(self._report)), "bold")
 
 
 class Painter:
     """Texts, sections and findings as rich draws them."""
 
-    def __init__(self, ascii_only: bool) -> None:
+    def __init__(self, ascii_only: bool, say: Language | None = None) -> None:
         self._ascii_only = ascii_only
+        self._say = say or language(ENGLISH)
 
     def text(self, text: str, style: str = "") -> Text:
         return Text(text.translate(_ASCII) if self._ascii_only else text, style=style, overflow="fold")
@@ -70,7 +75,8 @@ class Painter:
         table.add_column(overflow="fold")
         for name, value in lines:
             bad = name == "status" and not value.startswith(("ok", "running"))
-            table.add_row(self.text(name), self.text(value, "bold red" if bad else "bold" if name == "model" else ""))
+            style = "bold red" if bad else "bold" if name == "model" else ""
+            table.add_row(self.text(self._say("name", name)), self.text(self._say.head(name, value), style))
         return table
 
     def section(self, section: Section) -> RenderableType:
@@ -86,15 +92,16 @@ class Painter:
 
     def findings(self, views: list[FindingView]) -> RenderableType:
         if not views:
-            return self.text("No findings", "bold underline")
-        parts: list[RenderableType] = [self.text(f"Findings: {len(views)}", "bold underline")]
+            return self.text(self._say("frame", "No findings"), "bold underline")
+        comma, colon, attempt = (self._say("frame", mark) for mark in (", ", ": ", "try: "))
+        parts: list[RenderableType] = [self.text(self._say("frame", f"Findings: {len(views)}"), "bold underline")]
         for view in views:
             line = self.text("")
-            line.append(view.severity, _SEVERITIES.get(view.severity, ""))
+            line.append(self._say("frame", view.severity), _SEVERITIES.get(view.severity, ""))
             line.append(f" {view.id}", "bold")
-            line.append(f", {view.labels}" if view.labels else "")
-            line.append(f": {view.price}" if view.price else "")
+            line.append(f"{comma}{view.labels}" if view.labels else "")
+            line.append(f"{colon}{view.price}" if view.price else "")
             parts.append(line)
-            details = [view.title, view.evidence, *(f"try: {action}" for action in view.actions)]
+            details = [view.title, view.evidence, *(f"{attempt}{action}" for action in view.actions)]
             parts += [self.indented(detail) for detail in details if detail]
         return Group(*parts)

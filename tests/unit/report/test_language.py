@@ -1,0 +1,186 @@
+"""Reports in Chinese: no text of the recorded runs or of the findings is missing, no figure is lost."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.golden.update import DATA, _reports
+from vllm_memprof import ledger
+from vllm_memprof.ledger import Report
+from vllm_memprof.ledger.findings_empty_cache import _NAMES
+from vllm_memprof.report import render_markdown, render_table
+from vllm_memprof.report.language import ENGLISH, KINDS, LANGUAGES, Language, language
+from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections.base import Column, Row, Section
+from vllm_memprof.report.sections.findings import finding_views
+from vllm_memprof.report.sections.head import head
+
+ZH = language("zh")
+FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
+LOGS = sorted(f"logs/{path.name}" for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md", ".txt"))
+
+#: English that stays: quotations of the engine's own lines, and places in its code.
+QUOTED = ("Loading model weights took", "::")
+
+
+def texts(report: Report) -> Iterator[tuple[str, str]]:
+    """(kind, text) of all that a report says, names of somebody's own left out."""
+    for name, value in head(report):
+        yield "name", name
+        if name not in ("model", "command"):
+            yield "head", value
+    for section in (*sections(report, 80), *sections(report, 200)):
+        yield "title", section.title
+        if not section.title.startswith("Growth by owner"):  # its columns are owners, of which the run has the names
+            yield from (("column", column.title) for column in section.columns)
+        yield from (("cell", cell) for row in section.rows for cell in row.cells)
+        yield from (("note", note) for note in section.notes)
+    for view in finding_views(report):
+        yield "frame", view.severity
+        yield from (("finding", text) for text in (view.price, view.title, view.evidence, *view.actions))
+
+
+def digits(text: str) -> list[str]:
+    return sorted(re.findall(r"\d+", text))
+
+
+@pytest.mark.parametrize("run", [*FOLDERS, *LOGS])
+def test_every_text_of_the_recorded_runs_is_there_with_its_figures(run: str) -> None:
+    missing, other_figures, half_english = set(), set(), set()
+    for report in _reports(run):
+        for kind, text in texts(report):
+            found = ZH.find(kind, text)
+            if found is None:
+                missing.add((kind, text))
+            elif digits(found) != digits(text):
+                other_figures.add((text, found))
+            elif re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", found) and not any(quote in found for quote in QUOTED):
+                half_english.add(found)
+    assert missing == set(), "vllm_memprof/report/lang/zh.toml lacks these"
+    assert other_figures == set()
+    assert half_english == set()
+
+
+def variants(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:
+    """What an expression of the findings can give; anything that is put in is 7."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.FormattedValue):
+        return variants(node.value, names)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "_NAMES":
+        return list(_NAMES.values())
+    if isinstance(node, ast.JoinedStr):
+        parts = [variants(part, names) or ["7"] for part in node.values]
+        return ["".join(choice) for choice in itertools.product(*parts)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        pairs = itertools.product(variants(node.left, names), variants(node.right, names))
+        return [left + right for left, right in pairs]
+    if isinstance(node, ast.IfExp):
+        return variants(node.body, names) + variants(node.orelse, names)
+    if isinstance(node, ast.Name) and node.id in names:
+        return variants(names[node.id], {name: value for name, value in names.items() if name != node.id})
+    return []
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """(where, text) of every title and action that the modules of the findings can write."""
+    for path in sorted(Path(ledger.__file__).parent.glob("findings*.py")):
+        for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+            names: dict[str, ast.expr] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    names[node.targets[0].id] = node.value
+            for node in ast.walk(function):
+                where = f"{path.name}::{function.name}"
+                if isinstance(node, ast.keyword) and node.arg in ("title", "action"):
+                    yield from ((where, text) for text in variants(node.value, names))
+                if isinstance(node, ast.Return) and node.value is not None and function.name.endswith("_action"):
+                    yield from ((where, text) for text in variants(node.value, names))
+
+
+def test_every_title_and_action_of_the_findings_is_there() -> None:
+    found = set(sentences())
+    assert len(found) > 35, "the search through the modules finds too little to mean anything"
+    found -= {(where, text) for where, text in found if where == "findings.py::_hooks" and "hook 7 is 7" in text}
+    assert {(where, text) for where, text in found if ZH.find("finding", text) is None} == set()
+
+
+@pytest.mark.parametrize("state", ["missing", "error", "overwritten", "never called"])
+def test_states_of_a_required_hook(state: str) -> None:
+    assert ZH.find("finding", f"Required hook kv is {state}: kv_cache_alloc is not measured") is not None
+
+
+def test_the_test_of_the_findings_can_fail() -> None:
+    tree = ast.parse('def f():\n    return "A sentence that nobody" + (" has" if x else f" ever {y} translated")')
+    (node,) = (node for node in ast.walk(tree) if isinstance(node, ast.Return))
+    assert node.value is not None
+    made = variants(node.value, {})
+    assert made == ["A sentence that nobody has", "A sentence that nobody ever 7 translated"]
+    assert [ZH.find("finding", text) for text in made] == [None, None]
+
+
+def test_places_of_a_translation_are_those_of_its_text() -> None:
+    for kind, entries in ZH.catalogue.items():
+        for entry in entries:
+            used = re.findall(r"\{(\w+)(?::t)?\}", entry.translated)
+            assert sorted(used) == sorted(entry.places), (kind, entry.english)
+            assert ":t}" not in entry.translated, (kind, entry.english)
+
+
+def test_a_catalogue_has_no_table_of_another_name() -> None:
+    tables = re.findall(
+        r"^\[(\w+)\]", (Path(__file__).parents[3] / "vllm_memprof/report/lang/zh.toml").read_text(), re.M
+    )
+    assert set(tables) == set(KINDS)
+
+
+def test_a_text_without_a_translation_stays_english() -> None:
+    assert ZH("note", "a remark that is new, and long") == "a remark that is new, and long"
+    assert ZH("finding", "") == ""
+    section = ZH.section(Section("New table", [Column("New")], [Row(["a new cell"])], ["a new note"]))
+    assert (section.title, section.columns[0].title) == ("New table", "New")
+    assert section.rows[0].cells == ["a new cell"]
+    assert section.notes == ["a new note"]
+
+
+def test_a_part_that_is_unknown_leaves_the_whole_sentence_english() -> None:
+    assert ZH("note", "inferred: captured graphs") == "推算：捕获的图"
+    assert ZH("note", "inferred: something else entirely") == "inferred: something else entirely"
+
+
+def test_words_of_the_user_are_not_translated() -> None:
+    assert ZH.head("model", "unknown") == "unknown"
+    assert ZH.head("command", "status") == "status"
+
+
+def test_languages() -> None:
+    assert language(ENGLISH)("title", "KV layers by type") == "KV layers by type"
+    assert {language(name).name for name in LANGUAGES} == set(LANGUAGES)
+    with pytest.raises(ValueError, match="'fr' is not a language"):
+        language("fr")
+
+
+def plain(language_name: str, report: Report) -> str:
+    text = render_markdown(report, language_name)
+    return text.replace("&#35;", "#").replace("&#64;", "@")
+
+
+@pytest.mark.parametrize("run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"])
+def test_markdown_has_the_same_figures_in_both_languages(run: str) -> None:
+    for report in _reports(run):
+        english, chinese = plain("en", report), plain("zh", report)
+        assert digits(english) == digits(chinese)
+        assert english.count("\n") == chinese.count("\n")
+
+
+def test_english_is_the_default() -> None:
+    (report,) = _reports("graph_tp2")
+    assert render_markdown(report) == render_markdown(report, "en")
+    assert isinstance(ZH, Language)
+    assert render_table(report) is not None
