@@ -42,6 +42,8 @@ SAMPLES = (
     Sample("sample.md", RUN, formatted("markdown")),
     Sample("sample.html", RUN, formatted("html")),
     Sample("sample.json", RUN, formatted("json")),
+    Sample("sample.csv", RUN, formatted("csv")),
+    Sample("sample.trace.json", RUN, formatted("trace")),
 )
 
 

@@ -22,8 +22,10 @@ from vllm_memprof.report import render_json, render_markdown, render_table
 from vllm_memprof.report.check import render_check_json, render_check_markdown, render_check_table
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
+from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.trace import render_trace
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
@@ -86,6 +88,9 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_killed_tp2.page.txt": ("recorded_killed_tp2", outline),
     "recorded_log.page.txt": ("logs/recorded_tp2_0.23.0.log", outline),
     "ascend_19.page.txt": ("logs/vllm-project__vllm-ascend-19.log", outline),
+    "killed_tp2.csv": ("killed_tp2", render_csv),
+    "killed_tp2.trace.json": ("killed_tp2", render_trace),
+    "ascend_19.csv": ("logs/vllm-project__vllm-ascend-19.log", render_csv),
     "plan_tp2.80.txt": ("plan_tp2", lambda report: table(report, 80)),
 }
 

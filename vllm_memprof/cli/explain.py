@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_memprof.cli.show import check_format, render, write_out
-from vllm_memprof.errors import RunRecordError
+from vllm_memprof.errors import RunRecordError, UsageError
 
 if TYPE_CHECKING:
     from vllm_memprof.ledger.model import Report
@@ -22,7 +22,7 @@ def explain(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of vLLM or vLLM-Ascend; - is stdin.")],
     format_name: Annotated[
         str,
-        typer.Option("--format", metavar="F", help="table, markdown, json, html; csv and trace are not available yet."),
+        typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
     ] = "table",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
@@ -34,16 +34,24 @@ def explain(
     packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
     figure counts only to its last printed digit.
 
-    Several starts are several reports; with --format json, an array of them; with html, one page.
+    Several starts are several reports; with --format json, an array of them; with html or csv, one file.
+    There is no --format trace: a log tells of no moments in time.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
     """
+    if format_name == "trace":
+        raise UsageError("--format trace needs a recorded run: a log tells of no moments in time", hint="--format csv")
     check_format(format_name, output)
     reports = read_reports(logs)
     if format_name == "html":
         from vllm_memprof.report.html import render_html
 
         write_out(render_html(*reports), output)
+        return
+    if format_name == "csv":
+        from vllm_memprof.report.csv_rows import report_csv
+
+        write_out(report_csv(*reports), output)
         return
     texts = [render(report, format_name, to_file=output is not None) for report in reports]
     write_out(_overview(reports, format_name) + _together(texts, format_name), output)

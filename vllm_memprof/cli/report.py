@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import build, check_format, render, write_out
+from vllm_memprof.cli.show import build, check_format, pieces, write_out
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -17,13 +17,16 @@ def report(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     format_name: Annotated[
         str,
-        typer.Option("--format", metavar="F", help="table, markdown, json, html; csv and trace are not available yet."),
+        typer.Option("--format", metavar="F", help="table, markdown, html, json, csv, trace."),
     ] = "table",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
     ] = None,
 ) -> None:
-    """Print the report of a recorded run."""
+    """Print the report of a recorded run.
+
+    html is one self-contained page. csv has one row per rank, phase, edge and component. trace opens in Perfetto
+    (ui.perfetto.dev): phases as slices, owners of device memory as counters, one process per rank.
+    """
     check_format(format_name, output)
-    text = render(build(run_dir), format_name, to_file=output is not None)
-    write_out(text, output)
+    write_out(pieces(build(run_dir), format_name, to_file=output is not None), output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,10 @@ def _markdown(report: Report, width: int | None) -> str:
     return render_markdown(report)
 
 
-def _json(report: Report, width: int | None) -> str:
-    from vllm_memprof.report.files import render_json
+def _json(report: Report, width: int | None) -> Iterator[str]:
+    from vllm_memprof.report.files import report_json
 
-    return render_json(report)
+    return report_json(report)
 
 
 def _html(report: Report, width: int | None) -> str:
@@ -46,19 +46,31 @@ def _html(report: Report, width: int | None) -> str:
     return render_html(report)
 
 
-#: Format -> renderer; the formats whose renderer is None are planned and refused by name.
-FORMATS: dict[str, Callable[[Report, int | None], str] | None] = {
+def _csv(report: Report, width: int | None) -> Iterator[str]:
+    from vllm_memprof.report.csv_rows import report_csv
+
+    return report_csv(report)
+
+
+def _trace(report: Report, width: int | None) -> Iterator[str]:
+    from vllm_memprof.report.trace import report_trace
+
+    return report_trace(report)
+
+
+#: Format -> renderer: all of the text, or its pieces in their order.
+FORMATS: dict[str, Callable[[Report, int | None], str | Iterator[str]]] = {
     "table": _table,
     "markdown": _markdown,
-    "json": _json,
     "html": _html,
-    "csv": None,
-    "trace": None,
+    "json": _json,
+    "csv": _csv,
+    "trace": _trace,
 }
 
 
 #: Formats that are a file for another program: never printed on a terminal.
-FILE_FORMATS = ("html",)
+FILE_FORMATS = ("html", "trace")
 
 
 def check_format(name: str, output: Path | None = None, printed: bool = False) -> str:
@@ -70,13 +82,10 @@ def check_format(name: str, output: Path | None = None, printed: bool = False) -
         printed: the command has no -o, it prints.
 
     Raises:
-        UsageError: not a format, one that does not exist yet, or one for a file where none was given.
+        UsageError: not a format, or one for a file where none was given.
     """
-    available = ", ".join(key for key, renderer in FORMATS.items() if renderer is not None)
     if name not in FORMATS:
-        raise UsageError(f"--format {name!r} is not known", hint=available)
-    if FORMATS[name] is None:
-        raise UsageError(f"--format {name} is not available yet", hint=available)
+        raise UsageError(f"--format {name!r} is not known", hint=", ".join(FORMATS))
     if name in FILE_FORMATS and printed:
         raise UsageError(
             f"--format {name} is for a file", hint=f"memprof report RUN --format {name} -o FILE afterwards"
@@ -88,20 +97,29 @@ def check_format(name: str, output: Path | None = None, printed: bool = False) -
 
 def render(report: Report, format_name: str, to_file: bool = False) -> str:
     """The report as text, ending in a newline; a table in a file has ``FILE_WIDTH`` and no colour."""
-    renderer = FORMATS[check_format(format_name)]
-    assert renderer is not None
-    text = renderer(report, FILE_WIDTH if to_file else None)
-    return text if text.endswith("\n") else text + "\n"
+    return "".join(pieces(report, format_name, to_file))
 
 
-def write_out(text: str, output: Path | None) -> None:
-    """To the file, or to stdout.
+def pieces(report: Report, format_name: str, to_file: bool = False) -> Iterator[str]:
+    """The same piece by piece: a report of hundreds of ranks need not be whole in memory.
+
+    Raises:
+        MemprofError: the run has nothing that this format shows.
+    """
+    made = FORMATS[check_format(format_name)](report, FILE_WIDTH if to_file else None)
+    if isinstance(made, str):
+        return iter([made if made.endswith("\n") else made + "\n"])
+    return made
+
+
+def write_out(text: str | Iterable[str], output: Path | None) -> None:
+    """To the file, or to stdout; all of the text, or its pieces in their order.
 
     Raises:
         MemprofError: the file cannot be written.
     """
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.writelines([text] if isinstance(text, str) else text)
         sys.stdout.flush()
         return
     from vllm_memprof.report.files import write_atomically

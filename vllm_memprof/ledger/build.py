@@ -111,6 +111,8 @@ def _summarise(run: Run) -> RunSummary:
         empty_cache_at=info.empty_cache_at,
         versions=versions,
         env=dict(info.env),
+        host=info.host,
+        start_t_ns=info.start_t_ns,
     )
 
 

@@ -45,6 +45,9 @@ class RunSummary:
     empty_cache_at: list[str] = field(default_factory=list)  # memprof's own experiment: phases at whose end it called
     versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
     env: dict[str, str] = field(default_factory=dict)  # variables that bear on device memory, secrets redacted
+    # for timelines, not part of report.json:
+    host: str | None = None  # the launcher's
+    start_t_ns: int | None = None  # CLOCK_MONOTONIC of that host at launch
 
     def to_json(self) -> dict[str, Any]:
         status = self.status
@@ -487,12 +490,17 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """``memprof.report/1``."""
+    def to_json(self, each_rank: bool = False) -> dict[str, Any]:
+        """``memprof.report/1``.
+
+        Args:
+            each_rank: ``ranks`` is an iterator that makes one rank at a time, not a list of all.
+        """
+        ranks = (rank.to_json() for rank in self.ranks)
         return {
             "schema": REPORT_SCHEMA,
             "run": self.run.to_json(),
-            "ranks": [rank.to_json() for rank in self.ranks],
+            "ranks": ranks if each_rank else list(ranks),
             "findings": [finding.to_json() for finding in self.findings],
             "not_measured": [row.to_json() for row in self.not_measured],
         }

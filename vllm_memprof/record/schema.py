@@ -180,7 +180,7 @@ class Snapshot:
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Snapshot:

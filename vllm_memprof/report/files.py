@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger.model import Report
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
+from vllm_memprof.report.json_text import json_pieces
 from vllm_memprof.report.markdown import render_markdown
 
 
 def render_json(report: Report) -> str:
     """``memprof.report/1`` as text; figures that JSON cannot hold (NaN) are refused rather than written."""
-    return json.dumps(report.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(report_json(report))
+
+
+def report_json(report: Report) -> Iterator[str]:
+    """The same piece by piece, one rank at a time: for files."""
+    return json_pieces(report.to_json(each_rank=True))
 
 
 def write_reports(report: Report, run_dir: Path) -> None:
@@ -24,12 +30,16 @@ def write_reports(report: Report, run_dir: Path) -> None:
     Raises:
         MemprofError: the folder cannot be written to.
     """
-    for name, text in ((REPORT_JSON, render_json(report)), (REPORT_MD, render_markdown(report))):
+    for name, text in ((REPORT_JSON, report_json(report)), (REPORT_MD, [render_markdown(report)])):
         write_atomically(Path(run_dir) / name, text)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Replaces a file; a reader sees the old one or the new one. Mode 0600.
+
+    Args:
+        path: the file.
+        text: all of it, or its pieces in their order.
 
     Raises:
         MemprofError: the file cannot be written; nothing is left behind.
@@ -38,9 +48,10 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines([text] if isinstance(text, str) else text)
         os.replace(temporary, path)
     except OSError as exc:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise MemprofError(f"cannot write {path}: {exc.strerror}", hint="is the disk full, the folder yours?") from exc
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)  # after a failure; replaced, it is gone

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -19,10 +21,12 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
+from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.head import verdict
+from vllm_memprof.report.trace import render_trace
 
 RUNS = (
     "recorded_tp2",
@@ -63,6 +67,7 @@ def test_all_reporters_give_the_same_figures_of_a_log(log: Path) -> None:
 def assert_same_figures(report: Report) -> None:
     data = json.loads(render_json(report))
     page = Page(render_html(report)).text
+    same_in_csv_and_trace(report, data)
     for where, text in {**texts(report), "html": page}.items():
         flat = " ".join(text.split())
         for rank in data["ranks"]:
@@ -77,6 +82,28 @@ def assert_same_figures(report: Report) -> None:
                 assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)
         for finding in data["findings"]:
             assert finding["id"] in flat.replace("\\", ""), where
+
+
+def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
+    """Formats without thousands separators: figures by rank and name, those of the equation and of the device."""
+    rows = list(csv.DictReader(io.StringIO(render_csv(report))))
+    counters = set()
+    if report.run.source != "log":
+        events = json.loads(render_trace(report))["traceEvents"]
+        counters = {(e["pid"], e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"}
+    for track, rank in enumerate(data["ranks"], start=1):
+        found = {(row["kind"], row["component"], row["bytes"]) for row in rows if row["label"] == rank["label"]}
+        budget = rank["budget"]
+        wanted = [("budget", name, budget[name]) for name in ("requested_bytes", "kv_cache_bytes")]
+        wanted += [("budget", name, budget[name]) for name in ("engine_kv_cache_bytes", "honest_kv_cache_bytes")]
+        wanted += [("term", term["name"], term["bytes"]) for term in budget["terms"]]
+        wanted += [("uncharged", item["name"], item["bytes"]) for item in budget["uncharged"]]
+        owners = [(row["component"], row["bytes"]) for memory in rank["device_memory"] for row in memory["rows"]]
+        wanted += [("owner", *owner) for owner in owners]
+        for kind, name, size in wanted:
+            assert (kind, name, "" if size is None else str(size)) in found, (rank["label"], name)
+        for name, size in owners if counters else ():
+            assert size is None or (track, name, size) in counters, (rank["label"], name)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,0 +1,188 @@
+"""The trace against the rules of the Trace Event Format that Perfetto reads it by, and against report.json."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.ledger.builders import SECOND, gib, process, run_of, snapshot, span
+from tests.unit.report.test_reporters import LOGS, RUNS, report_of
+from vllm_memprof.errors import UsageError
+from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.logs.record import read_log
+from vllm_memprof.report import render_json
+from vllm_memprof.report.trace import render_trace
+
+#: Phase of an event -> the keys it has to have besides name, ph, pid and tid, with their types.
+RULES: dict[str, dict[str, tuple[type, ...]]] = {
+    "X": {"ts": (int, float), "dur": (int, float), "args": (dict,), "cat": (str,)},
+    "B": {"ts": (int, float), "args": (dict,), "cat": (str,)},
+    "C": {"ts": (int, float), "args": (dict,), "cat": (str,)},
+    "M": {"args": (dict,)},
+}
+METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_name": "name"}
+
+
+def trace_of(report: Report) -> dict[str, Any]:
+    text = render_trace(report)
+    trace = json.loads(text)
+    assert json.dumps(trace, allow_nan=False)
+    check_rules(trace)
+    return trace
+
+
+def check_rules(trace: dict[str, Any]) -> None:
+    """The JSON Object Format: what each kind of event needs, counters of numbers, slices of a thread that nest."""
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    assert isinstance(trace["otherData"], dict)
+    slices = defaultdict(list)
+    named = set()
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert event["pid"] > 0  # 0 is the idle process
+        rules = RULES[event["ph"]]
+        assert event.keys() == {"name", "ph", "pid", "tid", *rules}
+        assert all(isinstance(event[key], types) for key, types in rules.items()), event
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+        if event["ph"] == "M":
+            assert list(event["args"]) == [METADATA[event["name"]]]
+            named.add((event["name"], event["pid"], event["tid"]))
+        elif event["ph"] == "C":
+            assert event["args"].keys() == {"bytes"}
+            assert isinstance(event["args"]["bytes"], int)
+        else:
+            slices[event["pid"], event["tid"]].append(event)
+    for (pid, tid), events in slices.items():
+        assert {("process_name", pid, 0), ("thread_name", pid, tid)} <= named
+        check_nesting(events)
+
+
+def check_nesting(events: list[dict[str, Any]]) -> None:
+    """Every slice of a thread lies inside the one that it begins in, which an unfinished one never leaves."""
+    assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
+    around: list[float] = []
+    for event in events:
+        ends = float("inf") if event["ph"] == "B" else event["ts"] + event["dur"]
+        while around and around[-1] <= event["ts"] and ends > around[-1]:
+            around.pop()
+        assert not around or ends <= around[-1] + 1e-3  # the sum of two floats
+        around.append(ends)
+
+
+def of_kind(trace: dict[str, Any], *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in trace["traceEvents"] if event["ph"] in kinds]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
+    report = report_of(name)
+    trace, data = trace_of(report), json.loads(render_json(report))
+    for track, rank in enumerate(data["ranks"], start=1):
+        mine = {"traceEvents": [event for event in trace["traceEvents"] if event["pid"] == track]}
+        title = next(event["args"]["name"] for event in of_kind(mine, "M") if event["name"] == "process_name")
+        assert title.startswith(f"{rank['label']} (pid {rank['pid']}")
+        slices = {event["args"]["order"]: event for event in of_kind(mine, "X", "B")}
+        assert {order: event["name"] for order, event in slices.items()} == {
+            row["order"]: row["phase"] for row in rank["phases"]
+        }
+        for row in rank["phases"]:
+            drawn = slices[row["order"]]
+            assert (drawn["ph"] == "B") == row["open"] == drawn["args"]["open"]
+            if not row["open"]:
+                assert drawn["dur"] / 1e6 == pytest.approx(row["seconds"], abs=1e-9)
+            changes = {name: size for name, size in (row["delta"] or {}).items() if name.endswith("_bytes") and size}
+            assert {f"{name} change": size for name, size in changes.items()}.items() <= drawn["args"].items()
+        counters = defaultdict(list)
+        for event in of_kind(mine, "C"):
+            counters[event["name"]].append(event["args"]["bytes"])
+        wanted = defaultdict(list)
+        for memory in rank["device_memory"]:
+            rows = [(row["component"], row["bytes"]) for row in memory["rows"]]
+            rows += [("unaccounted", memory["unaccounted_bytes"])]
+            rows += [(f"{row['part_of']} / {row['component']}", row["bytes"]) for row in memory["parts"]]
+            for component, size in rows:
+                if size is not None:
+                    wanted[component].append(size)
+        assert counters == wanted
+
+
+def test_times_count_from_the_launch() -> None:
+    report = report_of("recorded_tp2")
+    first = of_kind(trace_of(report), "X")[0]
+    start = report.ranks[0].spans[0].start_t_ns
+    assert start is not None
+    assert report.run.start_t_ns is not None
+    assert first["ts"] == (start - report.run.start_t_ns) / 1000
+    assert first["ts"] > 0
+
+
+def test_ranks_of_another_host_count_from_their_first_reading() -> None:
+    report = report_of("recorded_tp2")
+    elsewhere = replace(report, ranks=[report.ranks[0], replace(report.ranks[1], host="other")])
+    begins = {pid: min(e["ts"] for e in of_kind(trace_of(elsewhere), "X", "C") if e["pid"] == pid) for pid in (1, 2)}
+    assert begins[1] > 1e6  # the engine takes seconds to get there
+    assert 0 <= begins[2] < 1000  # the phase begins some µs after its first snapshot was taken
+
+
+def taken(t_ns: int, size: float) -> Any:
+    return replace(snapshot(allocated_bytes=gib(size), reserved_bytes=gib(size)), t_ns=t_ns)
+
+
+def test_phases_without_duration_never_left_and_overlapping() -> None:
+    low, high = taken(SECOND, 1), taken(3 * SECOND, 2)
+    spans = [
+        span("weight_load", low, low, 0, start_t_ns=SECOND, end_t_ns=SECOND),
+        span("warm_up", low, None, 1, start_t_ns=SECOND, end_t_ns=None),
+        span("empty_cache", low, high, 2, parent=1, depth=1, start_t_ns=2 * SECOND, end_t_ns=3 * SECOND),
+        span("request", high, high, 3, start_t_ns=2 * SECOND + 1, end_t_ns=4 * SECOND),
+    ]
+    trace = trace_of(build_report(run_of(process(spans))))
+    found = {event["name"]: event for event in of_kind(trace, "X", "B")}
+    assert (found["weight_load"]["ts"], found["weight_load"]["dur"]) == (0, 0)
+    assert found["warm_up"]["ph"] == "B"
+    assert "dur" not in found["warm_up"]
+    assert (found["empty_cache"]["ts"], found["empty_cache"]["dur"]) == (1e6, 1e6)
+    threads = {name: event["tid"] for name, event in found.items()}
+    assert threads == {"weight_load": 1, "warm_up": 1, "empty_cache": 1, "request": 2}
+    names = [event["args"]["name"] for event in of_kind(trace, "M") if event["name"] == "thread_name"]
+    assert names == ["phases", "phases, overlapping 1"]
+    assert found["empty_cache"]["args"]["allocated_bytes change"] == gib(1)
+
+
+def test_the_rules_refuse_slices_that_overlap() -> None:
+    def drawn(ts: float, dur: float) -> dict[str, Any]:
+        return {"name": "a", "ph": "X", "ts": ts, "dur": dur}
+
+    check_nesting([drawn(0, 10), drawn(2, 3), drawn(5, 5)])
+    with pytest.raises(AssertionError):
+        check_nesting([drawn(0, 10), drawn(2, 9)])
+
+
+def test_unknown_is_no_event_never_zero() -> None:
+    low = replace(snapshot(allocated_bytes=gib(1)), t_ns=SECOND)
+    trace = trace_of(build_report(run_of(process([span("weight_load", low, low, start_t_ns=SECOND)]))))
+    assert {event["name"] for event in of_kind(trace, "C")} == {"allocated"}
+
+
+@pytest.mark.parametrize("log", LOGS[:1], ids=lambda path: path.stem)
+def test_a_log_has_no_trace(log) -> None:
+    for run in read_log(str(log)):
+        with pytest.raises(UsageError, match="a log tells of no moments in time"):
+            render_trace(build_report(run))
+
+
+def test_a_run_that_died_before_its_first_phase_has_no_trace() -> None:
+    with pytest.raises(UsageError, match="no phase was recorded"):
+        render_trace(build_report(run_of(process([]))))
+
+
+def test_names_stay_text() -> None:
+    hostile = '<img src=x onerror=alert(1)>"\n模型'
+    assert trace_of(report_of("graph_tp2", model=hostile))["otherData"]["model"] == hostile

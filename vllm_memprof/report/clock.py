@@ -1,0 +1,44 @@
+"""Times of a run on one axis: the monotonic clocks of its hosts enter, nanoseconds since the run's start leave."""
+
+from __future__ import annotations
+
+from vllm_memprof.ledger.model import RankReport, Report
+
+
+def host_starts(report: Report) -> dict[str | None, int]:
+    """Host -> ns of its monotonic clock that count as the run's start.
+
+    On the launcher's host that is the launch; elsewhere the first reading, as clocks of two hosts have nothing in
+    common.
+    """
+    first: dict[str | None, int] = {}
+    for rank in report.ranks:
+        for row in rank.phases:
+            for snapshot in (row.before, row.after):
+                if snapshot is not None and snapshot.t_ns:
+                    first[rank.host] = min(snapshot.t_ns, first.get(rank.host, snapshot.t_ns))
+        for begins, _ in passages(rank).values():
+            first[rank.host] = min(begins, first.get(rank.host, begins))
+    launch = report.run.start_t_ns
+    for host, t_ns in first.items():
+        if launch is not None and host == report.run.host and launch <= t_ns:
+            first[host] = launch
+    return first
+
+
+def passages(rank: RankReport) -> dict[int, tuple[int, int | None]]:
+    """Order of a passage through a phase -> when it began and ended, ns; None where it was never left.
+
+    A passage without any time is left out.
+    """
+    found: dict[int, tuple[int, int | None]] = {}
+    spans = {span.order: span for span in rank.spans}
+    for row in rank.phases:
+        span = spans.get(row.order)
+        begins = (span.start_t_ns if span else None) or (row.before.t_ns if row.before else None)
+        ends = (span.end_t_ns if span else None) or (row.after.t_ns if row.after else None)
+        if not begins and ends and row.seconds is not None:
+            begins = ends - round(row.seconds * 1e9)
+        if begins:
+            found[row.order] = (begins, None if row.open or not ends else max(begins, ends))
+    return found
