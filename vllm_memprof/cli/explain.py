@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import check_format, render, write_out
+from vllm_memprof.cli.show import check_format, check_lang, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ def explain(
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
     ] = "table",
+    lang: Annotated[
+        str, typer.Option("--lang", metavar="L", help="Language of a table or of markdown: en, zh (Chinese).")
+    ] = "en",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout.")
     ] = None,
@@ -42,6 +45,7 @@ def explain(
     if format_name == "trace":
         raise UsageError("--format trace needs a recorded run: a log tells of no moments in time", hint="--format csv")
     check_format(format_name, output)
+    check_lang(lang, format_name)
     reports = read_reports(logs)
     if format_name == "html":
         from vllm_memprof.report.html import render_html
@@ -53,8 +57,8 @@ def explain(
 
         write_out(report_csv(*reports), output)
         return
-    texts = [render(report, format_name, to_file=output is not None) for report in reports]
-    write_out(_overview(reports, format_name) + _together(texts, format_name), output)
+    texts = [render(report, format_name, to_file=output is not None, lang=lang) for report in reports]
+    write_out(_overview(reports, format_name, lang) + _together(texts, format_name), output)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
@@ -85,18 +89,21 @@ def read_reports(logs: list[str]) -> list[Report]:
     return reports
 
 
-def _overview(reports: list[Report], format_name: str) -> str:
+def _overview(reports: list[Report], format_name: str, lang: str) -> str:
     """One line per engine start, where there are several; nothing in JSON."""
     if len(reports) == 1 or format_name == "json":
         return ""
     from vllm_memprof.report import markdown
+    from vllm_memprof.report.language import language
     from vllm_memprof.report.sections.head import verdict
 
-    lines = [f"{len(reports)} engine starts", ""]
+    say = language(lang)
+    lines = [say("frame", f"{len(reports)} engine starts"), ""]
     for number, report in enumerate(reports, start=1):
         budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
         asked = next((value for value in budgets if value is not None), None)
-        text = f"{report.run.id}: " + (f"utilization {asked}; " if asked is not None else "") + verdict(report)
+        told = f"utilization {asked}; " if asked is not None else ""
+        text = f"{report.run.id}: {told}{say('head', verdict(report))}"
         lines.append(f"{number}. {markdown.escape(text) if format_name == 'markdown' else text}")
     return "\n".join([*lines, "", ""])
 

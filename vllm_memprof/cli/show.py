@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FILE_WIDTH = 120
 
 
-def _table(report: Report, width: int | None) -> str:
+def _table(report: Report, width: int | None, lang: str = "en") -> str:
     from rich.console import Console
 
     from vllm_memprof.report.table import render_table
@@ -24,14 +24,14 @@ def _table(report: Report, width: int | None) -> str:
     to_terminal = width is None and sys.stdout.isatty()
     console = Console(width=width or (None if to_terminal else FILE_WIDTH), force_terminal=to_terminal or None)
     with console.capture() as capture:
-        console.print(render_table(report))
+        console.print(render_table(report, lang=lang))
     return capture.get()
 
 
-def _markdown(report: Report, width: int | None) -> str:
+def _markdown(report: Report, width: int | None, lang: str = "en") -> str:
     from vllm_memprof.report.markdown import render_markdown
 
-    return render_markdown(report)
+    return render_markdown(report, lang)
 
 
 def _json(report: Report, width: int | None) -> Iterator[str]:
@@ -69,6 +69,10 @@ FORMATS: dict[str, Callable[[Report, int | None], str | Iterator[str]]] = {
 }
 
 
+#: Those that can be had in another language; the keys of the others are names that programs know.
+TRANSLATED: dict[str, Callable[[Report, int | None, str], str]] = {"table": _table, "markdown": _markdown}
+LANGUAGES = ("en", "zh")
+
 #: Formats that are a file for another program: never printed on a terminal.
 FILE_FORMATS = ("html", "trace")
 
@@ -95,18 +99,37 @@ def check_format(name: str, output: Path | None = None, printed: bool = False) -
     return name
 
 
-def render(report: Report, format_name: str, to_file: bool = False) -> str:
+def check_lang(lang: str, format_name: str) -> str:
+    """The language's name.
+
+    Raises:
+        UsageError: not a language, or a format that there is in English alone.
+    """
+    if lang not in LANGUAGES:
+        raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
+    if lang != "en" and format_name not in TRANSLATED:
+        raise UsageError(
+            f"--lang {lang} is not there for --format {format_name}", hint=f"--format {' or '.join(TRANSLATED)}"
+        )
+    return lang
+
+
+def render(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> str:
     """The report as text, ending in a newline; a table in a file has ``FILE_WIDTH`` and no colour."""
-    return "".join(pieces(report, format_name, to_file))
+    return "".join(pieces(report, format_name, to_file, lang))
 
 
-def pieces(report: Report, format_name: str, to_file: bool = False) -> Iterator[str]:
+def pieces(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> Iterator[str]:
     """The same piece by piece: a report of hundreds of ranks need not be whole in memory.
 
     Raises:
         MemprofError: the run has nothing that this format shows.
     """
-    made = FORMATS[check_format(format_name)](report, FILE_WIDTH if to_file else None)
+    width = FILE_WIDTH if to_file else None
+    if check_lang(lang, check_format(format_name)) == "en":
+        made = FORMATS[format_name](report, width)
+    else:
+        made = TRANSLATED[format_name](report, width, lang)
     if isinstance(made, str):
         return iter([made if made.endswith("\n") else made + "\n"])
     return made
