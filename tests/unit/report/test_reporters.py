@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.golden.update import table
+from tests.many_ranks import write_many_ranks
 from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
 from tests.unit.report.page import Page
 from vllm_memprof.errors import MemprofError
@@ -361,3 +364,43 @@ def test_ranks_by_the_hundred(tmp_path: Path) -> None:
     assert "TP0-TP511 alike" in text
     of_two = table(build_report(replace(run, processes=ranks[:2])), 120)
     assert len(text.splitlines()) <= len(of_two.splitlines()) + 2  # a longer label may wrap
+
+
+#: Runs a command in a process of its own and prints the most memory it had.
+PEAK = """
+import sys
+from vllm_memprof.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024, file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def many_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """512 ranks that differ by some MiB outside torch; TP300 has 2 GiB more."""
+    return write_many_ranks(tmp_path_factory.mktemp("many") / "run", ranks=512, outlier=300)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "size"),
+    [("table", 60_000), ("markdown", 60_000), ("json", 120_000_000), ("csv", 150_000_000), ("trace", 70_000_000)],
+)
+def test_512_ranks_in_every_format(format_name: str, size: int, many_ranks: Path, tmp_path: Path) -> None:
+    """Folded where a person reads it, whole where a program does; never more than 500 MB of memory."""
+    target = tmp_path / "report"
+    command = [sys.executable, "-c", PEAK, "report", str(many_ranks), "--format", format_name, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr) < 500_000_000
+    assert target.stat().st_size < size
+    text = target.read_text(encoding="utf-8")
+    if format_name in ("table", "markdown"):
+        assert "report.json has every rank" in " ".join(text.split())
+        assert any("TP300" in line and "2.35" in line for line in text.splitlines())  # outliers are kept
+    else:
+        assert all(re.search(rf"\bTP{i}\b", text) for i in (0, 1, 300, 511))
+        assert len(set(re.findall(r"\bTP\d+\b", text))) == 512

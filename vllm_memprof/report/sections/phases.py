@@ -13,6 +13,7 @@ from vllm_memprof.report.sections.base import (
     MUTED,
     NOT_MEASURED,
     PLAIN,
+    SHOWN_GROUPS,
     Column,
     Row,
     Section,
@@ -24,6 +25,8 @@ from vllm_memprof.units import GIB, format_gib
 
 #: Passages of the same phase in a row that are still listed one by one.
 _LISTED_PASSAGES = 8
+#: Ranks, or ranges of them, that a row names.
+_LISTED_RANKS = 4
 
 _PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with its count
 
@@ -52,14 +55,17 @@ def phase_section(report: Report, wide: bool) -> Section:
 
     per_rank = {rank.label: _passages(rank) for rank in report.ranks}
     rows: list[tuple[str, Row]] = []
+    hidden = False
     for key in _merged_order(list(per_rank.values())):
         groups: dict[tuple[str, ...], list[tuple[str, _Passage]]] = {}
         for label, passages in per_rank.items():
             if key in passages:
                 cells = tuple(_edges(passages[key], name, digits) for name in names)
                 groups.setdefault((*cells, str(passages[key].open)), []).append((label, passages[key]))
-        for texts, members in groups.items():
-            rows.append((fold([label for label, _ in members]), _phase_row(members, list(texts[:-1]))))
+        shown = _extremes(groups, names)
+        hidden |= len(shown) < len(groups)
+        for texts in shown:
+            rows.append((fold([label for label, _ in groups[texts]]), _phase_row(groups[texts], list(texts[:-1]))))
     log = report.run.source == "log"
     gaps = {} if log else _gaps(report, list(per_rank))  # few logs print a moment: a note names the others
     rows += [
@@ -70,7 +76,7 @@ def phase_section(report: Report, wide: bool) -> Section:
     title = "Phases, GiB before → after"
     if any(labels != everyone for labels, _ in rows):
         columns.insert(1, Column("Rank", right=False))
-        plain = [Row([row.cells[0], labels, *_tight(row, wide)], row.indent, row.style) for labels, row in rows]
+        plain = [Row([row.cells[0], _short(labels), *_tight(row, wide)], row.indent, row.style) for labels, row in rows]
     else:
         title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
         plain = [row for _, row in rows]
@@ -78,7 +84,51 @@ def phase_section(report: Report, wide: bool) -> Section:
         at = next(i for i, column in enumerate(columns) if column.title == "s")
         del columns[at]
         plain = [Row([*row.cells[:at], *row.cells[at + 1 :]], row.indent, row.style) for row in plain]
-    return Section(title, columns, plain, _phase_notes(report))
+    notes = _phase_notes(report)
+    if hidden:
+        notes.append(
+            f"of more than {SHOWN_GROUPS} groups of ranks, the largest and those that differ most from the middle; "
+            "report.json has every rank"
+        )
+    return Section(title, columns, plain, notes)
+
+
+_Group = list[tuple[str, _Passage]]
+
+
+def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[tuple[str, ...]]:
+    """Keys of the groups that are shown, in their order: the largest, and those farthest from the middle rank."""
+    if len(groups) <= SHOWN_GROUPS:
+        return list(groups)
+    readings = {key: _readings(members[0][1], names) for key, members in groups.items()}
+    everyone = [readings[key] for key, members in groups.items() for _ in members]
+    middle: list[int | None] = []
+    for column in zip(*everyone, strict=True):
+        known = sorted(size for size in column if size is not None)
+        middle.append(known[len(known) // 2] if known else None)
+
+    def distance(key: tuple[str, ...]) -> float:
+        """Bytes of the figure that differs most; a passage that is open, or lacks a figure, is the farthest."""
+        pairs = list(zip(readings[key], middle, strict=True))
+        if groups[key][0][1].open or any((size is None) != (usual is None) for size, usual in pairs):
+            return float("inf")
+        return max(abs((size or 0) - (usual or 0)) for size, usual in pairs)
+
+    largest = max(groups, key=lambda key: len(groups[key]))
+    others = sorted((key for key in groups if key != largest), key=distance, reverse=True)
+    kept = {largest, *others[: SHOWN_GROUPS - 1]}
+    return [key for key in groups if key in kept]
+
+
+def _readings(passage: _Passage, names: list[str]) -> list[int | None]:
+    edges = (passage.before, passage.after)
+    return [None if snapshot is None else getattr(snapshot, name) for snapshot in edges for name in names]
+
+
+def _short(labels: str) -> str:
+    """The ranks of a row, as many as a column has room for."""
+    parts = labels.split(", ")
+    return labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
 
 
 def _gaps(report: Report, everyone: list[str]) -> dict[str, str]:
