@@ -202,5 +202,5 @@ def test_weights_sent_straight_to_the_model_are_an_update(run_engine: Run) -> No
 
     assert recorded.out.strip() == "{'w'}"
     assert not recorded.kind("error")
-    befores = [event for event in recorded.edges("weight_update") if event["edge"] == "before"]
-    assert [event["detail"]["by"] for event in befores] == ["load_weights", "start_weight_update"]
+    readings_before = [event for event in recorded.edges("weight_update") if event["edge"] == "before"]
+    assert [event["detail"]["by"] for event in readings_before] == ["load_weights", "start_weight_update"]
