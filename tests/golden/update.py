@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 DATA = HERE.parent / "data"
 
 
-def table(report: Report, width: int, encoding: str = "utf-8") -> str:
+def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en") -> str:
     """The terminal's tables as a file gets them; trailing blanks are of no interest."""
-    return printed(render_table(report), width, encoding)
+    return printed(render_table(report, lang=lang), width, encoding)
 
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
@@ -72,6 +72,9 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp1.80.txt": ("recorded_tp1", lambda report: table(report, 80)),
     "recorded_killed_tp2.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80)),
     "eager_tp2.80.txt": ("eager_tp2", lambda report: table(report, 80)),
+    "recorded_killed_tp2.zh.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80, lang="zh")),
+    "recorded_023_tp2.zh.120.txt": ("recorded_023_tp2", lambda report: table(report, 120, lang="zh")),
+    "two_methods.zh.md": ("logs/two_methods_910b_tp2.md", lambda report: render_markdown(report, "zh")),
     "skewed_tp2.80.txt": ("skewed_tp2", lambda report: table(report, 80)),
     "skewed_tp2.120.txt": ("skewed_tp2", lambda report: table(report, 120)),
     "skewed_tp2.md": ("skewed_tp2", render_markdown),

@@ -98,6 +98,7 @@ class Language:
             return view
         return replace(
             view,
+            labels=self("part", view.labels),
             price=self("finding", view.price),
             title=self("finding", view.title),
             evidence=self("finding", view.evidence),
