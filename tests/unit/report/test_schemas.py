@@ -1,0 +1,125 @@
+"""The published JSON Schemas: what memprof writes obeys them, they refuse what is wrong, and they name every key."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.golden.update import CHECKS, DIFFS, HERE, check_result
+from tests.many_ranks import write_many_ranks
+from tests.unit.ledger.builders import DATA, recorded
+from tests.unit.report.test_html import oom_report
+from vllm_memprof.ledger import build_report
+from vllm_memprof.logs.record import read_log
+from vllm_memprof.record.loader import load_run
+from vllm_memprof.report import render_json
+from vllm_memprof.report.check import render_check_json
+
+RUNS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
+LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(
+        (files("vllm_memprof.report") / "schemas" / f"{name}-1.schema.json").read_text()
+    )
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
+
+
+def closed(schema: Any) -> Any:
+    """The same schema, but every object that names its keys takes no others."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items()}
+    if "required" in found and isinstance(found.get("properties"), dict):
+        found["additionalProperties"] = False
+    return found
+
+
+def problems(schema: dict[str, Any], data: Any) -> Iterator[str]:
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(data):
+        yield f"{error.json_path}: {error.message[:200]}"
+
+
+def assert_obeys(name: str, text: str) -> None:
+    """Both the published schema and its closed form: a key that memprof writes and no schema names is a gap."""
+    for schema in (schema_of(name), closed(schema_of(name))):
+        assert list(problems(schema, json.loads(text))) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_reports_of_recorded_runs(name: str) -> None:
+    assert_obeys("report", render_json(build_report(recorded(name))))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_reports_of_logs(log) -> None:
+    for run in read_log(str(log)):
+        assert_obeys("report", render_json(build_report(run)))
+
+
+def test_reports_of_an_oom_and_of_many_ranks(tmp_path) -> None:
+    assert_obeys("report", render_json(oom_report()))
+    assert_obeys("report", render_json(build_report(load_run(write_many_ranks(tmp_path / "run", ranks=16)))))
+
+
+@pytest.mark.parametrize("name", [name for name in DIFFS if name.endswith(".json")])
+def test_comparisons(name: str) -> None:
+    assert_obeys("diff", (HERE / name).read_text())
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_checks(name: str) -> None:
+    run, budget, baseline, _ = CHECKS[name]
+    assert_obeys("check", render_check_json(check_result(run, budget, baseline)))
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(render_json(build_report(recorded("recorded_023_tp2"))))
+    return data
+
+
+def test_keys_may_be_added(report: dict[str, Any]) -> None:
+    report["ranks"][0]["phases"][0]["new"] = report["new"] = 1
+    assert list(problems(schema_of("report"), report)) == []
+    assert len(list(problems(closed(schema_of("report")), report))) == 2  # which is how a gap shows
+
+
+def test_mistakes_are_refused(report: dict[str, Any]) -> None:
+    def edited(*path: Any, value: Any = ...) -> dict[str, Any]:
+        data = copy.deepcopy(report)
+        place: Any = data
+        for key in path[:-1]:
+            place = place[key]
+        if value is ...:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
+        return data
+
+    phase = ("ranks", 0, "phases", 0)
+    wrong = [
+        edited("schema", value="memprof.report/2"),
+        edited("run", "status", value="fine"),
+        edited("ranks", 1, "label"),
+        edited(*phase, "after", "allocated_bytes", value=1.5),
+        edited(*phase, "after", "allocated_bytes", value="12"),
+        edited(*phase, "after", "device_free_bytes", value=-1),
+        edited(*phase, "delta", "reserved_bytes"),
+        edited("ranks", 0, "device_memory", 0, "rows", 0, "how", value="guessed"),
+        edited("ranks", 0, "device_memory", 0, "edge", value="during"),
+        edited("ranks", 0, "budget", "terms", 0, "bytes", value=True),
+        edited("findings", 0, "severity", value="fatal"),
+    ]
+    for data in wrong:
+        assert len(list(problems(schema_of("report"), data))) == 1
