@@ -31,15 +31,16 @@ class Sample:
     write: Callable[[Report], str]
 
 
-def formatted(format_name: str) -> Callable[[Report], str]:
+def formatted(format_name: str, lang: str = "en") -> Callable[[Report], str]:
     """What ``memprof report --format`` writes into a file."""
-    return lambda report: render(report, format_name, to_file=True)
+    return lambda report: render(report, format_name, to_file=True, lang=lang)
 
 
-#: One row per format.
+#: One row per format and language.
 SAMPLES = (
     Sample("sample.txt", RUN, formatted("table")),
     Sample("sample.md", RUN, formatted("markdown")),
+    Sample("sample.zh.md", RUN, formatted("markdown", "zh")),
     Sample("sample.html", RUN, formatted("html")),
     Sample("sample.json", RUN, formatted("json")),
     Sample("sample.csv", RUN, formatted("csv")),
