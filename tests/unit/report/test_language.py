@@ -14,6 +14,7 @@ from tests.golden.update import DATA, _reports
 from vllm_memprof import ledger
 from vllm_memprof.ledger import Report
 from vllm_memprof.ledger.findings_empty_cache import _NAMES
+from vllm_memprof.report import language as language_module
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.language import ENGLISH, KINDS, LANGUAGES, Language, language
 from vllm_memprof.report.sections import sections
@@ -123,6 +124,24 @@ def test_the_test_of_the_findings_can_fail() -> None:
     made = variants(node.value, {})
     assert made == ["A sentence that nobody has", "A sentence that nobody ever 7 translated"]
     assert [ZH.find("finding", text) for text in made] == [None, None]
+
+
+def frames() -> set[str]:
+    """Words that the reporters put around the sections: ``say("frame", ...)`` in the source, 7 for what is put in."""
+    found: set[str] = set()
+    for path in Path(language_module.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("say", "self._say") and len(node.args) == 2:
+                kind, text = node.args
+                if isinstance(kind, ast.Constant) and kind.value == "frame":
+                    found.update(variants(text, {}))
+    return found
+
+
+def test_every_word_of_the_reporters_is_there() -> None:
+    found = frames()
+    assert {"Findings: 7", "No findings.", "Try: "} <= found
+    assert {text for text in found if ZH.find("frame", text) is None} == set()
 
 
 def test_places_of_a_translation_are_those_of_its_text() -> None:
