@@ -1,4 +1,8 @@
-"""Writes a report as GitHub markdown: every name and argument escaped, so that nothing in it can act as markup."""
+"""Writes a report as GitHub markdown: every name and argument escaped, so that nothing in it can act as markup.
+
+It begins with one line that says it all; tables that few readers need are folded away, and the whole stays below what
+a comment on GitHub may have. What does not fit is named, and in report.json.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +17,89 @@ from vllm_memprof.report.sections.head import head
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
 _WIDE = 200
+#: Bytes of the longest report. GitHub takes comments of 65,536 characters.
+MOST_BYTES = 60_000
+#: Bytes that the tables leave to the line that names those left out.
+_RESERVE = 2_000
+#: Rows of a table that is shown without a click.
+_OPEN_ROWS = 16
+#: Findings of one kind that are listed, the first of them; they differ in nothing but figures and ranks.
+_LISTED = 3
+#: Remarks on the whole run that are listed.
+_LISTED_NOTES = 10
+#: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
+_CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
+#: Lines at the top that make the summary, in this order.
+_SUMMARY = ("model", "engine", "device", "verdict")
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
-#: A backslash does not keep GitHub from seeing a mention or a number of an issue in these.
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
+#: GitHub looks for mentions and issues in the text that is left when entities are read: a space without width parts
+#: them. Links it sees in the source, so there an entity is enough.
+_REFERENCES = (
+    (re.compile(r"&#64;(?=\w)"), "&#64;&#8203;"),
+    (re.compile(r"&#35;(?=\d)"), "&#35;&#8203;"),
+    (re.compile(r"\b(gh)-(?=\d)", re.IGNORECASE), r"\1-&#8203;"),
+    (re.compile("://"), ":&#47;/"),
+    (re.compile(r"\bwww\.", re.IGNORECASE), "www&#46;"),
+)
+#: What would begin a list or a line below a heading at the start of a line.
+_START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
 
 def render_markdown(report: Report, lang: str = ENGLISH) -> str:
     """The whole report, for a file, an issue or a pull request, in one of ``language.LANGUAGES``."""
     say = language(lang)
-    lines = [f"# memprof: {escape(report.run.model)}", ""]
-    for name, value in head(report):
-        text = _code(value) if name == "command" else escape(say.head(name, value))
-        lines.append(f"- **{escape(say('name', name))}**{say('frame', ': ')}{text}")
+    lines = [f"# memprof: {escape(_cut(report.run.model))}", ""]
+    rows = head(report)
+    said = {name: escape(_cut(say.head(name, value))) for name, value in rows if name in _SUMMARY}
+    comma, colon = say("frame", ", "), say("frame", ": ")
+    lines += [f"**{said['model']}**{comma}{said['engine']}{comma}{said['device']}{colon}**{said['verdict']}**", ""]
+    rest = [row for row in rows if row[0] not in _SUMMARY]
+    for name, value in rest[:_LISTED_NOTES]:
+        text = _code(_cut(value, _COMMAND_CHARACTERS)) if name == "command" else escape(_cut(say.head(name, value)))
+        lines.append(f"- **{escape(say('name', name))}**{colon}{text}")
+    if len(rest) > _LISTED_NOTES:
+        lines.append(f"- {say('note', f'{len(rest) - _LISTED_NOTES} more in report.json')}")
     lines += ["", *_findings([say.finding(view) for view in finding_views(report)], say)]
-    for section in sections(report, _WIDE):
-        lines += ["", *section_lines(say.section(section))]
+    tables = [say.section(section) for section in sections(report, _WIDE)]
+    return _fitting(lines, [(table.title, ["", *section_lines(table, say)]) for table in tables], say)
+
+
+def _fitting(lines: list[str], blocks: list[tuple[str, list[str]]], say: Language) -> str:
+    """As many tables as there is room for, and the names of those that were left out."""
+    left = MOST_BYTES - _RESERVE - _size(lines)
+    out = []
+    for title, block in blocks:
+        if _size(block) <= left:
+            lines = lines + block
+            left -= _size(block)
+        else:
+            out.append(escape(title))
+    if out:
+        names = _cut(", ".join(out), _RESERVE // 4)
+        lines = [*lines, "", f"{say('frame', 'Too long for a comment, in report.json: ')}{names}"]
     return "\n".join(lines) + "\n"
 
 
+def _size(lines: list[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _cut(text: str, most: int = _CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,})"
+
+
 def escape(text: str) -> str:
-    """Text as it stands, in a paragraph or in a cell of a table."""
-    return _SPECIAL.sub(r"\\\1", _one_line(text)).translate(_ENTITIES)
+    """Text as it stands, within a line or in a cell of a table."""
+    text = _SPECIAL.sub(r"\\\1", _one_line(text)).translate(_ENTITIES)
+    for pattern, safe in _REFERENCES:
+        text = pattern.sub(safe, text)
+    return text
+
+
+def _paragraph(text: str) -> str:
+    """Text that begins a line."""
+    return _START.sub(r"\1\\\2", escape(text))
 
 
 def _one_line(text: str) -> str:
@@ -48,9 +114,13 @@ def _code(text: str) -> str:
     return f"{fence}{space}{_one_line(text)}{space}{fence}"
 
 
-def section_lines(section: Section) -> list[str]:
-    """A table under its heading, and the remarks below it."""
+def section_lines(section: Section, say: Language | None = None) -> list[str]:
+    """A table under its heading, and the remarks below it; a long table is folded away."""
     lines = [f"## {escape(section.title)}", ""]
+    folded = len(section.rows) > _OPEN_ROWS
+    if folded:  # between the tags, only what stands after a blank line is markdown
+        words = f"{len(section.rows)} rows"
+        lines += [f"<details><summary>{say('frame', words) if say else words}</summary>", ""]
     if section.rows:
         lines.append(_line([escape(column.title) for column in section.columns]))
         lines.append(_line(["---:" if column.right else ":---" for column in section.columns]))
@@ -60,8 +130,10 @@ def section_lines(section: Section) -> list[str]:
                 cells = [f"**{cell}**" if cell else cell for cell in cells]
             cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
             lines.append(_line(cells))
+    if folded:
+        lines += ["", "</details>"]
     if section.notes:
-        lines += ["", *(f"- {escape(note)}" for note in section.notes)]
+        lines += ["", *(f"- {_paragraph(note)}" for note in section.notes)]
     return lines
 
 
@@ -74,12 +146,18 @@ def _findings(views: list[FindingView], say: Language) -> list[str]:
         return [say("frame", "No findings.")]
     stop, comma, colon = (say("frame", mark) for mark in (".", ", ", ": "))
     lines = [f"## {say('frame', f'Findings: {len(views)}')}", ""]
+    listed: dict[str, int] = {}
     for view in views:
+        listed[view.id] = listed.get(view.id, 0) + 1
+        if listed[view.id] > _LISTED:
+            continue
         where = f"{comma}{escape(view.labels)}" if view.labels else ""
         price = f"{colon}{escape(view.price)}" if view.price else ""
         lines.append(
             f"- **{say('frame', view.severity)}** {escape(view.id)}{where}{price}<br>{escape(view.title)}{stop}"
         )
-        lines.append(f"  {escape(view.evidence)}{stop}")
+        lines.append(f"  {_paragraph(_cut(view.evidence))}{stop}")
         lines += [f"  {say('frame', 'Try: ')}{escape(action)}{stop}" for action in view.actions]
+    more = {name: count - _LISTED for name, count in listed.items() if count > _LISTED}
+    lines += [f"- {escape(name)}{colon}{say('note', f'{count} more in report.json')}" for name, count in more.items()]
     return lines

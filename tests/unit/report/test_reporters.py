@@ -309,6 +309,61 @@ def test_escape_keeps_the_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("@someone and a@b.c", "&#64;&#8203;someone and a&#64;&#8203;b.c"),
+        ("#123, #x", "&#35;&#8203;123, &#35;x"),
+        ("GH-12", "GH-&#8203;12"),
+        ("see https://a.b/c or www.a.b", "see https:&#47;/a.b/c or www&#46;a.b"),
+        ("two\nlines\n\n## three", "two lines &#35;&#35; three"),
+        ("`code` ~~no~~ $x$", "\\`code\\` \\~\\~no\\~\\~ \\$x\\$"),
+    ],
+)
+def test_nothing_becomes_a_link_a_mention_or_a_heading(text: str, escaped: str) -> None:
+    assert escape(text) == escaped
+
+
+def test_markdown_begins_with_one_line_that_says_it_all() -> None:
+    report = report_of("skewed_tp2")
+    title, blank, summary, *_ = render_markdown(report).splitlines()
+    assert (title, blank) == ("# memprof: Qwen/Qwen3-VL-8B-Instruct", "")
+    assert summary.startswith("**Qwen/Qwen3-VL-8B-Instruct**, vllm-ascend 0.23.0, Ascend910B2, 60.96 GiB")
+    assert summary.endswith(f": **{escape(verdict(report))}**")
+
+
+def test_long_tables_of_markdown_are_folded_and_stay_markdown() -> None:
+    for name in (*RUNS, "recorded_023_tp2"):
+        lines = render_markdown(report_of(name)).splitlines()
+        opens = [i for i, line in enumerate(lines) if line.startswith("<details>")]
+        closes = [i for i, line in enumerate(lines) if line == "</details>"]
+        assert len(opens) == len(closes)
+        for begin, end in zip(opens, closes, strict=True):
+            rows = [line for line in lines[begin:end] if line.startswith("| ")][2:]
+            assert lines[begin] == f"<details><summary>{len(rows)} rows</summary>"
+            assert (lines[begin + 1], lines[end - 1]) == ("", "")  # else GitHub shows the source
+            assert len(rows) > 16
+    assert any("<details>" in render_markdown(report_of(name)) for name in RUNS)
+
+
+def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
+    report = report_of("skewed_tp2")
+    one = report.findings[0]
+    loud = replace(
+        report,
+        run=replace(
+            report.run, model="模" * 9000, command=["x" * 9000], notes=["n" * 3000] * 500, exit_reason="e" * 9000
+        ),
+        findings=[replace(one, title=f"{i} {'t' * 90}", evidence="e" * 9000, bytes=i) for i in range(500)],
+        ranks=[replace(rank, errors=[f"{rank.label} {i} {'e' * 500}" for i in range(500)]) for rank in report.ranks],
+    )
+    text = render_markdown(loud)
+    assert len(text.encode()) < 60_000
+    assert "497 more in report.json" in text
+    assert "Too long for a comment, in report.json: Phases, GiB" in text
+    assert "## KV budget" in text  # what fits is there
+
+
+@pytest.mark.parametrize(
     ("labels", "text"),
     [
         ([], ""),
