@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[2] / "data"
 def test_a_report_in_chinese(format_name: str) -> None:
     done = CliRunner().invoke(report, [str(DATA / "graph_tp2"), "--format", format_name, "--lang", "zh"])
     assert done.exit_code == 0
-    for text in ("结论", "KV cache 预算，等式 E4", "激活峰值", "诊断结果："):
+    for text in ("等式 E4 逐字节平衡", "KV cache 预算，等式 E4", "激活峰值", "诊断结果："):
         assert text in done.stdout
     for text in ("verdict", "peak activation", "Findings", "Try:"):
         assert text not in done.stdout

@@ -20,6 +20,7 @@ from tests.golden.update import table
 from tests.many_ranks import write_many_ranks
 from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
 from tests.unit.report.page import Page
+from tests.unit.report.test_html import oom_report
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
@@ -56,6 +57,10 @@ def texts(report: Report) -> dict[str, str]:
 @pytest.mark.parametrize("name", RUNS)
 def test_all_reporters_give_the_same_figures(name: str) -> None:
     assert_same_figures(report_of(name))
+
+
+def test_all_reporters_give_the_same_figures_of_a_run_out_of_memory() -> None:
+    assert_same_figures(oom_report())
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.ledger.builders import SECOND, gib, process, run_of, snapshot, span
+from tests.unit.report.test_html import oom_report
 from tests.unit.report.test_reporters import LOGS, RUNS, report_of
 from vllm_memprof.errors import UsageError
 from vllm_memprof.ledger import Report, build_report
@@ -154,6 +155,12 @@ def test_phases_without_duration_never_left_and_overlapping() -> None:
     names = [event["args"]["name"] for event in of_kind(trace, "M") if event["name"] == "thread_name"]
     assert names == ["phases", "phases, overlapping 1"]
     assert found["empty_cache"]["args"]["allocated_bytes change"] == gib(1)
+
+
+def test_a_run_out_of_memory_has_its_failure_inside_the_phase_it_never_left() -> None:
+    slices = {event["name"]: event for event in of_kind(trace_of(oom_report()), "X", "B")}
+    assert (slices["weight_load"]["ph"], slices["oom"]["ph"]) == ("B", "X")
+    assert slices["weight_load"]["tid"] == slices["oom"]["tid"]
 
 
 def test_the_rules_refuse_slices_that_overlap() -> None:
