@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-unit test-sim test-fuzz fuzz lint format types bench golden samples check sim sim-all clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench golden samples check sim sim-all clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,7 +30,15 @@ sim-all: sim  ## The same, and the older engine stack that the tests run too
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
 	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
 
-test: lint test-unit test-fuzz test-sim  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
+test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
+	@echo "set-up of the engine stacks beside lint and unit tests: each prints when it has ended, the last in some five minutes"
+	$(MAKE) -j2 --output-sync=target sim-all checks
+	$(MAKE) test-sim
+
+checks: lint test-unit test-fuzz  ## What needs no engine: lint, types, unit tests, damaged logs
+
+test-full: sim-all  ## Engine runs that CI leaves out, because others come through the same code
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m full tests/integration
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest tests/unit tests/golden
@@ -42,7 +50,7 @@ fuzz: $(STAMP)  ## The same from a seed that no run had before
 	$(BIN)/python scripts/fuzz_explain.py --seconds 60
 
 test-sim: sim-all  ## Shim tests and the real engines on the simulated device
-	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest tests/shim tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "not full" --durations=12 tests/shim tests/integration
 
 lint: $(STAMP)  ## ruff, codespell, mypy
 	$(BIN)/ruff check .

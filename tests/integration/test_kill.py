@@ -52,7 +52,7 @@ def kill_in(run_dir, label: str, phase: str, process) -> None:
     wait_until(caught, 120, f"{label} is in {phase}")
 
 
-@pytest.mark.parametrize("phase", ["weight_load", "profile_run"])
+@pytest.mark.parametrize("phase", ["weight_load", pytest.param("profile_run", marks=pytest.mark.full)])
 def test_a_worker_killed_during_start_up(sim_stack, tmp_path, cleanup_processes, phase):
     run_dir = tmp_path / "run"
     process = start_memprof(["offline", *MODEL_ARGS, "--prompt", "hi"], run_dir)

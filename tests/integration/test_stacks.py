@@ -38,8 +38,10 @@ def assert_balanced(run, equation, tp):
     assert not [event for event in run.events() if event["kind"] == "error"]
 
 
-@pytest.mark.parametrize("utilization", ["0.9", "0.95"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("tp", "utilization"),
+    [(1, "0.9"), (2, "0.95"), *(pytest.param(*row, marks=pytest.mark.full) for row in ((1, "0.95"), (2, "0.9")))],
+)
 @pytest.mark.parametrize("stack", [OLD_STACK, STACK])
 def test_every_rank_balances_to_the_byte(run_memprof, stack, tp, utilization):
     arguments = ("--enforce-eager", "--max-model-len=4096", f"-tp={tp}", f"--gpu-memory-utilization={utilization}")
