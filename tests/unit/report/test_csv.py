@@ -60,9 +60,8 @@ def test_pandas_gets_every_row_of_report_json(name: str) -> None:
 def test_owners_add_up_to_the_device_in_pandas(name: str) -> None:
     report = report_of(name)
     rows = frame(report)
-    moments = rows[rows.order.notna()].pivot_table(
-        index=WHEN, columns=["kind", "component"], values="bytes", aggfunc="sum", min_count=1
-    )
+    named = [*WHEN, "kind", "component"]
+    moments = rows[rows.order.notna()].groupby(named)["bytes"].sum(min_count=1).unstack(["kind", "component"])
     totals = moments["reading"]["device_total_bytes"].dropna()
     assert len(totals) == sum(
         memory.unaccounted_bytes is not None for rank in report.ranks for memory in rank.device_memory
