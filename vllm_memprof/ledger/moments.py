@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport
@@ -90,7 +91,7 @@ def _phase_diff(path: tuple[str, ...], left: list[PhaseRow], right: list[PhaseRo
 
 def _seconds(rows: list[PhaseRow]) -> float | None:
     known = [row.seconds for row in rows if row.seconds is not None]
-    return sum(known) if known else None
+    return fsum(known) if known else None  # the same digits on every Python
 
 
 def _last(rows: list[PhaseRow]) -> Snapshot | None:
