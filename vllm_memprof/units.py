@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -44,3 +45,14 @@ def parse_size(text: str) -> int:
     if match is None or match.group(2).lower() not in _SUFFIX:
         raise ValueError(f"not a size: {text!r} (write bytes, or KiB, MiB, GiB)")
     return round(float(match.group(1).replace(",", "").replace("_", "")) * _SUFFIX[match.group(2).lower()])
+
+
+def minus(left: int | None, right: int | None) -> int | None:
+    """``left - right``; None where either is unknown."""
+    return None if left is None or right is None else left - right
+
+
+def sum_or_none(sizes: Iterable[int | None]) -> int | None:
+    """The sum of sizes, None where one of them is unknown; 0 of none."""
+    known = list(sizes)
+    return None if None in known else sum(size for size in known if size is not None)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.ledger.equations import EQUATIONS
 from vllm_memprof.ledger.honest import Evidence
 from vllm_memprof.ledger.model import Budget, RankReport, TermRow
+from vllm_memprof.units import minus
 
 #: Quantity -> what it is, in words.
 TITLES = {
@@ -193,16 +194,12 @@ def _figure(name: str) -> Callable[[Evidence], int | None]:
     return read
 
 
-def _minus(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right
-
-
 def _weights(evidence: Evidence) -> int | None:
     """The engine's figure; where it keeps none, the growth of allocated memory while it loaded, which it prints."""
     value = _figure("weights_bytes")(evidence)
     span = evidence.last("weight_load")
     if value is None and span is not None and span.before is not None and span.after is not None:
-        return _minus(span.after.allocated_bytes, span.before.allocated_bytes)
+        return minus(span.after.allocated_bytes, span.before.allocated_bytes)
     return value
 
 
@@ -220,7 +217,7 @@ def _initial_non_torch(evidence: Evidence) -> int | None:
     value = _figure("initial_non_torch_bytes")(evidence)
     if value is None:
         free = _figure("initial_free_bytes")(evidence)
-        value = _minus(_figure("device_total_bytes")(evidence), free)  # nothing is reserved yet
+        value = minus(_figure("device_total_bytes")(evidence), free)  # nothing is reserved yet
     if value is not None:
         return value
     first = next((span.order for span in evidence.spans if span.phase in _BEFORE_LOADING), None)
@@ -237,7 +234,7 @@ def _initial_non_torch(evidence: Evidence) -> int | None:
 def _peak_activation(evidence: Evidence) -> int | None:
     value = _figure("peak_activation_bytes")(evidence)
     if value is None:
-        return _minus(_figure("profile_after_allocated_peak_bytes")(evidence), _allocated_before(evidence))
+        return minus(_figure("profile_after_allocated_peak_bytes")(evidence), _allocated_before(evidence))
     return value
 
 
@@ -249,7 +246,7 @@ def _non_torch_after(evidence: Evidence) -> int | None:
 
 def _non_torch(evidence: Evidence) -> int | None:
     value = _figure("non_torch_increase_bytes")(evidence)
-    return _minus(_non_torch_after(evidence), _initial_non_torch(evidence)) if value is None else value
+    return minus(_non_torch_after(evidence), _initial_non_torch(evidence)) if value is None else value
 
 
 def _cached(evidence: Evidence) -> int | None:
@@ -257,22 +254,22 @@ def _cached(evidence: Evidence) -> int | None:
     if after is None:
         return None
     allocated = after.allocated_bytes if after.allocated_bytes is not None else _allocated_before(evidence)
-    return _minus(after.reserved_bytes, allocated)
+    return minus(after.reserved_bytes, allocated)
 
 
 def _kept_torch(evidence: Evidence) -> int | None:
     _, after, _ = evidence.profile_end()
-    return None if after is None else _minus(after.allocated_bytes, _allocated_before(evidence))
+    return None if after is None else minus(after.allocated_bytes, _allocated_before(evidence))
 
 
 def _non_torch_cleared(evidence: Evidence) -> int | None:
     before, after, _ = evidence.profile_end()
-    return None if before is None or after is None else _minus(before.non_torch_bytes, after.non_torch_bytes)
+    return None if before is None or after is None else minus(before.non_torch_bytes, after.non_torch_bytes)
 
 
 _HELD: dict[str, Callable[[Evidence], int | None]] = {
     "weights": _weights,
-    "persistent_torch": lambda evidence: _minus(_allocated_before(evidence), _weights(evidence)),
+    "persistent_torch": lambda evidence: minus(_allocated_before(evidence), _weights(evidence)),
     "peak_activation": _peak_activation,
     "kept_torch": _kept_torch,
     "cached": _cached,

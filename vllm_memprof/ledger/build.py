@@ -27,6 +27,7 @@ from vllm_memprof.ledger.model import (
 from vllm_memprof.ledger.owners import owners_of
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus
 
 #: Phases that every start-up passes. One that a run lacks is reported as not measured, with the reason.
 REQUIRED_PHASES = (
@@ -339,11 +340,7 @@ def _kv_allocation(process: ProcessRecord) -> int | None:
     span = next((span for span in process.phases if span.phase == "kv_cache_alloc"), None)
     if span is None or span.before is None or span.after is None:
         return None
-    return _minus(span.after.allocated_bytes, span.before.allocated_bytes)
-
-
-def _minus(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right
+    return minus(span.after.allocated_bytes, span.before.allocated_bytes)
 
 
 def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
@@ -370,10 +367,10 @@ def _oom_divided(span: PhaseSpan, oom: dict[str, Any]) -> dict[str, int | None]:
     """
     peak = span.detail.get("allocated_peak_bytes")
     allocated = oom["allocated_bytes"] if oom["allocated_bytes"] is not None else peak
-    used = _minus(oom["device_total_bytes"], oom["free_bytes"])
+    used = minus(oom["device_total_bytes"], oom["free_bytes"])
     return {
-        "fragmentation_bytes": _minus(oom["reserved_bytes"], allocated),
-        "other_bytes": _minus(used, oom["reserved_bytes"]),
+        "fragmentation_bytes": minus(oom["reserved_bytes"], allocated),
+        "other_bytes": minus(used, oom["reserved_bytes"]),
     }
 
 

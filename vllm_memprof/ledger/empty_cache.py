@@ -17,6 +17,7 @@ from vllm_memprof.ledger.owners import counter
 from vllm_memprof.ledger.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus, sum_or_none
 
 _NOTHING = Snapshot(t_ns=0)
 #: Phases after which a start-up is over, the last first.
@@ -194,13 +195,13 @@ def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> Re
         calls_at_end=len(every) - len(engine),
         calls_while_serving=len(serving),
         seconds=_total(call.seconds for call in engine),
-        freed_cached_bytes=_sum(call.freed_cached_bytes for call in engine),
+        freed_cached_bytes=sum_or_none(call.freed_cached_bytes for call in engine),
         freed_npu_workspace_bytes=sum(workspaces) if workspaces else None,
-        freed_other_bytes=_sum(call.freed_other_bytes for call in engine),
-        refilled_bytes=_sum(call.refilled_bytes for call in engine if call.refilled_by is not None),
+        freed_other_bytes=sum_or_none(call.freed_other_bytes for call in engine),
+        refilled_bytes=sum_or_none(call.refilled_bytes for call in engine if call.refilled_by is not None),
         serving_seconds=_total(call.seconds for call in serving),
-        serving_freed_bytes=_sum(call.freed_bytes for call in serving),
-        serving_refilled_bytes=_sum(call.refilled_bytes for call in serving if call.refilled_by is not None),
+        serving_freed_bytes=sum_or_none(call.freed_bytes for call in serving),
+        serving_refilled_bytes=sum_or_none(call.refilled_bytes for call in serving if call.refilled_by is not None),
         left_after=phase,
         left_cached_bytes=None if left is None else _cached(left),
         left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
@@ -245,15 +246,6 @@ def _used(snapshot: Snapshot) -> int | None:
     return minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if any(value is None for value in known) else sum(value for value in known if value is not None)
-
-
 def _total(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def minus(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right

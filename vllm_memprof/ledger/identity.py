@@ -18,7 +18,7 @@ from vllm_memprof.ledger.owners import (
 )
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.units import MIB
+from vllm_memprof.units import MIB, minus
 
 _NOBODY = Owners()
 #: Rows that torch itself measures, on a simulated device as on hardware.
@@ -51,7 +51,7 @@ def device_memory(
         ComponentRow("allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"),
         ComponentRow(
             "cached",
-            _minus(snapshot.reserved_bytes, snapshot.allocated_bytes),
+            minus(snapshot.reserved_bytes, snapshot.allocated_bytes),
             MEASURED,
             "torch: the rest of its segments",
         ),
@@ -100,7 +100,7 @@ def _counted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
     runtime = counter(snapshot, RUNTIME)
     graph = None if runtime is None else at.graph(runtime)
     rows.append(ComponentRow("graph", graph, INFERRED, f"growth of the {RUNTIME} counter in graph_capture"))
-    rows.append(ComponentRow("runtime", _minus(runtime, graph), MEASURED, f"{RUNTIME} counter, less graph"))
+    rows.append(ComponentRow("runtime", minus(runtime, graph), MEASURED, f"{RUNTIME} counter, less graph"))
     for name in sorted(counters or ()):
         if name not in (APP, HCCL, RUNTIME):
             rows.append(ComponentRow(f"cann_{name.lower()}", counter(snapshot, name), MEASURED, f"{name} counter"))
@@ -141,7 +141,7 @@ def _configured(each: Communicator) -> str:
 def _application(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
     """What the process asked the device for besides torch's segments: ATB's pool, and everything else."""
     app, torch, workspace = counter(snapshot, APP), torch_bytes(snapshot), snapshot.npu_workspace_bytes
-    beside = _minus(app, torch)
+    beside = minus(app, torch)
     if beside is None:
         return [ComponentRow("atb", None, INFERRED), ComponentRow("other", None, MEASURED)]
     atb = max(0, min(at.atb(), beside - (workspace or 0)))
@@ -197,10 +197,6 @@ def _other_non_torch(snapshot: Snapshot) -> int | None:
     """Non-torch memory less the operator workspace, as far as the workspace is known."""
     non_torch = snapshot.non_torch_bytes
     if non_torch is None:
-        used = _minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
-        non_torch = _minus(used, torch_bytes(snapshot))
+        used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+        non_torch = minus(used, torch_bytes(snapshot))
     return None if non_torch is None else non_torch - (snapshot.npu_workspace_bytes or 0)
-
-
-def _minus(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.ledger.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
 MOST_MOMENTS = 1200
@@ -132,7 +133,7 @@ def _thinned(readings: list[_Reading]) -> list[_Reading]:
 
 
 def _in_use(snapshot: Snapshot) -> int | None:
-    return _minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+    return minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
 
 
 def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
@@ -180,7 +181,7 @@ def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
     found = []
     for row in rank.phases:
         if row.phase in _TENSORS and row.before is not None and row.after is not None:
-            size = _minus(row.after.allocated_bytes, row.before.allocated_bytes)
+            size = minus(row.after.allocated_bytes, row.before.allocated_bytes)
             if size is not None and size > 0:
                 found.append((row.after.t_ns, _TENSORS[row.phase], size))
     return found
@@ -280,7 +281,3 @@ _KINDS_OF_PEAK: tuple[tuple[str, Callable[[Snapshot], int | None], Callable[[Pha
 
 def _time(snapshot: Snapshot | None) -> int | None:
     return None if snapshot is None or not snapshot.t_ns else snapshot.t_ns
-
-
-def _minus(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from vllm_memprof.ledger.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
@@ -21,7 +20,7 @@ from vllm_memprof.report.sections.base import (
     labels_of,
     number,
 )
-from vllm_memprof.units import format_gib
+from vllm_memprof.units import format_gib, sum_or_none
 
 
 def empty_cache_sections(report: Report, wide: bool = False) -> list[Section]:
@@ -99,10 +98,10 @@ def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], f
     found = []
     for (phase, site, function, thread, by), members in groups.items():
         sizes = [
-            format_gib(_sum(call.freed_cached_bytes for call in members)),
-            format_gib(_sum(call.freed_npu_workspace_bytes for call in members)),
-            format_gib(_sum(call.freed_other_bytes for call in members)),
-            format_gib(_sum(call.refilled_bytes for call in members)),
+            format_gib(sum_or_none(call.freed_cached_bytes for call in members)),
+            format_gib(sum_or_none(call.freed_npu_workspace_bytes for call in members)),
+            format_gib(sum_or_none(call.freed_other_bytes for call in members)),
+            format_gib(sum_or_none(call.refilled_bytes for call in members)),
         ]
         held = [call.requests for call in members if call.requests is not None]
         own = "own" if by == MEMPROF else ""
@@ -222,7 +221,7 @@ def _shrink_once(summary: ReclaimSummary) -> str:
 def _gain_or_cost(rank: RankReport, summary: ReclaimSummary) -> str:
     if not summary.calls:
         return "neither"
-    freed = _sum((summary.freed_cached_bytes, summary.freed_npu_workspace_bytes or 0, summary.freed_other_bytes))
+    freed = sum_or_none((summary.freed_cached_bytes, summary.freed_npu_workspace_bytes or 0, summary.freed_other_bytes))
     kept = None if freed is None or summary.refilled_bytes is None else freed - summary.refilled_bytes
     parts = []
     if summary.calls_while_serving:
@@ -246,8 +245,3 @@ def _gain_or_cost(rank: RankReport, summary: ReclaimSummary) -> str:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:.2f} ms"
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if any(value is None for value in known) else sum(value for value in known if value is not None)

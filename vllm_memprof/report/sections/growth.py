@@ -15,7 +15,7 @@ from vllm_memprof.report.sections.base import (
     group_ranks,
     labels_of,
 )
-from vllm_memprof.units import format_mib
+from vllm_memprof.units import format_mib, sum_or_none
 
 #: Rows of torch's segments, one column here: the table of phases divides them.
 _TORCH = ("allocated", "cached", "unmapped")
@@ -66,7 +66,7 @@ def _bundled(table: list[Growth]) -> list[Growth]:
 
 def _added(rows: list[Growth]) -> Growth:
     names = dict.fromkeys(name for row in rows for name in row.owners)
-    owners = {name: _sum([row.owners.get(name) for row in rows]) for name in names}
+    owners = {name: sum_or_none([row.owners.get(name) for row in rows]) for name in names}
     return replace(rows[0], phase=f"{rows[0].phase} x{len(rows)}", owners=owners)
 
 
@@ -89,7 +89,7 @@ def _section(report: Report, members: list[RankReport], table: list[Growth], wid
     rows = []
     for row, owners in grown:
         cells = [format_mib(owners.get(name)) for name in shown]
-        cells += [format_mib(_sum([owners.get(name) for name in folded]))] if folded else []
+        cells += [format_mib(sum_or_none([owners.get(name) for name in folded]))] if folded else []
         rows.append(Row([_place(row), *cells], row.depth))
     titles = [_title(name) for name in shown]
     columns = [Column("Phase", right=False), *(Column(title) for title in titles)]
@@ -105,12 +105,12 @@ def _section(report: Report, members: list[RankReport], table: list[Growth], wid
 
 def _merge_communicators(owners: dict[str, int | None], table: list[Growth], width: int) -> dict[str, int | None]:
     """Torch as one owner; the communicators as one where they are many."""
-    torch = _sum([owners[name] for name in _TORCH if name in owners])
+    torch = sum_or_none([owners[name] for name in _TORCH if name in owners])
     outside = {_SEGMENTS: torch, **{name: size for name, size in owners.items() if name not in _TORCH}}
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
     if len(named) <= (3 if width >= _WIDE else 1):
         return outside
-    together = _sum([outside.pop(name) for name in named])
+    together = sum_or_none([outside.pop(name) for name in named])
     return {_SEGMENTS: outside.pop(_SEGMENTS), _COMMUNICATORS: together, **outside}
 
 
@@ -149,8 +149,3 @@ def _place(row: Growth) -> str:
 
 def _title(name: str) -> str:
     return _TITLES.get(name, name.removeprefix(_COMMUNICATOR).replace("_", " "))
-
-
-def _sum(sizes: list[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return None if len(known) < len(sizes) else sum(known)
