@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.show import FILE_WIDTH, build, write_out
+from vllm_memprof.cli.show import FILE_WIDTH, build, chosen, numbered, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def read(name: str) -> Report:
     Raises:
         RunRecordError: it cannot be read, is none of these, or holds several runs and no number says which.
     """
-    path, number = _numbered(name)
+    given, number = numbered(name)
+    path = Path(given)
     if path.is_dir():
         return build(path)
     data = _json(path)
@@ -81,19 +82,7 @@ def read(name: str) -> Report:
     if number is None and len(reports) > 1:
         hint = f"name one of them: {path}#1 to {path}#{len(reports)}"
         raise RunRecordError(f"{path} holds {len(reports)} runs", hint=hint)
-    chosen = 1 if number is None else number
-    if not 1 <= chosen <= len(reports):
-        held = f"{len(reports)} runs" if len(reports) != 1 else "one run"
-        raise RunRecordError(f"{path} has no run {number}: it holds {held}")
-    return reports[chosen - 1]
-
-
-def _numbered(name: str) -> tuple[Path, int | None]:
-    """``FILE#2`` as a path and a number; a file of that very name comes first."""
-    path, mark, number = name.rpartition("#")
-    if not mark or not path or not number.isdecimal() or Path(name).exists():
-        return Path(name), None
-    return Path(path), int(number)
+    return chosen(path, number, reports)[0]
 
 
 def _json(path: Path) -> Any:

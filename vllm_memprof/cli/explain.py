@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import check_format, check_lang, render, write_out
+from vllm_memprof.cli.show import check_format, check_lang, chosen, numbered, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def explain(
     packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
     figure counts only to its last printed digit.
 
-    Several starts are several reports; with --format json, an array of them; with html or csv, one file.
+    Several starts are several reports; with --format json, an array of them; with html or csv, one file. LOG#2 is the
+    second start of a log alone. Markdown stays below 60 kB: it names the starts that it leaves out.
     There is no --format trace: a log tells of no moments in time.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
@@ -57,6 +58,11 @@ def explain(
 
         write_out(report_csv(*reports), output)
         return
+    if format_name == "markdown" and len(reports) > 1:
+        from vllm_memprof.report.markdown import render_markdown_starts
+
+        write_out(render_markdown_starts(reports, lang), output)
+        return
     texts = [render(report, format_name, to_file=output is not None, lang=lang) for report in reports]
     write_out(_overview(reports, format_name, lang) + _together(texts, format_name), output)
 
@@ -65,17 +71,18 @@ def read_reports(logs: list[str]) -> list[Report]:
     """One report per engine start, log by log. A log without figures is named on stderr where another has some.
 
     Raises:
-        RunRecordError: none of the logs holds a line about memory, or one cannot be read.
+        RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no start of that number.
     """
     from vllm_memprof.ledger.build import build_report
     from vllm_memprof.logs.record import LOOKED_FOR, NoMemoryLines, read_log
 
     reports, empty = [], []
-    for path in logs:
+    for name in logs:
+        path, number = numbered(name)
         if path == "-" and sys.stdin.isatty():
             typer.echo("memprof: paste a log, then end it with Ctrl-D on a line of its own", err=True)
         try:
-            reports += [build_report(run) for run in read_log(path)]
+            reports += [build_report(run) for run in chosen(path, number, read_log(path))]
         except NoMemoryLines as error:
             empty.append(error)
     if not reports:
@@ -93,18 +100,11 @@ def _overview(reports: list[Report], format_name: str, lang: str) -> str:
     """One line per engine start, where there are several; nothing in JSON."""
     if len(reports) == 1 or format_name == "json":
         return ""
-    from vllm_memprof.report import markdown
     from vllm_memprof.report.language import language
-    from vllm_memprof.report.sections.head import verdict
+    from vllm_memprof.report.markdown import start_lines
 
-    say = language(lang)
-    lines = [say("frame", f"{len(reports)} engine starts"), ""]
-    for number, report in enumerate(reports, start=1):
-        budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
-        asked = next((value for value in budgets if value is not None), None)
-        told = f"utilization {asked}; " if asked is not None else ""
-        text = f"{report.run.id}: {told}{say('head', verdict(report))}"
-        lines.append(f"{number}. {markdown.escape(text) if format_name == 'markdown' else text}")
+    lines = [language(lang)("frame", f"{len(reports)} engine starts"), ""]
+    lines += [f"{number}. {line}" for number, line in enumerate(start_lines(reports, lang), start=1)]
     return "\n".join([*lines, "", ""])
 
 

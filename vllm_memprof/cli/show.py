@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 
 if TYPE_CHECKING:
     from vllm_memprof.ledger.model import Report
+
+Each = TypeVar("Each")
 
 #: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
 FILE_WIDTH = 120
@@ -152,6 +154,28 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
     if not output.parent.is_dir():
         raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
     write_atomically(output, text)
+
+
+def numbered(name: str) -> tuple[str, int | None]:
+    """``FILE#2`` as a path and a number; a file of that very name comes first."""
+    path, mark, number = name.rpartition("#")
+    if not mark or not path or not number.isdecimal() or Path(name).exists():
+        return name, None
+    return path, int(number)
+
+
+def chosen(path: str | Path, number: int | None, found: list[Each]) -> list[Each]:
+    """The one of that number, counted from 1; without a number all of them.
+
+    Raises:
+        RunRecordError: there are not so many.
+    """
+    if number is None:
+        return found
+    if not 1 <= number <= len(found):
+        held = f"{len(found)} runs" if len(found) != 1 else "one run"
+        raise RunRecordError(f"{path} has no run {number}: it holds {held}")
+    return [found[number - 1]]
 
 
 def build(run_dir: Path) -> Report:

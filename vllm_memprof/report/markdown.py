@@ -1,7 +1,7 @@
 """Writes a report as GitHub markdown: every name and argument escaped, so that nothing in it can act as markup.
 
 It begins with one line that says it all; tables that few readers need are folded away, and the whole stays below what
-a comment on GitHub may have. What does not fit is named, and in report.json.
+a comment on GitHub may have. What does not fit is named, and in report.json. Several engine starts share that room.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import BAD, TOTAL, Section
+from vllm_memprof.report.sections.base import BAD, TOTAL, Section, fold
 from vllm_memprof.report.sections.findings import FindingView, finding_views
-from vllm_memprof.report.sections.head import head
+from vllm_memprof.report.sections.head import head, verdict
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
 _WIDE = 200
@@ -27,6 +27,8 @@ _OPEN_ROWS = 16
 _LISTED = 3
 #: Remarks on the whole run that are listed.
 _LISTED_NOTES = 10
+#: Engine starts that are listed with a line each where there are several.
+_LISTED_STARTS = 60
 #: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 #: Lines at the top that make the summary, in this order.
@@ -63,6 +65,44 @@ def render_markdown(report: Report, lang: str = ENGLISH) -> str:
     lines += ["", *_findings([say.finding(view) for view in finding_views(report)], say)]
     tables = [say.section(section) for section in sections(report, _WIDE)]
     return _fitting(lines, [(table.title, ["", *section_lines(table, say)]) for table in tables], say)
+
+
+def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
+    """Several engine starts in one text: a line each, then the reports of as many as a comment has room for."""
+    say = language(lang)
+    lines = [f"{number}. {escape(_cut(line))}" for number, line in enumerate(start_lines(reports, lang), start=1)]
+    if len(lines) > _LISTED_STARTS:
+        rest = say("frame", f"{len(lines) - _LISTED_STARTS} more engine starts")
+        lines = [*lines[:_LISTED_STARTS], "", rest]
+    opening = [say("frame", f"{len(reports)} engine starts"), "", *lines, ""]
+    left = MOST_BYTES - _RESERVE - _size(opening)
+    texts, out = [], []
+    for report in reports:
+        text = render_markdown(report, lang)
+        if len(text.encode()) < left:
+            texts.append(text)
+            left -= len(text.encode()) + 1
+        else:
+            out.append(report.run.id or report.run.model)
+    if out:
+        names = escape(_cut(fold(out), _RESERVE // 4))
+        opening += [
+            say("frame", f"Too long for a comment, left out below: {len(out)} of {len(reports)} starts, {names}.")
+        ]
+        opening += [say("frame", "The report of one start: `memprof explain FILE#NUMBER --format markdown`."), ""]
+    return "\n".join(["\n".join(opening), *texts])
+
+
+def start_lines(reports: list[Report], lang: str = ENGLISH) -> list[str]:
+    """What each of several engine starts came to, in a line."""
+    say = language(lang)
+    lines = []
+    for report in reports:
+        budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
+        asked = next((value for value in budgets if value is not None), None)
+        told = f"utilization {asked}; " if asked is not None else ""
+        lines.append(f"{report.run.id}: {told}{say('head', verdict(report))}")
+    return lines
 
 
 def _fitting(lines: list[str], blocks: list[tuple[str, list[str]]], say: Language) -> str:

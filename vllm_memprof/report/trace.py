@@ -1,14 +1,19 @@
 """Writes a run as a trace in the Trace Event Format (JSON), which Perfetto and Chrome open.
 
-One process per rank. Phases are complete slices (``ph`` X) on its first thread; one that was never left begins (B)
+One process per rank. Phases are complete slices (``ph`` X) on its main thread; one that was never left begins (B)
 and does not end; one that overlaps another without lying inside it gets a thread of its own. Owners of device memory,
 and what is unaccounted, are counters (C) in bytes at every edge of a phase; parts of an owner are counters too, named
 ``owner / part``. Where a figure is unknown there is no counter event. Times are microseconds since the run's start.
+
+The order of things is for readers of any age: Perfetto once gave up at a key that it did not know and gave a thread's
+name to whichever thread had that number last (``json_trace_tokenizer.cc``, ``process_tracker.cc``). So the events come
+before ``otherData``, all names before all slices, and no two threads of a trace have the same number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from vllm_memprof.errors import UsageError
@@ -39,24 +44,32 @@ def report_trace(report: Report) -> Iterator[str]:
         raise UsageError("--format trace: no phase was recorded, so there is nothing to draw", hint="--format table")
     run = report.run.to_json()
     other = {name: run[name] for name in ("id", "model", "engine", "engine_version", "device", "status", "started")}
-    return json_pieces({"displayTimeUnit": "ms", "otherData": other, "traceEvents": _events(report)}, levels=2)
+    return json_pieces({"displayTimeUnit": "ms", "traceEvents": _events(report), "otherData": other}, levels=2)
 
 
 def _events(report: Report) -> Iterator[Event]:
     starts = host_starts(report)
-    for number, rank in enumerate(report.ranks, start=1):  # several ranks may share a pid, on two hosts
-        yield from _rank_events(rank, number, starts.get(rank.host, 0))
+    spare = count(len(report.ranks) + 1)  # numbers of threads; several ranks may share a pid, on two hosts
+    threads = []
+    for track, rank in enumerate(report.ranks, start=1):
+        lanes = _lanes(rank, passages(rank))
+        numbers = {lane: next(spare) if lane else track for lane in sorted({0, *lanes.values()})}
+        threads.append({order: numbers[lane] for order, lane in lanes.items()})
+        yield from _names(rank, track, numbers)
+    for track, rank in enumerate(report.ranks, start=1):
+        yield from _rank_events(rank, track, threads[track - 1], starts.get(rank.host, 0))
 
 
-def _rank_events(rank: RankReport, track: int, start: int) -> Iterator[Event]:
+def _names(rank: RankReport, track: int, numbers: dict[int, int]) -> Iterator[Event]:
     where = ", ".join(text for text in (f"pid {rank.pid}" if rank.pid else "", rank.host or "") if text)
-    yield _named("process_name", track, 0, {"name": f"{rank.label} ({where})" if where else rank.label})
-    yield _named("process_sort_index", track, 0, {"sort_index": track})
+    yield _named("process_name", track, track, {"name": f"{rank.label} ({where})" if where else rank.label})
+    yield _named("process_sort_index", track, track, {"sort_index": track})
+    for lane, thread in numbers.items():
+        yield _named("thread_name", track, thread, {"name": f"{_PHASES}, overlapping {lane}" if lane else _PHASES})
+
+
+def _rank_events(rank: RankReport, track: int, threads: dict[int, int], start: int) -> Iterator[Event]:
     times = passages(rank)
-    threads = _threads(rank, times)
-    for thread in sorted(set(threads.values())):
-        name = _PHASES if thread == 1 else f"{_PHASES}, overlapping {thread - 1}"
-        yield _named("thread_name", track, thread, {"name": name})
     rows = {row.order: row for row in rank.phases}
     for order in sorted(times, key=lambda order: (times[order][0], order)):
         yield _slice(rows[order], times[order], track, threads[order], start)
@@ -64,9 +77,8 @@ def _rank_events(rank: RankReport, track: int, start: int) -> Iterator[Event]:
         row = rows.get(memory.order)
         snapshot = None if row is None else row.before if memory.edge == "before" else row.after
         if snapshot is not None and snapshot.t_ns:
-            for name, size in _sizes(memory):
-                event = {"ph": "C", "name": name, "cat": "memory", "pid": track, "tid": 0}
-                yield {**event, "ts": _micros(snapshot.t_ns - start), "args": {"bytes": size}}
+            at: Event = {"ph": "C", "ts": _micros(snapshot.t_ns - start), "pid": track, "tid": track, "cat": "memory"}
+            yield from ({**at, "name": name, "args": {"bytes": size}} for name, size in _sizes(memory))
 
 
 def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
@@ -81,13 +93,13 @@ def _slice(row: PhaseRow, times: tuple[int, int | None], track: int, thread: int
     delta = row.to_json()["delta"] or {}
     args = {"order": row.order, "open": row.open, "error": row.error}
     args |= {f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size}
-    event: Event = {"name": row.phase, "cat": "phase", "pid": track, "tid": thread, "ts": _micros(begins - start)}
-    ends_with: Event = {"ph": "B"} if ends is None else {"ph": "X", "dur": _micros(ends - begins)}
-    return {**event, **ends_with, "args": {name: value for name, value in args.items() if value is not None}}
+    at: Event = {"ts": _micros(begins - start), "pid": track, "tid": thread, "cat": "phase", "name": row.phase}
+    kind: Event = {"ph": "B"} if ends is None else {"ph": "X", "dur": _micros(ends - begins)}
+    return {**kind, **at, "args": {name: value for name, value in args.items() if value is not None}}
 
 
-def _threads(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[int, int]:
-    """Order of a passage -> the thread it is drawn on, from 1: on each, slices nest as the phases did."""
+def _lanes(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[int, int]:
+    """Order of a passage -> the lane it is drawn in, from 0: in each, slices nest as the phases did."""
     parents = {row.order: row.parent for row in rank.phases}
     stacks: list[list[int]] = []
     found: dict[int, int] = {}
@@ -102,7 +114,7 @@ def _threads(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict
         if not any(each is stack for each in stacks):
             stacks.append(stack)
         stack.append(order)
-        found[order] = next(i for i, each in enumerate(stacks, start=1) if each is stack)
+        found[order] = next(i for i, each in enumerate(stacks) if each is stack)
     return found
 
 
@@ -115,7 +127,7 @@ def _is_within(inner: int | None, outer: int | None) -> bool:
 
 
 def _named(kind: str, track: int, thread: int, args: Event) -> Event:
-    return {"ph": "M", "name": kind, "pid": track, "tid": thread, "args": args}
+    return {"ph": "M", "ts": 0, "pid": track, "tid": thread, "name": kind, "args": args}
 
 
 def _micros(nanoseconds: int) -> float:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -79,6 +80,42 @@ def test_several_starts_begin_with_a_line_each(explain, format_name):
     assert "utilization 0.9; KV cache 40.35 GiB; equation E2 balanced within rounding" in lines[3]
     _, one, _ = explain("--format", format_name, DATA / "vllm-project__vllm-27706.log")
     assert "engine starts" not in one
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_markdown_of_many_starts_fits_into_a_comment(explain, tmp_path, lang):
+    log = tmp_path / "many.log"
+    log.write_text((DATA / "recorded_tp2_0.23.0.log").read_text() * 70)
+    _, out, _ = explain(log, "--format", "markdown", "--lang", lang)
+    assert len(out.encode()) < 60_000
+    listed = [line for line in out.splitlines() if re.match(r"\d+\. many", line)]
+    assert len(listed) == 60
+    first_out, last_out = (int(number) for number in re.search(r"#(\d+)-many.log#(\d+)", plain(out)).groups())
+    assert (out.count("\n# memprof: "), last_out) == (first_out - 1, 70)
+    said = {"en": "left out below: {} of 70 starts", "zh": "略去 70 次启动中的 {} 次"}[lang]
+    assert said.format(71 - first_out) in out
+    assert {"en": "10 more engine starts", "zh": "另有 10 次引擎启动"}[lang] in out
+    status, one, _ = explain(f"{log}#70", "--format", "markdown", "--lang", lang)
+    assert status == 0
+    assert "many.log#70" not in plain(one)  # one start needs no list
+    assert one.count("# memprof: ") == 1
+
+
+def plain(text: str) -> str:
+    return text.replace("&#35;", "#").replace("&#8203;", "")
+
+
+def test_one_start_of_a_log_by_its_number(explain, tmp_path):
+    log = DATA / "two_methods_910b_tp2.md"
+    every = json.loads(explain("--format", "json", log)[1])
+    one = json.loads(explain("--format", "json", f"{log}#4")[1])
+    assert one == every[3]
+    for number in (0, 6):
+        status, _, err = explain(f"{log}#{number}")
+        assert (status, f"has no run {number}: it holds 5 runs" in err) == (3, True)
+    named = tmp_path / "a.log#2"  # a file of that very name comes first
+    named.write_text(LINE)
+    assert "43.40" in explain(named)[1]
 
 
 def test_into_a_file(explain, tmp_path):

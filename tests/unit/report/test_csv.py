@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.unit.report.test_reporters import LOGS, RUNS, report_of
+from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS

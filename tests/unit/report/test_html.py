@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
+from tests.unit.ledger.builders import DATA
 from tests.unit.report.page import Page
+from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.report.test_plots import serving
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
@@ -30,38 +31,7 @@ from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.report.sections.head import head, verdict
 
-RUNS = (
-    "recorded_023_tp2",
-    "recorded_013_tp2",
-    "recorded_tp1",
-    "recorded_killed_tp2",
-    "graph_tp2",
-    "eager_tp2",
-    "skewed_tp2",
-    "killed_tp2",
-    "plan_tp2",
-)
-LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
 HOSTILE = "<img src=x onerror=alert(1)>"
-
-
-def report_of(name: str, **info: Any) -> Report:
-    return build_report(recorded(name, **info))
-
-
-def oom_report() -> Report:
-    """Out of memory while the weights were loaded, as the hooks record it."""
-    full = replace(
-        snapshot(device_total_bytes=gib(60), device_free_bytes=gib(1), allocated_bytes=gib(55), reserved_bytes=gib(58)),
-        t_ns=3 * 10**9,
-    )
-    empty = replace(full, t_ns=10**9, device_free_bytes=gib(59), allocated_bytes=0, reserved_bytes=0)
-    detail = {"requested_bytes": gib(2), "device_total_bytes": gib(60), "device": "0"}
-    phases = [
-        span("weight_load", empty, None, end_t_ns=None),
-        span("oom", full, replace(full, t_ns=3 * 10**9 + 1), order=1, parent=0, depth=1, detail=detail),
-    ]
-    return build_report(run_of(process(phases, {"device_total_bytes": gib(60)}), status="oom", exit_code=1))
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -11,7 +11,8 @@ import pytest
 
 from scripts.browser import Browser, find_browser
 from tests.unit.ledger.builders import DATA
-from tests.unit.report.test_html import HOSTILE, hostile_report, oom_report, report_of
+from tests.unit.report.runs import oom_report, report_of
+from tests.unit.report.test_html import HOSTILE, hostile_report
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report.html import render_html

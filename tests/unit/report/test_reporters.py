@@ -18,9 +18,9 @@ from rich.console import Console
 
 from tests.golden.update import table
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
+from tests.unit.ledger.builders import gib, process, recorded, run_of, snapshot, span
 from tests.unit.report.page import Page
-from tests.unit.report.test_html import oom_report
+from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
@@ -32,22 +32,7 @@ from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.head import verdict
 from vllm_memprof.report.trace import render_trace
 
-RUNS = (
-    "recorded_tp2",
-    "recorded_tp1",
-    "recorded_killed_tp2",
-    "graph_tp2",
-    "eager_tp2",
-    "skewed_tp2",
-    "killed_tp2",
-    "plan_tp2",
-)
-LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
 WIDTHS = (80, 120, 200)
-
-
-def report_of(name: str, **info: object) -> Report:
-    return build_report(recorded(name, **info))
 
 
 def texts(report: Report) -> dict[str, str]:
@@ -337,7 +322,7 @@ def test_markdown_begins_with_one_line_that_says_it_all() -> None:
 
 
 def test_long_tables_of_markdown_are_folded_and_stay_markdown() -> None:
-    for name in (*RUNS, "recorded_023_tp2"):
+    for name in RUNS:
         lines = render_markdown(report_of(name)).splitlines()
         opens = [i for i, line in enumerate(lines) if line.startswith("<details>")]
         closes = [i for i, line in enumerate(lines) if line == "</details>"]

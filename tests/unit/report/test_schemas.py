@@ -13,16 +13,13 @@ import pytest
 
 from tests.golden.update import CHECKS, DIFFS, HERE, check_result
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import DATA, recorded
-from tests.unit.report.test_html import oom_report
+from tests.unit.ledger.builders import recorded
+from tests.unit.report.runs import LOGS, RUNS, oom_report
 from vllm_memprof.ledger import build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json
 from vllm_memprof.report.check import render_check_json
-
-RUNS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
-LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
 
 
 def schema_of(name: str) -> dict[str, Any]:

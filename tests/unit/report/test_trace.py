@@ -1,4 +1,9 @@
-"""The trace against the rules of the Trace Event Format that Perfetto reads it by, and against report.json."""
+"""The trace against the rules that Perfetto reads it by, and against report.json.
+
+The rules are those of Perfetto's importer (``src/trace_processor/importers/json``, ``process_tracker.cc``), the
+strictest of the versions read. Its own trace processor is not used: Perfetto's package on PyPI has no such program in
+it and fetches one from the network when it is first called.
+"""
 
 from __future__ import annotations
 
@@ -10,59 +15,65 @@ from typing import Any
 import pytest
 
 from tests.unit.ledger.builders import SECOND, gib, process, run_of, snapshot, span
-from tests.unit.report.test_html import oom_report
-from tests.unit.report.test_reporters import LOGS, RUNS, report_of
+from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.errors import UsageError
 from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json
 from vllm_memprof.report.trace import render_trace
 
-#: Phase of an event -> the keys it has to have besides name, ph, pid and tid, with their types.
-RULES: dict[str, dict[str, tuple[type, ...]]] = {
-    "X": {"ts": (int, float), "dur": (int, float), "args": (dict,), "cat": (str,)},
-    "B": {"ts": (int, float), "args": (dict,), "cat": (str,)},
-    "C": {"ts": (int, float), "args": (dict,), "cat": (str,)},
-    "M": {"args": (dict,)},
-}
+#: Phase of an event -> the keys it has besides these, with their types.
+ALWAYS = ("ph", "ts", "pid", "tid", "name", "args")
+RULES: dict[str, dict[str, type]] = {"X": {"dur": float, "cat": str}, "B": {"cat": str}, "C": {"cat": str}, "M": {}}
 METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_name": "name"}
+#: Counters are doubles there.
+EXACT = 2**53
 
 
 def trace_of(report: Report) -> dict[str, Any]:
-    text = render_trace(report)
-    trace = json.loads(text)
-    assert json.dumps(trace, allow_nan=False)
+    trace = json.loads(render_trace(report))
     check_rules(trace)
     return trace
 
 
 def check_rules(trace: dict[str, Any]) -> None:
-    """The JSON Object Format: what each kind of event needs, counters of numbers, slices of a thread that nest."""
-    assert trace["displayTimeUnit"] in ("ms", "ns")
-    assert isinstance(trace["otherData"], dict)
+    """What each kind of event needs, numbers that survive, names before slices, slices of a thread that nest."""
+    assert list(trace) == ["displayTimeUnit", "traceEvents", "otherData"]  # a key that is not known ended the reading
+    assert trace["displayTimeUnit"] == "ms"
     slices = defaultdict(list)
+    processes: dict[int, int] = {}  # thread -> process: a name is given to the last thread of that number
     named = set()
     for event in trace["traceEvents"]:
+        rules = RULES[event["ph"]]
+        assert event.keys() == {*ALWAYS, *rules}
+        assert all(isinstance(event[key], kind) for key, kind in rules.items()), event
+        assert {"ph", "ts"} <= set(list(event)[:3])  # before any text: their reader knows no escapes by number
+        assert isinstance(event["ts"], (int, float))
+        assert event["ts"] >= 0
+        assert event.get("dur", 0) >= 0
         assert isinstance(event["name"], str)
         assert event["name"]
-        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
-        assert event["pid"] > 0  # 0 is the idle process
-        rules = RULES[event["ph"]]
-        assert event.keys() == {"name", "ph", "pid", "tid", *rules}
-        assert all(isinstance(event[key], types) for key, types in rules.items()), event
-        assert event.get("ts", 0) >= 0
-        assert event.get("dur", 0) >= 0
+        assert all(isinstance(event[key], int) and 0 < event[key] < 2**32 for key in ("pid", "tid"))  # 0 is idle
+        assert processes.setdefault(event["tid"], event["pid"]) == event["pid"]
         if event["ph"] == "M":
+            assert not slices
             assert list(event["args"]) == [METADATA[event["name"]]]
+            assert event["args"][METADATA[event["name"]]]
             named.add((event["name"], event["pid"], event["tid"]))
         elif event["ph"] == "C":
-            assert event["args"].keys() == {"bytes"}
-            assert isinstance(event["args"]["bytes"], int)
+            assert list(event["args"]) == ["bytes"]
+            assert type(event["args"]["bytes"]) is int
+            assert abs(event["args"]["bytes"]) < EXACT
         else:
             slices[event["pid"], event["tid"]].append(event)
     for (pid, tid), events in slices.items():
-        assert {("process_name", pid, 0), ("thread_name", pid, tid)} <= named
+        assert {("process_name", pid, pid), ("thread_name", pid, tid)} <= named  # a main thread is named as its process
         check_nesting(events)
+
+
+def nanoseconds(micros: float) -> int:
+    """As the importer has them: cut off, not rounded."""
+    return int(micros * 1000)
 
 
 def check_nesting(events: list[dict[str, Any]]) -> None:
@@ -70,10 +81,11 @@ def check_nesting(events: list[dict[str, Any]]) -> None:
     assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
     around: list[float] = []
     for event in events:
-        ends = float("inf") if event["ph"] == "B" else event["ts"] + event["dur"]
-        while around and around[-1] <= event["ts"] and ends > around[-1]:
+        begins = nanoseconds(event["ts"])
+        ends = float("inf") if event["ph"] == "B" else begins + nanoseconds(event["dur"])
+        while around and around[-1] <= begins and ends > around[-1]:
             around.pop()
-        assert not around or ends <= around[-1] + 1e-3  # the sum of two floats
+        assert not around or ends <= around[-1]
         around.append(ends)
 
 
@@ -151,10 +163,17 @@ def test_phases_without_duration_never_left_and_overlapping() -> None:
     assert "dur" not in found["warm_up"]
     assert (found["empty_cache"]["ts"], found["empty_cache"]["dur"]) == (1e6, 1e6)
     threads = {name: event["tid"] for name, event in found.items()}
-    assert threads == {"weight_load": 1, "warm_up": 1, "empty_cache": 1, "request": 2}
+    assert threads == {"weight_load": 1, "warm_up": 1, "empty_cache": 1, "request": 2}  # 1 is the process, too
     names = [event["args"]["name"] for event in of_kind(trace, "M") if event["name"] == "thread_name"]
     assert names == ["phases", "phases, overlapping 1"]
     assert found["empty_cache"]["args"]["allocated_bytes change"] == gib(1)
+
+
+def test_no_two_threads_of_a_trace_have_the_same_number() -> None:
+    level = taken(SECOND, 1)
+    spans = [span("request", level, level, i, start_t_ns=SECOND + i, end_t_ns=3 * SECOND + i) for i in range(3)]
+    trace = trace_of(build_report(run_of(process(spans), process(spans, rank=1, label="TP1"))))
+    assert [(e["pid"], e["tid"]) for e in of_kind(trace, "X")] == [(1, 1), (1, 3), (1, 4), (2, 2), (2, 5), (2, 6)]
 
 
 def test_a_run_out_of_memory_has_its_failure_inside_the_phase_it_never_left() -> None:

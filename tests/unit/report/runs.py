@@ -1,0 +1,33 @@
+"""The runs and logs of tests/data that every format is tried on, and a run out of memory made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
+from vllm_memprof.ledger import Report, build_report
+
+#: Every run folder: a new one is tried without being named here.
+RUNS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
+LOGS = sorted(path for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
+
+
+def report_of(name: str, **info: Any) -> Report:
+    """The report of a folder of tests/data, with fields of its run.json replaced."""
+    return build_report(recorded(name, **info))
+
+
+def oom_report() -> Report:
+    """Out of memory while the weights were loaded, as the hooks record it."""
+    full = replace(
+        snapshot(device_total_bytes=gib(60), device_free_bytes=gib(1), allocated_bytes=gib(55), reserved_bytes=gib(58)),
+        t_ns=3 * 10**9,
+    )
+    empty = replace(full, t_ns=10**9, device_free_bytes=gib(59), allocated_bytes=0, reserved_bytes=0)
+    detail = {"requested_bytes": gib(2), "device_total_bytes": gib(60), "device": "0"}
+    phases = [
+        span("weight_load", empty, None, end_t_ns=None),
+        span("oom", full, replace(full, t_ns=3 * 10**9 + 1), order=1, parent=0, depth=1, detail=detail),
+    ]
+    return build_report(run_of(process(phases, {"device_total_bytes": gib(60)}), status="oom", exit_code=1))
