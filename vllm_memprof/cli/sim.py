@@ -94,7 +94,8 @@ def _table(title: str, *columns: str) -> Any:
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+        right, first = column.startswith(">"), column == columns[0]
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=first)
     return table
 
 
@@ -126,9 +127,10 @@ def _profile_table() -> Any:
 def _preset_table() -> Any:
     from vllm_memprof.sim.presets import list_presets
 
-    table = _table("Model presets (no weights, no hub needed)", "model", "what")
+    table = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
     for preset in list_presets():
-        table.add_row(preset.name, preset.title)
+        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
+        table.add_row(preset.name, size, preset.what)
     return table
 
 

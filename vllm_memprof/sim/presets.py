@@ -2,10 +2,10 @@
 
 In: ``presets/*.json`` and the model that the user named. Out: `ResolvedModel`. Runs in the launcher's process.
 
-A preset file holds ``name`` (as on the hub), ``title``, ``files`` (file name -> content, facts of the public model) and
-``tokenizer``: a byte-level tokenizer is made from it, whose first 256 tokens are the bytes, filled up to
-``plain_tokens``, with the real special tokens at their real ids behind. Text is therefore one token per byte; what
-follows from the size of the vocabulary is as in the real model.
+A preset file is a family. ``files`` (file name -> content) and ``tokenizer`` (a file of ``presets/tokenizers``) hold
+for all its ``models``; a model adds its ``name`` as on the hub, what it is, the published number of its ``parameters``
+(those that are loaded without speculative decoding), and what its files have otherwise: ``config`` for config.json,
+``files`` for the others. ``note`` says where the preset differs from the public checkpoint.
 """
 
 from __future__ import annotations
@@ -13,33 +13,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import threading
-import urllib.request
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.errors import UsageError
+from vllm_memprof.sim import hubs
+from vllm_memprof.sim.folders import has_tokenizer, has_weights, write_folder
+from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
+from vllm_memprof.sim.quantization import RULES, describe
 from vllm_memprof.sim.stacks import cache_dir
+from vllm_memprof.sim.tokenizers import table_for, tokenizer_files
 
 PRESETS_DIR = Path(__file__).parent / "presets"
-#: Seconds that a hub has to answer; without a network a start must not wait longer.
-HUB_TIMEOUT_S = 3.0
 #: Part of the key of a generated folder; raise it when the generator writes something else.
-GENERATOR = 1
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}{% elif message.content %}"
-    "{% for part in message.content %}"
-    "{% if part.type == 'text' or 'text' in part %}{{ part.text }}"
-    "{% elif 'video' in part.type %}<|vision_start|><|video_pad|><|vision_end|>"
-    "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+GENERATOR = 2
+#: A generated folder is complete: nothing is asked of a hub.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
+_GENERATED_DESCRIPTION = f"{DESCRIPTION} was generated: W8A8 in the layers that models published for Ascend quantize"
 
 
 @dataclass(frozen=True)
@@ -59,10 +52,23 @@ class Preset:
     """One model without weights."""
 
     name: str
-    title: str
+    what: str  # kind of the model, in a few words
+    parameters: int | None  # as published, of what is loaded; None for a model of this project
     files: dict[str, Any] = field(repr=False)  # file name -> JSON content
     tokenizer: dict[str, Any] = field(repr=False)
-    digest: str = ""  # of the preset file and the generator
+    also: tuple[str, ...] = ()  # other names on the hub
+    note: str = ""  # where it differs from the public checkpoint
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Content of config.json."""
+        content: dict[str, Any] = self.files["config.json"]
+        return content
+
+    @property
+    def digest(self) -> str:
+        """Of everything that is generated."""
+        return _digest([GENERATOR, self.files, self.tokenizer])
 
     @property
     def folder(self) -> Path:
@@ -74,197 +80,184 @@ class Preset:
 def list_presets() -> tuple[Preset, ...]:
     """Every preset, by name."""
     presets = []
-    for path in sorted(PRESETS_DIR.glob("*.json")):
-        text = path.read_text(encoding="utf-8")
-        digest = hashlib.sha256(f"{GENERATOR}\n{_CHAT_TEMPLATE}\n{text}".encode()).hexdigest()
-        table = json.loads(text)
-        presets.append(Preset(table["name"], table["title"], table["files"], table["tokenizer"], digest))
+    for path in PRESETS_DIR.glob("*.json"):
+        family = json.loads(path.read_text(encoding="utf-8"))
+        for model in family["models"]:
+            own = {**model.get("files", {}), "config.json": model.get("config", {})}
+            preset = Preset(
+                name=model["name"],
+                what=model["what"],
+                parameters=model["parameters"],
+                files=_merged(family["files"], own),
+                tokenizer=_tokenizer(model.get("tokenizer", family["tokenizer"])),
+                also=tuple(model.get("also", ())),
+                note=family.get("note", ""),
+            )
+            presets.append(preset)
     return tuple(sorted(presets, key=lambda preset: preset.name.lower()))
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with what the other has otherwise: tables are merged, everything else is replaced."""
+    result = dict(base)
+    for key, value in own.items():
+        before = result.get(key)
+        result[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+    return result
+
+
+def _tokenizer(name: str) -> dict[str, Any]:
+    table = json.loads((PRESETS_DIR / "tokenizers" / f"{name}.json").read_text(encoding="utf-8"))
+    base = table.pop("extends", None)
+    return table if base is None else {**_tokenizer(base), **table}
 
 
 def find_preset(name: str) -> Preset | None:
     """The preset of that name, in any case; None where there is none."""
-    return next((preset for preset in list_presets() if preset.name.lower() == name.lower()), None)
+    wanted = name.lower()
+    known = ((preset, (preset.name, *preset.also)) for preset in list_presets())
+    return next((preset for preset, names in known if wanted in (each.lower() for each in names)), None)
 
 
 def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     """Chooses where the engine reads the model from: a local folder, a hub, a preset, in this order.
 
-    A name that none of them knows is passed on as it is: the engine's own message says what is wrong.
+    What a model without weights lacks besides is generated in a folder of the cache: a synthetic tokenizer, and with
+    ``--quantization ascend`` the description of the quantized weights. A name that none of them knows is passed on
+    as it is: the engine's own message says what is wrong.
 
     Args:
         model: a folder, or the name of a model on a hub.
         user_args: the engine arguments that the user gave; they are never overridden.
+
+    Raises:
+        UsageError: a quantization is asked for that cannot be described for this kind of model.
     """
     if os.path.isdir(os.path.expanduser(model)):
-        folder = Path(model).expanduser()
-        extra = [] if _has_weights(folder) else _missing(user_args, {"--load-format": "dummy"})
-        note = "the folder has no weights: --load-format dummy" if extra else ""
-        return ResolvedModel(model, str(folder), "folder", extra, {}, note)
+        return _from_folder(model, Path(model).expanduser(), "folder", user_args)
     preset = find_preset(model)
-    from_hub = None if model.startswith("memprof/") else _resolve_hub(model, user_args)
-    if from_hub is not None:
-        return from_hub
+    from_hub = None if model.startswith("memprof/") else _from_hub(model, user_args)
+    if from_hub is not None and not (preset is not None and _is_quantized(user_args) and from_hub.extra_args):
+        return from_hub  # else: only the preset's folder can hold a description of weights that nobody downloads
     if preset is None:
         return ResolvedModel(model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it")
     extra = _missing(user_args, {"--load-format": "dummy", "--served-model-name": model})
-    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
-    note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
-    return ResolvedModel(model, str(generate_model(preset)), "preset", extra, env, note)
+    notes = ["preset: the real architecture, a synthetic byte-level tokenizer, no weights", preset.note]
+    if _is_quantized(user_args):
+        preset = replace(preset, files={**preset.files, **_description(preset.config, preset.name)})
+        notes.append(_GENERATED_DESCRIPTION)
+    return ResolvedModel(model, str(generate_model(preset)), "preset", extra, _OFFLINE, _joined(notes))
 
 
 def generate_model(preset: Preset) -> Path:
-    """The folder of a preset, generated on first use.
+    """The folder of a preset, generated on first use."""
+    if not preset.folder.is_dir():
+        write_folder(preset.folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
+    return preset.folder
 
-    The files appear all at once or not at all, also when several processes ask at the same time.
-    """
-    target = preset.folder
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+
+def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) -> ResolvedModel:
+    """A folder as it is; where it lacks a tokenizer or a description, one in the cache with links to its files."""
+    config = _read_config(folder)
+    if has_weights(folder) or config is None:
+        return ResolvedModel(model, str(folder), source, [], {})
+    extra = _missing(user_args, {"--load-format": "dummy"})
+    notes = ["the folder has no weights: --load-format dummy"] if extra else []
+    made: dict[str, Any] = {}
+    if not has_tokenizer(folder) and not _given(user_args) & {"--tokenizer", "--skip-tokenizer-init"}:
+        made = _stand_ins(config, folder)
+        extra += [] if made else ["--skip-tokenizer-init"]
+        notes.append("the folder has no tokenizer: " + ("a synthetic one was generated" if made else extra[-1]))
+    if _is_quantized(user_args) and not (folder / DESCRIPTION).is_file():
+        made |= _description(config, str(folder))
+        notes.append(_GENERATED_DESCRIPTION)
+    if not made:
+        return ResolvedModel(model, str(folder), source, extra, {}, _joined(notes))
+    names = sorted(entry.name for entry in folder.iterdir())
+    digest = _digest([GENERATOR, str(folder.resolve()), names, made])
+    target = cache_dir() / "models" / f"{folder.resolve().name}-{digest[:12]}"
+    extra += _missing(user_args, {"--served-model-name": model})
+    return ResolvedModel(model, str(write_folder(target, made, linked=folder)), source, extra, _OFFLINE, _joined(notes))
+
+
+def _read_config(folder: Path) -> dict[str, Any] | None:
+    """Content of config.json; None where it is not there or damaged, which the engine says better."""
     try:
-        for name, content in {**preset.files, **tokenizer_files(preset)}.items():
-            (temporary / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        temporary.chmod(0o755)
-        temporary.rename(target)
-    except OSError:
-        if not target.is_dir():  # otherwise another process was faster, with the same content
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
-def tokenizer_files(preset: Preset) -> dict[str, Any]:
-    """``tokenizer.json`` and ``tokenizer_config.json`` of the Hugging Face tokenizers library."""
-    table = preset.tokenizer
-    first_special = table["plain_tokens"]
-    symbols = [_byte_symbol(byte) for byte in range(256)]
-    vocabulary = {symbol: index for index, symbol in enumerate(symbols)}
-    vocabulary |= {f"<unused{index}>": index for index in range(256, first_special)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    added = [
-        {"id": first_special + index, "content": text, **flags, "special": text.startswith("<|")}
-        for index, text in enumerate(table["special_tokens"])
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model: dict[str, Any] = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": "",
-        "end_of_word_suffix": "",
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "vocab": vocabulary,
-        "merges": [],
-    }
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": model,
-    }
-    config = {
-        "tokenizer_class": "Qwen2TokenizerFast",
-        "eos_token": table["eos_token"],
-        "pad_token": table["pad_token"],
-        "model_max_length": table["model_max_length"],
-        "chat_template": _CHAT_TEMPLATE,
-        "added_tokens_decoder": {
-            str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in added
-        },
-    }
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+def _stand_ins(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Tokenizer and preprocessor files that a folder lacks: those of a preset of its kind, else of its vocabulary."""
+
+    def kind(table: Mapping[str, Any]) -> tuple[Any, Any]:
+        return table.get("model_type"), (table.get("text_config") or table).get("vocab_size")
+
+    preset = next((preset for preset in list_presets() if kind(preset.config) == kind(config)), None)
+    if preset is not None:
+        others = {name: content for name, content in preset.files.items() if not (folder / name).exists()}
+        return {**others, **tokenizer_files(preset.tokenizer)}
+    table = table_for(config)
+    return {} if table is None else tokenizer_files(table)
 
 
-def _byte_symbol(byte: int) -> str:
-    """The character by which byte-level BPE writes a byte: itself where it prints, else one from U+0100 on."""
-    if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
-        return chr(byte)
-    unprintable = [*range(33), *range(127, 161), 173]
-    return chr(256 + unprintable.index(byte))
+def _description(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    description = describe(config)
+    if description is None:
+        kind = config.get("model_type")
+        raise UsageError(
+            f"--quantization ascend: {name} has no {DESCRIPTION}, and none can be generated for model_type {kind!r}",
+            hint=f"put the quantized model's own file beside config.json; generated for: {', '.join(sorted(RULES))}",
+        )
+    return {DESCRIPTION: description}
 
 
-def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
-    """Those of the options that the user did not give, as arguments. vLLM takes underscores for dashes."""
-    given = {arg.partition("=")[0].replace("_", "-") for arg in user_args if arg.startswith("--")}
-    return [word for option, value in wanted.items() if option not in given for word in (option, value)]
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
-
-
-def _is_true(value: str | None) -> bool:
-    return (value or "").strip().lower() in {"1", "true", "yes", "on"}
-
-
-def _resolve_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
+def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
     """The model from a hub's cache on this machine, or from a hub that answers in time."""
-    if _is_true(os.environ.get("VLLM_USE_MODELSCOPE")):
+    if hubs.uses_modelscope():
         # The stack has no ModelScope client; what its cache holds is a folder like any other.
-        cached = _modelscope_folder(model)
+        cached = hubs.modelscope_folder(model)
         if cached is None:
             return None
-        extra = [] if _has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
+        extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
         extra += _missing(user_args, {"--served-model-name": model})
         return ResolvedModel(model, str(cached), "hub", extra, {"VLLM_USE_MODELSCOPE": "False"}, "ModelScope's cache")
-    cached = _hf_snapshot(model)
+    cached = hubs.hf_snapshot(model)
     if cached is not None:
-        extra = [] if _has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
+        extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
         return ResolvedModel(model, model, "hub", extra, {}, "Hugging Face cache")
-    if "/" not in model or _is_true(os.environ.get("HF_HUB_OFFLINE")) or not hub_answers(model):
+    if "/" not in model or hubs.is_offline() or not hubs.hub_answers(model):
         return None
     extra = _missing(user_args, {"--load-format": "dummy"})
     note = "configuration and tokenizer from the hub; weights are not downloaded" if extra else "hub"
     return ResolvedModel(model, model, "hub", extra, {}, note)
 
 
-def _hf_snapshot(model: str) -> Path | None:
-    """The newest cached snapshot of a model that has a config.json."""
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
-    )
-    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    folder = Path(hub).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
-    configs = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    return configs[-1].parent if configs else None
+def _is_quantized(user_args: list[str]) -> bool:
+    """Whether the user asks for vllm-ascend's own quantization."""
+    for index, arg in enumerate(user_args):
+        name, equals, value = arg.partition("=")
+        if name == "--quantization":
+            return (value if equals else "".join(user_args[index + 1 : index + 2])) == "ascend"
+    return False
 
 
-def _modelscope_folder(model: str) -> Path | None:
-    root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
-    # ModelScope writes a dot of a name as three underscores.
-    candidates = [root / "models" / model, root / model, root / "models" / model.replace(".", "___")]
-    return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
+def _given(user_args: list[str]) -> set[str]:
+    """Names of the options that the user gave. vLLM takes underscores for dashes."""
+    return {arg.partition("=")[0].replace("_", "-") for arg in user_args if arg.startswith("--")}
 
 
-def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
-    """Whether the hub has the model's configuration and says so within ``timeout_s`` seconds.
+def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
+    """Those of the options that the user did not give, as arguments."""
+    given = _given(user_args)
+    return [word for option, value in wanted.items() if option not in given for word in (option, value)]
 
-    The question runs in a thread of its own: name resolution knows no time limit.
-    """
-    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    request = urllib.request.Request(f"{endpoint}/{model}/resolve/main/config.json", method="HEAD")
-    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    answer: list[bool] = []
 
-    def ask() -> None:
-        try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                answer.append(response.status == 200)
-        except (OSError, ValueError):
-            answer.append(False)
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return answer == [True]
+
+def _joined(notes: list[str]) -> str:
+    return "; ".join(note for note in notes if note)

@@ -7,14 +7,20 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from vllm_memprof.sim import presets
-from vllm_memprof.sim.presets import find_preset, generate_model, hub_answers, list_presets, resolve_model
+from vllm_memprof.errors import UsageError
+from vllm_memprof.sim import hubs, presets
+from vllm_memprof.sim.hubs import hub_answers
+from vllm_memprof.sim.presets import find_preset, generate_model, list_presets, resolve_model
+from vllm_memprof.sim.tokenizers import tokenizer_files
 
 NAMES = [preset.name for preset in list_presets()]
+#: One model of each tokenizer.
+TOKENIZERS = list({json.dumps(preset.tokenizer): preset.name for preset in list_presets()}.values())
 
 
 @pytest.fixture(autouse=True)
@@ -34,48 +40,70 @@ def write_config(folder):
     return folder
 
 
-def test_the_promised_models_are_there():
-    promised = {"Qwen/Qwen3-VL-8B-Instruct", "Qwen/Qwen3-14B", "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-30B-A3B"}
-    assert promised | {"memprof/tiny"} <= set(NAMES)
+#: Other names of what a text ends with: several may, the configuration lists them.
+_ENDS = ("eos_token_id", "pad_token_id", "bos_token_id")
+
+
+@cache
+def files_of(name):
+    return tokenizer_files(find_preset(name).tokenizer)
+
+
+def added_ids(files):
+    return {token["content"]: token["id"] for token in files["tokenizer.json"]["added_tokens"]}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     preset = find_preset(name)
-    config = preset.files["config.json"]
-    text = config.get("text_config", config)
-    files = presets.tokenizer_files(preset)
-    ids = {token["content"]: token["id"] for token in files["tokenizer.json"]["added_tokens"]}
-    assert ids["<|im_end|>"] == text["eos_token_id"]
+    text = preset.config.get("text_config", preset.config)
+    ids = added_ids(files_of(next(other for other in TOKENIZERS if find_preset(other).tokenizer == preset.tokenizer)))
+    ends = text["eos_token_id"]
+    assert ids[preset.tokenizer["eos_token"]] in (ends if isinstance(ends, list) else [ends])
     assert max(ids.values()) < text["vocab_size"]
+    for content in (text, preset.files["generation_config.json"]):
+        named = [content[key] for key in _ENDS if content.get(key) is not None]
+        flat = [number for value in named for number in (value if isinstance(value, list) else [value])]
+        assert set(flat) <= set(ids.values())
     for key, token in {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     }.items():
-        if key in config:
-            assert ids[token] == config[key]
+        if key in preset.config:
+            assert ids[token] == preset.config[key]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "token", "number"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "<｜begin▁of▁sentence｜>", 0),
+        ("deepseek-ai/DeepSeek-V3", "<｜User｜>", 128803),
+        ("deepseek-ai/DeepSeek-V3", "<｜tool▁sep｜>", 128814),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "<|eot_id|>", 128009),
+        ("meta-llama/Llama-3.1-8B-Instruct", "<|eom_id|>", 128008),
+        ("zai-org/GLM-4-32B-0414", "<|user|>", 151336),
+        ("openai/gpt-oss-20b", "<|call|>", 200012),
+        ("Qwen/Qwen3-0.6B", "</think>", 151668),
+    ],
+)
+def test_special_tokens_have_their_public_ids(name, token, number):
+    assert added_ids(tokenizer_files(find_preset(name).tokenizer))[token] == number
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_vocabulary_has_no_holes_and_spells_bytes(name):
-    preset = find_preset(name)
-    vocabulary = presets.tokenizer_files(preset)["tokenizer.json"]["model"]["vocab"]
-    assert sorted(vocabulary.values()) == list(range(preset.tokenizer["plain_tokens"]))
-    assert vocabulary["A"] == 65
-    assert vocabulary["Ġ"] == 32  # how byte-level BPE writes a blank
-    assert vocabulary["Ċ"] == 10
-
-
-def test_parameters_of_the_dense_text_model():
-    """Qwen3-14B has 14,768,307,200 parameters; as bfloat16 that is 27.51 GiB."""
-    config = find_preset("Qwen/Qwen3-14B").files["config.json"]
-    hidden, heads, kv_heads, size = 5120, config["num_attention_heads"], config["num_key_value_heads"], 128
-    layer = hidden * size * (heads + 2 * kv_heads) + heads * size * hidden + 2 * size + 2 * hidden
-    layer += 3 * hidden * config["intermediate_size"]
-    total = config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * hidden + hidden
-    assert total == 14_768_307_200
+    table = find_preset(name).tokenizer
+    files = files_of(name)
+    first = len(table.get("first_tokens", []))
+    vocabulary = files["tokenizer.json"]["model"]["vocab"]
+    assert sorted(vocabulary.values()) == list(range(first + table["plain_tokens"]))
+    behind = [number for number in added_ids(files).values() if number >= first]
+    assert behind == list(range(first + table["plain_tokens"], first + table["plain_tokens"] + len(behind)))
+    assert vocabulary["A"] == first + 65
+    assert vocabulary["Ġ"] == first + 32  # how byte-level BPE writes a blank
+    assert vocabulary["Ċ"] == first + 10
 
 
 def test_a_folder_is_generated_once_and_whole():
@@ -102,6 +130,13 @@ def test_a_preset_gets_its_arguments():
     assert model.extra_args == ["--load-format", "dummy", "--served-model-name", "Qwen/Qwen3-14B"]
     assert model.env["HF_HUB_OFFLINE"] == "1"
     assert "synthetic" in model.note
+    assert "FP8" in resolve_model("deepseek-ai/DeepSeek-R1", []).note  # where it is not the public checkpoint
+
+
+def test_presets_have_all_names_of_their_model():
+    assert find_preset("thudm/glm-4-32b-0414").name == "zai-org/GLM-4-32B-0414"
+    names = [name.lower() for preset in list_presets() for name in (preset.name, *preset.also)]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("given", [["--load-format=auto"], ["--load_format", "auto"], ["--load-format", "auto"]])
@@ -116,7 +151,7 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
     folder = write_config(tmp_path / "Qwen" / "Qwen3-14B")
     model = resolve_model("Qwen/Qwen3-14B", [])
     assert (model.source, model.path) == ("folder", "Qwen/Qwen3-14B")
-    assert model.extra_args == ["--load-format", "dummy"]
+    assert model.extra_args == ["--load-format", "dummy", "--skip-tokenizer-init"]  # "{}" has no vocabulary
     (folder / "model.safetensors").write_bytes(b"")
     assert resolve_model("Qwen/Qwen3-14B", []).extra_args == []
 
@@ -186,6 +221,88 @@ def test_a_silent_hub_costs_its_time_limit_at_most(monkeypatch):
 
 
 def test_own_models_are_never_looked_for_on_a_hub(monkeypatch):
-    monkeypatch.setattr(presets, "hub_answers", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr(hubs, "hub_answers", lambda *_: pytest.fail("asked the hub"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert resolve_model("memprof/tiny", []).source == "preset"
+
+
+SMALL = {"model_type": "llama", "vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2}
+
+
+def model_folder(path, config, **files):
+    path.mkdir()
+    for name, content in {"config": config, **files}.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+def test_a_folder_without_a_tokenizer_gets_one_elsewhere(tmp_path):
+    folder = model_folder(tmp_path / "mine", SMALL, chat={"a": 1})
+    before = sorted(folder.iterdir())
+    model = resolve_model(str(folder), [])
+    made = presets.Path(model.path)
+    assert sorted(folder.iterdir()) == before
+    assert {path.name for path in made.iterdir()} == {
+        "config.json",
+        "chat.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert json.loads((made / "config.json").read_text()) == SMALL
+    assert (made / "config.json").resolve() == folder / "config.json"
+    vocabulary = json.loads((made / "tokenizer.json").read_text())
+    assert len(vocabulary["model"]["vocab"]) + len(vocabulary["added_tokens"]) == 500
+    assert model.extra_args == ["--load-format", "dummy", "--served-model-name", str(folder)]
+    assert "a synthetic one was generated" in model.note
+    again = resolve_model(str(folder), [])
+    assert again == model
+    (folder / "config.json").write_text(json.dumps({**SMALL, "vocab_size": 600}))
+    assert resolve_model(str(folder), []).path != model.path
+
+
+def test_a_tokenizer_of_the_user_is_kept(tmp_path):
+    folder = model_folder(tmp_path / "mine", SMALL)
+    for given in (["--tokenizer", "/t"], ["--skip-tokenizer-init"]):
+        model = resolve_model(str(folder), given)
+        assert (model.path, model.extra_args) == (str(folder), ["--load-format", "dummy"])
+    (folder / "tokenizer.model").write_bytes(b"")
+    assert resolve_model(str(folder), []).path == str(folder)
+
+
+def test_a_folder_of_a_known_kind_gets_what_that_kind_needs(tmp_path):
+    """A Qwen3-VL of another size: its images need a preprocessor's settings, and its tokenizer the image's token."""
+    config = {**find_preset("Qwen/Qwen3-VL-8B-Instruct").config, "hidden_size": 5120}
+    made = presets.Path(resolve_model(str(model_folder(tmp_path / "vl", config)), []).path)
+    assert (made / "video_preprocessor_config.json").is_file()
+    assert json.loads((made / "config.json").read_text()) == config
+    ids = added_ids({"tokenizer.json": json.loads((made / "tokenizer.json").read_text())})
+    assert ids["<|image_pad|>"] == 151655
+
+
+def test_a_description_of_quantized_weights_is_generated(tmp_path):
+    plain = resolve_model("Qwen/Qwen3-14B", [])
+    for given in (["--quantization", "ascend"], ["--quantization=ascend"]):
+        model = resolve_model("Qwen/Qwen3-14B", given)
+        assert model.path != plain.path
+        description = json.loads((presets.Path(model.path) / "quant_model_description.json").read_text())
+        assert description["model.layers.39.mlp.down_proj.weight"] == "W8A8"
+        assert "generated" in model.note
+    assert not (presets.Path(plain.path) / "quant_model_description.json").exists()
+    assert resolve_model("Qwen/Qwen3-14B", ["--quantization", "compressed-tensors"]).path == plain.path
+
+    config = {**find_preset("memprof/tiny").config, "num_hidden_layers": 5}
+    folder = model_folder(tmp_path / "mine", config, tokenizer={})
+    made = presets.Path(resolve_model(str(folder), ["--quantization", "ascend"]).path)
+    description = json.loads((made / "quant_model_description.json").read_text())
+    assert description["model.layers.4.self_attn.q_proj.weight"] == "W8A8"
+    (folder / "quant_model_description.json").write_text("{}")
+    assert resolve_model(str(folder), ["--quantization", "ascend"]).path == str(folder)
+
+
+def test_a_kind_without_rules_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match=r"openai/gpt-oss-20b.*'gpt_oss'") as caught:
+        resolve_model("openai/gpt-oss-20b", ["--quantization", "ascend"])
+    assert "qwen3_moe" in caught.value.hint
+    folder = model_folder(tmp_path / "mine", {**SMALL, "model_type": "nobody"}, tokenizer={})
+    with pytest.raises(UsageError, match=r"mine has no quant_model_description\.json"):
+        resolve_model(str(folder), ["--quantization=ascend"])

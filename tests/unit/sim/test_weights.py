@@ -1,0 +1,142 @@
+"""Parameters that follow from a configuration, against published ones; and what a generated description quantizes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from vllm_memprof.sim.presets import find_preset, list_presets
+from vllm_memprof.sim.quantization import RULES, describe
+from vllm_memprof.sim.weights import ARCHITECTURES, count_parameters, list_weights
+
+#: Published with the models: the number that the hub shows (metadata of the safetensors files), where its files hold
+#: what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that their files hold as an output head.
+#: DeepSeek-V3: "671B of the Main Model weights"; gpt-oss: 20.91 B and 116.83 B in the model card; GLM-4: 32.57 B as
+#: llama.cpp counts its files.
+PUBLISHED = {
+    "deepseek-ai/DeepSeek-R1": 671_026_419_200,
+    "deepseek-ai/DeepSeek-V3": 671_026_419_200,
+    "meta-llama/Llama-3.1-70B-Instruct": 70_553_706_496,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Meta-Llama-3-70B-Instruct": 70_553_706_496,
+    "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+    "Qwen/Qwen3-0.6B": 751_632_384 - 151_936 * 1024,
+    "Qwen/Qwen3-1.7B": 2_031_739_904 - 151_936 * 2048,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": 235_670_022_896,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
+    "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "zai-org/GLM-4-32B-0414": 32_566_081_536,
+}
+#: With the layer for multi-token prediction, which only speculative decoding loads.
+WITH_DRAFT = {"Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720}
+
+
+@pytest.mark.parametrize("name", [preset.name for preset in list_presets() if preset.parameters is not None])
+def test_parameters_are_the_published_ones(name):
+    preset = find_preset(name)
+    assert preset.parameters == count_parameters(preset.config)
+    if name in WITH_DRAFT:
+        assert count_parameters(preset.config, draft=True) == WITH_DRAFT[name]
+    else:
+        assert preset.parameters == PUBLISHED[name]
+
+
+def test_the_draft_of_deepseek():
+    """Published as 14 B, which counts its copies of embedding and output head."""
+    config = find_preset("deepseek-ai/DeepSeek-V3").config
+    draft = count_parameters(config, draft=True) - count_parameters(config)
+    assert round((draft + 2 * config["vocab_size"] * config["hidden_size"]) / 1e9, 1) == 13.5
+
+
+def test_a_model_without_preset():
+    """Qwen2.5-7B: 7,615,616,512 parameters on the hub."""
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    }
+    assert count_parameters(config) == 7_615_616_512
+    assert count_parameters({**config, "model_type": "another"}) is None
+
+
+def quantized(name):
+    """Weights of a preset by their type in its description, the experts that the engine does not ask for included."""
+    config = find_preset(name).config
+    description = describe(config)
+    found = {}
+    for weight, shape in list_weights(config).items():
+        type_ = description[re.sub(r"\.experts\.\d+\.", ".experts.0.", weight)]
+        found.setdefault(type_, {})[weight] = math.prod(shape)
+    return found
+
+
+def test_everything_that_weighs_is_quantized_in_a_dense_model():
+    found = quantized("Qwen/Qwen3-32B")
+    assert set(found) == {"W8A8", "FLOAT"}
+    rest = {re.sub(r"layers\.\d+\.", "", name) for name in found["FLOAT"]}
+    assert rest == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.input_layernorm.weight",
+        "model.post_attention_layernorm.weight",
+        "model.self_attn.q_norm.weight",
+        "model.self_attn.k_norm.weight",
+    }
+    assert sum(found["W8A8"].values()) / find_preset("Qwen/Qwen3-32B").parameters > 0.95
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
+def test_experts_are_scaled_per_token(name):
+    found = quantized(name)
+    assert {weight for weight in found["W8A8_DYNAMIC"] if ".experts." in weight} == {
+        weight for weight in list_weights(find_preset(name).config) if ".experts." in weight
+    }
+    assert all(".self_attn." in weight for weight in found["W8A8"])
+    assert not [weight for weight in found["FLOAT"] if ".experts." in weight]
+    assert [weight for weight in found["FLOAT"] if weight.endswith("mlp.gate.weight")]
+    assert not [weight for type_ in ("W8A8", "W8A8_DYNAMIC") for weight in found[type_] if "visual" in weight]
+
+
+def test_layers_for_speculative_decoding_stay():
+    description = describe(find_preset("deepseek-ai/DeepSeek-V3").config)
+    assert description["model.layers.60.mlp.experts.0.up_proj.weight"] == "W8A8_DYNAMIC"
+    assert description["model.layers.61.mlp.experts.0.up_proj.weight"] == "FLOAT"
+    assert description["model.layers.61.self_attn.o_proj.weight"] == "FLOAT"
+
+
+def test_parts_of_a_fused_layer_are_of_one_type():
+    """The engine fuses them, and refuses a layer of two types."""
+    fused = [
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    ]
+    for preset in list_presets():
+        description = describe(preset.config)
+        if description is None:
+            continue
+        for first, *others in fused:
+            for name in [name for name in description if name.endswith(f".{first}.weight")]:
+                assert {description[name.replace(first, other)] for other in others} == {description[name]}
+
+
+def test_every_rule_is_of_a_known_kind():
+    assert set(RULES) <= set(ARCHITECTURES)

@@ -1,0 +1,70 @@
+"""Descriptions of a quantized model that nobody has quantized yet: with them the engine makes weights of real shapes.
+
+In: the content of a config.json. Out: the content of quant_model_description.json, which vllm-ascend reads with
+``--quantization ascend``. A row says which weights take 8 bits and how their activations are scaled: W8A8 by a scale of
+the checkpoint, W8A8_DYNAMIC by one per token. The choice is that of the W8A8 models published for Ascend: what is not
+in a row stays as it is (embeddings, output head, norms, routers, vision towers, layers for speculative decoding).
+
+Keys of fused layers are those of their parts; of the experts the engine reads the first.
+(vllm_ascend/quantization/modelslim_config.py::get_linear_quant_type in 0.23.0, quant_config.py in 0.13.0)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_memprof.sim.weights import list_weights
+
+FILE_NAME = "quant_model_description.json"
+_ATTENTION = r"self_attn\.[qkvo]_proj"
+_MLP = r"mlp\.(gate|up|down)_proj"
+_EXPERTS = r"mlp\.(experts\.\d+|shared_experts?)\.(gate|up|down)_proj"
+
+_DENSE = {_ATTENTION: "W8A8", _MLP: "W8A8"}
+_MOE = {_ATTENTION: "W8A8", _MLP: "W8A8_DYNAMIC", _EXPERTS: "W8A8_DYNAMIC"}
+
+#: model_type -> weights of a layer of the text model -> type; the others are FLOAT.
+RULES: dict[str, dict[str, str]] = {
+    "llama": _DENSE,
+    "qwen2": _DENSE,
+    "qwen3": _DENSE,
+    "qwen2_5_vl": _DENSE,
+    "qwen3_vl": _DENSE,
+    "glm4": _DENSE,
+    "qwen3_moe": _MOE,
+    "qwen3_vl_moe": _MOE,
+    "deepseek_v3": {
+        r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)": "W8A8",
+        _MLP: "W8A8_DYNAMIC",
+        _EXPERTS: "W8A8_DYNAMIC",
+    },
+    # all activations per token; of the linear attention the projection that vllm-ascend's own example quantizes
+    # (docs/source/developer_guide/Design_Documents/quantization.md)
+    "qwen3_next": {
+        r"linear_attn\.in_proj_qkvz": "W8A8_DYNAMIC",
+        _ATTENTION: "W8A8_DYNAMIC",
+        _EXPERTS: "W8A8_DYNAMIC",
+    },
+}
+
+
+def describe(config: Mapping[str, Any]) -> dict[str, str] | None:
+    """Content of quant_model_description.json; None for a model type without rules."""
+    rules = RULES.get(config.get("model_type", ""))
+    weights = None if rules is None else list_weights(config, draft=True)
+    if rules is None or weights is None:
+        return None
+    layers = int(config.get("text_config", config)["num_hidden_layers"])
+    types = {name: _type(name, rules, layers) for name in weights if not re.search(r"\.experts\.[1-9]\d*\.", name)}
+    whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
+    return {"model_quant_type": whole, "version": "1.0.0", **types}
+
+
+def _type(name: str, rules: Mapping[str, str], layers: int) -> str:
+    """The type of a weight: quantized layers are those of the text model, without the ones behind the last."""
+    match = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    if match is None or int(match[1]) >= layers:
+        return "FLOAT"
+    return next((type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2])), "FLOAT")
