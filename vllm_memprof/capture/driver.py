@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.ranks import MODES
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -38,39 +39,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(own)
     try:
         if options.mode == "plan":
-            return run_plan(options.model, engine_args)
+            return run_plan(options, engine_args)
         return run_offline(options, engine_args)
     except DriverError as error:
         print(f"memprof {options.mode}: {error}", file=sys.stderr)
         return 2
 
 
-def run_plan(model: str, engine_args: list[str]) -> int:
+def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop.
 
     The engine core runs in this process: the workers, and with them every figure, are the same as behind a server, but
     no front end, tokenizer or second engine process has to start.
     """
     os.environ[ENV_STOP_AFTER] = "kv_plan"
-    args = _parse_engine_args("plan", model, engine_args, server=True)
+    args = _parse_engine_args("plan", options.model, engine_args, server=True)
 
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor import Executor
 
-    from vllm_memprof.capture.actions import StopAfterPlan
+    from vllm_memprof.capture import plan, ranks
 
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        raise DriverError("--data-parallel-size: a plan covers one data-parallel rank; leave the option out")
     try:
-        core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
-    except StopAfterPlan:
-        return 0
-    core.shutdown()
-    print("memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?", file=sys.stderr)
-    return 1
+        return plan.run(vllm_config, options.ranks, options.rank, options.devices)
+    except ranks.RankError as error:
+        raise DriverError(str(error)) from error
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -145,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     modes = parser.add_subparsers(dest="mode", required=True)
     plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
     offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
+    plan.add_argument("--ranks", choices=MODES, default="all", help="which ranks to run (default all)")
+    plan.add_argument("--rank", type=int, help="the rank of --ranks one (default 0)")
+    plan.add_argument("--devices", type=int, help="devices of the simulated machine; without it every rank is run")
     for mode in (plan, offline):
         mode.add_argument("--model", required=True, help="model folder or hub name")
     offline.add_argument("--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}")

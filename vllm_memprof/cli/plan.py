@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+
+Ranks = Annotated[
+    str,
+    typer.Option(
+        "--ranks", metavar="R", help="Ranks to run: one, all, edges (first, last, differing); auto: all if they fit."
+    ),
+]
+Rank = Annotated[int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")]
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -23,6 +32,8 @@ def plan(
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
+    ranks: Ranks = "auto",
+    rank: Rank = None,
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
@@ -39,6 +50,8 @@ def plan(
         startup_timeout_s=startup_timeout,
         python=python,
         stack=stack,
+        ranks=ranks,
+        rank=rank,
         quiet=quiet,
         typed=["memprof", *sys.argv[1:]],
     )

@@ -41,7 +41,9 @@ _FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal 
 _PR_SET_PDEATHSIG = 1
 
 
-def build_command(python: Path, request: LaunchRequest, model_path: str, model_args: list[str]) -> list[str]:
+def build_command(
+    python: Path, request: LaunchRequest, model_path: str, model_args: list[str], devices: int | None = None
+) -> list[str]:
     """The engine's command line.
 
     Args:
@@ -49,6 +51,7 @@ def build_command(python: Path, request: LaunchRequest, model_path: str, model_a
         request: what the user asked for.
         model_path: what the engine gets as the model.
         model_args: what a model preset adds; stands before the user's arguments, so that the user's win.
+        devices: devices of the simulated machine, for a plan; None: it runs on hardware, or is none.
     """
     engine_args = [*model_args, *request.engine_args]
     if request.mode == "serve":
@@ -62,6 +65,9 @@ def build_command(python: Path, request: LaunchRequest, model_path: str, model_a
         command += ["--images", str(request.images_dir.absolute())]
     if request.max_tokens is not None:
         command += ["--max-tokens", str(request.max_tokens)]
+    if devices is not None:  # on hardware all ranks run: each waits for the others
+        command += ["--ranks", request.ranks or "auto", "--devices", str(devices)]
+        command += [] if request.rank is None else ["--rank", str(request.rank)]
     if request.sleep_cycles:
         command += ["--sleep-cycles", str(request.sleep_cycles)]
     return [*command, "--", *engine_args]

@@ -34,6 +34,8 @@ class _Target:
     env: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None  # name for the record until the engine reports its own
     profile: str | None = None
+    devices: int | None = None  # of the simulated machine
+    note: str = ""  # on what stands in for the model's own files
 
 
 def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
@@ -54,7 +56,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     facts = probe_interpreter(target.python, {**environ, **env_extra})
     require_engine(facts)
     run_dir = create_run_dir(request.run_dir, request.model)
-    command = build_command(target.python, request, target.model_path, target.model_args)
+    devices = target.devices if request.mode == "plan" else None
+    command = build_command(target.python, request, target.model_path, target.model_args, devices)
     env = build_env(environ, run_dir, request.mode, env_extra)
     info = RunInfo(
         id=uuid.uuid4().hex,
@@ -68,6 +71,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         simulated=request.device.simulated,
         device_profile=target.profile,
         empty_cache_at=request.empty_cache_at,
+        notes=[f"model: {target.note}"] if target.note else [],
     )
     timeout_s = find_shutdown_timeout(request.engine_args)
     return Job(info, run_dir, command, env, request.startup_timeout_s, shutdown_timeout_s=timeout_s)
@@ -82,7 +86,9 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     model = resolve_model(request.model, list(request.engine_args))
     python = runtime.python if request.python is None else find_python(request.python)
     profile = runtime.profile.name
-    return _Target(python, model.path, model.extra_args, {**runtime.env, **model.env}, profile, profile)
+    devices = runtime.profile.device_count
+    env = {**runtime.env, **model.env}
+    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, model.note)
 
 
 def _real_target(request: LaunchRequest) -> _Target:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_memprof.record.schema import RANKS
+
 Event = dict[str, Any]
 
 #: Roles that matter to the run: such a process must not go away before the engine ends.
@@ -85,6 +87,7 @@ class EngineProgress:
     soc: str | None = None
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message: left the phase open
     oom_message: str | None = None
+    ranks: dict[str, Any] | None = None  # of a plan: which ranks are run
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
 
     @property
@@ -114,6 +117,8 @@ class EngineProgress:
             self._fold_identity(process, event)
         elif kind == "phase" and isinstance(t_ns, int):
             self._fold_phase(process, event, t_ns)
+        elif kind == "ranks":
+            self.ranks = {name: event.get(name) for name in RANKS}
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
 

@@ -318,6 +318,7 @@ class _Session:
         for package, engine in (("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")):
             if self._info.engine is None and package in versions:
                 self._info.engine, self._info.engine_version = engine, versions[package]
+        self._info.ranks = self._progress.ranks
         if self._progress.soc and not self._info.simulated:
             self._info.device = self._progress.soc
 

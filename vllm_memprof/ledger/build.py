@@ -25,6 +25,7 @@ from vllm_memprof.ledger.model import (
     RunSummary,
 )
 from vllm_memprof.ledger.owners import owners_of
+from vllm_memprof.ledger.ranks import rank_notes
 from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.units import minus
@@ -108,8 +109,9 @@ def _summarise(run: Run) -> RunSummary:
         exit_reason=info.exit_reason,
         truncated=run.truncated,
         eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
-        notes=[*_experiment_note(info.empty_cache_at), *info.notes, *run.notes],
+        notes=[*_experiment_note(info.empty_cache_at), *rank_notes(info.ranks), *info.notes, *run.notes],
         empty_cache_at=info.empty_cache_at,
+        ranks=info.ranks,
         versions=versions,
         env=dict(info.env),
         host=info.host,

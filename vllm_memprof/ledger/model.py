@@ -43,6 +43,7 @@ class RunSummary:
     eager: bool = False  # --enforce-eager was given
     notes: list[str] = field(default_factory=list)
     empty_cache_at: list[str] = field(default_factory=list)  # memprof's own experiment: phases at whose end it called
+    ranks: dict[str, Any] | None = None  # of a plan: which ranks were run, and which they stand for (schema.RANKS)
     versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
     env: dict[str, str] = field(default_factory=dict)  # variables that bear on device memory, secrets redacted
     # for timelines, not part of report.json:
@@ -73,6 +74,7 @@ class RunSummary:
             "exit_reason": self.exit_reason,
             "notes": self.notes,
             "empty_cache_at": self.empty_cache_at,
+            "ranks": self.ranks,
             "versions": self.versions,
             "env": self.env,
         }

@@ -15,6 +15,7 @@ hook                    hook, phase, need, state (pending|bound|missing|absent_o
 phase                   phase, edge (before|after), id, parent, hook, snapshot, error, detail
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
+ranks                   RANKS keys, of a plan: which ranks are run, and which ranks they stand for
 ready                   what (model|server|plan)
 unread                  what (components|processes), reason: a reading that this process does not get; once per reason
 error                   where, message
@@ -152,6 +153,16 @@ KV_PLAN = (
     "kv_transfer",  # a connector is configured: its tensors are padded
 )
 
+#: Keys of a ``ranks`` event and of ``ranks`` in run.json; ranks are numbered over all data-parallel replicas.
+RANKS = (
+    "mode",  # one | all | edges
+    "why",  # what chose the mode
+    "world_size",
+    "run",  # list: the ranks that are run
+    "alike",  # rank that is run, as text -> list of other ranks that hold the same and are not run
+    "not_run",  # list: ranks that hold something else than any rank that is run
+)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -213,6 +224,7 @@ class RunInfo:
     exit_reason: str | None = None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
     notes: list[str] = field(default_factory=list)
     empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
+    ranks: dict[str, Any] | None = None  # RANKS keys, of a plan whose engine has said so
     schema: str = RUN_SCHEMA
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""One rank of N, run alone, has the figures that it has among the others: to the byte, in every row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import RunResult, finish, start_memprof
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+
+ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
+#: Not of the device: clocks, processes and what the host holds for them.
+NOT_COMPARED = {
+    "pid",
+    "host",
+    "seconds",
+    "t_ns",
+    "host_rss_bytes",
+    "other_processes",
+    "non_torch_read_after_seconds",
+    "chain",  # callers of empty_cache: an executor in this process, or a worker of its own
+}
+#: Name of a case -> model, arguments, ranks that are run alone.
+CASES = {
+    "tp2": ("memprof/tiny", ["--tensor-parallel-size", "2"], (0, 1)),
+    "tp2-ep": ("memprof/tiny-moe", ["--tensor-parallel-size", "2", "--enable-expert-parallel"], (1,)),
+    "tp4": ("memprof/tiny", ["--tensor-parallel-size", "4"], (3,)),
+    "tp4-ep": ("memprof/tiny-moe", ["--tensor-parallel-size", "4", "--enable-expert-parallel"], (0, 3)),
+    "dp2": ("memprof/tiny", ["--data-parallel-size", "2"], (1,)),
+    "dp2-tp2-ep": (
+        "memprof/tiny-moe",
+        ["--data-parallel-size", "2", "--tensor-parallel-size", "2", "--enable-expert-parallel"],
+        (0, 3),
+    ),
+}
+
+
+class Plans:
+    """Runs of this module, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[tuple[str, ...], RunResult] = {}
+
+    def __call__(self, model: str, *args: str) -> RunResult:
+        key = (model, *args)
+        if key not in self._made:
+            run_dir = self._folder / f"run{len(self._made)}"
+            result = finish(start_memprof(["plan", model, *ARGS, *args], run_dir), run_dir)
+            assert result.returncode == 0, result.output + result.engine_log[-3000:]
+            self._made[key] = result
+        return self._made[key]
+
+
+@pytest.fixture(scope="module")
+def plan(sim_stack, tmp_path_factory) -> Plans:
+    return Plans(tmp_path_factory.mktemp("plans"))
+
+
+def without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: without(entry, names) for key, entry in value.items() if key not in names}
+    return [without(entry, names) for entry in value] if isinstance(value, list) else value
+
+
+def rows(result: RunResult) -> dict[str, Any]:
+    """What a report says of each rank, by its label."""
+    return {rank["label"]: without(rank, NOT_COMPARED) for rank in result.report["ranks"]}
+
+
+def number_of_figures(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return sum(map(number_of_figures, value.values() if isinstance(value, dict) else value))
+    return int(isinstance(value, int) and not isinstance(value, bool))
+
+
+def assert_alone_as_among_all(plan: Plans, case: str) -> None:
+    model, args, ranks = CASES[case]
+    everyone = rows(plan(model, *args, "--ranks", "all"))
+    for rank in ranks:
+        result = plan(model, *args, "--ranks", "one", "--rank", str(rank))
+        [(label, alone)] = rows(result).items()
+        assert label == list(everyone)[rank]
+        assert number_of_figures(alone) > 400
+        assert alone == everyone[label]
+        assert result.info["ranks"]["run"] == [rank]
+        assert sorted([rank, *result.info["ranks"]["alike"][str(rank)]]) == list(range(len(everyone)))
+
+
+@pytest.mark.parametrize("case", ["tp2", "tp2-ep"])
+def test_one_rank_alone_is_as_among_all(plan, case):
+    assert_alone_as_among_all(plan, case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["tp4", "tp4-ep", "dp2", "dp2-tp2-ep"])
+def test_one_rank_alone_is_as_among_all_in_larger_worlds(plan, case):
+    assert_alone_as_among_all(plan, case)

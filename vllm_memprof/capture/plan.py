@@ -1,0 +1,171 @@
+"""A plan, from the engine's configuration to its KV plan: which ranks, one engine core per data-parallel replica.
+
+Imports vLLM where it starts an engine; runs in the driver's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.capture import plugin
+from vllm_memprof.capture.actions import StopAfterPlan
+from vllm_memprof.capture.ranks import Choice, RankError, Replica, World, choose, layer_kinds
+
+
+def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:
+    """Plan the ranks that were asked for; returns the exit status.
+
+    Args:
+        vllm_config: the engine's configuration, as a server's would be.
+        mode: one of ``ranks.MODES``.
+        rank: the rank of mode ``one``.
+        devices: devices of the simulated machine, None on real hardware.
+
+    Raises:
+        RankError: these ranks cannot be run.
+    """
+    choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
+    if plugin.CAPTURE is not None:
+        plugin.CAPTURE.session.emit("ranks", **choice.to_event())
+    if len(choice.replicas) == 1:
+        return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
+    return _plan_replicas(vllm_config, choice, devices)
+
+
+def world_of(vllm_config: Any) -> World:
+    """The sizes of a run, from the engine's configuration."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    pipeline = int(parallel.pipeline_parallel_size)
+    experts = None
+    if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
+        experts = int(model.get_num_experts()) or None
+    return World(
+        tensor=int(parallel.tensor_parallel_size),
+        pipeline=pipeline,
+        prefill_context=int(getattr(parallel, "prefill_context_parallel_size", 1) or 1),
+        data=int(parallel.data_parallel_size),
+        stages=_stages(model.hf_text_config, pipeline),
+        experts=experts,
+    )
+
+
+def is_moe(vllm_config: Any) -> bool:
+    """Whether the model has experts: its data-parallel replicas then work in step."""
+    model = vllm_config.model_config
+    known = getattr(model, "is_moe", None)
+    return bool(model.get_num_experts() > 0 if known is None else known)
+
+
+def _stages(text_config: Any, pipeline: int) -> tuple[tuple[str, ...], ...]:
+    if pipeline == 1:
+        return ()
+    from vllm.distributed.utils import get_pp_indices
+
+    count = int(text_config.num_hidden_layers)
+    kinds = layer_kinds(text_config, count)
+    return tuple(kinds[slice(*get_pp_indices(count, stage, pipeline))] for stage in range(pipeline))
+
+
+def free_host_bytes() -> int | None:
+    """Host memory that processes of this container may still take: the kernel's estimate, and the cgroup's limit."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) << 10)
+    with contextlib.suppress(OSError, ValueError):
+        folder = Path("/sys/fs/cgroup")
+        limit = int((folder / "memory.max").read_text())  # "max": no limit
+        found.append(limit - int((folder / "memory.current").read_text()))
+    return min(found, default=None)
+
+
+def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> int:
+    """One engine core in this process."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    data_parallel = choice.world.data > 1
+    executor = Executor.get_class(vllm_config)
+    if choice.mode != "all":
+        from vllm_memprof.capture.rank_executor import make_executor
+
+        executor = make_executor(replica, devices)
+    if data_parallel:
+        _become_replica(vllm_config, replica.index)
+    try:
+        core = EngineCore(vllm_config, executor, log_stats=False)
+    except StopAfterPlan:
+        return 0
+    core.shutdown()
+    print("memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?", file=sys.stderr)
+    return 1
+
+
+def _become_replica(vllm_config: Any, index: int) -> None:
+    """What vLLM does for the engine core of a data-parallel rank. (vllm 0.23.0, EngineCoreProc.run_engine_core)
+
+    The group over which its cores agree when to step is left out: it lives on the host and is not used before the
+    first request.
+    """
+    parallel = vllm_config.parallel_config
+    multiprocessing.current_process().name = f"EngineCore_DP{index}"
+    parallel.data_parallel_rank_local = index
+    if hasattr(parallel, "data_parallel_index"):
+        parallel.data_parallel_index = index
+    if is_moe(vllm_config) or not hasattr(parallel, "data_parallel_index"):
+        parallel.data_parallel_rank = index
+    else:
+        parallel.data_parallel_size = parallel.data_parallel_size_local = 1
+        parallel.data_parallel_rank = 0
+
+
+def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int:
+    """One process per data-parallel replica: together where all ranks are run, else one after the other."""
+    context = multiprocessing.get_context("fork")
+    children = []
+    for replica in choice.replicas:
+        child = context.Process(
+            target=_replica_process,
+            args=(vllm_config, choice, replica, devices),
+            name=f"EngineCore_DP{replica.index}",
+        )
+        with _own_devices(vllm_config, replica.index) if choice.mode == "all" else contextlib.nullcontext():
+            child.start()
+        children.append(child)
+        if choice.mode != "all":
+            child.join()
+    for child in children:
+        child.join()
+    failed = [child for child in children if child.exitcode]
+    if failed:
+        raise RankError(f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log")
+    return 0
+
+
+def _replica_process(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> None:
+    try:
+        status = _plan_replica(vllm_config, choice, replica, devices)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@contextlib.contextmanager
+def _own_devices(vllm_config: Any, index: int) -> Iterator[None]:
+    """The devices of a replica, as vLLM's launcher shares them out. (vllm/v1/engine/utils.py)"""
+    from vllm.v1.engine import utils
+
+    control = getattr(utils, "set_device_control_env_var", None)
+    with control(vllm_config, index) if control is not None else contextlib.nullcontext():
+        yield

@@ -1,0 +1,96 @@
+"""Executors of a plan that runs some of its ranks: each runs alone, and answers for those that are like it.
+
+The engine core asks its executor twice before it plans the KV cache: what layers each worker has, and what memory it
+found. Both answers are lists with one entry per rank; a rank that does not run is answered for by the one that stands
+for it. Imports vLLM: for the plan driver alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from typing import Any
+
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from vllm_memprof.capture.peers import join_alone
+from vllm_memprof.capture.ranks import RankError, Replica
+
+#: The calls that a plan makes, in their order.
+_ASKED = ("get_kv_cache_spec", "determine_available_memory")
+
+
+def make_executor(replica: Replica, devices: int | None) -> type:
+    """An executor class for the ranks of a replica that are run.
+
+    Args:
+        replica: which ranks, and for whom they answer.
+        devices: devices of the machine; a rank beyond them runs on the one that it has on its own machine.
+    """
+    answers_from = {rank: run for run, ranks in replica.stands_for.items() for rank in ranks}
+
+    class LoneRankExecutor(UniProcExecutor):  # type: ignore[misc]
+        """One worker, in this process, as rank K of a world of N."""
+
+        rank = next(iter(replica.stands_for))
+
+        def _init_executor(self) -> None:
+            join_alone()
+            super()._init_executor()
+
+        def _distributed_args(self) -> tuple[str, int, int]:
+            method, _, _ = super()._distributed_args()
+            return method, self.rank, self.rank % devices if devices else self.rank
+
+        def determine_available_memory(self) -> list[int]:
+            [found] = self.collective_rpc("determine_available_memory")
+            return [found] * len(answers_from)
+
+        def get_kv_cache_specs(self) -> list[Any]:
+            [layers] = self.collective_rpc("get_kv_cache_spec")
+            return [layers] * len(answers_from)
+
+    class SomeRanksExecutor(LoneRankExecutor):
+        """Several workers, one after the other, each in a process of its own."""
+
+        def _init_executor(self) -> None:
+            self.driver_worker: Any = None
+            self.answers = {rank: self._run(rank) for rank in replica.stands_for}
+
+        def _run(self, rank: int) -> dict[str, Any]:
+            context = multiprocessing.get_context("fork")
+            reader, writer = context.Pipe(duplex=False)
+            child = context.Process(target=self._work, args=(rank, writer), name=multiprocessing.current_process().name)
+            child.start()
+            writer.close()
+            try:
+                answer: dict[str, Any] = reader.recv()
+            except EOFError:
+                answer = {"error": "it ended without an answer"}
+            child.join()
+            if "error" in answer:
+                raise RankError(f"rank {rank} could not be planned: {answer['error']}")
+            return answer
+
+        def _work(self, rank: int, writer: Any) -> None:
+            try:
+                type(self).rank = rank
+                LoneRankExecutor._init_executor(self)
+                writer.send({name: self.collective_rpc(name)[0] for name in _ASKED})
+                self.driver_worker.shutdown()
+            except BaseException as error:
+                traceback.print_exc()
+                writer.send({"error": f"{type(error).__name__}: {error}"})
+                os._exit(1)
+
+        def determine_available_memory(self) -> list[int]:
+            return self._of_all("determine_available_memory")
+
+        def get_kv_cache_specs(self) -> list[Any]:
+            return self._of_all("get_kv_cache_spec")
+
+        def _of_all(self, name: str) -> list[Any]:
+            return [self.answers[answers_from[rank]][name] for rank in sorted(answers_from)]
+
+    return LoneRankExecutor if len(replica.stands_for) == 1 else SomeRanksExecutor
