@@ -45,6 +45,7 @@ class ResolvedModel:
     extra_args: list[str]  # arguments to add, without those that the user gave
     env: dict[str, str]  # environment of the engine, additions
     note: str = ""  # why this source, where a person would ask; "" otherwise
+    stand_ins: tuple[str, ...] = ()  # what is not the model's own and decides sizes; for the report
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,12 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     if preset is None:
         return ResolvedModel(model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it")
     extra = _missing(user_args, {"--load-format": "dummy", "--served-model-name": model})
-    notes = ["preset: the real architecture, a synthetic byte-level tokenizer, no weights", preset.note]
+    note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
+    stand_ins = [f"{preset.name}: {preset.note}"] if preset.note else []
     if _is_quantized(user_args):
         preset = replace(preset, files={**preset.files, **_description(preset.config, preset.name)})
-        notes.append(_GENERATED_DESCRIPTION)
-    return ResolvedModel(model, str(generate_model(preset)), "preset", extra, _OFFLINE, _joined(notes))
+        stand_ins.append(_GENERATED_DESCRIPTION)
+    return ResolvedModel(model, str(generate_model(preset)), "preset", extra, _OFFLINE, note, tuple(stand_ins))
 
 
 def generate_model(preset: Preset) -> Path:
@@ -162,22 +164,24 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     if has_weights(folder) or config is None:
         return ResolvedModel(model, str(folder), source, [], {})
     extra = _missing(user_args, {"--load-format": "dummy"})
-    notes = ["the folder has no weights: --load-format dummy"] if extra else []
+    note = "the folder has no weights: --load-format dummy" if extra else ""
+    stand_ins = []
     made: dict[str, Any] = {}
     if not has_tokenizer(folder) and not _given(user_args) & {"--tokenizer", "--skip-tokenizer-init"}:
         made = _stand_ins(config, folder)
         extra += [] if made else ["--skip-tokenizer-init"]
-        notes.append("the folder has no tokenizer: " + ("a synthetic one was generated" if made else extra[-1]))
+        stand_ins.append(f"{model} has no tokenizer: " + ("a synthetic one was generated" if made else extra[-1]))
     if _is_quantized(user_args) and not (folder / DESCRIPTION).is_file():
         made |= _description(config, str(folder))
-        notes.append(_GENERATED_DESCRIPTION)
+        stand_ins.append(_GENERATED_DESCRIPTION)
     if not made:
-        return ResolvedModel(model, str(folder), source, extra, {}, _joined(notes))
+        return ResolvedModel(model, str(folder), source, extra, {}, note, tuple(stand_ins))
     names = sorted(entry.name for entry in folder.iterdir())
     digest = _digest([GENERATOR, str(folder.resolve()), names, made])
     target = cache_dir() / "models" / f"{folder.resolve().name}-{digest[:12]}"
     extra += _missing(user_args, {"--served-model-name": model})
-    return ResolvedModel(model, str(write_folder(target, made, linked=folder)), source, extra, _OFFLINE, _joined(notes))
+    path = write_folder(target, made, linked=folder)
+    return ResolvedModel(model, str(path), source, extra, _OFFLINE, note, tuple(stand_ins))
 
 
 def _read_config(folder: Path) -> dict[str, Any] | None:
@@ -257,7 +261,3 @@ def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _joined(notes: list[str]) -> str:
-    return "; ".join(note for note in notes if note)

@@ -130,7 +130,9 @@ def test_a_preset_gets_its_arguments():
     assert model.extra_args == ["--load-format", "dummy", "--served-model-name", "Qwen/Qwen3-14B"]
     assert model.env["HF_HUB_OFFLINE"] == "1"
     assert "synthetic" in model.note
-    assert "FP8" in resolve_model("deepseek-ai/DeepSeek-R1", []).note  # where it is not the public checkpoint
+    assert model.stand_ins == ()
+    [note] = resolve_model("deepseek-ai/DeepSeek-R1", []).stand_ins  # where it is not the public checkpoint
+    assert note.startswith("deepseek-ai/DeepSeek-R1: bfloat16")
 
 
 def test_presets_have_all_names_of_their_model():
@@ -253,7 +255,7 @@ def test_a_folder_without_a_tokenizer_gets_one_elsewhere(tmp_path):
     vocabulary = json.loads((made / "tokenizer.json").read_text())
     assert len(vocabulary["model"]["vocab"]) + len(vocabulary["added_tokens"]) == 500
     assert model.extra_args == ["--load-format", "dummy", "--served-model-name", str(folder)]
-    assert "a synthetic one was generated" in model.note
+    assert model.stand_ins == (f"{folder} has no tokenizer: a synthetic one was generated",)
     again = resolve_model(str(folder), [])
     assert again == model
     (folder / "config.json").write_text(json.dumps({**SMALL, "vocab_size": 600}))
@@ -286,7 +288,7 @@ def test_a_description_of_quantized_weights_is_generated(tmp_path):
         assert model.path != plain.path
         description = json.loads((presets.Path(model.path) / "quant_model_description.json").read_text())
         assert description["model.layers.39.mlp.down_proj.weight"] == "W8A8"
-        assert "generated" in model.note
+        assert model.stand_ins[0].startswith("quant_model_description.json was generated")
     assert not (presets.Path(plain.path) / "quant_model_description.json").exists()
     assert resolve_model("Qwen/Qwen3-14B", ["--quantization", "compressed-tensors"]).path == plain.path
 
