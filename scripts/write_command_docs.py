@@ -15,6 +15,7 @@ COMMANDS = (
     "serve",
     "offline",
     "plan",
+    "sweep",
     "explain",
     "report",
     "diff",

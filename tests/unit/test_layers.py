@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "report": {"ledger", "record"},
     "sim": set(),
     "launch": {"record", "sim"},
-    "cli": {"capture", "record", "logs", "ledger", "report", "sim", "launch"},
+    "plans": {"record", "ledger", "sim", "launch"},
+    "cli": {"capture", "record", "logs", "ledger", "report", "sim", "launch", "plans"},
 }
 #: layer -> packages that it never imports at module level (capture: nowhere at all).
 NEVER = {
@@ -32,6 +33,7 @@ NEVER = {
     "ledger": {"torch", "vllm", "rich", "typer"},
     "report": {"torch", "vllm", "typer"},
     "launch": {"torch", "vllm", "pandas"},
+    "plans": {"torch", "vllm", "pandas", "typer", "ray"},
     "cli": {"torch", "vllm"},
 }
 

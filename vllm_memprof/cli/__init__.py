@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "vllm_memprof.cli.serve",
     "offline": "vllm_memprof.cli.offline",
     "plan": "vllm_memprof.cli.plan",
+    "sweep": "vllm_memprof.cli.sweep",
     "explain": "vllm_memprof.cli.explain",
     "report": "vllm_memprof.cli.report",
     "diff": "vllm_memprof.cli.diff",

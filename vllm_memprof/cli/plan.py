@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 
@@ -34,11 +35,30 @@ def plan(
     stack: shared.Stack = None,
     ranks: Ranks = "auto",
     rank: Rank = None,
+    fit: search.FitKnob = None,
+    want: search.Wants = None,
+    headroom: search.Headroom = None,
+    between: search.Between = None,
+    step: search.Step = None,
+    no_cache: search.NoCache = False,
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
     Brings the engine up to the point where it knows how much KV cache it gets, and no further.
+
+    With --fit KNOB: the best value of one option, from plans of some of its values, each in a folder of its own. A
+    plan holds what is wanted if every --want is met and --headroom is left beside the KV cache and the most that all
+    else held. Plans on a simulated device that were made before are taken from the cache. Exit status 0: found.
+    1: no value tried holds. 2: a wrong argument. 4: found, but values do not hold in order, so a better one may exist.
     """
+    given = {"--want": want, "--headroom": headroom, "--between": between, "--step": step, "--no-cache": no_cache}
+    if fit is not None:
+        own = {"device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank}
+        asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+        raise typer.Exit(
+            search.fit(asked, fit, want or [], headroom, between, step, run_dir, format_name, quiet, not no_cache)
+        )
+    search.refuse_without_fit(given)
     from vllm_memprof.launch.request import LaunchRequest, parse_device
 
     request = LaunchRequest(

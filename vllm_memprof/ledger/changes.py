@@ -14,7 +14,7 @@ from typing import Any
 from vllm_memprof.ledger.model import RankReport, Report
 
 #: Short names of engine arguments. (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
-_SHORT = {
+SHORT_NAMES = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",
@@ -161,4 +161,4 @@ def _options(command: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _long(name: str) -> str:
-    return name.replace("_", "-") if name.startswith("--") else _SHORT.get(name, name)
+    return name.replace("_", "-") if name.startswith("--") else SHORT_NAMES.get(name, name)

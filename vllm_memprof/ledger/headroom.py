@@ -1,11 +1,16 @@
-"""How close a rank came to the end of its device: what all owners held at the worst moment that was seen."""
+"""How close a rank came to the end of its device: what all owners held at the worst moment that was seen.
+
+For a plan, which stops before its KV cache is allocated: how close it would come with the KV cache that it was granted.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.ledger.model import RankReport
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus
 
 
 def headroom(spans: list[PhaseSpan], total: int | None) -> int | None:
@@ -25,6 +30,21 @@ def profile_peak(spans: list[PhaseSpan], total: int | None) -> int | None:
         return None
     inside = [span for span in spans if span.order == start or _within(spans, span, start)]
     return max((held for span in inside for held in _held_in(span, total)), default=None)
+
+
+def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
+    """Device total less the KV cache that the plan gives the rank and less all else that it held, bytes, in two ways.
+
+    The first takes all else from the honest budget (what the request leaves beside the honest KV cache), the second
+    from the worst moment of the profile run, where the allocator's idle blocks count as well. None where it is unknown.
+    What comes after the plan (captured graphs, pools that are first used in the warm-up) is in neither.
+    """
+    budget = rank.budget
+    total = rank.device_total_bytes if budget.device_total_bytes is None else budget.device_total_bytes
+    kv_cache = rank.kv.planned_bytes if rank.kv.planned_bytes is not None else budget.engine_kv_cache_bytes
+    beside = minus(budget.requested_bytes, budget.honest_kv_cache_bytes)
+    free = minus(total, kv_cache)
+    return minus(free, beside), minus(free, profile_peak(rank.spans, total))
 
 
 def _within(spans: list[PhaseSpan], span: PhaseSpan, order: int) -> bool:

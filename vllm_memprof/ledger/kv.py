@@ -133,6 +133,24 @@ def blocks_per_request(kv: Kv) -> int | None:
     return round(kv.blocks / kv.max_concurrency)
 
 
+def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
+    """Requests of ``length`` tokens that the planned blocks hold at once; None where a layer's rule is not known.
+
+    The engine's own figure is the same at ``max_model_len``: blocks over the blocks that one request takes.
+    """
+    kv = build_kv(plan, None, None)
+    limits = Limits(
+        min(length, kv.max_model_len or length),
+        _integer(plan.get("max_num_batched_tokens")),
+        kv.context_parallel,
+        plan.get("mamba_cache_mode"),
+    )
+    needed = _request_blocks(kv, limits)
+    if not needed or kv.blocks is None:
+        return kv.max_concurrency if length == kv.max_model_len else None
+    return kv.blocks / needed
+
+
 def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
     """Tokens that a number of blocks holds, as the engine prints its "KV cache size".
 

@@ -73,18 +73,33 @@ def render_html(*reports: Report) -> str:
     Raises:
         MemprofError: jinja2 or plotly is not installed.
     """
-    library = _plotly()
-    script, style = _template("page.js"), _template("page.css")
-    template = _environment().get_template("page.html.j2")
-    text = template.render(
+    return render_page(
+        "page",
         pages=[_page(report) for report in reports],
-        version=__version__,
-        library=library,
-        script=script,
-        style=style,
-        policy=_policy(library, script),
         modelled=any(report.run.simulated for report in reports),
-        mark=MODELLED_MARK,
+    )
+
+
+def render_page(name: str, **values: Any) -> str:
+    """A page of the template and the script of that name, with the library, the style and the policy of all pages.
+
+    Raises:
+        MemprofError: jinja2 or plotly is not installed.
+    """
+    library = _plotly()
+    script = _template("common.js") + _template(f"{name}.js")
+    text = (
+        _environment()
+        .get_template(f"{name}.html.j2")
+        .render(
+            version=__version__,
+            library=library,
+            script=script,
+            style=_template("page.css"),
+            policy=_policy(library, script),
+            mark=MODELLED_MARK,
+            **values,
+        )
     )
     return text.strip() + "\n"
 

@@ -1,7 +1,5 @@
-"use strict";
-// Draws what the JSON blocks hold, switches between ranks, sorts tables. Computes no figure: bytes become GiB for the axes.
+// Draws what the JSON blocks hold, switches between ranks. Computes no figure: bytes become GiB for the axes.
 
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
 // Owner -> colour, by the first rule that fits.
 const COLOURS = [
   [/^tensors: weights/, "weights"], [/^tensors: KV/, "kv"], [/^tensors: other/, "tensors"], [/^tensors/, "undivided"], [/^cached/, "cached"],
@@ -9,29 +7,6 @@ const COLOURS = [
   [/^runtime|^cann_/, "runtime"], [/workspace/, "workspace"], [/^unaccounted/, "rest"], [/./, "others"],
 ];
 
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-}
-
-// Plotly reads a little markup in texts: names of the record are text.
-function plain(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
-function base(height, margin) {
-  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line") };
-  return {
-    height: height, margin: margin, paper_bgcolor: colour("page"), plot_bgcolor: colour("page"),
-    font: { color: colour("text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-    hoverlabel: { bgcolor: colour("panel"), bordercolor: colour("line"), font: { color: colour("text") } },
-    xaxis: { ...axis }, yaxis: { ...axis },
-    modebar: { bgcolor: "transparent", color: colour("soft"), activecolor: colour("text") },
-  };
-}
-
-function narrow() {
-  return document.documentElement.clientWidth < 600;
-}
 
 // Seconds to places: themselves, or the number of the reading, with whatever is between two readings between them.
 function places(moments, byReading) {
@@ -248,40 +223,4 @@ function start(run) {
   return draw;
 }
 
-// Ascending, descending, as it was. What is unknown stays last.
-function sortable(table) {
-  const body = table.tBodies[0];
-  const original = Array.from(body.rows);
-  table.querySelectorAll("thead th").forEach((head, column) => {
-    head.querySelector("button").addEventListener("click", () => {
-      const now = { none: "ascending", ascending: "descending", descending: "none" }[head.getAttribute("aria-sort")];
-      table.querySelectorAll("thead th").forEach((other) => other.setAttribute("aria-sort", "none"));
-      head.setAttribute("aria-sort", now);
-      body.append(...(now === "none" ? original : original.slice().sort((a, b) => compare(a.cells[column], b.cells[column], now === "ascending" ? 1 : -1))));
-    });
-  });
-}
-
-function compare(a, b, sign) {
-  const unknown = (cell) => !cell || cell.dataset.v === "";
-  if (unknown(a) || unknown(b)) return Number(unknown(a)) - Number(unknown(b));
-  if (a.dataset.v !== undefined && b.dataset.v !== undefined) return sign * (Number(a.dataset.v) - Number(b.dataset.v));
-  return sign * a.textContent.localeCompare(b.textContent, undefined, { numeric: true });
-}
-
-document.querySelectorAll("table").forEach((table) => { if (table.tHead) sortable(table); });
-const redraw = Array.from(document.querySelectorAll(".run"), start).filter(Boolean);
-const repaint = () => redraw.forEach((draw) => draw());
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-matchMedia("(max-width: 599px)").addEventListener("change", repaint);
-// Paper is light, and nothing on it can be opened.
-addEventListener("beforeprint", () => {
-  document.documentElement.dataset.paper = "";
-  document.querySelectorAll("details:not([open])").forEach((part) => { part.open = true; part.dataset.opened = ""; });
-  repaint();
-});
-addEventListener("afterprint", () => {
-  delete document.documentElement.dataset.paper;
-  document.querySelectorAll("details[data-opened]").forEach((part) => { part.open = false; delete part.dataset.opened; });
-  repaint();
-});
+keepDrawn(Array.from(document.querySelectorAll(".run"), start).filter(Boolean));

@@ -1,0 +1,181 @@
+"""``memprof plan --fit``: the best value of one option, from real plans."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli import plans as shared
+from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.redact import redact_command
+
+if TYPE_CHECKING:
+    from vllm_memprof.plans.plan import Plan
+
+# The options of a search, declared beside the command that has them.
+FitKnob = Annotated[
+    str | None,
+    typer.Option(
+        "--fit",
+        metavar="KNOB",
+        help="Search instead: smallest devices, largest max-model-len, max-num-seqs or gpu-memory-utilization.",
+    ),
+]
+Wants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--want",
+        metavar="W",
+        help="What --fit is to hold: tokens=500000, concurrency=8@32768, concurrency=8, kv-cache=40GiB; repeatable.",
+    ),
+]
+Headroom = Annotated[
+    str | None,
+    typer.Option(
+        "--headroom", metavar="SIZE", help="Device memory that is to stay free beside everything else (default 0)."
+    ),
+]
+Between = Annotated[
+    str | None, typer.Option("--between", metavar="LOW:HIGH", help="Where --fit searches.", show_default="by the model")
+]
+Step = Annotated[
+    str | None, typer.Option("--step", metavar="N", help="From a value of --fit to the next.", show_default="by KNOB")
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Make every plan of --fit anew, and keep none for the next command.")
+]
+
+FORMATS = ("table", "json")
+#: Exit status: no value tried holds what is wanted.
+NO_ANSWER = 1
+#: Exit status: an answer, and values that do not stand in order.
+NOT_IN_ORDER = 4
+
+
+def fit(
+    plan: Plan,
+    knob_name: str,
+    wants: list[str],
+    headroom: str | None,
+    between: str | None,
+    step: str | None,
+    folder: Path | None,
+    format_name: str,
+    quiet: bool,
+    use_store: bool,
+) -> int:
+    """Searches and prints; returns the exit status.
+
+    Raises:
+        MemprofError: a wrong argument, or a search that cannot be begun.
+    """
+    from vllm_memprof.plans.fit import FitJob, run_fit
+    from vllm_memprof.plans.knobs import find_knob, parse_range, parse_step
+    from vllm_memprof.plans.pool import Interrupted, run_here
+    from vllm_memprof.plans.store import Store, model_config
+    from vllm_memprof.plans.wants import lengths, parse_wants
+    from vllm_memprof.report.files import write_atomically
+    from vllm_memprof.report.plans import render_plans_json
+
+    if format_name not in FORMATS:
+        raise UsageError(f"--format {format_name!r} is not there for --fit", hint=" or ".join(FORMATS))
+    knob = find_knob(knob_name)
+    wanted = parse_wants(wants, headroom)
+    low_high, each = parse_range(between), parse_step(step)
+    check_setup(plan)
+    space = knob.space(model_config(plan.model, plan.engine_args), *low_high, each)
+    folder = fresh_folder(folder, f"{plan.model.rstrip('/').rsplit('/', 1)[-1]}-fit-{knob.name}")
+    job = FitJob(
+        replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,
+        redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
+    )  # fmt: skip
+    progress = shared.progress(None, quiet)
+    try:
+        found = run_fit(job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress)
+    except Interrupted as error:
+        progress.close()
+        print(f"memprof: {error}; plans that are made are kept in the cache", file=sys.stderr)
+        return 128 + error.number
+    finally:
+        progress.close()
+    write_atomically(folder / "fit.json", render_plans_json(found))
+    shared.print_plans(found, format_name)
+    best = found.best
+    where = folder if best is None or best.row.run is None else folder / best.row.run
+    print(f"memprof: {'the plans are' if best is None else 'the plan of the answer is'} in {shared.short(where)}",
+          file=sys.stderr)  # fmt: skip
+    if found.answer is None:
+        return NO_ANSWER
+    return 0 if found.ordered else NOT_IN_ORDER
+
+
+def plan_of(model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float) -> Plan:
+    """A plan with those options of memprof that say something; its folder and its format are the caller's matter."""
+    from vllm_memprof.plans.plan import Plan
+
+    said = {name: str(value) for name, value in own.items() if value is not None and value != "auto"}
+    return Plan(model, list(engine_args), own=said, timeout_s=timeout_s)
+
+
+def refuse_without_fit(given: Mapping[str, object]) -> None:
+    """Options of a search on a plan that is none.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} means nothing without --fit", hint="e.g. --fit devices; see memprof plan --help")
+
+
+def check_setup(plan: Plan) -> None:
+    """What every plan needs, asked once, before many of them fail of it.
+
+    Raises:
+        MemprofError: no such device, profile or stack; or the stack is not set up.
+    """
+    from vllm_memprof.launch.prepare import require_device
+    from vllm_memprof.launch.request import parse_device
+    from vllm_memprof.sim.runtime import prepare_runtime
+
+    device = parse_device(plan.own.get("device", "auto"))
+    if device.simulated:
+        assert device.profile is not None
+        prepare_runtime(device.profile, plan.own.get("stack"))
+    else:
+        if "stack" in plan.own:
+            raise UsageError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
+        require_device(device)
+
+
+def fresh_folder(given: Path | None, name: str) -> Path:
+    """The folder of a search, made; the one given must be empty.
+
+    Raises:
+        UsageError: it holds something.
+        LaunchError: it cannot be made.
+    """
+    from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
+
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")
+    base = DEFAULT_PARENT / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}" if given is None else given.expanduser()
+    try:
+        for number in range(1, 1000):
+            path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+            path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
+            if not any(path.iterdir()):
+                (path / "plans").mkdir(mode=DIR_MODE)
+                return path.absolute()
+            if given is not None:
+                raise UsageError(f"run folder {path} is not empty", hint="give a new folder, or leave --run-dir out")
+    except OSError as error:
+        hint = "give a folder that you can write to with --run-dir DIR"
+        raise LaunchError(f"cannot make the folder {base}: {error.strerror}", hint=hint) from error
+    raise LaunchError(f"no free name for a folder next to {base}")

@@ -1,0 +1,133 @@
+"""What ``plan --fit`` and ``sweep`` share: progress, where plans run, how the result is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_memprof.cli.show import FILE_WIDTH, write_out
+from vllm_memprof.units import format_bytes, format_gib
+
+if TYPE_CHECKING:
+    from vllm_memprof.ledger.plans import Fit, PlanRow, Sweep
+    from vllm_memprof.plans.pool import Task
+
+#: Seconds between two lines of plans under way, where lines cannot be repainted.
+_PLAIN_EVERY_S = 60.0
+
+
+class PlainProgress:
+    """A line per plan, for pipes and logs."""
+
+    def __init__(self, total: int | None) -> None:
+        self._total = total
+        self._done = 0
+        self._next_s = time.monotonic() + _PLAIN_EVERY_S
+
+    def started(self, task: Task) -> None:
+        pass
+
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
+        if tasks and time.monotonic() > self._next_s:
+            self._next_s = time.monotonic() + _PLAIN_EVERY_S
+            self._say("under way: " + "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks))
+
+    def ending(self, text: str) -> None:
+        self._say(text)
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        self._done += 1
+        self._next_s = time.monotonic() + _PLAIN_EVERY_S
+        of = f"/{self._total}" if self._total is not None else ""
+        self._say(f"{self._done}{of} {describe(row, how)}")
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        try:
+            print(f"memprof: {text}", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            pass  # the terminal is gone; the plans go on
+
+
+class LiveProgress(PlainProgress):
+    """Finished plans scroll by; below them a bar, and what is under way."""
+
+    def __init__(self, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        super().__init__(total)
+        self._console = Console(stderr=True, highlight=False)
+        columns = [BarColumn(bar_width=24), MofNCompleteColumn()] if total is not None else []
+        self._bar = Progress(
+            TextColumn("plans"), *columns, TimeElapsedColumn(), TextColumn("{task.description}"),
+            console=self._console, transient=True,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=total)
+        self._bar.start()
+
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
+        text = "; ".join(f"{task.plan.title} {seconds:.0f} s" for task, seconds in tasks)
+        room = max(10, self._console.width - 55)
+        self._bar.update(self._task, description=text if len(text) <= room else text[: room - 1] + "…")
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        super().finished(place, row, how)
+        self._bar.advance(self._task)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _say(self, text: str) -> None:
+        self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
+
+
+def progress(total: int | None, quiet: bool) -> PlainProgress:
+    """A live one on a terminal, plain lines elsewhere."""
+    can_repaint = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return LiveProgress(total) if can_repaint and not quiet else PlainProgress(total)
+
+
+def describe(row: PlanRow, how: str) -> str:
+    """A plan in one line."""
+    title = " ".join(f"{name}={value}" for name, value in row.values.items())
+    if row.ok:
+        text = f"KV cache {format_gib(row.kv_cache_bytes)} GiB, {format_bytes(row.tokens)} tokens"
+    else:
+        text = f"{row.status}: {row.reason}"
+    took = "" if row.seconds is None else f"{row.seconds:.1f} s"
+    return f"{title}: {text} ({how if how != 'made' else took or how})"
+
+
+def table(found: Sweep | Fit, to_file: bool = False) -> str:
+    """The table; of 120 characters where no terminal says how wide it is."""
+    from rich.console import Console
+
+    from vllm_memprof.report.plans import PlansTable
+
+    to_terminal = not to_file and sys.stdout.isatty()
+    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
+    with console.capture() as capture:
+        console.print(PlansTable(found))
+    return capture.get()
+
+
+def print_plans(found: Sweep | Fit, format_name: str) -> None:
+    """To stdout: table, json, or csv."""
+    from vllm_memprof.report.plans import render_plans_json
+
+    write_out(render_plans_json(found) if format_name == "json" else table(found), None)
+
+
+def short(path: Path) -> str:
+    """A path as seen from here."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

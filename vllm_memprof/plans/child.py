@@ -1,0 +1,141 @@
+"""The process of one plan: started in a group of its own, with a device of its own, ended when its time is up.
+
+``memprof plan`` itself minds the engine's processes; what is here minds ``memprof plan``. A signal to its main process
+is passed on to the engine, a second one hastens the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from vllm_memprof.ledger.plans import PlanRow
+from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, row_of
+
+#: Names the file that says who holds what on a simulated device: with one of its own, a plan shares with nobody.
+ENV_SIM_STATE = "MEMPROF_SIM_STATE"
+#: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
+GRACE_S = 90.0
+#: Seconds between two signals to a plan that is to end; the last is SIGKILL.
+_STEP_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+class PlanProcess:
+    """A plan under way.
+
+    Args:
+        plan: what is asked for.
+        run_dir: where it records; its parent exists.
+        command: default: that of the plan.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, plan: Plan, run_dir: Path, command: list[str] | None = None) -> None:
+        self.plan = plan
+        self.run_dir = run_dir
+        self.started_s = time.monotonic()
+        self.ended: str | None = None  # why memprof ended it
+        self._signals: list[int] = []
+        self._next_s = 0.0
+        self._output = run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}"
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        self._state = Path(shared) / f"memprof-sim-plan-{os.getpid()}-{os.urandom(4).hex()}"
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command or plan.command(run_dir),
+                env=_environment(os.environ, self._state),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def poll(self) -> bool:
+        """Whether it has ended; what is due on the way (deadline, the next signal) is done here."""
+        if self._process.poll() is not None:
+            return True
+        if self.ended is None and self.seconds > self.plan.timeout_s + GRACE_S:
+            self.end(f"not ended within {self.plan.timeout_s + GRACE_S:g} s")
+        if self._signals and time.monotonic() >= self._next_s:
+            self._send(self._signals.pop(0))
+            self._next_s = time.monotonic() + _STEP_S
+        return False
+
+    def end(self, why: str) -> None:
+        """Asks it to end; called again, the next signal goes out at once."""
+        if self.ended is None:
+            self.ended = why
+            self._signals = [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL]
+        self._next_s = 0.0
+        self.poll()
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number == signal.SIGKILL:  # the engine is told by the kernel that its parent died
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    def row(self) -> PlanRow:
+        """What it came to, once it has ended. What it printed is kept in the run folder."""
+        self._state.unlink(missing_ok=True)
+        row = row_of(self.plan, self.run_dir, self._process.returncode, self.ended)
+        if self.run_dir.is_dir():
+            self._output.replace(self.run_dir / OUTPUT_FILE)
+        else:
+            self._output.unlink(missing_ok=True)
+        return row
+
+
+def run_plan(plan: Plan, run_dir: Path, command: list[str] | None = None) -> PlanRow:
+    """One plan from start to end. KeyboardInterrupt ends it and is raised again once it is gone."""
+    process = PlanProcess(plan, run_dir, command)
+    try:
+        while not process.poll():
+            time.sleep(0.05)
+    except BaseException:
+        process.end("interrupted")
+        while not process.poll():
+            time.sleep(0.05)
+        process.row()
+        raise
+    return process.row()
+
+
+def _environment(base: Mapping[str, str], state: Path) -> dict[str, str]:
+    return {**base, ENV_SIM_STATE: str(state)}
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """For the child: SIGTERM when the sweep itself is killed. Its thread must live as long as the plan."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return None
+    parent = os.getpid()
+
+    def set_death_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return set_death_signal

@@ -1,0 +1,154 @@
+"""Plans on a Ray cluster: a task per plan; the run folder comes back as files.
+
+Ray is the ``ray`` extra. Each node needs this memprof, and for a simulated device the engine stack (``memprof sim
+setup``); a node without says so in the row. Ray starts the tasks, memprof's own child process makes the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof import __version__
+from vllm_memprof.errors import LaunchError
+from vllm_memprof.ledger.plans import PlanRow, one_line
+from vllm_memprof.plans.child import run_plan
+from vllm_memprof.plans.plan import Plan
+from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
+
+#: ``--ray local``: on this machine alone, ended with the sweep.
+LOCAL = "local"
+_WAIT_S = 0.5
+#: Seconds that tasks have to end their plans after Ctrl-C, before their workers are killed.
+_CANCEL_S = 25.0
+#: A file of a run folder that is larger stays on its node.
+_LARGEST_FILE = 64 << 20
+
+
+def require_ray() -> None:
+    """Refuses before anything is begun.
+
+    Raises:
+        LaunchError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise LaunchError("--ray needs Ray, which is not installed here", hint="pip install 'vllm-memprof[ray]'")
+
+
+def run_on_ray(
+    tasks: Sequence[Task], watcher: Watcher, address: str, jobs: int | None
+) -> Iterator[tuple[Task, PlanRow]]:
+    """Makes the plans on the cluster, at most ``jobs`` at a time.
+
+    Args:
+        tasks: the plans.
+        watcher: is told of them.
+        address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as Ray takes it.
+        jobs: None: as many as the cluster has CPUs.
+
+    Raises:
+        LaunchError: there is no such cluster.
+        Interrupted: by a signal, after the plans under way were asked to end.
+    """
+    import ray
+
+    started = _connect(ray, address, jobs)
+    try:
+        yield from _run(ray, tasks, watcher, jobs)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str, jobs: int | None) -> bool:
+    """True where this process has to disconnect again."""
+    if ray.is_initialized():
+        return False
+    common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    try:
+        if address == LOCAL:
+            ray.init(address="local", num_cpus=jobs, include_dashboard=False, **common)
+        else:
+            ray.init(address=address, **common)
+    except Exception as error:
+        hint = "`ray start --head` starts one; --ray=local needs none"
+        raise LaunchError(f"no Ray cluster at {address!r}: {one_line(str(error))}", hint=hint) from error
+    return True
+
+
+def _run(ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None) -> Iterator[tuple[Task, PlanRow]]:
+    make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
+    most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+    waiting, under_way = list(tasks), dict[Any, tuple[Task, float]]()
+    with caught_signals() as signals:
+        while waiting or under_way:
+            while waiting and len(under_way) < most and not signals:
+                task = waiting.pop(0)
+                under_way[make.remote(task.plan, __version__)] = (task, time.monotonic())
+                watcher.started(task)
+            watcher.running([(task, time.monotonic() - since) for task, since in under_way.values()])
+            done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
+            if signals:
+                watcher.ending(f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''} on Ray")
+                _cancel(ray, list(under_way), signals)
+                raise Interrupted(signals[0])
+            for reference in done:
+                task, _ = under_way.pop(reference)
+                yield task, _collect(ray, reference, task)
+
+
+def _cancel(ray: Any, references: list[Any], signals: list[int]) -> None:
+    """A KeyboardInterrupt to each task, which ends its plan; after a while, or a second Ctrl-C, by force."""
+    for reference in references:
+        with contextlib.suppress(Exception):
+            ray.cancel(reference)
+    limit = time.monotonic() + _CANCEL_S
+    left = references
+    while left and time.monotonic() < limit and len(signals) < 2:
+        _, left = ray.wait(left, num_returns=len(left), timeout=_WAIT_S)
+    for reference in left:
+        with contextlib.suppress(Exception):
+            ray.cancel(reference, force=True)
+
+
+def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
+    """The row of a task, its files laid down in the run folder."""
+    try:
+        files, row = ray.get(reference)
+    except Exception as error:  # the worker died, or the node: Ray's own words
+        reason = one_line(str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__)
+        return PlanRow(dict(task.plan.values), "failed", f"Ray: {reason}", devices=task.plan.devices, final=False)
+    for name, content in files.items():
+        path = task.run_dir / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o600)
+    return PlanRow.from_json(row)
+
+
+def make_plan(plan: Plan, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Runs on a node: the files of the run folder, and the row as JSON."""
+    host = socket.gethostname()
+    if version != __version__:
+        reason = f"node {host} has memprof {__version__}, the sweep was started by {version}"
+        return {}, PlanRow(dict(plan.values), "failed", reason, final=False).to_json()
+    parent = Path(tempfile.mkdtemp(prefix="memprof-plan-"))
+    try:
+        run_dir = parent / "run"
+        row = run_plan(plan, run_dir)
+        return read_files(run_dir), row.to_json()
+    finally:
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def read_files(run_dir: Path) -> dict[str, bytes]:
+    """Every file of a run folder by its name within it."""
+    found = sorted(path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink())
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in found if path.stat().st_size <= _LARGEST_FILE}

@@ -1,0 +1,130 @@
+"""Plans side by side on this machine: plans enter, rows leave in the order in which they end.
+
+One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the plans under way,
+each at most once asked; what had ended before is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+import psutil
+
+from vllm_memprof.ledger.plans import PlanRow, Sweep
+from vllm_memprof.plans.child import PlanProcess
+from vllm_memprof.plans.plan import Plan
+
+_TICK_S = 0.05
+#: Host memory that the engine takes per plan and, with a process for each, per further rank.
+ENGINE_HOST_BYTES = 1600 << 20
+RANK_HOST_BYTES = 1100 << 20
+
+
+class Interrupted(Exception):
+    """A signal ended a sweep or a search; ``number`` is the signal, ``sweep`` what was there until then."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
+        self.sweep: Sweep | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One plan to make, by its place in the sweep."""
+
+    place: int
+    plan: Plan
+    run_dir: Path
+
+
+class Watcher(Protocol):
+    """What is told of the plans under way."""
+
+    def started(self, task: Task) -> None: ...
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None: ...
+    def ending(self, text: str) -> None: ...
+
+
+Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
+
+
+def default_jobs(plans: Sequence[Plan]) -> int:
+    """How many plans at a time: as many as there are cores, and as fit into the host's free memory."""
+    cores = len(os.sched_getaffinity(0))
+    largest = max((plan.devices for plan in plans), default=1)
+    each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (min(largest, 8) if largest > 1 else 0)
+    return max(1, min(cores // min(largest, 4) or 1, psutil.virtual_memory().available // each))
+
+
+def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tuple[Task, PlanRow]]:
+    """Makes the plans, ``jobs`` at a time.
+
+    Raises:
+        Interrupted: by a signal, after the plans under way have ended; their rows are not given.
+    """
+    waiting, under_way = list(tasks), list[tuple[Task, PlanProcess]]()
+    with caught_signals() as signals:
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < jobs and not signals:
+                    task = waiting.pop(0)
+                    under_way.append((task, PlanProcess(task.plan, task.run_dir)))
+                    watcher.started(task)
+                watcher.running([(task, process.seconds) for task, process in under_way])
+                for pair in [pair for pair in under_way if pair[1].poll()]:
+                    under_way.remove(pair)
+                    row = pair[1].row()
+                    if pair[1].ended is None or not signals:
+                        yield pair[0], row
+                if signals:
+                    waiting.clear()
+                    _end(under_way, signals, watcher)
+                time.sleep(_TICK_S)
+        finally:
+            for _, process in under_way:  # the one who takes the rows gave up
+                process.end("interrupted")
+            for _, process in under_way:
+                while not process.poll():
+                    time.sleep(_TICK_S)
+        if signals:
+            raise Interrupted(signals[0])
+
+
+def _end(under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: Watcher) -> None:
+    """Once for each signal that came."""
+    asked = sum(process.ended is not None for _, process in under_way)
+    if asked < len(under_way):
+        watcher.ending(f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''}; again to hasten")
+    elif len(signals) < 2:
+        return
+    del signals[1:]
+    for _, process in under_way:
+        process.end("interrupted")
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """SIGINT, SIGTERM and SIGHUP as a list of what came."""
+    found: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        found.append(number)
+
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,70 @@
+"""The search for the best value: verdicts of values enter, the best one that holds leaves. Pure.
+
+Values stand in the order of ambition, the most ambitious last. Of each the verdict is TOO_LITTLE, HOLDS or TOO_MUCH,
+and verdicts are expected to come in that order along the values. Where they do not, ``ordered`` says so: what is
+returned holds all the same, but a value that was not tried may be better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+TOO_LITTLE, HOLDS, TOO_MUCH = -1, 0, 1
+
+Probe = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    answer: str | None  # the most ambitious value tried that holds; None: none does
+    tried: dict[str, int]  # value -> verdict, in the order of the tries
+    ordered: bool
+
+
+def bisect(values: Sequence[str], probe: Probe) -> Found:
+    """The last value that holds, in about log2 of their number of tries.
+
+    The most ambitious value is tried first: where it holds nothing else has to be. Then the border between what is
+    not too much and what is. The answer's next value has been tried as well, unless the answer is the last.
+    """
+    tried: dict[str, int] = {}
+
+    def verdict(index: int) -> int:
+        value = values[index]
+        if value not in tried:
+            tried[value] = probe(value)
+        return tried[value]
+
+    low, high = -1, len(values) - 1
+    if values and verdict(high) != TOO_MUCH:
+        low, high = high, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if verdict(middle) == TOO_MUCH:
+            high = middle
+        else:
+            low = middle
+    return _found(values, tried)
+
+
+def from_the_least(values: Sequence[str], probe: Probe) -> Found:
+    """The first of few values that holds, each of those before it tried: nothing is assumed about their order.
+
+    Values stand in the order of their cost, the least first.
+    """
+    tried: dict[str, int] = {}
+    for value in values:
+        tried[value] = probe(value)
+        if tried[value] == HOLDS:
+            return Found(value, tried, ordered=True)
+    return Found(None, tried, ordered=True)
+
+
+def _found(values: Sequence[str], tried: dict[str, int]) -> Found:
+    known = [(value, tried[value]) for value in values if value in tried]
+    holding = [value for value, verdict in known if verdict == HOLDS]
+    verdicts = [verdict for _, verdict in known]
+    return Found(holding[-1] if holding else None, tried, ordered=verdicts == sorted(verdicts))

@@ -1,0 +1,166 @@
+"""Plans that were made before, by content: a plan of the same key is not made again.
+
+A key says everything that the figures of a plan depend on: the model's configuration, the engine's arguments in their
+normal form, variables that bear on memory, the engine stack, the device profile, and memprof's own sources. Only plans
+on a simulated device have one: what a real device grants depends on who else is on it.
+
+``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes may share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof import __version__
+from vllm_memprof.ledger.plans import PlanRow
+from vllm_memprof.plans.arguments import normal_form, options
+from vllm_memprof.plans.files import copy_folder
+from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.redact import select_env
+from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
+from vllm_memprof.sim.profiles import flat_text, load_profile
+from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
+from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
+
+#: Raise it when a key no longer says what it said.
+FORMAT = 1
+#: Sources of memprof whose change may change a figure or a record.
+_SOURCES = ("*.py", "*.toml", "*.json")
+#: Files of a model that decide shapes; of the weights the names and sizes.
+_MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")
+_LARGEST_READ = 64 << 20
+_MODEL_OPTIONS = ("--load-format", "--served-model-name", "--quantization", "--hf-config-path", "--tokenizer")
+#: Variables of memprof that name places, and none of the plan's figures.
+_PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
+
+
+class Store:
+    """The plans of one cache directory.
+
+    Args:
+        folder: default: ``plans`` in memprof's cache directory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_dir() / "plans"
+
+    def take(self, key: str | None, plan: Plan, run_dir: Path) -> PlanRow | None:
+        """Copies a plan that was made before to ``run_dir``; its row, None where there is none."""
+        if key is None or not is_whole(self.folder / key):
+            return None
+        try:
+            copy_folder(self.folder / key, run_dir)
+        except OSError:
+            shutil.rmtree(run_dir, ignore_errors=True)  # half of it, or of one that is being removed
+            return None
+        row = replace(row_of(plan, run_dir, exit_code=_code(run_dir)), cached=True)
+        if not row.final:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            return None
+        write_row(run_dir, key, row)
+        return row
+
+    def keep(self, key: str | None, row: PlanRow, run_dir: Path) -> None:
+        """Keeps a plan for the next one of its key; a plan that another try may end otherwise is not kept."""
+        if key is None or not row.final or row.run_id is None:
+            return
+        try:
+            copy_folder(run_dir, self.folder / key)
+        except OSError:
+            pass  # a full disk costs the cache, not the plan
+
+
+def _code(run_dir: Path) -> int | None:
+    """The exit status to go by: 0 for a plan that ended well."""
+    found = read_row(run_dir)
+    return 0 if found is None or found[1].ok else 1
+
+
+def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
+    """The key of a plan; None where its figures depend on more than can be told.
+
+    Raises:
+        UsageError, SetupError: no such profile or stack.
+    """
+    kind, _, profile = plan.own.get("device", "auto").partition(":")
+    if kind != "sim" or "python" in plan.own:
+        return None
+    model = _model_key(plan.model, _that_choose_a_model(plan.engine_args))
+    if model is None:
+        return None
+    environ = os.environ if environ is None else environ
+    env = {name: value for name, value in select_env(environ).items() if name not in _PLACES}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "memprof": [__version__, _sources_digest()],
+        "model": [plan.model, *model],
+        "arguments": normal_form(plan.engine_args),
+        "own": {name: value for name, value in sorted(plan.own.items()) if name not in ("device", "stack")},
+        "env": env,
+        "stack": _stack_key(plan.own.get("stack")),
+        "profile": flat_text(load_profile(profile or "910b")),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@cache
+def _stack_key(name: str | None) -> list[str]:
+    stack = load_stack(name)
+    return [normalize(stack.name), fingerprint(stack)]
+
+
+@cache
+def _sources_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _SOURCES for path in PACKAGE_DIR.rglob(pattern)):
+        digest.update(f"{path.relative_to(PACKAGE_DIR)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _that_choose_a_model(engine_args: list[str]) -> tuple[str, ...]:
+    """The arguments that ``resolve_model`` looks at, so that a hub is asked once for a whole sweep."""
+    return tuple(token for name, held in options(engine_args) if name in _MODEL_OPTIONS for token in held)
+
+
+@cache
+def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What the engine reads of a model: the content of its configuration, names and sizes of its weights."""
+    resolved = resolve_model(model, list(engine_args))
+    if resolved.source == "preset":
+        preset = find_preset(model)
+        return None if preset is None else ("preset", preset.digest, *resolved.extra_args)
+    folder = Path(resolved.path)
+    return ("folder", _folder_digest(folder), *resolved.extra_args) if folder.is_dir() else None
+
+
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    read = {path for pattern in _MODEL_FILES for path in folder.glob(pattern)}
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        if path in read and size <= _LARGEST_READ:
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        else:
+            digest.update(str(path.stat().st_mtime_ns).encode())
+    return digest.hexdigest()
+
+
+def model_config(model: str, engine_args: list[str]) -> dict[str, Any] | None:
+    """``config.json`` of a model with a preset or a folder; None where only the engine will know."""
+    resolved = resolve_model(model, engine_args)
+    preset = find_preset(model) if resolved.source == "preset" else None
+    folder = generate_model(preset) if preset is not None else Path(resolved.path)
+    try:
+        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None

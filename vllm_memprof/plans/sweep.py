@@ -1,0 +1,252 @@
+"""A sweep: all combinations of some options' values, each a plan in a folder of its own; made once, continued later.
+
+``<folder>/request.json`` says what is swept, ``<folder>/plans/<number>-<values>/`` are the run folders. A folder with
+``plan.json`` is whole: the same command takes it as it is, and makes the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_memprof import __version__
+from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
+from vllm_memprof.ledger.plans import Knob, PlanRow, Sweep
+from vllm_memprof.plans.arguments import long_name, normal_form
+from vllm_memprof.plans.files import write_private
+from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, is_whole, read_row, titles, write_row
+from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
+from vllm_memprof.plans.store import Store, key_of
+
+REQUEST_FILE = "request.json"
+PLANS_DIR = "plans"
+_REQUEST_SCHEMA = "memprof.sweep-request/1"
+
+
+class Progress(Watcher, Protocol):
+    """What is told of a sweep besides."""
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        """``how``: made, cached, or there already."""
+
+
+@dataclass
+class SweepJob:
+    """A sweep as asked for."""
+
+    plan: Plan  # without the knobs
+    knobs: list[Knob]
+    folder: Path
+    command: list[str]  # as typed, secrets redacted
+    store: Store | None = None
+    plans: list[Plan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for values in itertools.product(*(knob.values for knob in self.knobs)):
+            plan = self.plan
+            for knob, value in zip(self.knobs, values, strict=True):
+                plan = plan.vary(knob.name, value)
+            self.plans.append(plan)
+
+
+def parse_over(texts: list[str]) -> list[Knob]:
+    """``--over knob=v1,v2`` as often as given; a comma within brackets or quotes belongs to a value.
+
+    Raises:
+        UsageError: no knob, no value, or one of them twice.
+    """
+    knobs: list[Knob] = []
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = long_name(name.strip()).removeprefix("--")
+        if not equals or not re.fullmatch(r"[a-z][a-zA-Z0-9.-]*", name):
+            hint = "--over OPTION=VALUE,VALUE, e.g. --over tensor-parallel-size=2,4,8"
+            raise UsageError(f"--over {text!r} names no option and its values", hint=hint)
+        found = split_values(values)
+        if not all(found):
+            raise UsageError(f"--over {text!r} has an empty value")
+        twice = {value for value in found if found.count(value) > 1}
+        if twice or name in (knob.name for knob in knobs):
+            what = ", ".join(sorted(twice)) if twice else name
+            raise UsageError(f"--over {text!r}: {what} is given twice")
+        knobs.append(Knob(name, found))
+    if not knobs:
+        raise UsageError("--over OPTION=VALUE,VALUE is missing", hint="e.g. --over tensor-parallel-size=2,4,8")
+    return knobs
+
+
+def split_values(text: str) -> list[str]:
+    """Values between commas that stand outside brackets and quotes."""
+    values, held, depth, quote = list[str](), "", 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth <= 0:
+            values.append(held.strip())
+            held = ""
+            continue
+        held += char
+    return [*values, held.strip()]
+
+
+def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
+    """``reports/sweep-<model>-<digest>``: the same for the same sweep, so that it can be continued."""
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60] or "model"
+    digest = hashlib.sha256(json.dumps(_request(plan, knobs)).encode()).hexdigest()[:8]
+    return DEFAULT_PARENT / f"sweep-{base}-{digest}"
+
+
+def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, Any]:
+    return {
+        "schema": _REQUEST_SCHEMA,
+        "model": plan.model,
+        "arguments": normal_form(plan.engine_args),
+        "own": dict(sorted(plan.own.items())),
+        "knobs": [dict(vars(knob)) for knob in knobs],
+    }
+
+
+def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
+    """Makes the plans that are not there yet.
+
+    Returns:
+        The sweep with a row for every plan; fewer where it was interrupted, with a note that says so.
+
+    Raises:
+        UsageError: the folder holds something else, or another memprof is at it.
+        Interrupted: by a signal; what is there so far is in ``sweep`` of the exception.
+    """
+    started_s = time.monotonic()
+    with _folder(job):
+        rows: dict[int, PlanRow] = {}
+        interrupted: Interrupted | None = None
+        try:
+            for place, row, how in _rows(job, pool, progress):
+                rows[place] = row
+                progress.finished(place, row, how)
+        except Interrupted as error:
+            interrupted = error
+        found = Sweep(
+            model=job.plan.model,
+            command=job.command,
+            knobs=job.knobs,
+            rows=[rows[place] for place in sorted(rows)],
+            seconds=round(time.monotonic() - started_s, 1),
+            notes=[] if interrupted is None else [f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made"],
+        )
+        if interrupted is not None:
+            interrupted.sweep = found
+            raise interrupted
+        return found
+
+
+def _rows(job: SweepJob, pool: Pool, progress: Progress) -> Iterator[tuple[int, PlanRow, str]]:
+    """(place, row, how) of every plan, as they come."""
+    todo: list[tuple[Task, str | None, str]] = []
+    for place, (plan, name) in enumerate(zip(job.plans, titles(job.plans), strict=True)):
+        task = Task(place, plan, job.folder / PLANS_DIR / name)
+        key = key_of(plan)
+        mark = key or _mark(plan)
+        found = read_row(task.run_dir) if is_whole(task.run_dir) else None
+        if found is not None and found[0] == mark and found[1].final:
+            yield place, _placed(found[1], task, job), "there already"
+            continue
+        _remove(task.run_dir)
+        row = None if job.store is None else job.store.take(key, plan, task.run_dir)
+        if row is not None:
+            yield place, _placed(row, task, job), "cached"
+        else:
+            todo.append((task, key, mark))
+    first = {key: task.place for task, key, _ in reversed(todo) if key is not None}
+    again = [entry for entry in todo if job.store and entry[1] is not None and first[entry[1]] != entry[0].place]
+    keys = {task.place: (key, mark) for task, key, mark in todo}
+    for task, row in pool([entry[0] for entry in todo if entry not in again], progress):
+        yield task.place, _kept(row, task, job, *keys[task.place]), "made"
+    rest: list[Task] = []
+    for task, key, _ in again:  # the same plan in other words
+        row = None if job.store is None else job.store.take(key, task.plan, task.run_dir)
+        if row is None:
+            rest.append(task)
+        else:
+            yield task.place, _placed(row, task, job), "cached"
+    for task, row in pool(rest, progress) if rest else ():
+        yield task.place, _kept(row, task, job, *keys[task.place]), "made"
+
+
+def _kept(row: PlanRow, task: Task, job: SweepJob, key: str | None, mark: str) -> PlanRow:
+    row = _placed(row, task, job)
+    write_row(task.run_dir, mark, row)
+    if job.store is not None:
+        job.store.keep(key, row, task.run_dir)
+    return row
+
+
+def _placed(row: PlanRow, task: Task, job: SweepJob) -> PlanRow:
+    return replace(row, values=dict(task.plan.values), run=str(task.run_dir.relative_to(job.folder)))
+
+
+def _mark(plan: Plan) -> str:
+    """By what a plan on a real device is known when its sweep goes on: what was asked for, and of which memprof."""
+    content = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
+    return "asked-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:26]
+
+
+def _remove(run_dir: Path) -> None:
+    shutil.rmtree(run_dir, ignore_errors=True)
+    (run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _folder(job: SweepJob) -> Iterator[None]:
+    """The sweep's folder, for this process alone."""
+    path, request = job.folder, _request(job.plan, job.knobs)
+    held = path / REQUEST_FILE
+    try:
+        path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
+        if not held.exists() and any(path.iterdir()):
+            raise UsageError(f"{path} is not empty, and holds no sweep", hint="give a new folder with -o DIR")
+        (path / PLANS_DIR).mkdir(mode=DIR_MODE, exist_ok=True)
+        lock = os.open(path / PLANS_DIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise LaunchError(f"cannot make the folder {path}: {error.strerror}", hint="-o DIR gives another") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"another memprof is making the sweep in {path}") from error
+        if held.exists():
+            _refuse_another(held, request)
+        else:
+            write_private(held, json.dumps(request, indent=1) + "\n")
+        yield
+    finally:
+        os.close(lock)
+
+
+def _refuse_another(held: Path, request: dict[str, Any]) -> None:
+    try:
+        before = json.loads(held.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = None
+    if before != request:
+        what = [name for name in request if not isinstance(before, dict) or before.get(name) != request[name]]
+        hint = "give another folder with -o DIR, or remove this one"
+        raise UsageError(f"{held.parent} holds another sweep: {', '.join(what)} differ", hint=hint)
