@@ -121,6 +121,11 @@ _LAYOUT = (
     "compress_ratio",
     "model_version",
     "num_speculative_blocks",
+    # of vllm-ascend's latent attention
+    "scale_dim",
+    "cache_sparse_sfa_c8",
+    "cache_sparse_li_c8",
+    "sfa_dcp_replicated_indexer_size",
 )
 
 

@@ -78,6 +78,24 @@ def _latent(layout: _Layout, block: int) -> int | None:
     return int(block // (layout.get("compress_ratio") or 1) * heads * width * size)
 
 
+#: What makes a page of vllm-ascend's latent attention something else than latent vectors: caches of sparse attention
+#: in 8 bits with their scales, an indexer's cache that several ranks hold. Plain: the value of each without any of it.
+_PLAIN_LATENT = {
+    "scale_dim": 0,
+    "cache_sparse_sfa_c8": False,
+    "cache_sparse_li_c8": False,
+    "sfa_dcp_replicated_indexer_size": 1,
+}
+
+
+def _ascend_latent(layout: _Layout, block: int) -> int | None:
+    """The same latent vector; None where sparse attention adds something, or where the record does not tell."""
+    if any(layout.get(name) != plain for name, plain in _PLAIN_LATENT.items()):
+        return None
+    heads, width, size = layout.get("num_kv_heads"), layout.get("head_size"), layout.get("dtype_bytes")
+    return None if heads is None or width is None or size is None else int(block * heads * width * size)
+
+
 def _state(layout: _Layout, block: int) -> int | None:
     size = layout.get("state_bytes")
     return None if size is None else int(size)
@@ -120,10 +138,9 @@ _SPECS = "vllm/v1/kv_cache_interface.py"
 LAYER_TYPES: tuple[LayerType, ...] = (
     LayerType(("FullAttentionSpec",), _two_tensors, _whole_length, f"{_SPECS}::FullAttentionSpec"),
     LayerType(("MLAAttentionSpec",), _latent, _whole_length, f"{_SPECS}::MLAAttentionSpec"),
-    # its page depends on the indexer of sparse attention
     LayerType(
         ("AscendMLAAttentionSpec",),
-        lambda layout, block: None,
+        _ascend_latent,
         _whole_length,
         "vllm_ascend/core/kv_cache_interface.py::AscendMLAAttentionSpec (0.23.0)",
     ),

@@ -216,6 +216,34 @@ def test_a_layout_that_lacks_a_figure_gives_none(lacking: str) -> None:
             assert page_bytes(group) is None or request_blocks(group, limits) is None
 
 
+#: As vllm-ascend 0.23.0 describes the layers of DeepSeek-V3; 576 numbers of two bytes per token.
+ASCEND_LATENT: dict[str, Any] = {
+    "num_kv_heads": 1,
+    "head_size": 576,
+    "dtype_bytes": 2,
+    "scale_dim": 0,
+    "cache_sparse_sfa_c8": False,
+    "cache_sparse_li_c8": False,
+    "sfa_dcp_replicated_indexer_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "page"),
+    [
+        ({}, 128 * 576 * 2),
+        ({"cache_sparse_li_c8": True}, None),
+        ({"cache_sparse_sfa_c8": True}, None),
+        ({"scale_dim": 4}, None),
+        ({"sfa_dcp_replicated_indexer_size": 2}, None),
+        ({"cache_sparse_li_c8": None}, None),  # a record from before it was recorded
+    ],
+)
+def test_latent_attention_of_vllm_ascend(otherwise: dict[str, Any], page: int | None) -> None:
+    row = {"type": "AscendMLAAttentionSpec", "block_size": 128, "layout": {**ASCEND_LATENT, **otherwise}}
+    assert page_bytes(read_group(row)) == page
+
+
 def test_limits_that_are_unknown_give_none() -> None:
     for row in LAYOUTS["releases"]["0.23.0"]:
         assert request_blocks(read_group(row["group"]), Limits()) is None
