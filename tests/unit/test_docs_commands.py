@@ -40,7 +40,15 @@ OTHERS = {
     "python -m pip install vllm-memprof": "the same from an index",
 }
 #: Arguments of the engine that the pages use; those of memprof are read by memprof itself.
-ENGINE_OPTIONS = {"-tp", "--port", "--max-model-len", "--prompt", "--enforce-eager", "--gpu-memory-utilization"}
+ENGINE_OPTIONS = {
+    "-tp",
+    "--port",
+    "--max-model-len",
+    "--prompt",
+    "--enforce-eager",
+    "--gpu-memory-utilization",
+    "--quantization",
+}
 
 #: Names that the pages use -> what stands in for them, below tests/data.
 STANDS_FOR = {

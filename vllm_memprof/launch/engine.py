@@ -33,7 +33,10 @@ _TAIL_BYTES = 256 * 1024
 _ERROR_LINES = 60
 _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
-_ERROR_LINE = re.compile(rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: ", re.IGNORECASE)
+#: pydantic names the error on one line and says what is wrong on the next: "  Value error, …".
+_ERROR_LINE = re.compile(
+    rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, ", re.IGNORECASE
+)
 #: uvicorn's line at readiness, for engines in which our own event is missing.
 _READY_LINE = b"Application startup complete"
 #: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py, run_engine_core)

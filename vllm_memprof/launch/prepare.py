@@ -35,7 +35,7 @@ class _Target:
     device: str | None = None  # name for the record until the engine reports its own
     profile: str | None = None
     devices: int | None = None  # of the simulated machine
-    note: str = ""  # on what stands in for the model's own files
+    notes: tuple[str, ...] = ()  # on what stands in for the model's own files
 
 
 def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
@@ -71,7 +71,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         simulated=request.device.simulated,
         device_profile=target.profile,
         empty_cache_at=request.empty_cache_at,
-        notes=[f"model: {target.note}"] if target.note else [],
+        notes=list(target.notes),
     )
     timeout_s = find_shutdown_timeout(request.engine_args)
     return Job(info, run_dir, command, env, request.startup_timeout_s, shutdown_timeout_s=timeout_s)
@@ -88,7 +88,7 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     profile = runtime.profile.name
     devices = runtime.profile.device_count
     env = {**runtime.env, **model.env}
-    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, model.note)
+    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins)
 
 
 def _real_target(request: LaunchRequest) -> _Target:

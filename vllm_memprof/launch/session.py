@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
@@ -332,6 +333,8 @@ class _Session:
         if not self._progress.by_file:
             self._info.notes.append("no engine process wrote events: it ended before the hooks loaded")
         kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
+        advice = None if verdict.status == "ok" else advise(verdict.reason)
+        self._info.notes += [] if advice is None else [advice]
         self._info.notes += [f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept]
         write_run_info(self._job.run_dir, self._info)
 

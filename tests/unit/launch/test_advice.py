@@ -1,0 +1,57 @@
+"""What is advised after the messages by which engines refuse a model."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from vllm_memprof.launch.advice import advise
+from vllm_memprof.launch.engine import LogPump
+from vllm_memprof.launch.verdict import find_error_line
+
+#: As vLLM 0.23.0 and transformers 5.5.4 say it, over the lines that they take.
+UNKNOWN_TYPE = """\
+(APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+(APIServer pid=7)   Value error, The checkpoint you are trying to load has model type `foo` but Transformers does not \
+recognize this architecture. This could be because of an issue with the checkpoint, or because your version is old.
+(APIServer pid=7)     For further information visit https://errors.pydantic.dev/2.13/v/value_error
+"""
+UNKNOWN_ARCHITECTURE = """\
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, Model architectures ['BarForCausalLM'] are not supported for now. Supported architectures: dict_keys([])
+"""
+
+
+def error_lines(log, tmp_path):
+    """What the launcher keeps of an engine's output."""
+    read_fd, write_fd = os.pipe()
+    pump = LogPump(read_fd, tmp_path / "engine.log", None)
+    os.write(write_fd, log.encode())
+    os.close(write_fd)
+    pump.start()
+    pump.join(10)
+    return pump.error_lines()
+
+
+@pytest.mark.parametrize(
+    ("log", "found", "advice"),
+    [
+        (UNKNOWN_TYPE, "Value error, The checkpoint you are trying", "does not know this model_type"),
+        (UNKNOWN_ARCHITECTURE, "Value error, Model architectures ['BarForCausalLM']", "no such architecture"),
+    ],
+)
+def test_the_line_that_says_what_is_wrong(tmp_path, log, found, advice):
+    line = find_error_line(error_lines(log, tmp_path))
+    assert line.startswith(found)
+    assert advice in advise(f"the engine exited with status 1 before any worker reported: {line}")
+
+
+def test_tensor_parallel_size():
+    text = "Value error, Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+    assert "divides the model's attention heads" in advise(text)
+
+
+def test_nothing_is_advised_without_knowledge():
+    assert advise("worker TP1 (pid 3) was killed by SIGKILL in weight_load") is None
+    assert advise(None) is None
