@@ -50,7 +50,8 @@ fuzz: $(STAMP)  ## The same from a seed that no run had before
 	$(BIN)/python scripts/fuzz_explain.py --seconds 60
 
 test-sim: sim-all  ## Shim tests and the real engines on the simulated device
-	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "not full" --durations=12 tests/shim tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and not full" tests/shim tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not full and not alone" --durations=20 tests/shim tests/integration
 
 lint: $(STAMP)  ## ruff, codespell, mypy
 	$(BIN)/ruff check .

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +33,21 @@ REFERENCE_ARGS = [
 ]
 #: A start-up on a slow two-core machine, with room; a run that takes longer is stuck.
 RUN_TIMEOUT_S = 240.0
+
+
+def pytest_configure() -> None:
+    """Test processes that run side by side have devices, and compiled models, of their own."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        place = Path(tempfile.gettempdir()) / f"memprof-test-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{worker}"
+        place.mkdir(exist_ok=True)
+        os.environ["MEMPROF_SIM_STATE"] = str(place / "devices")
+        os.environ["VLLM_CACHE_ROOT"] = str(place / "vllm")
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shutil.rmtree(Path(os.environ["MEMPROF_SIM_STATE"]).parent, ignore_errors=True)
 
 
 def require_stack(name: str) -> str:
