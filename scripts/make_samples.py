@@ -1,25 +1,30 @@
 """Writes a sample of each report format below ``reports/``, from recorded runs of ``tests/data``: ``make samples``.
 
-The screenshots of the page need a Chromium or Chrome; without one they stay as they are, and the script says so.
+The screenshots need a Chromium or Chrome; without one they stay as they are, and the script says so.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
 from scripts.browser import Browser, find_browser
 from vllm_memprof.cli.show import build, render
 from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.table import render_table
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 TARGET = ROOT / "reports"
-RUN = "recorded_023_tp2"
+RUN, OOM_RUN = "recorded_023_tp2", "recorded_oom"
 
 
 @dataclass(frozen=True)
@@ -48,19 +53,38 @@ SAMPLES = (
 )
 
 
+#: A terminal's window around what rich printed.
+TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
+body {{ margin: 0; background: #16181d }}
+pre {{ margin: 0; padding: 16px 20px; color: #d6dae1; font: 13px/1.3 "DejaVu Sans Mono", monospace }}
+</style><pre>{code}</pre>"""
+TERMINAL_COLUMNS = 110
+
+
+def terminal_page(report: Report) -> str:
+    """What ``memprof report`` prints on a terminal of dark ground, as a page."""
+    console = Console(record=True, file=io.StringIO(), width=TERMINAL_COLUMNS, force_terminal=True, _environ={})
+    console.print(f"[bold]$[/bold] memprof report reports/{report.run.model.split('/')[-1].lower()}", highlight=False)
+    console.print(render_table(report))
+    return console.export_html(theme=MONOKAI, code_format=TERMINAL, inline_styles=True)
+
+
 @dataclass(frozen=True)
 class Screenshot:
-    """A picture of the page of a run, as a reader first sees it."""
+    """A picture of a run, as a reader first sees it."""
 
     file: str
     run: str
     width: int  # CSS pixels
     height: int
+    draw: Callable[[Report], str] = render_html
     dark: bool = False
     scroll_to: str = "html"
 
 
 SCREENSHOTS = (
+    Screenshot("terminal.png", RUN, 910, 1180, terminal_page),
+    Screenshot("terminal-oom.png", OOM_RUN, 910, 606, terminal_page),
     Screenshot("page-1280.png", RUN, 1280, 1500),
     Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True, scroll_to="section.plots"),
 )
@@ -85,7 +109,7 @@ def take(shot: Screenshot, program: str) -> None:
     """One picture, in a browser of its own."""
     with tempfile.TemporaryDirectory() as folder, Browser(program) as browser:
         page = Path(folder) / "page.html"
-        page.write_text(render_html(build(DATA / shot.run)), encoding="utf-8")
+        page.write_text(shot.draw(build(DATA / shot.run)), encoding="utf-8")
         browser.size(shot.width, shot.height, shot.dark)
         browser.open(page)
         browser.value(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")

@@ -70,7 +70,6 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp2.120.txt": ("recorded_tp2", lambda report: table(report, 120)),
     "recorded_tp2.md": ("recorded_tp2", render_markdown),
     "recorded_tp1.80.txt": ("recorded_tp1", lambda report: table(report, 80)),
-    "recorded_killed_tp2.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80)),
     "eager_tp2.80.txt": ("eager_tp2", lambda report: table(report, 80)),
     "recorded_killed_tp2.zh.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80, lang="zh")),
     "recorded_023_tp2.zh.120.txt": ("recorded_023_tp2", lambda report: table(report, 120, lang="zh")),
@@ -88,13 +87,35 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "killed_tp2.json": ("killed_tp2", render_json),
     "recorded_023_tp2.page.txt": ("recorded_023_tp2", outline),
     "skewed_tp2.page.txt": ("skewed_tp2", outline),
-    "recorded_killed_tp2.page.txt": ("recorded_killed_tp2", outline),
-    "recorded_log.page.txt": ("logs/recorded_tp2_0.23.0.log", outline),
     "ascend_19.page.txt": ("logs/vllm-project__vllm-ascend-19.log", outline),
     "killed_tp2.csv": ("killed_tp2", render_csv),
     "killed_tp2.trace.json": ("killed_tp2", render_trace),
     "ascend_19.csv": ("logs/vllm-project__vllm-ascend-19.log", render_csv),
     "plan_tp2.80.txt": ("plan_tp2", lambda report: table(report, 80)),
+}
+
+#: Ending of a golden file -> reporter: every format that there is.
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "80.txt": lambda report: table(report, 80),
+    "120.txt": lambda report: table(report, 120),
+    "md": render_markdown,
+    "json": render_json,
+    "csv": render_csv,
+    "trace.json": render_trace,
+    "page.txt": outline,
+}
+#: Recorded runs of each kind that are kept in every format: clean, out of memory, killed, and known from its log alone.
+IN_EVERY_FORMAT = {
+    "recorded_tiny_tp2": "recorded_tiny_tp2",
+    "recorded_oom": "recorded_oom",
+    "recorded_killed_tp2": "recorded_killed_tp2",
+    "recorded_log": "logs/recorded_tp2_0.23.0.log",
+}
+GOLDEN |= {
+    f"{name}.{ending}": (run, reporter)
+    for name, run in IN_EVERY_FORMAT.items()
+    for ending, reporter in FORMATS.items()
+    if not (run.startswith("logs/") and reporter is render_trace)  # a log tells of no moments in time
 }
 
 

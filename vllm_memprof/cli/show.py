@@ -27,7 +27,8 @@ def _table(report: Report, width: int | None, lang: str = "en") -> str:
     console = Console(width=width or (None if to_terminal else FILE_WIDTH), force_terminal=to_terminal or None)
     with console.capture() as capture:
         console.print(render_table(report, lang=lang))
-    return capture.get()
+    text = capture.get()
+    return text if to_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def _markdown(report: Report, width: int | None, lang: str = "en") -> str:

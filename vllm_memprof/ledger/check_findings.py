@@ -82,6 +82,7 @@ FINDINGS: dict[str, Blind] = {
     "negative-kv": _granted,
     "non-torch-read-after-empty-cache": _uncharged("non_torch_cleared"),
     "observation-empties-cache": _hooks,
+    "out-of-memory": _hooks,
     "rank-skew": _granted,
     "requested-base-mistaken": _seen,
     "reserved-grows-without-empty-cache": _hooks,

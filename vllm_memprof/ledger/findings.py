@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from vllm_memprof.ledger import findings_attribution, findings_empty_cache
+from vllm_memprof.ledger import findings_attribution, findings_empty_cache, findings_oom
 from vllm_memprof.ledger.headroom import profile_peak
 from vllm_memprof.ledger.honest import CONTEXT_CEILING_BYTES, others_at_start
 from vllm_memprof.ledger.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
@@ -617,6 +617,7 @@ def _hooks(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 
 FINDINGS: tuple[Finder, ...] = (
+    *findings_oom.FINDINGS,
     _negative_kv,
     _kv_too_small,
     _override_beyond_budget,

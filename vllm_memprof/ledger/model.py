@@ -207,6 +207,7 @@ class UnchargedItem:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "title": self.title,
             "bytes": self.bytes,
             "kv_tokens": self.kv_tokens,
             "how": self.how,

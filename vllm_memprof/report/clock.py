@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vllm_memprof.ledger.model import RankReport, Report
 
+#: Phases that are one reading: they begin where they end.
+MOMENTS = ("oom",)
+
 
 def host_starts(report: Report) -> dict[str | None, int]:
     """Host -> ns of its monotonic clock that count as the run's start.
@@ -37,8 +40,8 @@ def passages(rank: RankReport) -> dict[int, tuple[int, int | None]]:
         span = spans.get(row.order)
         begins = (span.start_t_ns if span else None) or (row.before.t_ns if row.before else None)
         ends = (span.end_t_ns if span else None) or (row.after.t_ns if row.after else None)
-        if not begins and ends and row.seconds is not None:
-            begins = ends - round(row.seconds * 1e9)
+        if not begins and ends and (row.seconds is not None or row.phase in MOMENTS):
+            begins = ends - round((row.seconds or 0) * 1e9)
         if begins:
             found[row.order] = (begins, None if row.open or not ends else max(begins, ends))
     return found

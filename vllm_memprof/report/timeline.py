@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.ledger.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.report.clock import MOMENTS
 from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
@@ -197,8 +198,8 @@ def _bands(rank: RankReport, start: int) -> list[Band]:
     found = []
     for row in rank.phases:
         begins, ends = _time(row.before), _time(row.after)
-        if begins is None and ends is not None and row.seconds is not None:
-            begins = ends - int(row.seconds * 1e9)
+        if begins is None and ends is not None and (row.seconds is not None or row.phase in MOMENTS):
+            begins = ends - int((row.seconds or 0) * 1e9)
         if begins is not None:
             end = None if ends is None else (ends - start) / 1e9
             found.append(Band(row.phase, row.depth, max(0.0, (begins - start) / 1e9), end))

@@ -28,6 +28,6 @@ def oom_report() -> Report:
     detail = {"requested_bytes": gib(2), "device_total_bytes": gib(60), "device": "0"}
     phases = [
         span("weight_load", empty, None, end_t_ns=None),
-        span("oom", full, replace(full, t_ns=3 * 10**9 + 1), order=1, parent=0, depth=1, detail=detail),
+        span("oom", None, full, order=1, parent=0, depth=1, start_t_ns=None, end_t_ns=full.t_ns, detail=detail),
     ]
     return build_report(run_of(process(phases, {"device_total_bytes": gib(60)}), status="oom", exit_code=1))

@@ -144,8 +144,9 @@ def test_runs_that_did_not_get_far_are_drawn(show: Any, name: str) -> None:
     assert drawn(show(report_of(name)), "timeline")
 
 
-def test_out_of_memory_is_marked(show: Any) -> None:
-    browser = show(oom_report())
+@pytest.mark.parametrize("report", [oom_report(), report_of("recorded_oom")], ids=["by hand", "recorded"])
+def test_out_of_memory_is_marked(show: Any, report: Report) -> None:
+    browser = show(report)
     assert "out of memory" in browser.value("document.querySelector('.plot.timeline').textContent")
 
 

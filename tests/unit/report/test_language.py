@@ -27,7 +27,7 @@ FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
 LOGS = sorted(f"logs/{path.name}" for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md", ".txt"))
 
 #: English that stays: quotations of the engine's own lines, and places in its code.
-QUOTED = ("Loading model weights took", "::")
+QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
 
 
 def texts(report: Report) -> Iterator[tuple[str, str]]:

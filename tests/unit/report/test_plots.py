@@ -109,8 +109,17 @@ def test_the_profile_run_has_its_peaks() -> None:
     peaks = timeline(report_of("recorded_023_tp2")).peaks
     assert [(peak.what, peak.where, peak.bytes, peak.exact) for peak in peaks] == [
         ("allocated", "in mm_profile", 14_650_350_080, False),
-        ("in use", "before empty_cache", 15_523_538_534, True),
+        ("in use", "before empty_cache", 15_603_230_310, True),
     ]
+
+
+def test_a_recorded_failure_is_drawn_where_it_happened() -> None:
+    line = timeline(report_of("recorded_oom"))
+    (failure,) = (band for band in line.bands if band.phase == "oom")
+    around = next(band for band in line.bands if band.phase == "graph_capture")
+    assert failure.start == failure.end
+    assert around.end is not None
+    assert around.start < failure.start < around.end
 
 
 def test_a_peak_between_readings_is_marked_where_the_allocator_kept_it() -> None:

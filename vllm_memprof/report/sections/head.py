@@ -27,7 +27,8 @@ def verdict(report: Report) -> str:
     if least is None or least.budget.engine_kv_cache_bytes is None:
         return _without_kv_cache(report)
     budget, kv = least.budget, least.kv
-    text = f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
+    text = f"{_out_of_memory(report)}; " if report.run.status == "oom" else ""
+    text += f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
     text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""
     if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
         text += f" on {least.label}, the least of {len(report.ranks)} ranks"
@@ -41,10 +42,13 @@ def verdict(report: Report) -> str:
 
 
 def _without_kv_cache(report: Report) -> str:
-    text = "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
-    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
-    if oom is None:
-        return text
+    if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
+        return _out_of_memory(report)
+    return "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
+
+
+def _out_of_memory(report: Report) -> str:
+    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None) or {}
     reserved, total, idle = (oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation"))
     if reserved is None or total is None:
         return "out of memory"
