@@ -35,7 +35,7 @@ class OwnOption:
 
 @dataclass(frozen=True)
 class SplitArguments:
-    own: list[str]  # normalised: "--name=value" or "--flag"
+    own: list[str]  # normalised: "--name=value", "-nvalue" or "--flag"
     model: str | None
     engine: list[str]  # without MODEL, unchanged and in order
 
@@ -66,10 +66,9 @@ def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArgum
                 raise UsageError(f"{name} takes no value, got {value!r}")
             else:
                 own.append(_normalise(name))
-        elif equals:
-            own.append(f"{_normalise(name)}={value}")
         else:
-            own.append(f"{_normalise(name)}={_take_value(name, rest)}")
+            joint = "=" if name.startswith("--") else ""  # -o=DIR would be a folder named =DIR
+            own.append(f"{_normalise(name)}{joint}{value if equals else _take_value(name, rest)}")
     model, engine = _take_model(engine)
     return SplitArguments(own, model, engine)
 

@@ -212,7 +212,7 @@ def _least(sizes: Sequence[int | None]) -> int | None:
     return None if None in sizes else min((size for size in sizes if size is not None), default=None)
 
 
-def one_line(text: str, limit: int = 300) -> str:
+def one_line(text: str, limit: int = 500) -> str:
     """Any text as one line of at most ``limit`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -16,7 +16,11 @@ HINT = (
 #: Which way a value has to go for what is missing: less of the knob's ambition, or more.
 LESS, MORE = "less", "more"
 #: The engine's own advice where the KV cache has no room.
-_MORE_ROOM = re.compile(r"increas\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache", re.IGNORECASE)
+_MORE_ROOM = re.compile(
+    r"increas\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
+    r"larger than the available KV cache memory",
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"[0-9][0-9_,]*")
 
 

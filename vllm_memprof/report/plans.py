@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.ledger.plans import TERMS, Fit, PlanRow, Sweep
+from vllm_memprof.ledger.plans import TERMS, Fit, PlanRow, Sweep, one_line
 from vllm_memprof.report.sections.base import BAD, GOOD, MODELLED_MARK, MUTED, PLAIN, Column, Row, Section, number
 from vllm_memprof.report.table import Painter
 from vllm_memprof.units import format_bytes, format_gib
@@ -43,8 +44,10 @@ COLUMNS = (
     "run",
     "run_id",
 )
-#: From this width on the tables have all their columns.
-_WIDE = 100
+#: From these widths on the tables have all their columns, and all names in one line.
+_WIDE, _PAGE = 100, 200
+#: Characters of an option's name in a narrower table, and of a reason below any; csv and JSON have all of it.
+_NARROW_COLUMN, _REASON = 11, 200
 
 
 def render_plans_json(found: Sweep | Fit) -> str:
@@ -97,7 +100,7 @@ class PlansTable:
 def sweep_section(sweep: Sweep, width: int) -> Section:
     """A row per plan; the reasons of those that failed below it."""
     wide = width >= _WIDE
-    columns = [Column(knob.name) for knob in sweep.knobs]
+    columns = [Column(knob.name if width >= _PAGE else _broken(knob.name)) for knob in sweep.knobs]
     columns += [*_columns(wide), Column("Status", right=False)]
     rows = [
         Row(
@@ -112,7 +115,12 @@ def sweep_section(sweep: Sweep, width: int) -> Section:
 def fit_section(fit: Fit, width: int) -> Section:
     """A row per plan, in the order in which they were tried."""
     wide = width >= _WIDE
-    columns = [Column("Try"), Column(fit.knob), *_columns(wide), Column("Holds", right=False)]
+    columns = [
+        Column("Try"),
+        Column(fit.knob if wide else _broken(fit.knob)),
+        *_columns(wide),
+        Column("Holds", right=False),
+    ]
     rows = []
     for i, each in enumerate(fit.tries, start=1):
         holds = "yes" if each.holds else "no: " + "; ".join(each.missing) if wide else "no"
@@ -158,7 +166,7 @@ def _figures(row: PlanRow, wide: bool) -> list[str]:
 def _marks(rows: Sequence[PlanRow]) -> list[str]:
     lengths = dict.fromkeys(length for row in rows for length in row.concurrency_at)
     at = f"{next(iter(lengths)):,} tokens" if lengths else "max_model_len"
-    notes = [f"requests: that the KV cache holds at once, of {at}; headroom in GiB"]
+    notes = [f"requests: how many of {at} the KV cache holds at once; headroom in GiB"]
     if any(row.simulated for row in rows):
         notes.append(f"{MODELLED_MARK}: with non-torch memory set by the profile of a simulated device")
     return notes
@@ -174,8 +182,18 @@ def _reasons(sweep: Sweep) -> list[str]:
     for reason, rows in groups.items():
         first = ", ".join(f"{name}={value}" for name, value in rows[0].values.items())
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        notes.append(f"{first}{more}: {reason}")
+        notes.append(f"{first}{more}: {one_line(reason, _REASON)}")
     return notes
+
+
+def _broken(name: str) -> str:
+    """The name of an option in lines of a narrow column, broken behind its dashes."""
+    lines = [""]
+    for part in re.split(r"(?<=-)", name):
+        if len(lines[-1]) + len(part) > _NARROW_COLUMN and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _shown(value: str) -> str:

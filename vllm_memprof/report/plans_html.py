@@ -56,6 +56,7 @@ class Curve:
 
     knob: str
     ticks: list[tuple[float, str]]
+    others: int  # options that the lines differ in
     lines: list[Line]
     failed: Marks
     text: str
@@ -91,7 +92,7 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
     text = f"{told}; points are plans, what is between them was not planned"
     text += f"; red crosses below: {len(failed.places)} plans that did not come up" if failed.places else ""
     ticks = sorted((place, value) for value, place in places.items())
-    return Curve(knob.name, ticks, lines, failed, text)
+    return Curve(knob.name, ticks, len(others), lines, failed, text)
 
 
 def _places(values: list[str]) -> dict[str, float]:

@@ -13,6 +13,7 @@ OPTIONS = [
     OwnOption(("--device",), True),
     OwnOption(("--run-dir",), True),
     OwnOption(("--prompt",), True),
+    OwnOption(("-o", "--output"), True),
     OwnOption(("-q", "--quiet"), False),
     OwnOption(("-h", "--help"), False),
 ]
@@ -41,6 +42,7 @@ def split(line: str):
         ("-q --device cpu M", "-q --device=cpu", "M", ""),
         ("-tp 2 --model M --seed 1", "", "M", "-tp 2 --seed 1"),
         ("-tp 2 --model=M", "", "M", "-tp 2"),
+        ("M -o d --output=e -o=f", "-od --output=e -of", "M", ""),
         ("M --help=all", "", "M", "--help=all"),
         ("M --seed -1 -", "", "M", "--seed -1 -"),
         ("M --device-ids 0 --devices", "", "M", "--device-ids 0 --devices"),

@@ -7,11 +7,13 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 function curve(data, found, figure) {
   const unit = figure.unit === "GiB" ? data.gib : 1;
   const format = figure.unit === "GiB" ? ",.4f" : figure.unit === "requests" ? ",.2f" : ",d";
+  const known = (line) => line.figures[figure.name].some((y) => y !== null);
+  const name = (line) => plain(line.name).replace(/, /g, narrow() ? "<br>" : ", ");
   const traces = found.lines.map((line, i) => ({
-    type: "scatter", mode: "lines+markers", name: plain(line.name), x: line.places, y: line.figures[figure.name].map((y) => (y === null ? null : y / unit)),
+    type: "scatter", mode: "lines+markers", name: name(line), x: line.places, y: line.figures[figure.name].map((y) => (y === null ? null : y / unit)),
     text: line.values.map((value) => plain(found.knob + " = " + value)), connectgaps: false,
     line: { width: 2, color: colour(TONES[i % 8]), dash: DASHES[Math.floor(i / 8) % 4] }, marker: { size: 8, symbol: SYMBOLS[i % 8], color: colour(TONES[i % 8]) },
-    hovertemplate: "%{text}: %{y:" + format + "}" + (figure.unit === "GiB" ? " GiB" : ""), showlegend: found.lines.length > 1,
+    hovertemplate: "%{text}: %{y:" + format + "}" + (figure.unit === "GiB" ? " GiB" : ""), showlegend: found.lines.length > 1 && known(line),
   }));
   const failed = found.failed;
   if (failed.places.length) {
@@ -21,7 +23,7 @@ function curve(data, found, figure) {
     });
   }
   const shown = traces.filter((trace) => trace.showlegend).length;
-  const rows = narrow() ? shown : Math.ceil(shown / 3);
+  const rows = narrow() ? shown * Math.max(1, found.others) : Math.ceil(shown / 3);
   const below = 62 + 20 * rows, drawn = narrow() ? 260 : 340;
   const layout = base(drawn + 24 + below, { l: 76, r: 16, t: 24, b: below });
   const many = found.ticks.length > (narrow() ? 6 : 16) ? Math.ceil(found.ticks.length / (narrow() ? 6 : 16)) : 1;

@@ -1,0 +1,263 @@
+"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time (``fake_python.py``)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, figures_of
+
+MEMPROF = [sys.executable, "-m", "vllm_memprof"]
+FAKE = str(Path(__file__).with_name("fake_python.py"))
+ENGINE = ["--device", "cpu", "--python", FAKE]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    made = {"NO_COLOR": "1", "FAKE_PLAN_LOG": str(tmp_path / "starts"), "MEMPROF_CACHE_DIR": str(tmp_path / "cache")}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **made}
+
+
+def call(env: dict[str, str], folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [*MEMPROF, *args[:1], "some/model", *ENGINE, *args[1:]]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, timeout=120)
+
+
+def starts(tmp_path: Path) -> list[str]:
+    path = tmp_path / "starts"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((folder / "sweep.csv").read_text())))
+
+
+def tokens(*args: str) -> int:
+    return int(figures_of(list(args))["kv_cache_bytes"]) // (BLOCK * BYTES_PER_TOKEN) * BLOCK
+
+
+def test_a_sweep_has_a_row_for_each_combination(env: dict[str, str], tmp_path: Path) -> None:
+    args = ["--over", "tensor_parallel_size=1,2,4", "--over", "max-num-seqs=8,64", "-o", "sweep", "--jobs", "2"]
+    done = call(env, tmp_path, "sweep", *args, "--refuse=64", "--max-model-len", "1024", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "memprof: 6/6" in done.stderr
+    found = rows(tmp_path / "sweep")
+    combinations = list(itertools.product("124", ("8", "64")))
+    assert [(row["tensor-parallel-size"], row["max-num-seqs"]) for row in found] == combinations
+    for row in found:
+        size, seqs = row["tensor-parallel-size"], row["max-num-seqs"]
+        assert row["devices"] == size
+        if seqs == "64":
+            assert (row["status"], row["tokens"]) == ("failed", "")
+            assert "max_num_seqs is refused by this engine" in row["reason"]
+        elif size == "1":
+            assert (row["status"], row["kv_cache_bytes"]) == ("oom", "")
+            assert row["reason"].startswith("TP0 ran out of device memory in weight_load: RuntimeError: NPU out of")
+        else:
+            assert row["status"] == "ok"
+            assert int(row["tokens"]) == tokens("--tensor-parallel-size", size, "--max-num-seqs", seqs)
+    data = json.loads(done.stdout)
+    assert data["schema"] == "memprof.sweep/1"
+    assert [row["status"] for row in data["rows"]] == [row["status"] for row in found]
+    assert len(starts(tmp_path)) == 6
+
+
+def test_each_plan_is_an_ordinary_run(env: dict[str, str], tmp_path: Path) -> None:
+    assert call(env, tmp_path, "sweep", "--over", "max-num-seqs=8,64", "-o", "sweep").returncode == 0
+    a, b = (f"sweep/{row['run']}" for row in rows(tmp_path / "sweep"))
+    for args in (["report", a], ["diff", a, b], ["check", a, "--init"], ["diff", f"{a}/report.json", b]):
+        done = subprocess.run([*MEMPROF, *args], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+        assert done.returncode == 0, done.stderr
+    diff = subprocess.run([*MEMPROF, "diff", a, b], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+    assert "--max-num-seqs" in diff.stdout
+
+
+def wait_for(condition: Any, what: str) -> None:
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
+
+
+def interrupted_after(count: int, env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, str, set[int]]:
+    """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count`` plans were whole."""
+    command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+                               cwd=tmp_path, start_new_session=True)  # fmt: skip
+    wait_for(lambda: len(list((tmp_path / "sweep").glob("plans/*/plan.json"))) >= count, "the first plans")
+    children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr, children
+
+
+def identities(folder: Path) -> dict[str, str]:
+    return {path.parent.name: json.loads((path.parent / "run.json").read_text())["id"]
+            for path in folder.glob("plans/*/plan.json")}  # fmt: skip
+
+
+def test_ctrl_c_and_the_same_command_again(env: dict[str, str], tmp_path: Path) -> None:
+    args = ["--over", "max-num-seqs=1,2,3,4,5,6,7,8,9,10,11,12", "-o", "sweep", "--jobs", "2"]
+    slow = {**env, "FAKE_PLAN_SECONDS": "0.4"}
+    code, stderr, children = interrupted_after(5, slow, tmp_path, *args)
+    assert code == 130
+    assert "the same command goes on" in stderr
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep")
+    before = identities(tmp_path / "sweep")
+    assert 5 <= len(before) < 12
+    assert len(rows(tmp_path / "sweep")) == len(before)
+    assert f"{len(before)} of 12 plans are made" in stderr
+    ended = len(starts(tmp_path))
+
+    done = call(env, tmp_path, "sweep", *args)
+    assert done.returncode == 0, done.stderr
+    after = identities(tmp_path / "sweep")
+    assert len(after) == len(rows(tmp_path / "sweep")) == 12
+    assert {name: after[name] for name in before} == before  # none of them was made again
+    assert done.stderr.count("(there already)") == len(before)
+    assert len(starts(tmp_path)) - ended == 12 - len(before)
+    assert {row["status"] for row in rows(tmp_path / "sweep")} == {"ok"}
+
+    again = call(env, tmp_path, "sweep", *args)
+    assert again.returncode == 0
+    assert identities(tmp_path / "sweep") == after
+
+
+def test_a_second_ctrl_c_hastens(env: dict[str, str], tmp_path: Path) -> None:
+    args = ["--over", "max-num-seqs=1,2", "-o", "sweep", "--jobs", "2", "--stubborn=yes"]
+    command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+                               env={**env, "FAKE_PLAN_SECONDS": "100"})  # fmt: skip
+    wait_for(lambda: len(starts(tmp_path)) == 2, "both plans")
+    time.sleep(0.3)
+    children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    began = time.monotonic()
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.7)
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < 15
+    assert process.returncode == 130
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep")
+
+
+def test_a_plan_that_ran_out_of_time_is_a_row_and_is_tried_again(env: dict[str, str], tmp_path: Path) -> None:
+    args = ["--over", "max-num-seqs=8", "-o", "sweep", "--startup-timeout", "0.5"]
+    done = call({**env, "FAKE_PLAN_SECONDS": "30"}, tmp_path, "sweep", *args)
+    assert done.returncode == 1
+    (row,) = rows(tmp_path / "sweep")
+    assert row["status"] == "failed"
+    assert row["reason"].startswith("not ready within 0.5 s")
+    assert call(env, tmp_path, "sweep", *args).returncode == 0
+    assert rows(tmp_path / "sweep")[0]["status"] == "ok"
+    assert len(starts(tmp_path)) == 2
+
+
+def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: Path) -> None:
+    assert call(env, tmp_path, "sweep", "--over", "max-num-seqs=8", "-o", "sweep").returncode == 0
+    done = call(env, tmp_path, "sweep", "--over", "max-num-seqs=8,9", "-o", "sweep")
+    assert done.returncode == 2
+    assert "sweep holds another sweep: knobs differ" in done.stderr
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    done = call(env, tmp_path, "sweep", "--over", "max-num-seqs=8", "-o", "full")
+    assert (done.returncode, "is not empty, and holds no sweep" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "--over OPTION=VALUE,VALUE is missing"),
+        (["--over", "max-num-seqs"], "names no option and its values"),
+        (["--over", "max-num-seqs="], "has an empty value"),
+        (["--over", "max-num-seqs=1,,2"], "has an empty value"),
+        (["--over", "max-num-seqs=1,1"], "1 is given twice"),
+        (["--over", "max-num-seqs=1", "--over", "max_num_seqs=2"], "max-num-seqs is given twice"),
+        (["--over", "max-num-seqs=1", "--jobs", "0"], "--jobs must be at least 1"),
+        (["--over", "max-num-seqs=1", "--format", "html"], "--format 'html' is not known"),
+        (["--over", "tensor-parallel-size=two"], "'two' is not a number of devices"),
+    ],
+)
+def test_a_sweep_that_is_none_is_refused(env: dict[str, str], tmp_path: Path, args: list[str], message: str) -> None:
+    done = call(env, tmp_path, "sweep", *args)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert starts(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--fit", "speed"], "--fit 'speed' is not known"),
+        (["--fit", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
+        (["--fit", "max-model-len", "--headroom", "2GB"], "not a size"),
+        (["--fit", "max-model-len", "--between", "5"], "is not a range"),
+        (["--fit", "max-model-len", "--format", "markdown"], "--format 'markdown' is not there for --fit"),
+        (["--want", "tokens=5"], "--want means nothing without --fit"),
+        (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
+    ],
+)
+def test_a_search_that_is_none_is_refused(env: dict[str, str], tmp_path: Path, args: list[str], message: str) -> None:
+    done = call(env, tmp_path, "plan", *args)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert starts(tmp_path) == []
+
+
+def fit(env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, dict[str, Any]]:
+    done = call(env, tmp_path, "plan", *args, "--format", "json")
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
+    wanted = 300_000
+    assert tokens("--tensor-parallel-size", "2") < wanted <= tokens("--tensor-parallel-size", "4")
+    code, found = fit(env, tmp_path, "--fit", "devices", "--want", f"tokens={wanted}", "--run-dir", "fit")
+    assert (code, found["answer"], found["flag"]) == (0, "4", "--tensor-parallel-size 4")
+    assert [(row["value"], row["holds"]) for row in found["tries"]] == [("1", False), ("2", False), ("4", True)]
+    assert "ran out of device memory" in found["tries"][0]["missing"][0]
+    run = tmp_path / "fit" / found["tries"][-1]["plan"]["run"]
+    assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
+
+
+def test_the_longest_requests_are_those_of_an_exhaustive_search(env: dict[str, str], tmp_path: Path) -> None:
+    lengths = range(2048, 32769, 2048)
+    blocks = int(figures_of([])["kv_cache_bytes"]) // (BLOCK * BYTES_PER_TOKEN)
+    best = max(length for length in lengths if blocks / -(-length // BLOCK) >= 8)
+    args = ["--want", "concurrency=8", "--between", "2048:32768", "--step", "2048"]
+    code, found = fit(env, tmp_path, "--fit", "max-model-len", *args)
+    assert (code, found["answer"], found["ordered"]) == (0, str(best), True)
+    assert len(found["tries"]) == len(starts(tmp_path)) <= 6
+
+
+def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_path: Path) -> None:
+    code, found = fit(env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02")
+    values = figures_of([])
+    beside = values["profile_after_allocated_peak_bytes"] + values["profile_after_non_torch_bytes"]
+    holding = []
+    for hundredth in range(10, 100, 2):
+        kv_cache = figures_of([f"--gpu-memory-utilization={hundredth / 100}"])["kv_cache_bytes"]
+        planned = int(kv_cache) // (BLOCK * BYTES_PER_TOKEN) * BLOCK * BYTES_PER_TOKEN
+        if planned > 0 and 64 * GIB - beside - planned >= 5 * GIB:
+            holding.append(hundredth / 100)
+    assert (code, float(found["answer"])) == (0, max(holding))
+
+
+def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: Path) -> None:
+    args = ["--fit", "gpu-memory-utilization", "--want", "tokens=900000000", "--step", "0.1", "--run-dir", "fit"]
+    done = call(env, tmp_path, "plan", *args)
+    assert done.returncode == 1
+    assert "answer:  none" in done.stdout
+    assert "no value tried holds what is wanted" in done.stdout
+    assert json.loads((tmp_path / "fit" / "fit.json").read_text())["answer"] is None

@@ -1,0 +1,185 @@
+"""The cache of plans: what makes a key, what is kept, and that processes may share it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof.cli.show import build
+from vllm_memprof.ledger.plans import PlanRow, plan_row
+from vllm_memprof.plans import store as store_module
+from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.record.loader import load_run
+from vllm_memprof.report.files import write_reports
+
+DATA = Path(__file__).parents[2] / "data"
+PLAN = Plan("memprof/tiny", ["--max-model-len", "4096", "-tp", "2"], own={"device": "sim:910b"})
+
+
+def key(plan: Plan = PLAN, **env: str) -> str | None:
+    return key_of(plan, env)
+
+
+def test_the_same_plan_in_other_words_has_the_same_key() -> None:
+    other = replace(PLAN, engine_args=["--tensor_parallel_size=2", "--max-model-len=4096"], timeout_s=5.0)
+    assert key(other) == key() is not None
+    assert key(replace(PLAN, own={"device": "sim:ascend910b"})) == key()  # one profile by two names
+    assert key(replace(PLAN, own={"device": "sim"})) == key()
+    assert key(MEMPROF_CACHE_DIR="/elsewhere", HOME="/root", PATH="/bin") == key()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAN, engine_args=["--max-model-len", "8192", "-tp", "2"]),
+        replace(PLAN, engine_args=[*PLAN.engine_args, "--enforce-eager"]),
+        replace(PLAN, model="memprof/tiny-vl"),
+        replace(PLAN, own={"device": "sim:310p"}),
+        replace(PLAN, own={"device": "sim:910b", "stack": "vllm-ascend-0.13.0"}),
+        replace(PLAN, own={"device": "sim:910b", "ranks": "one"}),
+    ],
+)
+def test_another_plan_has_another_key(other: Plan) -> None:
+    assert key(other) not in (None, key())
+
+
+def test_variables_that_bear_on_memory_are_in_the_key() -> None:
+    assert len({key(), key(HCCL_BUFFSIZE="100"), key(HCCL_BUFFSIZE="200")}) == 3
+
+
+def test_a_real_device_has_no_key() -> None:
+    assert key(replace(PLAN, own={"device": "npu"})) is None
+    assert key(replace(PLAN, own={"device": "sim:910b", "python": "/usr/bin/python3"})) is None
+
+
+def test_the_content_of_a_model_folder_is_in_the_key(tmp_path: Path) -> None:
+    keys = set()
+    for layers in (2, 3):
+        store_module._model_key.cache_clear()
+        (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": layers}))
+        keys.add(key(replace(PLAN, model=str(tmp_path))))
+    store_module._model_key.cache_clear()
+    assert len(keys) == 2
+
+
+def test_the_content_of_a_profile_is_in_the_key(tmp_path: Path) -> None:
+    text = (Path(store_module.PACKAGE_DIR) / "sim" / "profiles" / "ascend910b.toml").read_text()
+    keys = set()
+    for count in (8, 4):
+        (tmp_path / "mine.toml").write_text(text.replace("device_count = 8", f"device_count = {count}"))
+        keys.add(key(replace(PLAN, own={"device": f"sim:{tmp_path / 'mine.toml'}"})))
+    assert len(keys) == 2
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, PlanRow]:
+    """A plan's run folder and its row, as a sweep leaves them."""
+    run_dir = tmp_path / "made"
+    shutil.copytree(DATA / "plan_tp2", run_dir)
+    write_reports(build(run_dir), run_dir)
+    row = row_of(PLAN, run_dir)
+    write_row(run_dir, "k", row)
+    return run_dir, row
+
+
+def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
+    run_dir, row = made
+    report = build(run_dir)
+    rank = min(report.ranks, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0)
+    assert (row.status, row.tokens, row.kv_cache_bytes) == ("ok", rank.kv.tokens, rank.budget.engine_kv_cache_bytes)
+    assert row.honest_kv_cache_bytes == min(rank.budget.honest_kv_cache_bytes or 0 for rank in report.ranks)
+    total, requested = rank.device_total_bytes, rank.budget.requested_bytes
+    assert total is not None
+    assert requested is not None
+    assert row.honest_kv_cache_bytes is not None
+    # everything held, beside the honest KV cache, is what the request leaves
+    assert rank.kv.planned_bytes is not None
+    assert row.honest_headroom_bytes == total - (requested - row.honest_kv_cache_bytes) - rank.kv.planned_bytes
+    worst = max(memory.before.reserved_run_peak_bytes or 0 for memory in rank.phases if memory.before is not None)
+    assert row.peak_headroom_bytes is not None
+    assert row.peak_headroom_bytes <= total - worst - rank.kv.planned_bytes
+    assert row.headroom_bytes == min(row.honest_headroom_bytes, row.peak_headroom_bytes)
+    assert PlanRow.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_the_concurrency_at_full_length_is_the_engines(made: tuple[Path, PlanRow]) -> None:
+    run = load_run(made[0])
+    row = plan_row(run, build(made[0]), {}, lengths=[65536, 32768, 128])
+    assert row.max_model_len == 65536
+    assert row.concurrency_at[65536] == row.max_concurrency
+    blocks = build(made[0]).ranks[0].kv.blocks
+    assert blocks is not None
+    assert row.concurrency_at == {65536: blocks / 512, 32768: blocks / 256, 128: blocks / 1}
+
+
+def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+    run_dir, row = made
+    store = Store(tmp_path / "cache")
+    assert store.take("k", PLAN, tmp_path / "none") is None
+    store.keep("k", row, run_dir)
+    target = tmp_path / "sweep" / "plans" / "01"
+    found = store.take("k", PLAN, target)
+    assert found is not None
+    assert found.cached
+    assert replace(found, cached=False) == row
+    assert is_whole(target)
+    assert read_row(target) == ("k", found)
+    assert build(target).to_json() == build(run_dir).to_json()
+    assert store.take(None, PLAN, tmp_path / "none") is None
+
+
+def test_what_another_try_may_end_otherwise_is_not_kept(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+    run_dir, row = made
+    store = Store(tmp_path / "cache")
+    store.keep("k", replace(row, final=False), run_dir)
+    assert store.take("k", PLAN, tmp_path / "none") is None
+    assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kept"),
+    [
+        ("oom", "TP0 ran out of device memory in weight_load: NPU out of memory", True),
+        ("failed", "the engine exited with status 1: ValueError: No available memory for the cache blocks.", True),
+        ("failed", "interrupted by SIGINT: TP0 in weight_load", False),
+        ("failed", "not ready within 600 s (--startup-timeout): TP0 in weight_load for 500 s", False),
+        ("failed", "worker TP1 (pid 9) was killed by SIGKILL in weight_load", False),
+        ("failed", "EngineCore failed: OSError: [Errno 98] Address already in use", False),
+    ],
+)
+def test_which_failures_are_final(made: tuple[Path, PlanRow], status: str, reason: str, kept: bool) -> None:
+    info = json.loads((made[0] / "run.json").read_text())
+    (made[0] / "run.json").write_text(json.dumps({**info, "status": status, "exit_code": 1, "exit_reason": reason}))
+    row = row_of(PLAN, made[0], exit_code=1)
+    assert (row.status, row.reason, row.final) == (status, reason, kept)
+
+
+def test_half_a_plan_in_the_cache_is_none(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+    run_dir, row = made
+    store = Store(tmp_path / "cache")
+    store.keep("k", row, run_dir)
+    (tmp_path / "cache" / "k" / "plan.json").write_text("{")
+    assert store.take("k", PLAN, tmp_path / "none") is None
+
+
+def test_processes_that_keep_the_same_plan_leave_one_whole(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+    run_dir, _ = made
+    code = (
+        "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
+        "from vllm_memprof.plans.plan import read_row\n"
+        "run_dir = Path(sys.argv[1]); row = read_row(run_dir)[1]\n"
+        "for number in range(10): Store(Path(sys.argv[2])).keep(f'k{number}', row, run_dir)"
+    )
+    command = [sys.executable, "-c", code, str(run_dir), str(tmp_path / "cache")]
+    processes = [subprocess.Popen(command) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(f"k{i}" for i in range(10))
+    for number in range(10):
+        assert Store(tmp_path / "cache").take(f"k{number}", PLAN, tmp_path / f"t{number}") is not None
