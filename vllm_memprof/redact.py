@@ -94,6 +94,11 @@ def select_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: REDACTED if is_secret(name) else _redact_value(env[name]) for name in chosen}
 
 
+def memory_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The same variables as they are, for another process; those that hold a secret are left out."""
+    return {name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)}
+
+
 def _bears_on_memory(name: str) -> bool:
     return any(name.startswith(entry) if entry.endswith("_") else name == entry for entry in MEMORY_ENV)
 

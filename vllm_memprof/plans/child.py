@@ -34,13 +34,13 @@ class PlanProcess:
     Args:
         plan: what is asked for.
         run_dir: where it records; its parent exists.
-        command: default: that of the plan.
+        environ: default: this process's.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, plan: Plan, run_dir: Path, command: list[str] | None = None) -> None:
+    def __init__(self, plan: Plan, run_dir: Path, environ: Mapping[str, str] | None = None) -> None:
         self.plan = plan
         self.run_dir = run_dir
         self.started_s = time.monotonic()
@@ -52,8 +52,8 @@ class PlanProcess:
         self._state = Path(shared) / f"memprof-sim-plan-{os.getpid()}-{os.urandom(4).hex()}"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                command or plan.command(run_dir),
-                env=_environment(os.environ, self._state),
+                plan.command(run_dir),
+                env={**(os.environ if environ is None else environ), ENV_SIM_STATE: str(self._state)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
@@ -106,9 +106,9 @@ class PlanProcess:
         return row
 
 
-def run_plan(plan: Plan, run_dir: Path, command: list[str] | None = None) -> PlanRow:
+def run_plan(plan: Plan, run_dir: Path, environ: Mapping[str, str] | None = None) -> PlanRow:
     """One plan from start to end. KeyboardInterrupt ends it and is raised again once it is gone."""
-    process = PlanProcess(plan, run_dir, command)
+    process = PlanProcess(plan, run_dir, environ)
     try:
         while not process.poll():
             time.sleep(0.05)
@@ -119,10 +119,6 @@ def run_plan(plan: Plan, run_dir: Path, command: list[str] | None = None) -> Pla
         process.row()
         raise
     return process.row()
-
-
-def _environment(base: Mapping[str, str], state: Path) -> dict[str, str]:
-    return {**base, ENV_SIM_STATE: str(state)}
 
 
 def _end_with_parent() -> Callable[[], None] | None:

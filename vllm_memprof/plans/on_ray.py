@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import socket
 import tempfile
@@ -22,6 +23,8 @@ from vllm_memprof.ledger.plans import PlanRow, one_line
 from vllm_memprof.plans.child import run_plan
 from vllm_memprof.plans.plan import Plan
 from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
+from vllm_memprof.plans.store import PLACES
+from vllm_memprof.redact import memory_env
 
 #: ``--ray local``: on this machine alone, ended with the sweep.
 LOCAL = "local"
@@ -86,12 +89,13 @@ def _connect(ray: Any, address: str, jobs: int | None) -> bool:
 def _run(ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None) -> Iterator[tuple[Task, PlanRow]]:
     make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
     most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+    env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
     waiting, under_way = list(tasks), dict[Any, tuple[Task, float]]()
     with caught_signals() as signals:
         while waiting or under_way:
             while waiting and len(under_way) < most and not signals:
                 task = waiting.pop(0)
-                under_way[make.remote(task.plan, __version__)] = (task, time.monotonic())
+                under_way[make.remote(task.plan, __version__, env)] = (task, time.monotonic())
                 watcher.started(task)
             watcher.running([(task, time.monotonic() - since) for task, since in under_way.values()])
             done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
@@ -133,8 +137,14 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
     return PlanRow.from_json(row)
 
 
-def make_plan(plan: Plan, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Runs on a node: the files of the run folder, and the row as JSON."""
+def make_plan(plan: Plan, version: str, env: dict[str, str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Runs on a node: the files of the run folder, and the row as JSON.
+
+    Args:
+        plan: what is asked for.
+        version: of the memprof that asks.
+        env: its variables that bear on memory, which replace the node's.
+    """
     host = socket.gethostname()
     if version != __version__:
         reason = f"node {host} has memprof {__version__}, the sweep was started by {version}"
@@ -142,7 +152,7 @@ def make_plan(plan: Plan, version: str) -> tuple[dict[str, bytes], dict[str, Any
     parent = Path(tempfile.mkdtemp(prefix="memprof-plan-"))
     try:
         run_dir = parent / "run"
-        row = run_plan(plan, run_dir)
+        row = run_plan(plan, run_dir, {**os.environ, **env})
         return read_files(run_dir), row.to_json()
     finally:
         shutil.rmtree(parent, ignore_errors=True)

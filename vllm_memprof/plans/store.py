@@ -39,7 +39,7 @@ _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")
 _LARGEST_READ = 64 << 20
 _MODEL_OPTIONS = ("--load-format", "--served-model-name", "--quantization", "--hf-config-path", "--tokenizer")
 #: Variables of memprof that name places, and none of the plan's figures.
-_PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
+PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
 
 
 class Store:
@@ -97,7 +97,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     if model is None:
         return None
     environ = os.environ if environ is None else environ
-    env = {name: value for name, value in select_env(environ).items() if name not in _PLACES}
+    env = {name: value for name, value in select_env(environ).items() if name not in PLACES}
     content: dict[str, Any] = {
         "format": FORMAT,
         "memprof": [__version__, _sources_digest()],

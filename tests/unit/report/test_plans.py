@@ -1,0 +1,189 @@
+"""Sweeps and searches as tables, csv and a page: the same figures everywhere, nothing of a name executed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scripts.browser import Browser
+from tests.unit.report.page import Page
+from tests.unit.report.test_html_in_browser import chromium
+from vllm_memprof.ledger.plans import Fit, Knob, PlanRow, Sweep, Try
+from vllm_memprof.report.plans import COLUMNS, PlansTable, render_plans_json, render_sweep_csv
+from vllm_memprof.report.plans_html import curves, render_sweep_html
+
+__all__ = ["chromium"]  # a fixture
+GIB = 1 << 30
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def row(size: str, length: str, tokens: int | None, reason: str | None = None) -> PlanRow:
+    held = None if tokens is None else tokens * 65536
+    return PlanRow(
+        values={"tensor-parallel-size": size, "max-model-len": length},
+        status="ok" if reason is None else "oom", reason=reason, devices=int(size), run_id=f"id{size}{length}",
+        run=f"plans/{size}-{length}", seconds=9.5, device_total_bytes=64 * GIB, tokens=tokens, kv_cache_bytes=held,
+        honest_kv_cache_bytes=None if held is None else held - GIB, honest_tokens=tokens,
+        max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
+        honest_headroom_bytes=None if held is None else 5 * GIB - held // 8,
+        peak_headroom_bytes=None if held is None else 6 * GIB - held // 8,
+        terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
+    )  # fmt: skip
+
+
+SWEEP = Sweep(
+    model="some/model",
+    command=["memprof", "sweep", "some/model"],
+    knobs=[Knob("tensor-parallel-size", ["1", "2", "4"]), Knob("max-model-len", ["8192", "16384"])],
+    rows=[
+        row("1", "8192", None, "TP0 ran out of device memory in weight_load"),
+        row("1", "16384", None, "TP0 ran out of device memory in weight_load"),
+        row("2", "8192", 200_000),
+        row("2", "16384", 180_000),
+        row("4", "8192", 500_000),
+        row("4", "16384", 480_000),
+    ],
+    seconds=60.0,
+)
+FIT = Fit(
+    model="some/model", command=["memprof", "plan"], knob="devices", option="--tensor-parallel-size", goal="smallest",
+    wanted=["KV tokens >= 300,000", "headroom >= 0 GiB"], low="1", high="4",
+    step="the sizes that the heads allow: 1, 2, 4",
+    tries=[
+        Try("1", SWEEP.rows[0], False, ["TP0 ran out of device memory in weight_load"]),
+        Try("2", SWEEP.rows[2], False, ["KV tokens 200,000 < 300,000"]),
+        Try("4", SWEEP.rows[4], True, []),
+    ],
+    answer="4", seconds=31.0, notes=["a note"],
+)  # fmt: skip
+
+
+def drawn(found: Sweep | Fit, width: int) -> str:
+    console = Console(width=width, no_color=True, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(PlansTable(found))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
+    text = drawn(SWEEP, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert [line.split()[0:2] for line in text.splitlines() if line.rstrip().endswith(("ok", "oom"))] == [
+        [row.values["tensor-parallel-size"], row.values["max-model-len"]] for row in SWEEP.rows
+    ]
+    assert "500,000" in text
+    joined = " ".join(text.split())
+    assert (
+        "tensor-parallel-size=1, max-model-len=8192 and 1 more: TP0 ran out of device memory in weight_load" in joined
+    )
+    text = drawn(FIT, width)
+    assert max(map(len, text.splitlines())) <= width
+    joined = " ".join(text.split())
+    assert "answer: smallest devices 4 (the sizes that the heads allow: 1, 2, 4)" in joined
+    assert "use: --tensor-parallel-size 4" in joined
+    assert "KV tokens 200,000 < 300,000" in joined
+
+
+def test_no_answer_has_no_flag() -> None:
+    from dataclasses import replace
+
+    nothing = replace(FIT, answer=None, tries=FIT.tries[:2])
+    text = drawn(nothing, 100)
+    assert "answer:  none" in text
+    assert "use:" not in text
+    assert json.loads(render_plans_json(nothing))["flag"] is None
+
+
+def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
+    rows = list(csv.DictReader(io.StringIO(render_sweep_csv(SWEEP))))
+    assert list(rows[0]) == ["tensor-parallel-size", "max-model-len", *COLUMNS]
+    assert [line["tokens"] for line in rows] == ["", "", "200000", "180000", "500000", "480000"]
+    assert rows[2]["weights_bytes"] == str(15 * GIB)
+    assert {line["non_torch_bytes"] for line in rows} == {""}
+    assert [line["headroom_bytes"] for line in rows] == [
+        "" if row.headroom_bytes is None else str(row.headroom_bytes) for row in SWEEP.rows
+    ]
+    assert (rows[2]["simulated"], rows[2]["cached"]) == ("true", "false")
+
+
+def test_the_columns_are_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "plans.md").read_text()
+    assert [name for name in COLUMNS if f"`{name}`" not in page] == []
+
+
+def test_json_has_the_rows_whole() -> None:
+    data = json.loads(render_plans_json(SWEEP))
+    assert data["schema"] == "memprof.sweep/1"
+    assert [PlanRow.from_json(row) for row in data["rows"]] == SWEEP.rows
+    assert json.loads(render_plans_json(FIT))["flag"] == "--tensor-parallel-size 4"
+
+
+def test_curves_are_the_rows() -> None:
+    by_size, by_length = curves(SWEEP)
+    assert [(line.name, line.places, line.figures["tokens"]) for line in by_size.lines] == [
+        ("max-model-len 8192", [1, 2, 4], [None, 200_000, 500_000]),
+        ("max-model-len 16384", [1, 2, 4], [None, 180_000, 480_000]),
+    ]
+    assert by_size.failed.places == [1, 1]
+    assert "ran out of device memory" in by_size.failed.texts[0]
+    assert [line.figures["tokens"] for line in by_length.lines] == [
+        [None, None],
+        [200_000, 180_000],
+        [500_000, 480_000],
+    ]
+
+
+def test_values_that_are_no_numbers_stand_in_their_order() -> None:
+    rows = [PlanRow({"kv-cache-dtype": name}, "ok", tokens=i) for i, name in enumerate(["auto", "fp8"])]
+    (curve,) = curves(Sweep("m", [], [Knob("kv-cache-dtype", ["auto", "fp8"])], rows))
+    assert curve.ticks == [(0.0, "auto"), (1.0, "fp8")]
+    assert curve.lines[0].figures["tokens"] == [0, 1]
+
+
+def hostile() -> Sweep:
+    rows = [PlanRow({HOSTILE: value}, "failed", f"{HOSTILE} {value}") for value in (HOSTILE, "x")]
+    return Sweep(HOSTILE, [HOSTILE], [Knob(HOSTILE, [HOSTILE, "x"])], rows)
+
+
+@pytest.mark.parametrize("sweep", [SWEEP, hostile()], ids=["sweep", "hostile"])
+def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
+    text = render_sweep_html(sweep)
+    page = Page(text)
+    assert len(page.tables) == 1
+    assert len(page.tables[0].rows) == len(sweep.rows)
+    assert "<img" not in text.split("<script>")[0]
+    assert page.count["img"] == 0
+    assert page.count["script"] == 3
+    assert "http" not in "".join(value or "" for _, found in page.attributes for value in found.values())
+    assert [len(curve["lines"]) for curve in page.data[0]["curves"]] == ([2, 3] if sweep is SWEEP else [1])
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize("sweep", [SWEEP, hostile()], ids=["sweep", "hostile"])
+def test_the_page_in_a_browser(chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool) -> None:
+    chromium.events.clear()
+    (tmp_path / "sweep.html").write_text(render_sweep_html(sweep), encoding="utf-8")
+    chromium.size(width, 900, dark)
+    chromium.open(tmp_path / "sweep.html")
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    heights = "[...document.querySelectorAll('.plot.curve')].map(p => p.data.map(t => [...t.y]))"
+    before = chromium.value(heights)
+    assert len(before) == len(curves(sweep))
+    if sweep is SWEEP:
+        assert before[0][0] == [None, 200_000, 500_000]
+        chromium.value("document.querySelector('select.figure').focus()")
+        chromium.press("ArrowDown", 40)
+        chromium.press("ArrowDown", 40)
+        chromium.wait(lambda: chromium.value(heights) != before)
+        title = chromium.value("document.querySelector('.figure-title').textContent")
+        assert title == "KV cache, GiB"
+        wanted = [None if row.kv_cache_bytes is None else row.kv_cache_bytes / GIB for row in SWEEP.rows[::2]]
+        assert wanted[0] is chromium.value(heights)[0][0][0] is None
+        assert chromium.value(heights)[0][0][1:] == pytest.approx([size for size in wanted if size is not None])
+    assert chromium.complaints() == []
