@@ -60,9 +60,9 @@ Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
 def default_jobs(plans: Sequence[Plan]) -> int:
     """How many plans at a time: as many as there are cores, and as fit into the host's free memory."""
     cores = len(os.sched_getaffinity(0))
-    largest = max((plan.devices for plan in plans), default=1)
-    each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (min(largest, 8) if largest > 1 else 0)
-    return max(1, min(cores // min(largest, 4) or 1, psutil.virtual_memory().available // each))
+    ranks = max((1 if plan.own.get("ranks") == "one" else plan.devices for plan in plans), default=1)
+    each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (ranks if ranks > 1 else 0)
+    return max(1, min(cores // ranks, psutil.virtual_memory().available // each))
 
 
 def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tuple[Task, PlanRow]]:

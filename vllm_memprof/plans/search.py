@@ -7,6 +7,7 @@ returned holds all the same, but a value that was not tried may be better.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,9 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
     """The last value that holds, in about log2 of their number of tries.
 
     The most ambitious value is tried first: where it holds nothing else has to be. Then the border between what is
-    not too much and what is. The answer's next value has been tried as well, unless the answer is the last.
+    not too much and what is; the answer's next value has been tried as well, unless the answer is the last. One more
+    try checks the order: the middle of the widest gap above the answer. Where that is not too much, the search goes on
+    from there.
     """
     tried: dict[str, int] = {}
 
@@ -38,15 +41,22 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
             tried[value] = probe(value)
         return tried[value]
 
-    low, high = -1, len(values) - 1
-    if values and verdict(high) != TOO_MUCH:
-        low, high = high, len(values)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if verdict(middle) == TOO_MUCH:
-            high = middle
-        else:
-            low = middle
+    def border(low: int, high: int) -> int:
+        while high - low > 1:
+            middle = (low + high) // 2
+            if verdict(middle) == TOO_MUCH:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    if values and verdict(len(values) - 1) == TOO_MUCH:
+        low = border(-1, len(values) - 1)
+        known = [i for i in range(low + 1, len(values)) if values[i] in tried]
+        width, start = max(((right - left, left) for left, right in itertools.pairwise(known)), default=(0, 0))
+        middle = start + width // 2
+        if width > 1 and verdict(middle) != TOO_MUCH:
+            border(middle, start + width)
     return _found(values, tried)
 
 

@@ -1,0 +1,180 @@
+"""What a sweep is made of: values read, plans that are the same made once; and what a search says of its answer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from vllm_memprof.cli.show import build
+from vllm_memprof.ledger.plans import Knob, PlanRow
+from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
+from vllm_memprof.plans.knobs import find_knob, parse_range
+from vllm_memprof.plans.plan import Plan, is_whole, row_of
+from vllm_memprof.plans.pool import Task, Watcher, default_jobs
+from vllm_memprof.plans.store import Store
+from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
+from vllm_memprof.plans.wants import parse_wants
+from vllm_memprof.report.files import write_reports
+
+DATA = Path(__file__).parents[2] / "data"
+PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
+
+
+class Quiet:
+    """A progress that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def started(self, task: Task) -> None:
+        pass
+
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
+        pass
+
+    def ending(self, text: str) -> None:
+        pass
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        self.told.append((place, how))
+
+
+class FakePool:
+    """Makes a plan by copying a recorded one."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __call__(self, tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+        for task in tasks:
+            self.made.append(task.plan.title)
+            shutil.copytree(DATA / "plan_tp2", task.run_dir)
+            write_reports(build(task.run_dir), task.run_dir)
+            yield task, row_of(task.plan, task.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2,4", ["1", "2", "4"]),
+        (" a , b", ["a", "b"]),
+        ('{"a":1,"b":2},{"a":3}', ['{"a":1,"b":2}', '{"a":3}']),
+        ("[1,2],3", ["[1,2]", "3"]),
+        ("'a,b',c", ["'a,b'", "c"]),
+    ],
+)
+def test_a_comma_within_brackets_or_quotes_belongs_to_a_value(text: str, values: list[str]) -> None:
+    assert split_values(text) == values
+
+
+def test_short_names_and_underscores() -> None:
+    assert parse_over(["-tp=1,2", "max_num_seqs=8"]) == [
+        Knob("tensor-parallel-size", ["1", "2"]),
+        Knob("max-num-seqs", ["8"]),
+    ]
+
+
+def test_all_combinations_the_last_option_fastest(tmp_path: Path) -> None:
+    knobs = [Knob("device", ["sim:910b", "sim:a3"]), Knob("enforce-eager", ["true", "false"])]
+    job = SweepJob(Plan("m", ["--seed", "1"]), knobs, tmp_path, [])
+    assert [(plan.own, plan.engine_args) for plan in job.plans] == [
+        ({"device": "sim:910b"}, ["--seed", "1", "--enforce-eager"]),
+        ({"device": "sim:910b"}, ["--seed", "1", "--no-enforce-eager"]),
+        ({"device": "sim:a3"}, ["--seed", "1", "--enforce-eager"]),
+        ({"device": "sim:a3"}, ["--seed", "1", "--no-enforce-eager"]),
+    ]
+
+
+def test_the_folder_is_that_of_the_sweep() -> None:
+    knobs = [Knob("x", ["1"])]
+    other = Plan("memprof/tiny", ["--a_b=1"], own={"device": "sim:910b"})
+    same = Plan("memprof/tiny", ["--a-b", "1"], own={"device": "sim:910b"})
+    assert default_folder(other, knobs) == default_folder(same, knobs)
+    assert default_folder(other, knobs) != default_folder(other, [Knob("x", ["2"])])
+
+
+def test_plans_that_are_the_same_are_made_once(tmp_path: Path) -> None:
+    knobs = [Knob("max-model-len", ["4096"]), Knob("cc", ['{"a": 1,"b":2}', '{"b":2,"a":1}', '{"a":2}'])]
+    job = SweepJob(PLAN, knobs, tmp_path / "sweep", [], Store(tmp_path / "cache"))
+    pool, progress = FakePool(), Quiet()
+    found = run_sweep(job, pool, progress)
+    assert len(pool.made) == 2
+    assert [row.cached for row in found.rows] == [False, True, False]
+    assert sorted(progress.told) == [(0, "made"), (1, "cached"), (2, "made")]
+    assert all(is_whole(tmp_path / "sweep" / str(row.run)) for row in found.rows)
+    assert [row.values for row in found.rows] == [plan.values for plan in job.plans]
+
+    elsewhere = SweepJob(PLAN, knobs, tmp_path / "elsewhere", [], Store(tmp_path / "cache"))
+    again = run_sweep(elsewhere, pool, Quiet())
+    assert len(pool.made) == 2  # all from the cache
+    assert [row.tokens for row in again.rows] == [row.tokens for row in found.rows]
+    without = SweepJob(PLAN, knobs, tmp_path / "without", [], store=None)
+    run_sweep(without, pool, Quiet())
+    assert len(pool.made) == 5
+
+
+def test_half_a_folder_is_made_again(tmp_path: Path) -> None:
+    job = SweepJob(PLAN, [Knob("max-num-seqs", ["8", "9"])], tmp_path, [])
+    pool = FakePool()
+    _, second = run_sweep(job, pool, Quiet()).rows
+    (tmp_path / str(second.run) / "plan.json").unlink()
+    progress = Quiet()
+    run_sweep(job, pool, progress)
+    assert sorted(progress.told) == [(0, "there already"), (1, "made")]
+    assert len(pool.made) == 3
+
+
+def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    gib = 1 << 30
+
+    def free(size: int) -> None:
+        memory = type("Memory", (), {"available": size})
+        monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+
+    free(1000 * gib)
+    assert default_jobs([PLAN]) == 16
+    assert default_jobs([PLAN, PLAN.vary("tensor-parallel-size", "4")]) == 4
+    assert default_jobs([PLAN.vary("tensor-parallel-size", "32")]) == 1
+    one = Plan("m", ["-tp", "32"], own={"ranks": "one"})
+    assert default_jobs([one]) == 16
+    free(4 * gib)
+    assert default_jobs([PLAN]) == 2
+    free(0)
+    assert default_jobs([PLAN]) == 1
+
+
+def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str], bool]:
+    """A search of max-num-seqs over plans that hold as told."""
+
+    def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+        for task in tasks:
+            good = holds[int(task.plan.values["max-num-seqs"])]
+            yield task, PlanRow(dict(task.plan.values), "ok", tokens=100 if good else 10, peak_headroom_bytes=1)
+
+    knob = find_knob("max-num-seqs")
+    low, high = parse_range(f"{min(holds)}:{max(holds)}")
+    wants = parse_wants(["tokens=50"], None)
+    job = FitJob(Plan("m", []), knob, knob.space(None, low, high, low), wants, tmp_path, [])
+    found = run_fit(job, pool, Quiet())
+    assert all(each.holds == holds[int(each.value)] for each in found.tries)
+    return found.answer, found.notes, found.ordered
+
+
+def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
+    answer, notes, ordered = fitted(tmp_path, {1: True, 2: True, 3: False, 4: False})
+    assert (answer, ordered, notes[0]) == ("2", True, f"the next value, 3, does not hold; {ASSUMED}")
+    answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], True))
+    assert (answer, notes[0].startswith("3 is the end of the range")) == ("3", True)
+    answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], False))
+    assert (answer, notes[0].startswith("no value tried holds")) == (None, True)
+
+
+def test_values_out_of_order_are_said(tmp_path: Path) -> None:
+    holds = {number: number <= 3 or 30 <= number <= 32 for number in range(1, 41)}
+    answer, notes, ordered = fitted(tmp_path, holds)
+    assert (answer, ordered) == ("32", False)
+    assert UNORDERED in notes
