@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_memprof.cli.diff import read
-from vllm_memprof.cli.show import FILE_WIDTH, write_out
+from vllm_memprof.cli.show import printed, write_out
 from vllm_memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
@@ -246,13 +245,7 @@ def render(result: CheckResult, format_name: str, budget: Path, to_file: bool = 
         from vllm_memprof.report.check_github import render_check_github
 
         return render_check_github(result, _in_repository(budget))
-    from rich.console import Console
-
-    to_terminal = not to_file and sys.stdout.isatty()
-    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
-    with console.capture() as capture:
-        console.print(render_check_table(result))
-    return capture.get()
+    return printed(render_check_table(result), to_file)
 
 
 def _in_repository(path: Path) -> str:

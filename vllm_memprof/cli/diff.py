@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.show import FILE_WIDTH, build, chosen, numbered, write_out
+from vllm_memprof.cli.show import build, chosen, numbered, printed, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 
 if TYPE_CHECKING:
@@ -52,19 +51,13 @@ def diff(
 
 def render(found: Diff, format_name: str, to_file: bool = False) -> str:
     """The comparison as text, ending in a newline."""
-    from rich.console import Console
-
     from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 
     if format_name == "json":
         return render_diff_json(found)
     if format_name == "markdown":
         return render_diff_markdown(found)
-    to_terminal = not to_file and sys.stdout.isatty()
-    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
-    with console.capture() as capture:
-        console.print(render_diff_table(found))
-    return capture.get()
+    return printed(render_diff_table(found), to_file)
 
 
 def read(name: str) -> Report:

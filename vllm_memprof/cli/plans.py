@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_memprof.cli.show import FILE_WIDTH, write_out
+from vllm_memprof.cli.show import printed, write_out
 from vllm_memprof.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -107,15 +107,9 @@ def describe(row: PlanRow, how: str) -> str:
 
 def table(found: Sweep | Fit, to_file: bool = False) -> str:
     """The table; of 120 characters where no terminal says how wide it is."""
-    from rich.console import Console
-
     from vllm_memprof.report.plans import PlansTable
 
-    to_terminal = not to_file and sys.stdout.isatty()
-    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
-    with console.capture() as capture:
-        console.print(PlansTable(found))
-    return capture.get()
+    return printed(PlansTable(found), to_file)
 
 
 def print_plans(found: Sweep | Fit, format_name: str) -> None:

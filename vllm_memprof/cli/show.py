@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from vllm_memprof.ledger.model import Report
 
 Each = TypeVar("Each")
@@ -18,51 +20,56 @@ Each = TypeVar("Each")
 FILE_WIDTH = 120
 
 
-def _table(report: Report, width: int | None, lang: str = "en") -> str:
+def printed(drawn: RenderableType, to_file: bool = False) -> str:
+    """What rich draws, as text: as wide as the terminal, else ``FILE_WIDTH`` without colour or blanks at the ends."""
     from rich.console import Console
 
-    from vllm_memprof.report.table import render_table
-
-    to_terminal = width is None and sys.stdout.isatty()
-    console = Console(width=width or (None if to_terminal else FILE_WIDTH), force_terminal=to_terminal or None)
+    to_terminal = not to_file and sys.stdout.isatty()
+    console = Console(width=None if to_terminal else FILE_WIDTH, force_terminal=to_terminal or None)
     with console.capture() as capture:
-        console.print(render_table(report, lang=lang))
+        console.print(drawn)
     text = capture.get()
     return text if to_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def _markdown(report: Report, width: int | None, lang: str = "en") -> str:
+def _table(report: Report, to_file: bool, lang: str = "en") -> str:
+    from vllm_memprof.report.table import render_table
+
+    return printed(render_table(report, lang=lang), to_file)
+
+
+def _markdown(report: Report, to_file: bool, lang: str = "en") -> str:
     from vllm_memprof.report.markdown import render_markdown
 
     return render_markdown(report, lang)
 
 
-def _json(report: Report, width: int | None) -> Iterator[str]:
+def _json(report: Report, to_file: bool) -> Iterator[str]:
     from vllm_memprof.report.files import report_json
 
     return report_json(report)
 
 
-def _html(report: Report, width: int | None) -> str:
+def _html(report: Report, to_file: bool) -> str:
     from vllm_memprof.report.html import render_html
 
     return render_html(report)
 
 
-def _csv(report: Report, width: int | None) -> Iterator[str]:
+def _csv(report: Report, to_file: bool) -> Iterator[str]:
     from vllm_memprof.report.csv_rows import report_csv
 
     return report_csv(report)
 
 
-def _trace(report: Report, width: int | None) -> Iterator[str]:
+def _trace(report: Report, to_file: bool) -> Iterator[str]:
     from vllm_memprof.report.trace import report_trace
 
     return report_trace(report)
 
 
 #: Format -> renderer: all of the text, or its pieces in their order.
-FORMATS: dict[str, Callable[[Report, int | None], str | Iterator[str]]] = {
+FORMATS: dict[str, Callable[[Report, bool], str | Iterator[str]]] = {
     "table": _table,
     "markdown": _markdown,
     "html": _html,
@@ -73,7 +80,7 @@ FORMATS: dict[str, Callable[[Report, int | None], str | Iterator[str]]] = {
 
 
 #: Those that can be had in another language; the keys of the others are names that programs know.
-TRANSLATED: dict[str, Callable[[Report, int | None, str], str]] = {"table": _table, "markdown": _markdown}
+TRANSLATED: dict[str, Callable[[Report, bool, str], str]] = {"table": _table, "markdown": _markdown}
 LANGUAGES = ("en", "zh")
 
 #: Formats that are a file for another program: never printed on a terminal.
@@ -128,11 +135,10 @@ def pieces(report: Report, format_name: str, to_file: bool = False, lang: str = 
     Raises:
         MemprofError: the run has nothing that this format shows.
     """
-    width = FILE_WIDTH if to_file else None
     if check_lang(lang, check_format(format_name)) == "en":
-        made = FORMATS[format_name](report, width)
+        made = FORMATS[format_name](report, to_file)
     else:
-        made = TRANSLATED[format_name](report, width, lang)
+        made = TRANSLATED[format_name](report, to_file, lang)
     if isinstance(made, str):
         return iter([made if made.endswith("\n") else made + "\n"])
     return made
