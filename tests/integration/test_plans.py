@@ -23,7 +23,7 @@ from vllm_memprof.sim.stacks import default_prefix
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]
 GIB = 1 << 30
-TINY = ["memprof/tiny", "--device", "sim:910b"]
+TINY = ["memprof/tiny", "--device", "sim:910b", "--enforce-eager"]
 #: More tokens at once than the device has room for the activations of.
 TOO_MANY_TOKENS = "16777216"
 

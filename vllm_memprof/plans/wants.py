@@ -17,7 +17,7 @@ HINT = (
 LESS, MORE = "less", "more"
 #: The engine's own advice where the KV cache has no room.
 _MORE_ROOM = re.compile(
-    r"increas\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
+    r"incr\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
     r"larger than the available KV cache memory",
     re.IGNORECASE,
 )
