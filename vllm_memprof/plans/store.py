@@ -1,8 +1,8 @@
 """Plans that were made before, by content: a plan of the same key is not made again.
 
 A key says everything that the figures of a plan depend on: the model's configuration, the engine's arguments in their
-normal form, variables that bear on memory, the engine stack, the device profile, and memprof's own sources. Only plans
-on a simulated device have one: what a real device grants depends on who else is on it.
+normal form, variables that bear on memory, the engine stack, the device profile, and the sources of memprof that make a
+record. Only plans on a simulated device have one: what a real device grants depends on who else is on it.
 
 ``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes may share it.
 """
@@ -32,8 +32,9 @@ from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
 
 #: Raise it when a key no longer says what it said.
 FORMAT = 1
-#: Sources of memprof whose change may change a figure or a record.
-_SOURCES = ("*.py", "*.toml", "*.json")
+#: Packages of memprof whose change may change what a run records; what is read of a record is read anew each time.
+_SOURCES = ("capture", "launch", "record", "sim")
+_SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")
 _LARGEST_READ = 64 << 20
@@ -120,7 +121,8 @@ def _stack_key(name: str | None) -> list[str]:
 @cache
 def _sources_digest() -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _SOURCES for path in PACKAGE_DIR.rglob(pattern)):
+    found = (path for name in _SOURCES for pattern in _SOURCE_FILES for path in (PACKAGE_DIR / name).rglob(pattern))
+    for path in sorted(found):
         digest.update(f"{path.relative_to(PACKAGE_DIR)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
