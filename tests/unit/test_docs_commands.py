@@ -29,6 +29,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 NEED_ENGINE = {
     "offline": "test_offline.py",
     "plan": "test_offline.py",
+    "sweep": "test_plans.py",
     "serve": "test_serve.py",
     "sim setup": "test_stacks.py",
 }

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.ledger.plans import TERMS, Fit, PlanRow, Sweep, one_line
+from vllm_memprof.ledger.plans import TERMS, Fit, PlanRow, Sweep, Try, one_line
 from vllm_memprof.report.sections.base import BAD, GOOD, MODELLED_MARK, MUTED, PLAIN, Column, Row, Section, number
 from vllm_memprof.report.table import Painter
 from vllm_memprof.units import format_bytes, format_gib
@@ -123,21 +123,26 @@ def fit_section(fit: Fit, width: int) -> Section:
     ]
     rows = []
     for i, each in enumerate(fit.tries, start=1):
-        holds = "yes" if each.holds else "no: " + "; ".join(each.missing) if wide else "no"
+        holds = "yes" if each.holds else f"no: {_missing(each)}" if wide else "no"
         style = GOOD if each.value == fit.answer else PLAIN if each.holds else MUTED
         rows.append(Row([str(i), _shown(each.value), *_figures(each.row, wide), holds], style=style))
     what = f"{fit.goal.capitalize()} {fit.knob} of {fit.model}, tried from {fit.low} to {fit.high}"
     notes = [f"wanted: {'; '.join(fit.wanted)}"]
     if not wide:
-        notes += [f"try {i}: {'; '.join(each.missing)}" for i, each in enumerate(fit.tries, 1) if each.missing]
+        notes += [f"try {i}: {_missing(each)}" for i, each in enumerate(fit.tries, 1) if each.missing]
     return Section(what, columns, rows, [*notes, *_marks([each.row for each in fit.tries])])
+
+
+def _missing(each: Try) -> str:
+    return one_line("; ".join(each.missing), _REASON)
 
 
 def fit_answer(fit: Fit) -> list[tuple[str, str]]:
     """The lines below the table: (what, text)."""
-    took = "" if fit.seconds is None else f" in {fit.seconds:.0f} s"
-    fresh = sum(not each.row.cached for each in fit.tries)
-    lines = [("tried", f"{len(fit.tries)} plans{took}, {fresh} made and {len(fit.tries) - fresh} from the cache")]
+    count = len(fit.tries)
+    cached = sum(each.row.cached for each in fit.tries)
+    text = f"{count} plan{'s' if count != 1 else ''}" + ("" if fit.seconds is None else f" in {fit.seconds:.0f} s")
+    lines = [("tried", f"{text}, {count - cached} made and {cached} from the cache")]
     step = f"step {fit.step}" if fit.step[:1].isdigit() else fit.step
     lines.append(("answer", "none" if fit.answer is None else f"{fit.goal} {fit.knob} {_shown(fit.answer)} ({step})"))
     if fit.flag is not None:

@@ -254,6 +254,20 @@ def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_pa
     assert (code, float(found["answer"])) == (0, max(holding))
 
 
+def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) -> None:
+    command = [*MEMPROF, "plan", "some/model", *ENGINE, "--fit", "max-num-seqs", "--run-dir", "fit"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+                               env={**env, "FAKE_PLAN_SECONDS": "60"})  # fmt: skip
+    wait_for(lambda: starts(tmp_path), "the first plan")
+    children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted by SIGINT" in stderr
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "a plan outlived the search")
+    assert len(starts(tmp_path)) == 1
+
+
 def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: Path) -> None:
     args = ["--fit", "gpu-memory-utilization", "--want", "tokens=900000000", "--step", "0.1", "--run-dir", "fit"]
     done = call(env, tmp_path, "plan", *args)
