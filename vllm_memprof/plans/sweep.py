@@ -24,7 +24,7 @@ from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.ledger.plans import Knob, PlanRow, Sweep
-from vllm_memprof.plans.arguments import long_name, normal_form
+from vllm_memprof.plans.arguments import devices_of, long_name, normal_form
 from vllm_memprof.plans.files import write_private
 from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, is_whole, read_row, titles, write_row
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
@@ -58,6 +58,7 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
+            devices_of(plan.engine_args)  # a size that is no number is refused before anything is made
             self.plans.append(plan)
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import psutil
 import pytest
 
 from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, figures_of
+from vllm_memprof.cli import main
 
+Refused = Callable[..., str]
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
 FAKE = str(Path(__file__).with_name("fake_python.py"))
 ENGINE = ["--device", "cpu", "--python", FAKE]
@@ -176,6 +179,22 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
     assert (done.returncode, "is not empty, and holds no sweep" in done.stderr) == (2, True)
 
 
+@pytest.fixture
+def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> Refused:
+    """Runs a command in this process; what it says when it refuses with status 2, and starts nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*args: str) -> str:
+        assert main(list(args)) == 2
+        assert starts(tmp_path) == []
+        assert not (tmp_path / "reports").exists()
+        return " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -190,10 +209,8 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
         (["--over", "tensor-parallel-size=two"], "'two' is not a number of devices"),
     ],
 )
-def test_a_sweep_that_is_none_is_refused(env: dict[str, str], tmp_path: Path, args: list[str], message: str) -> None:
-    done = call(env, tmp_path, "sweep", *args)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert starts(tmp_path) == []
+def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], message: str) -> None:
+    assert message in refused("sweep", "some/model", *ENGINE, *args)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +225,8 @@ def test_a_sweep_that_is_none_is_refused(env: dict[str, str], tmp_path: Path, ar
         (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
     ],
 )
-def test_a_search_that_is_none_is_refused(env: dict[str, str], tmp_path: Path, args: list[str], message: str) -> None:
-    done = call(env, tmp_path, "plan", *args)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
-    assert starts(tmp_path) == []
+def test_a_search_that_is_none_is_refused(refused: Refused, args: list[str], message: str) -> None:
+    assert message in refused("plan", "some/model", *ENGINE, *args)
 
 
 def fit(env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, dict[str, Any]]:

@@ -164,8 +164,11 @@ def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
     assert [len(curve["lines"]) for curve in page.data[0]["curves"]] == ([2, 3] if sweep is SWEEP else [1])
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-@pytest.mark.parametrize("sweep", [SWEEP, hostile()], ids=["sweep", "hostile"])
+@pytest.mark.parametrize(
+    ("sweep", "width", "dark"),
+    [(SWEEP, 1280, False), (SWEEP, 390, True), (hostile(), 390, False)],
+    ids=["light", "dark", "hostile"],
+)
 def test_the_page_in_a_browser(chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool) -> None:
     chromium.events.clear()
     (tmp_path / "sweep.html").write_text(render_sweep_html(sweep), encoding="utf-8")
