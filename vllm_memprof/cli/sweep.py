@@ -99,7 +99,11 @@ def sweep(
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
     command = redact_command(["memprof", *sys.argv[1:]])
     job = SweepJob(plan, knobs, folder, command, None if no_cache else Store())
-    check_setup(job.plans[0])
+    if ray is None:
+        check_setup(job.plans[0])
+    elif not all(each.shares_nothing for each in job.plans):
+        hint = "--device sim:910b, or leave --ray out: on real devices one plan is made after the other"
+        raise UsageError("--ray makes plans on simulated devices", hint=hint)
     progress = shared.progress(len(job.plans), quiet)
     pool = _Pool(job, jobs, ray)
     try:

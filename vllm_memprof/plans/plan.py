@@ -53,6 +53,11 @@ class Plan:
         return devices_of(self.engine_args)
 
     @property
+    def shares_nothing(self) -> bool:
+        """Whether it has its devices for itself: simulated ones, or none. Real ones are there once."""
+        return self.own.get("device", "auto").partition(":")[0] in ("sim", "cpu")
+
+    @property
     def title(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.values.items()) or self.model
 

@@ -58,7 +58,9 @@ Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
-    """How many plans at a time: as many as there are cores, and as fit into the host's free memory."""
+    """How many plans at a time: as many as there are cores, and as fit into free memory; on real devices one."""
+    if not all(plan.shares_nothing for plan in plans):
+        return 1
     cores = len(os.sched_getaffinity(0))
     ranks = max((1 if plan.own.get("ranks") == "one" else plan.devices for plan in plans), default=1)
     each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (ranks if ranks > 1 else 0)

@@ -139,7 +139,8 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert default_jobs([PLAN]) == 16
     assert default_jobs([PLAN, PLAN.vary("tensor-parallel-size", "4")]) == 4
     assert default_jobs([PLAN.vary("tensor-parallel-size", "32")]) == 1
-    one = Plan("m", ["-tp", "32"], own={"ranks": "one"})
+    assert default_jobs([PLAN, Plan("m", [], own={"device": "npu"})]) == default_jobs([Plan("m", [])]) == 1
+    one = Plan("m", ["-tp", "32"], own={"device": "sim:910b", "ranks": "one"})
     assert default_jobs([one]) == 16
     free(4 * gib)
     assert default_jobs([PLAN]) == 2
