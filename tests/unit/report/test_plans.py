@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rich.console import Console
 from scripts.browser import Browser
 from tests.unit.report.page import Page
 from tests.unit.report.test_html_in_browser import chromium
+from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.ledger.plans import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.report.plans import COLUMNS, PlansTable, render_plans_json, render_sweep_csv
 from vllm_memprof.report.plans_html import curves, render_sweep_html
@@ -91,8 +93,6 @@ def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
 
 
 def test_no_answer_has_no_flag() -> None:
-    from dataclasses import replace
-
     nothing = replace(FIT, answer=None, tries=FIT.tries[:2])
     text = drawn(nothing, 100)
     assert "answer:  none" in text
@@ -115,6 +115,14 @@ def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
 def test_the_columns_are_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "concepts" / "plans.md").read_text()
     assert [name for name in COLUMNS if f"`{name}`" not in page] == []
+
+
+def test_json_obeys_its_schema() -> None:
+    for name, found in (("sweep", SWEEP), ("fit", FIT), ("fit", replace(FIT, answer=None))):
+        assert_obeys(name, render_plans_json(found))
+    bent = json.loads(render_plans_json(SWEEP))
+    bent["rows"][0]["tokens"] = "many"
+    assert list(problems(schema_of("sweep"), bent)) != []
 
 
 def test_json_has_the_rows_whole() -> None:
