@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import gc
 import inspect
 import json
 import mimetypes
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +55,30 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
     no front end, tokenizer or second engine process has to start.
     """
     os.environ[ENV_STOP_AFTER] = "kv_plan"
-    args = _parse_engine_args("plan", options.model, engine_args, server=True)
+    with _without_collecting():
+        args = _parse_engine_args("plan", options.model, engine_args, server=True)
 
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.usage.usage_lib import UsageContext
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
 
-    from vllm_memprof.capture import plan, ranks
+        from vllm_memprof.capture import plan, ranks
 
-    vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     try:
         return plan.run(vllm_config, options.ranks, options.rank, options.devices)
     except ranks.RankError as error:
         raise DriverError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """No search for garbage while the engine is imported, nor in what is there then: two seconds of ten."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -244,4 +258,9 @@ def _image_files(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "vllm_memprof.capture.peers" in sys.modules:  # no peer waits for it; taking a model down takes seconds
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -176,10 +176,17 @@ def add_up(tensor: Any, own: int, count: int) -> None:
 
 
 def join_alone() -> None:
-    """From now on, ``torch.distributed`` of this process starts without peers. Nothing installed is edited."""
+    """From now on, the distributed environment of this process starts without peers. Nothing installed is edited."""
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators import shm_broadcast
 
+    leave_peers_out()
+    parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * int(group.size())
+    shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *_, **__: LoneQueue())
+
+
+def leave_peers_out() -> None:
+    """The part of ``join_alone`` that is torch's: the store of the world, and groups on the host."""
     dist.Backend.register_backend(BACKEND, lambda store, rank, size, timeout: LoneGroup(rank, size), devices=["cpu"])
     init_process_group, new_group = dist.init_process_group, dist.new_group
     store = LoneStore()
@@ -193,9 +200,4 @@ def join_alone() -> None:
             kwargs["backend"] = BACKEND
         return new_group(*args, **kwargs)
 
-    def on_one_machine(group: Any, source_rank: int = 0) -> list[bool]:
-        return [True] * int(group.size())
-
     dist.init_process_group, dist.new_group = init_alone, new_group_alone
-    parallel_state.in_the_same_node_as = on_one_machine
-    shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *_, **__: LoneQueue())

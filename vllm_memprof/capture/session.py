@@ -120,7 +120,7 @@ class Session:
         return, and free and non-torch are read again at later calls, at the next phase edge at the latest.
         """
         self.stack.remove(opened)
-        snapshot, _ = self.probe.snapshot(workspace=True, owners=False)
+        snapshot, _ = self.probe.snapshot(workspace=True)
         self.late.append(LatePhase(opened, snapshot))
         self.settle()
 
@@ -199,7 +199,7 @@ def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, An
     """A snapshot with what a later one says of memory outside torch.
 
     Free, the process's own figure and the counter that holds torch's segments follow the reserved memory of the
-    snapshot, so that its figures still add up.
+    snapshot, so that its figures still add up; that counter's peak is the one of the snapshot.
     """
     total, reserved, non_torch = snapshot["device_total_bytes"], snapshot["reserved_bytes"], later["non_torch_bytes"]
     if total is None or reserved is None or non_torch is None:
@@ -211,6 +211,7 @@ def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, An
         moved["process_bytes"] = later["process_bytes"] - since
     components = later["components"]
     if components is not None and APP in components:
-        app = {**components[APP], "bytes": components[APP]["bytes"] - since}
-        components = {**components, APP: app}
+        size = components[APP]["bytes"] - since
+        peak = ((snapshot["components"] or {}).get(APP) or components[APP])["peak_bytes"]
+        components = {**components, APP: {"bytes": size, "peak_bytes": max(peak, size)}}
     return {**moved, "components": components}

@@ -1,0 +1,45 @@
+"""The ranks of a plan, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_memprof.ledger.ranks import rank_notes, spans
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([7, 0, 2, 3, 4], "0, 2-4, 7"), (range(1, 32), "1-31")],
+)
+def test_spans(numbers, text):
+    assert spans(numbers) == text
+
+
+@pytest.mark.parametrize("ranks", [None, {}, {"mode": "all", "run": [0, 1], "world_size": 2}])
+def test_nothing_to_say_where_all_ran(ranks):
+    assert rank_notes(ranks) == []
+
+
+def test_what_was_run_what_is_assumed_and_what_is_not_known():
+    ranks = {
+        "mode": "one",
+        "why": "32 ranks, and this machine has 8 devices",
+        "world_size": 32,
+        "run": [0],
+        "alike": {"0": [1, 2, 3, 4, 5, 6, 7]},
+        "not_run": list(range(8, 32)),
+    }
+    assert rank_notes(ranks) == [
+        "ranks run: 0 of 32 (32 ranks, and this machine has 8 devices)",
+        "ranks not run, assumed alike: 1-7 as rank 0",
+        "ranks 8-31 hold other layers or experts than any rank that was run: nothing here is known of them; "
+        "--ranks edges runs one of each kind",
+    ]
+
+
+def test_edges():
+    ranks = {
+        "mode": "edges", "why": "--ranks edges", "world_size": 6, "run": [0, 2, 5], "alike": {"0": [1], "2": [3, 4]},
+        "not_run": [],
+    }  # fmt: skip
+    assert rank_notes(ranks)[1:] == ["ranks not run, assumed alike: 1 as rank 0; 3-4 as rank 2"]
