@@ -27,7 +27,7 @@ SHORT_NAMES = {
     "-cc": "--compilation-config",
 }
 #: Options of memprof itself that the engine never sees, and that differ from run to run.
-_OURS = ("--run-dir", "--output", "-o", "--format", "--quiet", "--python", "--startup-timeout")
+_OURS = ("--run-dir", "--output", "-o", "--format", "--quiet", "--python", "--startup-timeout", "--ranks", "--rank")
 #: Variables that memprof sets for its own use; what they follow from is among the arguments.
 _OUR_VARIABLES = "MEMPROF_"
 _NUMBER = re.compile(r"-\d")
@@ -102,7 +102,7 @@ def _device(report: Report) -> dict[str, str]:
         "device": run.device or "",
         "kind": simulated,
         "device total": ", ".join(totals),
-        "ranks": str(len(report.ranks)) if report.ranks and run.source != "log" else "",  # a log may print some alone
+        "ranks": str(report.world_size) if report.ranks and run.source != "log" else "",  # a log may print some alone
     }
     return _said(values)
 

@@ -452,8 +452,8 @@ def _notes(a: Report, b: Report, least_a: RankReport | None, least_b: RankReport
     simulated = not from_log and a.run.simulated != b.run.simulated
     if simulated or (a.run.device != b.run.device and None not in (a.run.device, b.run.device)):
         notes.append("different devices")
-    if len(a.ranks) != len(b.ranks) and not from_log:  # a log need not print every rank
-        notes.append(f"different world sizes: {len(a.ranks)} and {len(b.ranks)} ranks, each holding another share")
+    if a.world_size != b.world_size and not from_log:  # a log need not print every rank
+        notes.append(f"different world sizes: {a.world_size} and {b.world_size} ranks, each holding another share")
     labels = [{rank.label for rank in report.ranks} for report in (a, b)]
     for name, lone in (("A", labels[0] - labels[1]), ("B", labels[1] - labels[0])):
         if lone and matched:

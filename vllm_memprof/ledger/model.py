@@ -493,6 +493,12 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of the engine: more than ``ranks`` where a plan ran some of them alone."""
+        said = (self.run.ranks or {}).get("world_size")
+        return said if isinstance(said, int) else len(self.ranks)
+
     def to_json(self, each_rank: bool = False) -> dict[str, Any]:
         """``memprof.report/1``.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_memprof.ledger.changes import changes
+from vllm_memprof.ledger.model import Report, RunSummary
 from vllm_memprof.ledger.ranks import rank_notes, spans
 
 
@@ -43,3 +45,18 @@ def test_edges():
         "not_run": [],
     }  # fmt: skip
     assert rank_notes(ranks)[1:] == ["ranks not run, assumed alike: 1 as rank 0; 3-4 as rank 2"]
+
+
+def report(command: list[str], world_size: int | None) -> Report:
+    ranks = None if world_size is None else {"mode": "one", "world_size": world_size, "run": [0]}
+    head = ("r", "hooks", "ok", "m", "plan", "vllm-ascend", "0.23.0", "Ascend910B3", True, "ascend910b")
+    return Report(RunSummary(*head, ["memprof", "plan", "m", *command], None, None, ranks=ranks), [])
+
+
+def test_a_world_is_as_large_as_the_engine_believes():
+    assert report([], 32).world_size == 32
+    assert report([], None).world_size == 0
+
+
+def test_one_rank_and_all_of_them_are_the_same_run():
+    assert list(changes(report(["--ranks", "one", "--rank", "3"], 4), report(["--ranks=all"], 4))) == []
