@@ -6,14 +6,16 @@ one is above. ``--models`` plans every model preset, and writes ``docs/models.js
 
 Host memory is the sum of the proportional set sizes (a page that processes share counts once), read every 0.2 s.
 
-    .venv/bin/python scripts/bench_plan.py [--only TEXT] [--json FILE] [--stack NAME]
-    .venv/bin/python scripts/bench_plan.py --models [--only TEXT]
+    .venv/bin/python scripts/bench_plan.py [--only REGEX] [--json FILE] [--stack NAME]
+    .venv/bin/python scripts/bench_plan.py --models [--only REGEX]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -30,7 +32,8 @@ LIMIT_BYTES = 4 << 30
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
-LENGTH = "--max-model-len 32768"
+#: Eager: in graph mode the engine compiles the model before it measures, which takes most of the time.
+LENGTH = "--max-model-len 32768 --enforce-eager"
 
 #: Model and arguments; what the limits are for.
 LARGE = (
@@ -90,14 +93,16 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="memprof-bench-") as folder:
         command = [sys.executable, "-m", "vllm_memprof", "plan", model, "--device", "sim:910b", "--ranks", "one", "-q"]
         command += ["--run-dir", folder + "/run", *(["--stack", stack] if stack else []), *shlex.split(arguments)]
-        begin = time.perf_counter()
+        begin, cpu_before = time.perf_counter(), _cpu_seconds()
         with open(folder + "/output", "w+") as output:
             engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
             peak = _watch_memory(engine)
             seconds = time.perf_counter() - begin
             output.seek(0)
             text = output.read()
-        row = {"model": model, "arguments": arguments, "seconds": round(seconds, 1), "host_peak_bytes": peak}
+        cpu = round(_cpu_seconds() - cpu_before, 1)
+        row: dict[str, Any] = {"model": model, "arguments": arguments, "seconds": round(seconds, 1), "cpu_seconds": cpu}
+        row["host_peak_bytes"] = peak
         if engine.returncode:
             return {**row, "error": text[-2000:]}
         report = json.loads((Path(folder) / "run" / "report.json").read_text())
@@ -105,6 +110,12 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
     terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
     kv = {name: rank["kv"][name] for name in ("tokens", "max_concurrency", "max_model_len")}
     return {**row, "weights_bytes": terms["weights"], "kv_cache_bytes": rank["budget"]["engine_kv_cache_bytes"], **kv}
+
+
+def _cpu_seconds() -> float:
+    """Of all processes that ended below this one."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _watch_memory(engine: subprocess.Popen[bytes]) -> int:
@@ -144,7 +155,7 @@ def _proportional_bytes(pid: int) -> int:
 
 def show(row: dict[str, Any]) -> str:
     """One line for a person."""
-    cost = f"{row['seconds']:6.1f} s {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
+    cost = f"{row['seconds']:6.1f} s ({row['cpu_seconds']:.1f} of a core) {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
     if "error" in row:
         return f"{cost}  {row['model']} {row['arguments']}: FAILED\n{row['error']}"
     sizes = f"weights {_gib(row['weights_bytes'])} GiB, KV {_gib(row['kv_cache_bytes'])} GiB, {row['tokens']:,} tokens"
@@ -161,7 +172,7 @@ def cases_of_models() -> list[tuple[str, str]]:
     for options, table in (("", MODELS), (" --quantization ascend", QUANTIZED)):
         for model, sizes in table.items():
             for size in sizes:
-                length = f"--max-model-len {SHORTER[model]}" if model in SHORTER else LENGTH
+                length = LENGTH.replace("32768", str(SHORTER[model])) if model in SHORTER else LENGTH
                 cases.append((model, f"--tensor-parallel-size {size} {length}{options}"))
     return cases
 
@@ -172,7 +183,8 @@ def write_page(rows: list[dict[str, Any]]) -> str:
         "# Models without weights",
         "",
         "Presets that `memprof plan` knows, planned by the real engine (vllm-ascend 0.23.0) on a simulated Ascend 910B",
-        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192) and the engine's defaults.",
+        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), `--enforce-eager` and the",
+        "engine's defaults.",
         "The weights are measured; the KV cache is what the engine grants, and contains what the simulation models",
         "([what is exact](concepts/simulation.md)). Made by `scripts/bench_plan.py --models`, from",
         "[models.json](models.json).",
@@ -207,11 +219,22 @@ NOTES = """
 """
 
 
+def _keep(row: dict[str, Any]) -> None:
+    """Writes a row into the data file, and the page again; a plan that failed leaves what was there."""
+    if "error" in row:
+        return
+    before = json.loads(DATA.read_text()) if DATA.exists() else []
+    known = {(each["model"], each["arguments"]): each for each in [*before, row]}
+    kept = [known[case] for case in cases_of_models() if case in known]
+    DATA.write_text("[\n" + ",\n".join(" " + json.dumps(each) for each in kept) + "\n]\n")
+    PAGE.write_text(write_page(kept))
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", action="store_true", help="plan every preset, write docs/models.json and .md")
     parser.add_argument("--check", action="store_true", help="exit status 1 when docs/models.md differs")
-    parser.add_argument("--only", default="", help="only cases that contain this text")
+    parser.add_argument("--only", default="", help="only cases in which this regular expression is found")
     parser.add_argument("--stack", help="engine stack")
     parser.add_argument("--json", type=Path, help="write the rows to a file")
     return parser.parse_args()
@@ -223,21 +246,19 @@ def main() -> int:
         same = PAGE.read_text() == write_page(json.loads(DATA.read_text()))
         print("" if same else "docs/models.md differs from docs/models.json: run scripts/bench_plan.py --models")
         return 0 if same else 1
-    cases = [case for case in (cases_of_models() if options.models else LARGE) if options.only in " ".join(case)]
+    cases = [
+        case for case in (cases_of_models() if options.models else LARGE) if re.search(options.only, " ".join(case))
+    ]
     rows = []
     for case in cases:
         rows.append(plan(*case, options.stack))
         print(show(rows[-1]), flush=True)
+        if options.models:
+            _keep(rows[-1])
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     failed = [row for row in rows if "error" in row]
     if options.models:
-        planned = {(row["model"], row["arguments"]): row for row in rows if "error" not in row}
-        before = json.loads(DATA.read_text()) if DATA.exists() else []
-        known = {(row["model"], row["arguments"]): row for row in before} | planned
-        kept = [known[case] for case in cases_of_models() if case in known]
-        DATA.write_text("[\n" + ",\n".join(" " + json.dumps(row) for row in kept) + "\n]\n")
-        PAGE.write_text(write_page(kept))
         return 1 if failed else 0
     above = [r for r in rows if r["seconds"] > LIMIT_SECONDS or r["host_peak_bytes"] > LIMIT_BYTES]
     for row in above:

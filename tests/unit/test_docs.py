@@ -13,6 +13,12 @@ def test_command_pages_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_page_of_models_is_made_from_its_data():
+    script = ROOT / "scripts" / "bench_plan.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_links_between_pages_lead_somewhere():
     import re
 

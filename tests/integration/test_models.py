@@ -1,0 +1,154 @@
+"""Models that nobody has here: presets of every kind, quantized weights, a folder with nothing but a configuration."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+from tests.conftest import OLD_STACK, require_stack
+from vllm_memprof.sim.presets import find_preset
+from vllm_memprof.sim.quantization import describe
+from vllm_memprof.sim.weights import count_parameters, list_weights
+from vllm_memprof.units import GIB
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+
+ONE_RANK = ["--device", "sim:910b", "--ranks", "one", "--max-model-len=32768"]
+
+
+def assert_planned(run):
+    """The books of the rank balance; its KV section has what the engine printed, and none of its checks failed."""
+    assert run.returncode == 0, run.output + run.engine_log[-3000:]
+    rank = run.report["ranks"][0]
+    assert rank["budget"]["residual_bytes"] == 0
+    kv = rank["kv"]
+    tokens = re.search(r"GPU KV cache size: ([\d,]+) tokens", run.engine_log)
+    concurrency = re.search(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", run.engine_log)
+    assert kv["tokens"] == int(tokens[1].replace(",", ""))
+    assert kv["max_model_len"] == int(concurrency[1].replace(",", ""))
+    assert f"{kv['max_concurrency']:.2f}" == concurrency[2]
+    checks = {check["name"]: check["ok"] for check in kv["checks"]}
+    unknown = [name for name, ok in checks.items() if ok is None]
+    assert unknown == ["allocated for the KV cache = planned bytes, within 1%"]  # a plan allocates none
+    assert all(ok for name, ok in checks.items() if name not in unknown), checks
+    return rank
+
+
+def weights_of(rank):
+    return next(term["bytes"] for term in rank["budget"]["terms"] if term["name"] == "weights")
+
+
+def expected_bytes(name, tensor_parallel, quantized):
+    """Bytes of a rank, from the configuration: matrices are divided, vectors and what has few rows are not."""
+    config = find_preset(name).config
+    types = describe(config) if quantized else {}
+    total = 0
+    for weight, shape in list_weights(config).items():
+        type_ = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", weight), "FLOAT")
+        whole = len(shape) == 1 or re.search(r"mlp\.gate\.|q_a_proj|kv_a_proj|shared_expert_gate", weight)
+        size = math.prod(shape) * (2 if type_ == "FLOAT" else 1)
+        total += size if whole else size / tensor_parallel
+    return total
+
+
+HYBRID = ("Qwen/Qwen3-Next-80B-A3B-Instruct", 4)
+VISION_EXPERTS = ("Qwen/Qwen3-VL-30B-A3B-Instruct", 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"),
+    [
+        (HYBRID, ["--enforce-eager"]),
+        pytest.param(HYBRID, [], marks=pytest.mark.full),  # a minute of compilation
+        pytest.param(VISION_EXPERTS, [], marks=pytest.mark.full),
+        pytest.param(VISION_EXPERTS, ["--enforce-eager"], marks=pytest.mark.full),
+    ],
+    ids=lambda value: str(value[0]) if value else "graph",
+)
+def test_hybrid_and_expert_models(run_memprof, sim_stack, model, mode):
+    name, size = model
+    run = run_memprof("plan", name, *ONE_RANK, f"--tensor-parallel-size={size}", *mode)
+    rank = assert_planned(run)
+    assert weights_of(rank) == pytest.approx(expected_bytes(name, size, quantized=False), rel=0.02)
+    kinds = [group["type"] for group in rank["kv"]["groups"]]
+    if model is VISION_EXPERTS:
+        assert kinds == ["FullAttentionSpec"]
+        return
+    assert kinds == ["FullAttentionSpec", *["MambaSpec"] * 3]
+    # A request of full length takes a block of each group of states, however long it is: tokens are the engine's
+    # figure for that length, and no multiple of it holds for another.
+    kv = rank["kv"]
+    growing = -(-kv["max_model_len"] // kv["groups"][0]["block_size"])
+    assert kv["max_concurrency"] == kv["blocks"] / (growing + 3)
+    assert kv["bytes_per_token"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stack"),
+    [
+        ("deepseek-ai/DeepSeek-V3", 16, None),
+        pytest.param("Qwen/Qwen3-32B", 4, None, marks=pytest.mark.full),
+        pytest.param("Qwen/Qwen3-30B-A3B", 2, None, marks=pytest.mark.full),
+        pytest.param(*HYBRID, None, marks=pytest.mark.full),
+    ],
+)
+def test_quantized_weights_have_their_sizes(run_memprof, sim_stack, name, size, stack):
+    arguments = [f"--tensor-parallel-size={size}", "--quantization=ascend", "--enforce-eager"]
+    run = run_memprof("plan", name, *ONE_RANK, *arguments)
+    rank = assert_planned(run)
+    weights = weights_of(rank)
+    assert weights == pytest.approx(expected_bytes(name, size, quantized=True), rel=0.04)
+    assert weights < 0.62 * expected_bytes(name, size, quantized=False)
+    assert [note for note in run.report["run"]["notes"] if "quant_model_description.json was generated" in note]
+
+
+@pytest.mark.full
+def test_quantized_weights_of_the_older_engine(run_memprof):
+    stack = require_stack(OLD_STACK)
+    arguments = ["--device", "sim:910b", "--stack", stack, "--enforce-eager", "--max-model-len=8192"]
+    sizes = []
+    for quantization in ([], ["--quantization", "ascend"]):
+        run = run_memprof("plan", "Qwen/Qwen3-8B", *arguments, *quantization)
+        assert run.returncode == 0, run.output
+        loaded = re.search(r"Loading model weights took ([\d.]+) GB", run.engine_log)
+        sizes.append(float(loaded[1]) * GIB)
+    assert sizes[0] == pytest.approx(expected_bytes("Qwen/Qwen3-8B", 1, quantized=False), rel=0.01)
+    assert sizes[1] == pytest.approx(expected_bytes("Qwen/Qwen3-8B", 1, quantized=True), rel=0.01)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_folder_with_nothing_but_a_configuration(run_memprof, sim_stack, tmp_path):
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    run = run_memprof("plan", str(folder), "--device", "sim:910b", "--enforce-eager")
+    rank = assert_planned(run)
+    assert weights_of(rank) == pytest.approx(2 * count_parameters(LLAMA), rel=0.03)
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert f"{folder} has no tokenizer: a synthetic one was generated" in run.report["run"]["notes"]
+
+
+def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack, tmp_path):
+    folder = tmp_path / "foo"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["FooForCausalLM"], "model_type": "foo"}))
+    run = run_memprof("plan", str(folder), "--device", "sim:910b")
+    assert run.returncode == 1
+    assert "does not recognize this architecture" in run.report["run"]["exit_reason"]
+    assert [note for note in run.report["run"]["notes"] if note.startswith("to try: ")]
