@@ -83,45 +83,6 @@ def test_one_that_runs_out_of_memory_is_a_row_and_a_search_agrees_with_the_sweep
     assert {each["plan"]["run_id"] for each in found["tries"]} <= {row["run_id"] for row in rows}  # none was made again
 
 
-#: knob -> its values, what is wanted, and which rows of the sweep over all values hold that. Three cases.
-CASES: dict[str, tuple[list[str], list[str], Any]] = {
-    "gpu-memory-utilization": (
-        ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"],
-        ["--between", "0.4:0.9", "--step", "0.1", "--headroom", "14GiB", "--want", "tokens=1000000"],
-        lambda row: row["headroom_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
-    ),
-    "max-model-len": (
-        ["4096", "8192", "12288", "16384"],
-        ["--between", "4096:16384", "--step", "4096", "--want", "concurrency=2500"],
-        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 2500,
-    ),
-    "devices": (
-        ["1", "2", "4"],
-        ["--want", "concurrency=9000@4096"],
-        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 9000,
-    ),
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("knob", CASES)
-def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> None:
-    values, wants, holds = CASES[knob]
-    option = {"devices": "tensor-parallel-size"}.get(knob, knob)
-    fixed = {"gpu-memory-utilization": "0.9", "max-model-len": "4096"}
-    args = [token for name, value in fixed.items() if name != knob for token in (f"--{name}", value)]
-    args += ["--ranks", "one"]
-    rows = sweep(place, f"all-{knob}", "--over", f"{option}={','.join(values)}", *args)
-    assert [row["status"] for row in rows] == ["ok"] * len(values)
-    holding = [value for value, row in zip(values, rows, strict=True) if holds(row)]
-    assert 0 < len(holding) < len(values), [row["headroom_bytes"] for row in rows]  # the case decides something
-    code, found = fit(place, "--fit", knob, *wants, *args)
-    assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
-    assert [each["value"] for each in found["tries"] if each["holds"]] == [
-        each["value"] for each in found["tries"] if each["value"] in holding
-    ]
-
-
 #: 24 plans.
 GRID = ["--over", "gpu-memory-utilization=0.4,0.5,0.6,0.7,0.8,0.9", "--over", "max-model-len=4096,8192,12288,16384"]
 
@@ -170,6 +131,46 @@ def test_24_plans_with_a_ctrl_c_after_5(place: Path) -> None:
     rows = interrupted_and_gone_on(place, "grid")
     by_utilization = [row["kv_cache_bytes"] for row in rows if row["values"]["max-model-len"] == "4096"]
     assert by_utilization == sorted(set(by_utilization))
+
+
+#: knob -> its values, what is wanted, and which rows of the sweep over all values hold that. Three cases; the plans of
+#: the first two are among the 24.
+CASES: dict[str, tuple[list[str], list[str], Any]] = {
+    "gpu-memory-utilization": (
+        ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"],
+        ["--between", "0.4:0.9", "--step", "0.1", "--headroom", "14GiB", "--want", "tokens=1000000"],
+        lambda row: row["headroom_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
+    ),
+    "max-model-len": (
+        ["4096", "8192", "12288", "16384"],
+        ["--between", "4096:16384", "--step", "4096", "--want", "concurrency=2500"],
+        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 2500,
+    ),
+    "devices": (
+        ["1", "2", "4"],
+        ["--want", "concurrency=9000@4096"],
+        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 9000,
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("knob", CASES)
+def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> None:
+    values, wants, holds = CASES[knob]
+    option = {"devices": "tensor-parallel-size"}.get(knob, knob)
+    fixed = {"gpu-memory-utilization": "0.9", "max-model-len": "4096"}
+    args = [token for name, value in fixed.items() if name != knob for token in (f"--{name}", value)]
+    args += ["--ranks", "one"] if knob == "devices" else []
+    rows = sweep(place, f"all-{knob}", "--over", f"{option}={','.join(values)}", *args)
+    assert [row["status"] for row in rows] == ["ok"] * len(values)
+    holding = [value for value, row in zip(values, rows, strict=True) if holds(row)]
+    assert 0 < len(holding) < len(values), [row["headroom_bytes"] for row in rows]  # the case decides something
+    code, found = fit(place, "--fit", knob, *wants, *args)
+    assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
+    assert [each["value"] for each in found["tries"] if each["holds"]] == [
+        each["value"] for each in found["tries"] if each["value"] in holding
+    ]
 
 
 @pytest.mark.full
