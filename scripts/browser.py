@@ -32,7 +32,7 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # no name resolves: the network is off
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no name resolves: the network is off
     "--remote-debugging-pipe",
 )
 

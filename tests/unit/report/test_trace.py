@@ -1,8 +1,7 @@
 """The trace against the rules that Perfetto reads it by, and against report.json.
 
 The rules are those of Perfetto's importer (``src/trace_processor/importers/json``, ``process_tracker.cc``), the
-strictest of the versions read. Its own trace processor is not used: Perfetto's package on PyPI has no such program in
-it and fetches one from the network when it is first called.
+strictest of the versions read. A release of its trace processor reads the same traces in ``test_trace_in_perfetto.py``.
 """
 
 from __future__ import annotations
