@@ -85,8 +85,8 @@ class Painter:
         for column in section.columns:
             table.add_column(self.text(column.title), justify="right" if column.right else "left", overflow="fold")
         for row in section.rows:
-            first = "  " * row.indent + row.cells[0]
-            table.add_row(*(self.text(cell) for cell in (first, *row.cells[1:])), style=_STYLES.get(row.style, ""))
+            first = Padding(self.text(row.cells[0]), (0, 0, 0, 2 * row.indent))  # a name in two lines keeps its place
+            table.add_row(first, *(self.text(cell) for cell in row.cells[1:]), style=_STYLES.get(row.style, ""))
         notes = [self.indented(note, "dim") for note in section.notes]
         return Group(self.text(section.title, "bold underline"), table, *notes)
 
