@@ -138,8 +138,8 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
         return _from_folder(model, Path(model).expanduser(), "folder", user_args)
     preset = find_preset(model)
     from_hub = None if model.startswith("memprof/") else _from_hub(model, user_args)
-    if from_hub is not None and not (preset is not None and _is_quantized(user_args) and from_hub.extra_args):
-        return from_hub  # else: only the preset's folder can hold a description of weights that nobody downloads
+    if from_hub is not None and (preset is None or not _lacks_description(from_hub, user_args)):
+        return from_hub
     if preset is None:
         return ResolvedModel(model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it")
     extra = _missing(user_args, {"--load-format": "dummy", "--served-model-name": model})
@@ -229,6 +229,8 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
         extra += _missing(user_args, {"--served-model-name": model})
         return ResolvedModel(model, str(cached), "hub", extra, {"VLLM_USE_MODELSCOPE": "False"}, "ModelScope's cache")
     cached = hubs.hf_snapshot(model)
+    if cached is not None and not has_weights(cached) and _is_quantized(user_args):
+        return _from_folder(model, cached, "hub", user_args)
     if cached is not None:
         extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
         return ResolvedModel(model, model, "hub", extra, {}, "Hugging Face cache")
@@ -237,6 +239,11 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
     extra = _missing(user_args, {"--load-format": "dummy"})
     note = "configuration and tokenizer from the hub; weights are not downloaded" if extra else "hub"
     return ResolvedModel(model, model, "hub", extra, {}, note)
+
+
+def _lacks_description(model: ResolvedModel, user_args: list[str]) -> bool:
+    """Whether a hub's name is all there is of weights that are to be quantized: no place for a description."""
+    return _is_quantized(user_args) and model.path == model.name and "--load-format" in model.extra_args
 
 
 def _is_quantized(user_args: list[str]) -> bool:

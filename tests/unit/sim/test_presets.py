@@ -301,6 +301,22 @@ def test_a_description_of_quantized_weights_is_generated(tmp_path):
     assert resolve_model(str(folder), ["--quantization", "ascend"]).path == str(folder)
 
 
+def test_a_description_for_what_a_hub_s_cache_holds(tmp_path):
+    folder = write_config(tmp_path / "xdg/huggingface/hub/models--me--mine/snapshots/abc")
+    (folder / "config.json").write_text(json.dumps(find_preset("memprof/tiny").config))
+    model = resolve_model("me/mine", ["--quantization", "ascend"])
+    assert (presets.Path(model.path) / "quant_model_description.json").is_file()
+    assert model.extra_args[-2:] == ["--served-model-name", "me/mine"]
+    (folder / "model.safetensors").write_bytes(b"")  # now it is the user's own: the engine says what it lacks
+    assert resolve_model("me/mine", ["--quantization", "ascend"]).path == "me/mine"
+
+
+def test_a_hub_s_name_alone_has_no_place_for_a_description(hub):
+    model = resolve_model("Qwen/Qwen3-14B", ["--quantization", "ascend"])
+    assert model.source == "preset"
+    assert resolve_model("Qwen/Qwen3-14B", ["--quantization", "ascend", "--load-format", "auto"]).source == "hub"
+
+
 def test_a_kind_without_rules_is_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match=r"openai/gpt-oss-20b.*'gpt_oss'") as caught:
         resolve_model("openai/gpt-oss-20b", ["--quantization", "ascend"])
