@@ -141,7 +141,7 @@ function waterfall(view, gib) {
     type: "bar", marker: { color: tones.map(colour) }, text: texts, textposition: "outside", cliponaxis: false, textfont: { color: colour("text") },
     hovertemplate: steps.map((step) => plain(step.title) + ": " + (step.bytes / gib).toFixed(4) + " GiB<extra></extra>"),
   };
-  const axis = { tickvals: names, ticktext: steps.map((step) => plain(step.title).replace(/(.{6,}?) /g, "$1<br>")), type: "category", automargin: true, tickangle: 0, tickfont: { size: 11 } };
+  const axis = { tickvals: names, ticktext: steps.map((step) => plain(step.title).replace(sideways ? /(.{12,}?) /g : /(.{6,}?) /g, "$1<br>")), type: "category", automargin: true, tickangle: 0, tickfont: { size: 11 } };
   const layout = base(sideways ? 80 + 48 * steps.length : 460, { l: 46, r: sideways ? 50 : 12, t: 20, b: 60 });
   layout.bargap = 0.25;
   layout.showlegend = false;
