@@ -71,6 +71,7 @@ def test_one_that_runs_out_of_memory_is_a_row_and_a_search_agrees_with_the_sweep
     assert ran_out["status"] == "oom"
     assert "out of device memory in profile_run" in ran_out["reason"]
     assert ran_out["tokens"] is None
+    assert ran_out["final"] is True  # it would run out again: the row is kept
     report = json.loads((place / "oom" / ran_out["run"] / "report.json").read_text())
     assert report["run"]["status"] == "oom"
 

@@ -25,7 +25,7 @@ OWN_KNOBS = ("device", "stack", "python")
 #: Reasons that lie outside the plan: another try may end otherwise. (launch.verdict says these.)
 _CHANCE = re.compile(
     r"^interrupted by|^not ready within|was killed by|vanished|hung|host memory|could not be ended|"
-    r"memprof itself failed|MemoryError|Cannot allocate memory|No space left|(?i:address already in use)|"
+    r"memprof itself failed|\bMemoryError|Cannot allocate memory|No space left|(?i:address already in use)|"
     r"Connection(Reset|Refused)|timed out"
 )
 

@@ -146,7 +146,8 @@ def test_what_another_try_may_end_otherwise_is_not_kept(made: tuple[Path, PlanRo
 @pytest.mark.parametrize(
     ("status", "reason", "kept"),
     [
-        ("oom", "TP0 ran out of device memory in weight_load: NPU out of memory", True),
+        ("oom", "TP0 ran out of device memory in weight_load: OutOfMemoryError: NPU out of memory", True),
+        ("failed", "the engine exited with status 1: MemoryError", False),
         ("failed", "the engine exited with status 1: ValueError: No available memory for the cache blocks.", True),
         ("failed", "interrupted by SIGINT: TP0 in weight_load", False),
         ("failed", "not ready within 600 s (--startup-timeout): TP0 in weight_load for 500 s", False),
