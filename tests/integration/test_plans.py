@@ -64,24 +64,24 @@ def fit(place: Path, *args: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_one_that_runs_out_of_memory_is_a_row_and_a_search_agrees_with_the_sweep(place: Path) -> None:
-    over = ["--over", f"max-num-batched-tokens=2048,{TOO_MANY_TOKENS}"]
-    came_up, ran_out = sweep(place, "oom", *over, "--max-model-len", "4096")
-    assert (came_up["status"], came_up["balanced"]) == ("ok", True)
-    assert ran_out["status"] == "oom"
-    assert "out of device memory in profile_run" in ran_out["reason"]
-    assert ran_out["tokens"] is None
-    assert ran_out["final"] is True  # it would run out again: the row is kept
-    report = json.loads((place / "oom" / ran_out["run"] / "report.json").read_text())
-    assert report["run"]["status"] == "oom"
-
+def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row(place: Path) -> None:
     args = ["--max-num-batched-tokens", "2048", "--max-model-len", "4096"]
     rows = sweep(place, "small", "--over", "gpu-memory-utilization=0.7,0.8,0.9", *args)
+    assert [row["status"] for row in rows] == ["ok"] * 3
     room = sorted(row["headroom_bytes"] for row in rows)[1] - GIB
     search = ["--fit", "gpu-memory-utilization", "--between", "0.7:0.9", "--step", "0.1", "--headroom", str(room)]
     code, found = fit(place, *search, *args)
     assert (code, found["answer"], found["ordered"]) == (0, "0.8", True)
     assert {each["plan"]["run_id"] for each in found["tries"]} <= {row["run_id"] for row in rows}  # none was made again
+
+    over = ["--over", f"max-num-batched-tokens=2048,{TOO_MANY_TOKENS}"]
+    came_up, ran_out = sweep(place, "oom", *over, "--max-model-len=4096", "--gpu-memory-utilization", "0.9")
+    assert (came_up["balanced"], came_up["cached"], came_up["run_id"]) == (True, True, rows[2]["run_id"])
+    assert (ran_out["status"], ran_out["tokens"]) == ("oom", None)
+    assert "out of device memory in profile_run" in ran_out["reason"]
+    assert ran_out["final"] is True  # it would run out again: the row is kept
+    report = json.loads((place / "oom" / ran_out["run"] / "report.json").read_text())
+    assert report["run"]["status"] == "oom"
 
 
 #: 24 plans.
