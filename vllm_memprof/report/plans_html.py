@@ -88,7 +88,11 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
         for row in (row for row in rows if not row.ok):
             failed.places.append(places[row.values[knob.name]])
             failed.texts.append(f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}")
-    told = f"{len(lines)} lines, one for each combination of {', '.join(others)}" if others else "one line"
+    told = (
+        f"{len(lines)} lines, one for each combination of {', '.join(others)}; those that agree cover each other"
+        if others
+        else "one line"
+    )
     text = f"{told}; points are plans, what is between them was not planned"
     text += f"; red crosses below: {len(failed.places)} plans that did not come up" if failed.places else ""
     ticks = sorted((place, value) for value, place in places.items())

@@ -25,11 +25,11 @@ function curve(data, found, figure) {
   const shown = traces.filter((trace) => trace.showlegend).length;
   const rows = narrow() ? shown * Math.max(1, found.others) : Math.ceil(shown / 3);
   const below = 62 + 20 * rows, drawn = narrow() ? 260 : 340;
-  const layout = base(drawn + 24 + below, { l: 76, r: 16, t: 24, b: below });
+  const layout = base(drawn + 24 + below, { l: narrow() ? 76 : 100, r: 16, t: 24, b: below });
   const many = found.ticks.length > (narrow() ? 6 : 16) ? Math.ceil(found.ticks.length / (narrow() ? 6 : 16)) : 1;
   const kept = found.ticks.filter((_, i) => i % many === 0);
   layout.xaxis = { ...layout.xaxis, title: { text: plain(found.knob), standoff: 6 }, tickvals: kept.map((tick) => tick[0]), ticktext: kept.map((tick) => plain(tick[1])), anchor: failed.places.length ? "y2" : "y", zeroline: false };
-  layout.yaxis = { ...layout.yaxis, title: { text: figure.title }, domain: [failed.places.length ? 0.14 : 0, 1], tickformat: figure.unit === "GiB" ? ",.2~f" : ",~r", automargin: true };
+  layout.yaxis = { ...layout.yaxis, title: { text: figure.title, standoff: 12 }, domain: [failed.places.length ? 0.14 : 0, 1], tickformat: figure.unit === "GiB" ? ",.2~f" : ",~r", automargin: true };
   layout.yaxis2 = { domain: [0, 0.08], range: [-1, 1], visible: false, fixedrange: true };
   layout.legend = { orientation: "h", traceorder: "normal", y: -54 / drawn, yanchor: "top", font: { size: 11 } };
   layout.showlegend = shown > 0;
