@@ -14,11 +14,12 @@
 
 extern "C" {
 extern const char *const memprof_sim_aclnn_names[] __attribute__((visibility("hidden")));  // generated, without "aclnn"
-int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack) __attribute__((visibility("hidden")));
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack, const uint64_t *reals) __attribute__((visibility("hidden")));
 int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream) __attribute__((visibility("hidden")));
 }
 
-// eax/w16 holds the operator's index. The first stages jump here with their own arguments untouched.
+// eax/w16 holds the operator's index. The first stages jump here with their own arguments untouched: integers and pointers in
+// six or eight registers and on the stack, floating-point arguments in eight registers of their own.
 #if defined(__x86_64__)
 asm(R"(
   .text
@@ -32,16 +33,25 @@ memprof_sim_aclnn_entry:
   .cfi_offset %rbp, -16
   movq %rsp, %rbp
   .cfi_def_cfa_register %rbp
-  subq $48, %rsp
+  subq $112, %rsp
   movq %rdi, -48(%rbp)
   movq %rsi, -40(%rbp)
   movq %rdx, -32(%rbp)
   movq %rcx, -24(%rbp)
   movq %r8, -16(%rbp)
   movq %r9, -8(%rbp)
+  movq %xmm0, -112(%rbp)
+  movq %xmm1, -104(%rbp)
+  movq %xmm2, -96(%rbp)
+  movq %xmm3, -88(%rbp)
+  movq %xmm4, -80(%rbp)
+  movq %xmm5, -72(%rbp)
+  movq %xmm6, -64(%rbp)
+  movq %xmm7, -56(%rbp)
   movl %eax, %edi
   leaq -48(%rbp), %rsi
   leaq 16(%rbp), %rdx
+  leaq -112(%rbp), %rcx
   call memprof_sim_aclnn_plan
   leave
   .cfi_def_cfa %rsp, 8
@@ -58,20 +68,25 @@ asm(R"(
   .type memprof_sim_aclnn_entry, %function
 memprof_sim_aclnn_entry:
   .cfi_startproc
-  stp x29, x30, [sp, #-80]!
-  .cfi_def_cfa_offset 80
-  .cfi_offset x29, -80
-  .cfi_offset x30, -72
+  stp x29, x30, [sp, #-144]!
+  .cfi_def_cfa_offset 144
+  .cfi_offset x29, -144
+  .cfi_offset x30, -136
   mov x29, sp
   stp x0, x1, [sp, #16]
   stp x2, x3, [sp, #32]
   stp x4, x5, [sp, #48]
   stp x6, x7, [sp, #64]
+  stp d0, d1, [sp, #80]
+  stp d2, d3, [sp, #96]
+  stp d4, d5, [sp, #112]
+  stp d6, d7, [sp, #128]
   mov w0, w16
   add x1, sp, #16
-  add x2, sp, #80
+  add x2, sp, #144
+  add x3, sp, #80
   bl memprof_sim_aclnn_plan
-  ldp x29, x30, [sp], #80
+  ldp x29, x30, [sp], #144
   .cfi_def_cfa_offset 0
   ret
   .cfi_endproc
@@ -132,16 +147,22 @@ bool communicates(const char *name) {
   return false;
 }
 
+// The string at a word, read through the kernel: the word may be no pointer at all.
+std::string text_at(uint64_t word) {
+  char text[COMM_NAME_MAX_LENGTH] = {};
+  for (size_t length = sizeof text - 1; word >= 4096 && length >= 8; length /= 2) {
+    iovec local{text, length}, remote{reinterpret_cast<void *>(word), length};
+    if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0) break;
+  }
+  return text;
+}
+
 aclError touch_communicators(const uint64_t *words, int count) {
   for (int index = 0; index < count; ++index) {
     if (words[index] < 4096 || kind_of(words[index]) != Kind::kNone) continue;
-    char text[COMM_NAME_MAX_LENGTH] = {};  // read through the kernel: the word may be no pointer at all
-    for (size_t length = sizeof text - 1; length >= 8; length /= 2) {
-      iovec local{text, length}, remote{reinterpret_cast<void *>(words[index]), length};
-      if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) > 0) break;
-    }
+    std::string text = text_at(words[index]);
     aclError status = ACL_SUCCESS;
-    if (text[0] && communicator_touch_by_name(text, &status) && status != ACL_SUCCESS) return status;
+    if (!text.empty() && communicator_touch_by_name(text.c_str(), &status) && status != ACL_SUCCESS) return status;
   }
   return ACL_SUCCESS;
 }
@@ -184,7 +205,7 @@ Argument argument_of(uint64_t word) {
 
 using namespace memprof_sim;
 
-int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack) {
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack, const uint64_t *reals) {
   const char *name = memprof_sim_aclnn_names[index];
   uint64_t words[kMostWords];
   memcpy(words, registers, sizeof(uint64_t) * kRegisterWords);
@@ -202,8 +223,12 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   auto *executor = new aclOpExecutor;
   executor->kernel = find_kernel(name);
   executor->call.name = name;
+  memcpy(executor->call.reals, reals, sizeof executor->call.reals);
   if (executor->kernel || tracing()) {
     for (int word = 0; word < results; ++word) executor->call.arguments.push_back(argument_of(words[word]));
+    // An attention operator's only string is the layout of its tensors. It may not outlive this call.
+    for (int word = 0; word < results && executor->kernel && glob_match("*AttentionScore*", name) && executor->call.text.empty(); ++word)
+      if (executor->call.arguments[static_cast<size_t>(word)].kind == Kind::kNone) executor->call.text = text_at(words[word]);
   }
   *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes_for(name, largest_tensor_bytes(words, results));
   *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(executor);

@@ -128,7 +128,8 @@ SHIM_API aclError aclopCompileAndExecute(const char *type, int input_count, cons
   for (int index = 0; index < input_count; ++index) arguments.push_back(tensor_of(input_descs[index], inputs[index]));
   for (int index = 0; index < output_count; ++index) results.push_back(tensor_of(output_descs[index], outputs[index]));
   if (Kernel kernel = kernel_of(type)) {
-    Call call{type, {}};
+    Call call;
+    call.name = type;
     for (const std::vector<aclTensor> *tensors : {&arguments, &results})
       for (const aclTensor &tensor : *tensors) {
         Argument argument;

@@ -1,6 +1,6 @@
 // ATB. The mangled names are generated from what libop_plugin_atb.so links; their bodies call in here. An operation is an
 // object whose virtual table follows atb::Operation: destructors, GetName, InferShape, GetInputNum, GetOutputNum, Setup, Execute.
-#include "shim.h"
+#include "attention.h"
 
 #include <atomic>
 #include <cstdlib>
@@ -31,6 +31,57 @@ aclError charge_pool() {
   return ACL_SUCCESS;
 }
 
+// ATB's own types, as its public headers lay them out (atb/types.h, atb/svector.h).
+struct AtbTensor {
+  int32_t type;
+  int32_t format;
+  int64_t dims[8];
+  uint64_t dim_count;
+  void *device_data;
+  void *host_data;
+  uint64_t data_bytes;
+};
+struct AtbTensors {
+  static constexpr size_t kRoom = 65;
+  uint64_t capacity;
+  uint64_t size;
+  AtbTensor storage[kRoom];
+  AtbTensor *heap;
+};
+struct AtbPack {
+  AtbTensors in;
+  AtbTensors out;
+};
+
+// The inputs of a call; empty when the object does not look like one of the layout known here.
+std::vector<aclTensor> inputs_of(const AtbPack *pack) {
+  std::vector<aclTensor> result;
+  if (!pack || pack->in.heap || pack->in.size >= AtbTensors::kRoom || pack->out.heap || pack->out.size >= AtbTensors::kRoom) return {};
+  for (uint64_t index = 0; index < pack->in.size; ++index) {
+    const AtbTensor &given = pack->in.storage[index];
+    if (given.dim_count > 8) return {};
+    aclTensor tensor{};
+    tensor.type = static_cast<aclDataType>(given.type);
+    tensor.format = static_cast<aclFormat>(given.format);
+    tensor.shape.assign(given.dims, given.dims + given.dim_count);
+    tensor.strides.assign(given.dim_count, 1);  // ATB's tensors are dense
+    for (size_t axis = given.dim_count; axis-- > 1;) tensor.strides[axis - 1] = tensor.strides[axis] * tensor.shape[axis];
+    tensor.data = given.device_data;
+    result.push_back(tensor);
+  }
+  return result;
+}
+
+// The one operation that computes: (key, value, key cache, value cache, slots), or (key, key cache, slots) with one cache.
+void reshape_and_cache(const std::vector<aclTensor> &inputs) {
+  if (inputs.size() == 5) {
+    write_cache(inputs[0], inputs[4], inputs[2]);
+    write_cache(inputs[1], inputs[4], inputs[3]);
+  } else if (inputs.size() == 3) {
+    write_cache(inputs[0], inputs[2], inputs[1]);
+  }
+}
+
 class Operation {
  public:
   explicit Operation(const char *family) : family_(std::string("Atb") + family) {}
@@ -43,10 +94,12 @@ class Operation {
     workspace_bytes = workspace_bytes_for(family_, 0);  // what the arguments hold is not looked at
     return charge_pool();
   }
-  virtual int Execute(const void *, uint8_t *, uint64_t, void *) {
+  virtual int Execute(const void *pack, uint8_t *, uint64_t, void *) {
     trace("%s", family_.c_str());
-    if (account_kernels(physical_device(current_device()), family_)) return ACL_SUCCESS;
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s", family_.c_str());
+    if (!account_kernels(physical_device(current_device()), family_))
+      return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s", family_.c_str());
+    if (family_ == "AtbReshapeAndCache") reshape_and_cache(inputs_of(static_cast<const AtbPack *>(pack)));
+    return ACL_SUCCESS;
   }
   virtual int Reserved0() { return fail_unimplemented("an unknown virtual method of atb::Operation"); }
   virtual int Reserved1() { return Reserved0(); }
@@ -109,20 +162,8 @@ __attribute__((visibility("hidden"))) int memprof_sim_atb_destroy_context(void *
   return ACL_SUCCESS;
 }
 
-// atb::Tensor is {TensorDesc desc; void *deviceData; void *hostData; uint64_t dataSize}: the size is what its owner wrote.
+// The size of a tensor is what its owner wrote.
 __attribute__((visibility("hidden"))) uint64_t memprof_sim_atb_tensor_size(const void *tensor) {
-  struct Desc {
-    int32_t type;
-    int32_t format;
-    int64_t dims[8];
-    uint64_t dim_count;
-  };
-  struct Tensor {
-    Desc desc;
-    void *device_data;
-    void *host_data;
-    uint64_t data_bytes;
-  };
-  return static_cast<const Tensor *>(tensor)->data_bytes;
+  return static_cast<const AtbTensor *>(tensor)->data_bytes;
 }
 }

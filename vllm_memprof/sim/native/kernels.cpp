@@ -1,253 +1,16 @@
-// Host kernels: the operators whose results steer the engine compute for real, on tensors up to host_compute_bytes. Everything
-// else computes nothing. Arithmetic is done where the result is an integer or a truth value; floats are only copied, cast
-// and filled. Values pass through long double, which holds every 64-bit integer exactly.
-#include "tensor.h"
+// Host kernels: the operators whose results steer the engine compute for real, on tensors up to host_compute_bytes: copies,
+// arithmetic element by element, comparisons, sums, picking and placing by index. Products of matrices, norms and attention are
+// in floats.cpp and attention.cpp, what orders values in picks.cpp. Everything else computes nothing.
+#include "elements.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <unordered_map>
 
 namespace memprof_sim {
 namespace {
 
-using Value = long double;
-
-// ---- elements ----
-
-float from_half(uint16_t half) {
-  uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = half >> 10 & 0x1f, fraction = half & 0x3ff;
-  float magnitude = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
-                    : exponent == 31 ? (fraction ? NAN : INFINITY)
-                                     : std::ldexp(static_cast<float>(fraction | 0x400), static_cast<int>(exponent) - 25);
-  return sign ? -magnitude : magnitude;
-}
-
-uint16_t to_half(float value) {
-  uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  float magnitude = std::fabs(value);
-  if (std::isnan(value)) return 0x7e00;
-  if (magnitude >= 65520.0f) return sign | 0x7c00;
-  if (magnitude < 6.103515625e-05f) return sign | static_cast<uint16_t>(std::nearbyint(magnitude * 16777216.0f));
-  int exponent = 0;
-  float fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
-  uint32_t bits = static_cast<uint32_t>(std::nearbyint(fraction * 2048.0f));
-  return static_cast<uint16_t>(sign | (((static_cast<uint32_t>(exponent + 14) << 10) + bits - 1024) & 0x7fff));
-}
-
-float from_bfloat(uint16_t bits) {
-  uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  memcpy(&value, &wide, sizeof value);
-  return value;
-}
-
-uint16_t to_bfloat(float value) {
-  uint32_t wide;
-  memcpy(&wide, &value, sizeof wide);
-  if (std::isnan(value)) return 0x7fc0;
-  return static_cast<uint16_t>((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
-}
-
-template <typename T>
-Value load_as(const void *address) {
-  T value;
-  memcpy(&value, address, sizeof value);
-  return static_cast<Value>(value);
-}
-
-template <typename T>
-void store_as(void *address, Value value) {
-  T narrow = std::isfinite(value) ? static_cast<T>(value) : T{};
-  memcpy(address, &narrow, sizeof narrow);
-}
-
-bool is_integer(aclDataType type) {
-  switch (type) {
-    case ACL_INT8:
-    case ACL_UINT8:
-    case ACL_INT16:
-    case ACL_UINT16:
-    case ACL_INT32:
-    case ACL_UINT32:
-    case ACL_INT64:
-    case ACL_UINT64:
-    case ACL_BOOL: return true;
-    default: return false;
-  }
-}
-
-bool is_plain(aclDataType type) {
-  return is_integer(type) || type == ACL_FLOAT || type == ACL_DOUBLE || type == ACL_FLOAT16 || type == ACL_BF16;
-}
-
-Value load(const void *address, aclDataType type) {
-  switch (type) {
-    case ACL_BOOL: return *static_cast<const unsigned char *>(address) ? 1 : 0;
-    case ACL_INT8: return load_as<int8_t>(address);
-    case ACL_UINT8: return load_as<uint8_t>(address);
-    case ACL_INT16: return load_as<int16_t>(address);
-    case ACL_UINT16: return load_as<uint16_t>(address);
-    case ACL_INT32: return load_as<int32_t>(address);
-    case ACL_UINT32: return load_as<uint32_t>(address);
-    case ACL_INT64: return load_as<int64_t>(address);
-    case ACL_UINT64: return load_as<uint64_t>(address);
-    case ACL_FLOAT: return load_as<float>(address);
-    case ACL_DOUBLE: return load_as<double>(address);
-    case ACL_FLOAT16: return from_half(*static_cast<const uint16_t *>(address));
-    case ACL_BF16: return from_bfloat(*static_cast<const uint16_t *>(address));
-    default: return 0;
-  }
-}
-
-void store(void *address, aclDataType type, Value value) {
-  switch (type) {
-    case ACL_BOOL: *static_cast<unsigned char *>(address) = value != 0; break;
-    case ACL_INT8: store_as<int8_t>(address, value); break;
-    case ACL_UINT8: store_as<uint8_t>(address, value); break;
-    case ACL_INT16: store_as<int16_t>(address, value); break;
-    case ACL_UINT16: store_as<uint16_t>(address, value); break;
-    case ACL_INT32: store_as<int32_t>(address, value); break;
-    case ACL_UINT32: store_as<uint32_t>(address, value); break;
-    case ACL_INT64: store_as<int64_t>(address, value); break;
-    case ACL_UINT64: store_as<uint64_t>(address, value); break;
-    case ACL_FLOAT: {
-      float narrow = static_cast<float>(value);
-      memcpy(address, &narrow, sizeof narrow);
-      break;
-    }
-    case ACL_DOUBLE: {
-      double narrow = static_cast<double>(value);
-      memcpy(address, &narrow, sizeof narrow);
-      break;
-    }
-    case ACL_FLOAT16: *static_cast<uint16_t *>(address) = to_half(static_cast<float>(value)); break;
-    case ACL_BF16: *static_cast<uint16_t *>(address) = to_bfloat(static_cast<float>(value)); break;
-    default: break;
-  }
-}
-
-Value scalar_value(const aclScalar &scalar) { return load(scalar.bytes, scalar.type); }
-
-// ---- tensors ----
-
-// Every element lies in one device allocation.
-bool addressable(const aclTensor &tensor) {
-  uint64_t width = element_bytes(tensor.type);
-  int64_t count = element_count(tensor);
-  if (count == 0) return true;
-  if (!tensor.data || !width || count < 0 || tensor.strides.size() != tensor.shape.size()) return false;
-  int64_t low = tensor.offset, high = tensor.offset;
-  for (size_t axis = 0; axis < tensor.shape.size(); ++axis) {
-    int64_t reach = (tensor.shape[axis] - 1) * tensor.strides[axis];
-    (reach < 0 ? low : high) += reach;
-  }
-  uint64_t left = 0;
-  return low >= 0 && device_range(tensor.data, &left, nullptr) && static_cast<uint64_t>(high + 1) * width <= left;
-}
-
-bool small(const aclTensor &tensor) {
-  return static_cast<uint64_t>(element_count(tensor)) * element_bytes(tensor.type) <= profile().host_compute_bytes;
-}
-
-// A small tensor of plain numbers that lies where it should.
-bool usable(const aclTensor &tensor) { return is_plain(tensor.type) && small(tensor) && addressable(tensor); }
-
-bool contiguous(const aclTensor &tensor) {
-  int64_t expected = 1;
-  for (size_t axis = tensor.shape.size(); axis-- > 0;) {
-    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
-    expected *= tensor.shape[axis];
-  }
-  return true;
-}
-
-char *element(const aclTensor &tensor, int64_t index) {
-  return static_cast<char *>(tensor.data) + index * static_cast<int64_t>(element_bytes(tensor.type));
-}
-
-// Calls visit(position, indices...) with the element index of every tensor at each position of `shape`; tensors broadcast.
-template <typename Visit, size_t N>
-void walk(const std::vector<int64_t> &shape, const aclTensor *const (&tensors)[N], Visit visit) {
-  std::vector<int64_t> strides[N];
-  int64_t index[N];
-  for (size_t which = 0; which < N; ++which) {
-    const aclTensor &tensor = *tensors[which];
-    index[which] = tensor.offset;
-    strides[which].assign(shape.size(), 0);
-    size_t missing = shape.size() - std::min(shape.size(), tensor.shape.size());
-    for (size_t axis = 0; axis < tensor.shape.size() && missing + axis < shape.size(); ++axis)
-      if (tensor.shape[axis] != 1) strides[which][missing + axis] = tensor.strides[axis];
-  }
-  int64_t count = 1;
-  for (int64_t extent : shape) count *= extent;
-  std::vector<int64_t> position(shape.size(), 0);
-  for (int64_t done = 0; done < count; ++done) {
-    visit(position, index);
-    for (size_t axis = shape.size(); axis-- > 0;) {
-      bool carry = ++position[axis] == shape[axis];
-      for (size_t which = 0; which < N; ++which) index[which] += strides[which][axis] * (carry ? 1 - shape[axis] : 1);
-      if (!carry) break;
-      position[axis] = 0;
-    }
-  }
-}
-
-bool broadcasts_to(const aclTensor &tensor, const std::vector<int64_t> &shape) {
-  if (tensor.shape.size() > shape.size()) return false;
-  size_t missing = shape.size() - tensor.shape.size();
-  for (size_t axis = 0; axis < tensor.shape.size(); ++axis)
-    if (tensor.shape[axis] != 1 && tensor.shape[axis] != shape[missing + axis]) return false;
-  return true;
-}
-
-void fill(const aclTensor &tensor, Value value) {
-  if (!usable(tensor)) return;
-  walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) { store(element(tensor, index[0]), tensor.type, value); });
-}
-
-void copy(const aclTensor &target, const aclTensor &source) {
-  if (!small(target) || !addressable(target) || !addressable(source) || !broadcasts_to(source, target.shape)) return;
-  if (target.type == source.type && contiguous(target) && contiguous(source) && target.shape == source.shape) {
-    memmove(element(target, target.offset), element(source, source.offset),
-            static_cast<uint64_t>(element_count(target)) * element_bytes(target.type));
-    return;
-  }
-  if (!is_plain(target.type) || !is_plain(source.type)) return;
-  walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
-    store(element(target, index[0]), target.type, load(element(source, index[1]), source.type));
-  });
-}
-
-// ---- arguments ----
-
-aclTensor *tensor_at(Call &call, size_t index) {
-  return index < call.arguments.size() && call.arguments[index].kind == Kind::kTensor ? &call.arguments[index].tensor : nullptr;
-}
-
-std::vector<aclTensor *> tensors_of(Call &call) {
-  std::vector<aclTensor *> result;
-  for (Argument &argument : call.arguments)
-    if (argument.kind == Kind::kTensor) result.push_back(&argument.tensor);
-  return result;
-}
-
-bool scalar_at(Call &call, size_t index, Value *value) {
-  if (index >= call.arguments.size() || call.arguments[index].kind != Kind::kScalar) return false;
-  *value = scalar_value(call.arguments[index].scalar);
-  return true;
-}
-
 // ---- operators ----
 
 void index_get(Call &call);
-
-// Position 0 always exists: operators that pick positions, token ids among them, answer with it.
-void zero_indices(Call &call) {
-  auto tensors = tensors_of(call);
-  for (size_t index = tensors.size() < 2 ? 0 : 1; index < tensors.size(); ++index)
-    if (tensors[index]->type == ACL_INT32 || tensors[index]->type == ACL_INT64) fill(*tensors[index], 0);
-}
 
 void copy_in_place(Call &call) {
   aclTensor *target = tensor_at(call, 0), *source = tensor_at(call, 1);
@@ -300,11 +63,16 @@ void cumsum(Call &call) {
   const aclTensor &in = *tensors[0], &out = *tensors[1];
   int64_t rank = static_cast<int64_t>(out.shape.size()), dim = static_cast<int64_t>(call.arguments[1].word);
   if (dim < 0) dim += rank;
-  if (!is_integer(out.type) || !usable(out) || !usable(in) || in.shape != out.shape || dim < 0 || dim >= std::max<int64_t>(rank, 1)) return;
-  int64_t back = rank ? out.strides[static_cast<size_t>(dim)] : 0;
-  walk(out.shape, {&out, &in}, [&](auto &position, int64_t *index) {
-    Value before = rank && position[static_cast<size_t>(dim)] ? load(element(out, index[0] - back), out.type) : 0;
-    store(element(out, index[0]), out.type, before + load(element(in, index[1]), in.type));
+  if (float_result(out) || !usable(out) || !usable(in) || in.shape != out.shape || dim < 0 || dim >= std::max<int64_t>(rank, 1)) return;
+  size_t axis = static_cast<size_t>(dim);
+  aclTensor first = out, start = in;  // the first element of every line
+  if (rank) first.shape[axis] = start.shape[axis] = std::min<int64_t>(out.shape[axis], 1);
+  walk(first.shape, {&first, &start}, [&](auto &, int64_t *index) {
+    Value sum = 0;
+    for (int64_t step = 0; step < (rank ? out.shape[axis] : 1); ++step) {
+      sum += load(element(in, index[1] + (rank ? step * in.strides[axis] : 0)), in.type);
+      store(element(out, index[0] + (rank ? step * out.strides[axis] : 0)), out.type, sum);
+    }
   });
 }
 
@@ -314,6 +82,8 @@ Value add(Value a, Value b, Value alpha) { return a + alpha * b; }
 Value subtract(Value a, Value b, Value alpha) { return a - alpha * b; }
 Value reverse_subtract(Value a, Value b, Value alpha) { return b - alpha * a; }
 Value multiply(Value a, Value b, Value) { return a * b; }
+Value divide(Value a, Value b, Value) { return a / b; }
+Value power(Value a, Value b, Value) { return std::pow(a, b); }
 Value floor_divide(Value a, Value b, Value) { return b == 0 ? 0 : std::floor(a / b); }
 Value remainder(Value a, Value b, Value) { return b == 0 ? 0 : a - b * std::floor(a / b); }
 Value equal(Value a, Value b, Value) { return a == b; }
@@ -340,11 +110,38 @@ void binary(Call &call) {
   Value other = 0, alpha = 1;
   if (!right && !scalar_at(call, 1, &other)) return;
   scalar_at(call, 2, &alpha);
-  if (!is_integer(out.type) || !usable(out) || !usable(left) || !broadcasts_to(left, out.shape)) return;
+  if (float_result(out) || !usable(out) || !usable(left) || !broadcasts_to(left, out.shape)) return;
   if (right && (!usable(*right) || !broadcasts_to(*right, out.shape))) return;
   walk(out.shape, {&out, &left, right ? right : &left}, [&](auto &, int64_t *index) {
     Value second = right ? load(element(*right, index[2]), right->type) : other;
     store(element(out, index[0]), out.type, operation(load(element(left, index[1]), left.type), second, alpha));
+  });
+}
+
+// pow(base, self, out) with a base that is one number
+void power_of_scalar(Call &call) {
+  auto tensors = tensors_of(call);
+  Value base = 0;
+  if (tensors.size() != 2 || !scalar_at(call, 0, &base)) return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  if (float_result(out) || !usable(in) || !usable(out) || in.shape != out.shape) return;
+  walk(out.shape, {&out, &in}, [&](auto &, int64_t *index) {
+    store(element(out, index[0]), out.type, power(base, load(element(in, index[1]), in.type), 0));
+  });
+}
+
+// triu, tril(self, diagonal, out), in place without out
+template <bool upper>
+void triangle(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.empty() || tensors.size() > 2 || call.arguments.size() < 2) return;
+  const aclTensor &in = *tensors[0], &out = *tensors.back();
+  int64_t diagonal = static_cast<int64_t>(call.arguments[1].word);
+  if (!usable(in) || !usable(out) || in.shape != out.shape || in.shape.size() < 2) return;
+  walk(out.shape, {&out, &in}, [&](auto &position, int64_t *index) {
+    int64_t above = position.back() - position[position.size() - 2] - diagonal;
+    bool kept = upper ? above >= 0 : above <= 0;
+    store(element(out, index[0]), out.type, kept ? load(element(in, index[1]), in.type) : 0);
   });
 }
 
@@ -359,7 +156,7 @@ void unary(Call &call) {
   auto tensors = tensors_of(call);
   if (tensors.empty() || tensors.size() > 2) return;
   const aclTensor &in = *tensors[0], &out = *tensors.back();
-  if (!is_integer(out.type) || !usable(out) || !usable(in) || in.shape != out.shape) return;
+  if (float_result(out) || !usable(out) || !usable(in) || in.shape != out.shape) return;
   walk(out.shape, {&out, &in}, [&](auto &, int64_t *index) {
     store(element(out, index[0]), out.type, operation(load(element(in, index[1]), in.type), out.type));
   });
@@ -381,7 +178,7 @@ void where(Call &call) {
 // clamp(self, min, max, out); a null bound is absent.
 void clamp(Call &call) {
   auto tensors = tensors_of(call);
-  if (tensors.size() != 2 || !is_integer(tensors[1]->type) || !usable(*tensors[0]) || !usable(*tensors[1])) return;
+  if (tensors.size() != 2 || !usable(*tensors[0]) || !usable(*tensors[1])) return;
   Value low = 0, high = 0;
   bool has_low = scalar_at(call, 1, &low), has_high = scalar_at(call, 2, &high);
   const aclTensor &in = *tensors[0], &out = *tensors[1];
@@ -394,32 +191,45 @@ void clamp(Call &call) {
   });
 }
 
-// sum(self, dims, keep, type, out): over everything the result lacks.
-void reduce_sum(Call &call) {
+// sum(self, dims, keep, type, out), mean(self, dims, keep, type, out), amax(self, dims, keep, out), amin: over the axes named, or all.
+enum class Reduction { kSum, kMean, kMax, kMin };
+
+template <Reduction reduction>
+void reduce(Call &call) {
   auto tensors = tensors_of(call);
   if (tensors.size() != 2 || call.arguments.size() < 2 || call.arguments[1].kind != Kind::kIntArray) return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (!is_integer(out.type) || !usable(out) || !usable(in)) return;
+  if (float_result(out) || !usable(out) || !usable(in)) return;
   std::vector<bool> reduced(in.shape.size(), call.arguments[1].integers.empty());
   for (int64_t dim : call.arguments[1].integers) {
     int64_t axis = dim < 0 ? dim + static_cast<int64_t>(in.shape.size()) : dim;
     if (axis < 0 || axis >= static_cast<int64_t>(in.shape.size())) return;
     reduced[static_cast<size_t>(axis)] = true;
   }
-  aclTensor view = out;  // the result as if the reduced axes were kept
-  view.shape = in.shape;
-  view.strides.assign(in.shape.size(), 0);
-  bool kept = out.shape.size() == in.shape.size();
-  for (size_t axis = 0, next = 0; axis < in.shape.size(); ++axis) {
-    if (!reduced[axis] && (kept ? axis : next) < out.strides.size()) view.strides[axis] = out.strides[kept ? axis : next];
-    next += !reduced[axis];
-  }
-  if (!addressable(view)) return;
-  fill(out, 0);
-  walk(in.shape, {&view, &in}, [&](auto &, int64_t *index) {
-    char *sum = element(out, index[0]);
-    store(sum, out.type, load(sum, out.type) + load(element(in, index[1]), in.type));
+  aclTensor kept = in;  // steps through the results, which lie densely in `values`; a reduced axis stands still
+  kept.strides.assign(in.shape.size(), 0);
+  kept.offset = 0;
+  int64_t results = 1, elements = element_count(in);
+  for (size_t axis = in.shape.size(); axis-- > 0;)
+    if (!reduced[axis]) {
+      kept.strides[axis] = results;
+      results *= in.shape[axis];
+    }
+  if (results != element_count(out) || (elements == 0 && reduction != Reduction::kSum)) return;
+  std::vector<Value> values(static_cast<size_t>(results), 0);
+  std::vector<bool> seen(values.size(), false);
+  walk(in.shape, {&in, &kept}, [&](auto &, int64_t *index) {
+    size_t which = static_cast<size_t>(index[1]);
+    Value value = load(element(in, index[0]), in.type), &so_far = values[which];
+    if (reduction == Reduction::kSum || reduction == Reduction::kMean)
+      so_far += value;
+    else if (!seen[which] || std::isnan(value) || (reduction == Reduction::kMax ? value > so_far : value < so_far))
+      so_far = !seen[which] || !std::isnan(so_far) ? value : so_far;
+    seen[which] = true;
   });
+  size_t next = 0;
+  Value share = reduction == Reduction::kMean ? static_cast<Value>(elements / results) : 1;
+  walk(out.shape, {&out}, [&](auto &, int64_t *index) { store(element(out, index[0]), out.type, values[next++] / share); });
 }
 
 // all(self, ...), any(self, ...), max(self, out), min(self, out): one result over everything, the last tensor.
@@ -433,7 +243,7 @@ void reduce_whole(Call &call) {
   auto tensors = tensors_of(call);
   if (tensors.size() != 2 || element_count(*tensors[1]) != 1 || element_count(*tensors[0]) == 0) return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (!is_integer(in.type) || !is_integer(out.type) || !usable(in) || !usable(out)) return;
+  if (float_result(out) || !usable(in) || !usable(out)) return;
   bool first = true;
   Value result = 0;
   walk(in.shape, {&in}, [&](auto &, int64_t *index) {
@@ -473,8 +283,9 @@ void flip(Call &call) {
 // embedding(weight, indices, out)
 void embedding(Call &call) {
   auto tensors = tensors_of(call);
-  if (tensors.size() != 3 || !usable(*tensors[1]) || !usable(*tensors[2]) || !addressable(*tensors[0]) || !is_integer(tensors[0]->type)) return;
-  Call as_index{"Index", {}};
+  if (tensors.size() != 3 || !usable(*tensors[1]) || !usable(*tensors[2]) || !addressable(*tensors[0])) return;
+  Call as_index;
+  as_index.name = "Index";
   Argument list;
   list.kind = Kind::kTensorList;
   list.tensors = {*tensors[1]};
@@ -590,10 +401,6 @@ struct Indexing {
   }
 };
 
-const std::vector<aclTensor> *list_at(Call &call, size_t index) {
-  return index < call.arguments.size() && call.arguments[index].kind == Kind::kTensorList ? &call.arguments[index].tensors : nullptr;
-}
-
 // index(self, indices, out)
 void index_get(Call &call) {
   auto tensors = tensors_of(call);
@@ -696,22 +503,8 @@ void repeat(Call &call) {
 
 }  // namespace
 
-Kernel find_kernel(const std::string &operator_name) {
-  static const auto *kernels = new std::unordered_map<std::string, Kernel>{
-      {"ArgMax", zero_indices},
-      {"ArgMin", zero_indices},
-      {"MaxDim", zero_indices},
-      {"MinDim", zero_indices},
-      {"Topk", zero_indices},
-      {"Sort", zero_indices},
-      {"Argsort", zero_indices},
-      {"Multinomial", zero_indices},
-      {"MultinomialTensor", zero_indices},
-      {"Kthvalue", zero_indices},
-      {"TopKTopPSample", zero_indices},
-      {"TopKTopPSampleV2", zero_indices},
-      {"MoeGatingTopK", zero_indices},
-      {"MoeGatingTopKSoftmax", zero_indices},
+const std::vector<KernelRow> &kernel_rows() {
+  static const auto *rows = new std::vector<KernelRow>{
       {"InplaceCopy", copy_in_place},
       {"Cast", copy_to_last},
       {"InplaceFillScalar", fill_scalar},
@@ -735,6 +528,14 @@ Kernel find_kernel(const std::string &operator_name) {
       {"Muls", binary<multiply>},
       {"InplaceMul", binary<multiply>},
       {"InplaceMuls", binary<multiply>},
+      {"Div", binary<divide>},
+      {"Divs", binary<divide>},
+      {"InplaceDiv", binary<divide>},
+      {"InplaceDivs", binary<divide>},
+      {"PowTensorScalar", binary<power>},
+      {"PowTensorTensor", binary<power>},
+      {"PowScalarTensor", power_of_scalar},
+      {"InplacePowTensorScalar", binary<power>},
       {"FloorDivide", binary<floor_divide>},
       {"FloorDivides", binary<floor_divide>},
       {"InplaceFloorDivide", binary<floor_divide>},
@@ -770,10 +571,18 @@ Kernel find_kernel(const std::string &operator_name) {
       {"BitwiseNot", unary<bit_not>},
       {"Neg", unary<negate>},
       {"Abs", unary<absolute>},
+      {"Triu", triangle<true>},
+      {"Tril", triangle<false>},
+      {"InplaceTriu", triangle<true>},
+      {"InplaceTril", triangle<false>},
       {"Clamp", clamp},
       {"ClampMin", clamp},
       {"SWhere", where},
-      {"ReduceSum", reduce_sum},
+      {"ReduceSum", reduce<Reduction::kSum>},
+      {"Mean", reduce<Reduction::kMean>},
+      {"MeanV2", reduce<Reduction::kMean>},
+      {"Amax", reduce<Reduction::kMax>},
+      {"Amin", reduce<Reduction::kMin>},
       {"Nonzero", nonzero},
       {"NonzeroV2", nonzero},
       {"Index", index_get},
@@ -797,8 +606,25 @@ Kernel find_kernel(const std::string &operator_name) {
       {"ScatterValue", scatter},
       {"InplaceScatterValue", scatter},
   };
+  return *rows;
+}
+
+Kernel find_kernel(const std::string &operator_name) {
+  struct Found {
+    Kernel kernel;
+    bool of_floats;
+  };
+  static const auto *kernels = [] {
+    auto *table = new std::unordered_map<std::string, Found>;
+    for (const auto *rows : {&kernel_rows(), &pick_kernel_rows()})
+      for (const KernelRow &row : *rows) table->emplace(row.name, Found{row.kernel, false});
+    for (const auto *rows : {&float_kernel_rows(), &attention_kernel_rows(), &expert_kernel_rows()})
+      for (const KernelRow &row : *rows) table->emplace(row.name, Found{row.kernel, true});
+    return table;
+  }();
   auto found = kernels->find(operator_name);
-  return found == kernels->end() ? nullptr : found->second;
+  if (found == kernels->end() || (found->second.of_floats && floats_given_up.load(std::memory_order_relaxed))) return nullptr;
+  return found->second.kernel;
 }
 
 }  // namespace memprof_sim

@@ -3,6 +3,8 @@
 
 #include "shim.h"
 
+#include <cstring>
+
 struct aclTensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements
@@ -52,9 +54,25 @@ struct Argument {
 struct Call {
   std::string name;  // without "aclnn"
   std::vector<Argument> arguments;
+  uint64_t reals[8] = {};  // the floating-point arguments, in their own order: a double each
+  std::string text;        // the string argument of an attention operator
+  double real(int index) const {
+    double value;
+    memcpy(&value, &reals[index], sizeof value);
+    return value;
+  }
 };
 
 using Kernel = void (*)(Call &call);
+struct KernelRow {
+  const char *name;  // without "aclnn"
+  Kernel kernel;
+};
+const std::vector<KernelRow> &kernel_rows();            // kernels.cpp
+const std::vector<KernelRow> &float_kernel_rows();      // floats.cpp
+const std::vector<KernelRow> &attention_kernel_rows();  // attention.cpp
+const std::vector<KernelRow> &expert_kernel_rows();     // experts.cpp
+const std::vector<KernelRow> &pick_kernel_rows();       // picks.cpp
 Kernel find_kernel(const std::string &operator_name);  // null: the operator computes nothing
 
 }  // namespace memprof_sim

@@ -1,8 +1,10 @@
-"""Kernels: accepted, described, and launched to nothing."""
+"""Kernels: accepted, described, and launched to nothing, but for those that ``compute`` knows."""
 
 import functools
 import inspect
 import textwrap
+
+from . import compute
 
 
 class KernelInterface:
@@ -78,6 +80,10 @@ class JITFunction(KernelInterface):
 
     def add_pre_run_hook(self, hook):
         self.pre_run_hooks.append(hook)
+
+    def run(self, *args, grid=None, warmup=False, **kwargs):
+        if not warmup:
+            compute.launch(self, grid, args, kwargs)
 
     def warmup(self, *args, grid=None, **kwargs):
         return None
