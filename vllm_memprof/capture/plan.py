@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.capture.actions import StopAfterPlan
-from vllm_memprof.capture.ranks import Choice, RankError, Replica, World, choose, layer_kinds
+from vllm_memprof.capture.ranks import Choice, RankFailure, Replica, World, choose, layer_kinds
 
 
 def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:
@@ -34,9 +34,13 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
     choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
     if plugin.CAPTURE is not None:
         plugin.CAPTURE.session.emit("ranks", **choice.to_event())
-    if len(choice.replicas) == 1:
-        return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
-    return _plan_replicas(vllm_config, choice, devices)
+    try:
+        if len(choice.replicas) == 1:
+            return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
+        return _plan_replicas(vllm_config, choice, devices)
+    except RankFailure as failure:
+        print(f"memprof plan: {failure}", file=sys.stderr)
+        return 1
 
 
 def world_of(vllm_config: Any) -> World:
@@ -73,18 +77,24 @@ def _stages(text_config: Any, pipeline: int) -> tuple[tuple[str, ...], ...]:
     return tuple(kinds[slice(*get_pp_indices(count, stage, pipeline))] for stage in range(pipeline))
 
 
-def free_host_bytes() -> int | None:
-    """Host memory that processes of this container may still take: the kernel's estimate, and the cgroup's limit."""
+def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Host memory that this container's processes may still take, in bytes; None where nothing says so.
+
+    The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can be dropped counted
+    as free.
+    """
     found = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) << 10)
-    with contextlib.suppress(OSError, ValueError):
-        folder = Path("/sys/fs/cgroup")
-        limit = int((folder / "memory.max").read_text())  # "max": no limit
-        found.append(limit - int((folder / "memory.current").read_text()))
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        found.append(_numbers(proc / "meminfo")["MemAvailable:"] << 10)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        limit = int((cgroup / "memory.max").read_text())  # "max": no limit
+        used = int((cgroup / "memory.current").read_text()) - _numbers(cgroup / "memory.stat")["inactive_file"]
+        found.append(limit - used)
     return min(found, default=None)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines()) if len(words) > 1}
 
 
 def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> int:
@@ -146,7 +156,7 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
         child.join()
     failed = [child for child in children if child.exitcode]
     if failed:
-        raise RankError(f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log")
+        raise RankFailure(f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log")
     return 0
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from vllm_memprof.capture.bystanders import device_in_use, hold_contexts, let_go
 from vllm_memprof.capture.peers import join_alone
-from vllm_memprof.capture.ranks import RankError, Replica
+from vllm_memprof.capture.ranks import RankFailure, Replica
 
 #: The calls that a plan makes, in their order.
 _ASKED = ("get_kv_cache_spec", "determine_available_memory")
@@ -29,6 +33,22 @@ def make_executor(replica: Replica, devices: int | None) -> type:
         devices: devices of the machine; a rank beyond them runs on the one that it has on its own machine.
     """
     answers_from = {rank: run for run, ranks in replica.stands_for.items() for rank in ranks}
+    on_one_machine = min(len(answers_from), devices or 1)
+
+    class LoneWorker(uniproc_executor.WorkerWrapperBase):  # type: ignore[misc]
+        """A worker whose device holds what its peers leave there."""
+
+        bystanders: Sequence[subprocess.Popen[str]] = ()
+
+        def init_device(self) -> Any:
+            early = device_in_use()
+            if early is not None and early == LoneRankExecutor.rank % on_one_machine:
+                self.bystanders = hold_contexts(early, on_one_machine - 1)
+            return super().init_device()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            let_go(self.bystanders)
 
     class LoneRankExecutor(UniProcExecutor):  # type: ignore[misc]
         """One worker, in this process, as rank K of a world of N."""
@@ -37,6 +57,7 @@ def make_executor(replica: Replica, devices: int | None) -> type:
 
         def _init_executor(self) -> None:
             join_alone()
+            uniproc_executor.WorkerWrapperBase = LoneWorker
             super()._init_executor()
 
         def _distributed_args(self) -> tuple[str, int, int]:
@@ -70,12 +91,12 @@ def make_executor(replica: Replica, devices: int | None) -> type:
                 answer = {"error": "it ended without an answer"}
             child.join()
             if "error" in answer:
-                raise RankError(f"rank {rank} could not be planned: {answer['error']}")
+                raise RankFailure(f"rank {rank} could not be planned: {answer['error']}")
             return answer
 
         def _work(self, rank: int, writer: Any) -> None:
             try:
-                type(self).rank = rank
+                LoneRankExecutor.rank = rank
                 LoneRankExecutor._init_executor(self)
                 writer.send({name: self.collective_rpc(name)[0] for name in _ASKED})
                 self.driver_worker.shutdown()

@@ -22,6 +22,10 @@ class RankError(Exception):
     """A rank or a way to choose ranks that this run does not have."""
 
 
+class RankFailure(RuntimeError):
+    """A rank was run and did not come through; its own error stands above in the log."""
+
+
 @dataclass(frozen=True)
 class World:
     """The sizes of a run and what its pipeline stages hold."""
