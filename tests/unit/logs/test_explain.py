@@ -125,7 +125,7 @@ def test_into_a_file(explain, tmp_path):
 
 
 def test_standard_input(explain, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LINE.encode()))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LINE.encode(), mtime=0))))
     status, out, _ = explain("-")
     assert status == 0
     assert "KV cache 43.40 GiB" in out
@@ -142,7 +142,7 @@ def test_several_logs(explain, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x")]
+    "content", [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x", mtime=0)]
 )
 def test_a_file_without_memory_lines(explain, tmp_path, content):
     (tmp_path / "x.log").write_bytes(content)
