@@ -142,7 +142,8 @@ def test_several_logs(explain, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x", mtime=0)]
+    "content",
+    [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x", mtime=0)],
 )
 def test_a_file_without_memory_lines(explain, tmp_path, content):
     (tmp_path / "x.log").write_bytes(content)
