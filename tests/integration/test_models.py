@@ -139,7 +139,7 @@ def test_a_folder_with_nothing_but_a_configuration(run_memprof, sim_stack, tmp_p
     (folder / "config.json").write_text(json.dumps(LLAMA))
     run = run_memprof("plan", str(folder), "--device", "sim:910b", "--enforce-eager")
     rank = assert_planned(run)
-    assert weights_of(rank) == pytest.approx(2 * count_parameters(LLAMA), rel=0.03)
+    assert 0 <= weights_of(rank) - 2 * count_parameters(LLAMA) < 8 << 20  # tables of positions
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     assert f"{folder} has no tokenizer: a synthetic one was generated" in run.report["run"]["notes"]
 
