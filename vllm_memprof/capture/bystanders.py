@@ -32,11 +32,13 @@ class BystanderError(RuntimeError):
     """A process that was to hold a context could not open it."""
 
 
-def device_in_use() -> int | None:
-    """The device on which this thread has a context already; None: it has none."""
-    function: Any = getattr(loaded_library(_LIBRARY), "aclrtGetDevice", None)
-    device = ctypes.c_int32(-1)
-    return device.value if function is not None and function(ctypes.byref(device)) == 0 else None
+def is_in_use(device: int) -> bool:
+    """Whether this process has a context on a device. (A default device, which is set without one, is none.)"""
+    function: Any = getattr(loaded_library(_LIBRARY), "aclrtGetPrimaryCtxState", None)
+    flags, active = ctypes.c_uint32(), ctypes.c_int32()
+    return (
+        function is not None and function(device, ctypes.byref(flags), ctypes.byref(active)) == 0 and active.value == 1
+    )
 
 
 def hold_contexts(device: int, count: int) -> list[subprocess.Popen[str]]:

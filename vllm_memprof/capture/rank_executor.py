@@ -17,7 +17,7 @@ from typing import Any
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_memprof.capture.bystanders import device_in_use, hold_contexts, let_go
+from vllm_memprof.capture.bystanders import hold_contexts, is_in_use, let_go
 from vllm_memprof.capture.peers import join_alone
 from vllm_memprof.capture.ranks import RankFailure, Replica
 
@@ -41,9 +41,9 @@ def make_executor(replica: Replica, devices: int | None) -> type:
         bystanders: Sequence[subprocess.Popen[str]] = ()
 
         def init_device(self) -> Any:
-            early = device_in_use()
-            if early is not None and early == LoneRankExecutor.rank % on_one_machine:
-                self.bystanders = hold_contexts(early, on_one_machine - 1)
+            device = LoneRankExecutor.rank % on_one_machine
+            if is_in_use(device):  # before this worker has chosen it: its peers have done the same
+                self.bystanders = hold_contexts(device, on_one_machine - 1)
             return super().init_device()
 
         def shutdown(self) -> None:
