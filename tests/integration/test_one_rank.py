@@ -21,7 +21,6 @@ NOT_COMPARED = {
     "host_rss_bytes",
     "other_processes",
     "non_torch_read_after_seconds",
-    "after_ready",  # by the clock: another replica may have been ready before
     "chain",  # callers of empty_cache: an executor in this process, or a worker of its own
 }
 TINY, EXPERTS = "memprof/tiny", "memprof/tiny-moe"

@@ -28,9 +28,9 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     """The calls of one process in their order, each once.
 
     A call is one while serving when the model runner held requests or ran a step; where the record does not say, when
-    it came after the engine was ready and before it began to shut down.
+    it came after the engine was ready and before it began to shut down. An engine whose plan is ready serves nothing.
     """
-    ready = min((t for other in run.processes for t in other.ready_t_ns.values()), default=None)
+    ready = min((t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"), default=None)
     spans = process.phases
     ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
     calls: list[EmptyCacheCall] = []
