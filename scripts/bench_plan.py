@@ -182,7 +182,7 @@ def write_page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Models without weights",
         "",
-        "Presets that `memprof plan` knows, planned by the real engine (vllm-ascend 0.23.0) on a simulated Ascend 910B",
+        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a simulated Ascend 910B",
         "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), `--enforce-eager` and the",
         "engine's defaults.",
         "The weights are measured; the KV cache is what the engine grants, and contains what the simulation models",
