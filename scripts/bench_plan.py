@@ -216,7 +216,7 @@ NOTES = """
   the first time instead of 13, and gave 616,832 tokens instead of 616,960. A first plan of an architecture takes some
   seconds more, while vLLM looks at its class in a process of its own.
 - Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer, preprocessor) is
-  generated beside it; the folder itself is only read.
+  generated in a folder of memprof's cache, with links to its files; the folder itself is only read.
 - Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the length. The states of
   its linear attention do not grow with a request, so half as long requests are not twice as many.
 """
