@@ -48,7 +48,7 @@ from vllm_memprof.sim.stacks import Build, Chunk, Stack, default_prefix, load_st
 MIN_GLIBC = (2, 34)
 VERIFY_SCRIPT = Path(__file__).parent / "stacks" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
-VERIFY_TIMEOUT_S = 300.0
+VERIFY_TIMEOUT_S = 900.0
 _KEPT_LINES = 60
 #: What pip is at: the verb, the package or file, and the size where it says one.
 _PIP_WORK = re.compile(r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?")
