@@ -13,7 +13,7 @@ from tests.conftest import RunResult, finish, read_events, start_memprof
 from tests.integration.planted import plant
 from vllm_memprof.units import MIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 TINY = ["memprof/tiny", "--max-model-len", "2048", "--gpu-memory-utilization", "0.4"]
 EAGER = [*TINY, "--device", "sim:910b", "--enforce-eager"]

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import MEMPROF, OLD_STACK, STACK
 from tests.integration.test_stacks import plan
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 
 def test_two_releases_differ_by_their_causes_to_the_byte(run_memprof):

@@ -14,7 +14,7 @@ from vllm_memprof.sim.quantization import describe
 from vllm_memprof.sim.weights import count_parameters, list_weights
 from vllm_memprof.units import GIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 ONE_RANK = ["--device", "sim:910b", "--ranks", "one", "--max-model-len=32768"]
 
@@ -154,6 +154,7 @@ def test_a_folder_with_nothing_but_a_configuration(run_memprof, sim_stack, tmp_p
     assert f"{folder} has no tokenizer: a synthetic one was generated" in run.report["run"]["notes"]
 
 
+@pytest.mark.full
 def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack, tmp_path):
     folder = model_folder(tmp_path / "foo", {**LLAMA, "architectures": ["FooForCausalLM"], "model_type": "foo"})
     run = run_memprof("plan", str(folder), "--device", "sim:910b")

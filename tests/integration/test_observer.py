@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import OLD_STACK, STACK, require_stack
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 ARGS = ["--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 

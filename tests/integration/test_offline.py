@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import REFERENCE_ARGS
 from vllm_memprof.units import GIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 
 def phase_names(rank):
@@ -110,6 +110,7 @@ def test_graph_mode_reports_graph_memory(run_memprof):
     assert terms["graph"] > 0
 
 
+@pytest.mark.full
 def test_mixture_of_experts_loads(run_memprof):
     run = run_memprof(
         "plan", "Qwen/Qwen3-30B-A3B", "--device", "sim:910b", "--enforce-eager", "--max-model-len", "8192", "-tp", "2"

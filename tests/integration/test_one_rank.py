@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import RunResult, finish, start_memprof
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 #: Not of the device: clocks, processes and what the host holds for them.
@@ -42,7 +42,7 @@ CASES = {
     "dp2-tp2-ep": (EXPERTS, ["--data-parallel-size=2", "--tensor-parallel-size=2", EP], ["--ranks=edges"]),
 }
 #: Shown by CI; the others come through the same code.
-DEFAULT = ["tp2-ep", "pp2", "dp2"]
+DEFAULT = ["tp2-ep", "dp2"]
 
 
 class Plans:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 #: Over the presets' configurations: few positions and experts, so that the table of the rotary embedding and the
 #: weights of all experts of a layer are within the limit of what computes, 1 MiB, as the other tensors are.
