@@ -67,6 +67,7 @@ def changed_profile(path: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_round_trip(run_memprof: Callable[..., RunResult], tmp_path: Path) -> None:
     from vllm_memprof.cli import app
 

@@ -13,6 +13,7 @@ from tests.integration.test_stacks import plan
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 
+@pytest.mark.full
 def test_two_releases_differ_by_their_causes_to_the_byte(run_memprof):
     arguments = ("--enforce-eager", "--max-model-len=4096", "-tp=2", "--gpu-memory-utilization=0.95")
     runs = [plan(run_memprof, stack, "memprof/tiny", *arguments) for stack in (OLD_STACK, STACK)]
