@@ -33,6 +33,8 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
     """
     choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
     if plugin.CAPTURE is not None:
+        if len(choice.replicas) == 1:  # the engine core will be in this process
+            plugin.CAPTURE.session.roles.add("engine_core")
         plugin.CAPTURE.session.emit("ranks", **choice.to_event())
     try:
         if len(choice.replicas) == 1:
