@@ -156,11 +156,17 @@ def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, P
 def test_the_runtime_is_asked_at_phase_edges_and_never_between(two_ranks: tuple[RunResult, Path]) -> None:
     result, plugin = two_ranks
     by_pid: dict[str, int] = {}
+    read_later: set[tuple[str, int]] = set()  # an edge whose bytes came late is read twice; edges that waited, together
     for event in read_events(result.run_dir):
         snapshot = event.get("snapshot") or {}
         if snapshot.get("components") is not None:
             pid = event["file"].removesuffix(".jsonl").rsplit("-", 1)[1]
             by_pid[pid] = by_pid.get(pid, 0) + 1 + snapshot.get("read_again", 0)
+            if (waited_s := event["detail"].get("non_torch_read_after_seconds")) is not None:
+                read_later.add((pid, snapshot["t_ns"] + round(waited_s * 1e9)))
+    assert read_later
+    for pid, _ in read_later:
+        by_pid[pid] += 1
     calls = {path.name.removeprefix("calls-"): len(path.read_text().splitlines()) for path in plugin.glob("calls-*")}
     assert calls == by_pid
     assert len(calls) == 2  # the workers

@@ -137,6 +137,7 @@ class Session:
                 waited_ns = now["t_ns"] - late.after["t_ns"]
                 late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
                 self._emit_edge(late.opened, "after", _with_later(late.after, now), reason)
+                now.pop("read_again", None)  # said once, by the first of them
 
     def mark(self, phase: str, hook: str, snapshot: dict[str, Any], detail: dict[str, Any]) -> None:
         """A phase that is a moment: one after edge with the snapshot given."""
@@ -214,4 +215,6 @@ def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, An
         size = components[APP]["bytes"] - since
         peak = ((snapshot["components"] or {}).get(APP) or components[APP])["peak_bytes"]
         components = {**components, APP: {"bytes": size, "peak_bytes": max(peak, size)}}
+    if again := snapshot.get("read_again", 0) + later.get("read_again", 0):
+        moved["read_again"] = again
     return {**moved, "components": components}

@@ -211,7 +211,7 @@ class EngineProcess:
                 stdout=write_fd,
                 stderr=write_fd,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(),
             )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
@@ -240,8 +240,14 @@ class EngineProcess:
             os.killpg(self._process.pid, number)
 
 
-def _end_with_parent() -> Callable[[], None] | None:
-    """For the child: SIGTERM when memprof itself is killed, so that no engine is left without its watcher."""
+def end_with_parent() -> Callable[[], None] | None:
+    """SIGTERM for a child when its parent is killed, so that nothing runs on unwatched: what it calls before it starts.
+
+    The kernel goes by the parent's thread: the one that starts the child has to live as long as the child.
+
+    Returns:
+        For ``preexec_fn``; None where the system has no such signal.
+    """
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):

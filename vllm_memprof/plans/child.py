@@ -7,15 +7,15 @@ is passed on to the engine, a second one hastens the end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.ledger.plans import PlanRow
 from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, row_of
 
@@ -25,7 +25,6 @@ ENV_SIM_STATE = "MEMPROF_SIM_STATE"
 GRACE_S = 90.0
 #: Seconds between two signals to a plan that is to end; the last is SIGKILL.
 _STEP_S = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 class PlanProcess:
@@ -58,7 +57,7 @@ class PlanProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(),
             )
 
     @property
@@ -119,19 +118,3 @@ def run_plan(plan: Plan, run_dir: Path, environ: Mapping[str, str] | None = None
         process.row()
         raise
     return process.row()
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """For the child: SIGTERM when the sweep itself is killed. Its thread must live as long as the plan."""
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError):
-        return None
-    parent = os.getpid()
-
-    def set_death_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return set_death_signal
