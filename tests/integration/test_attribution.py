@@ -162,7 +162,7 @@ def test_the_runtime_is_asked_at_phase_edges_and_never_between(two_ranks: tuple[
         if snapshot.get("components") is not None:
             pid = event["file"].removesuffix(".jsonl").rsplit("-", 1)[1]
             by_pid[pid] = by_pid.get(pid, 0) + 1 + snapshot.get("read_again", 0)
-            if (waited_s := event["detail"].get("non_torch_read_after_seconds")) is not None:
+            if (waited_s := (event["detail"] or {}).get("non_torch_read_after_seconds")) is not None:
                 read_later.add((pid, snapshot["t_ns"] + round(waited_s * 1e9)))
     assert read_later
     for pid, _ in read_later:
