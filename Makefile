@@ -41,7 +41,7 @@ test-full: sim-all  ## Engine runs that CI leaves out, because others come throu
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m full tests/integration
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
-	$(BIN)/python -m pytest tests/unit tests/golden
+	$(BIN)/python -m pytest -n 2 tests/unit tests/golden
 
 test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
 	$(BIN)/python scripts/fuzz_explain.py --seed 0 --seconds 60

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from vllm_memprof.sim.stacks import cache_dir
+
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
 STACK = "vllm-ascend-0.23.0"
 #: The engine before its budget became relative: absolute peak and device-wide use (equation E2).
@@ -36,13 +38,20 @@ RUN_TIMEOUT_S = 420.0
 
 
 def pytest_configure() -> None:
-    """Test processes that run side by side have devices, and compiled models, of their own."""
+    """Test processes that run side by side have devices, and compiled models, of their own.
+
+    What vLLM notes of a model's class is the same in all: a file written whole, ten seconds and more to make.
+    """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         place = Path(tempfile.gettempdir()) / f"memprof-test-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{worker}"
         place.mkdir(exist_ok=True)
         os.environ["MEMPROF_SIM_STATE"] = str(place / "devices")
         os.environ["VLLM_CACHE_ROOT"] = str(place / "vllm")
+        shared = cache_dir() / "test-modelinfos"
+        shared.mkdir(parents=True, exist_ok=True)
+        (place / "vllm").mkdir(exist_ok=True)
+        (place / "vllm" / "modelinfos").symlink_to(shared)
 
 
 def pytest_unconfigure() -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_memprof.capture.inspection import in_a_fork
 from vllm_memprof.capture.ranks import MODES
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
@@ -63,7 +64,8 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
 
         from vllm_memprof.capture import plan, ranks
 
-        vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        with in_a_fork():
+            vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
     try:
         return plan.run(vllm_config, options.ranks, options.rank, options.devices)
     except ranks.RankError as error:
@@ -85,10 +87,11 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     """Serve prompts one after the other in this process and shut the engine down in good order."""
     requests = load_requests(options.prompts, options.prompt, options.images)
     sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
-    args = _parse_engine_args("offline", options.model, [*sleep_mode, *engine_args], server=False)
+    with _without_collecting():
+        args = _parse_engine_args("offline", options.model, [*sleep_mode, *engine_args], server=False)
 
-    from vllm import LLM, SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
+        from vllm import LLM, SamplingParams
+        from vllm.engine.arg_utils import EngineArgs
 
     llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)

@@ -3,8 +3,12 @@
 #include "experts.h"
 #include "float_rows.h"
 
+// Sums are rounded after each product, with the vectors of any machine: the same floats everywhere.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O3", "fp-contract=off")
+#define FOR_EACH_VECTOR_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_VECTOR_WIDTH
 #endif
 
 namespace memprof_sim {
@@ -51,6 +55,31 @@ void gelu_either(Call &call) {
 }
 
 // ---- products of matrices ----
+
+constexpr int64_t kTileRows = 4, kTileColumns = 32;
+
+// c = a x b for a tile of c, whose sums stay in registers; the products of a sum are added in the order of k.
+template <int64_t rows>
+__attribute__((always_inline)) inline void multiply_tile(const float *a, const float *b, float *c, int64_t n, int64_t k) {
+  float sums[rows][kTileColumns] = {};
+  for (int64_t step = 0; step < k; ++step)
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < kTileColumns; ++j) sums[i][j] += a[i * k + step] * b[step * n + j];
+  for (int64_t i = 0; i < rows; ++i) std::copy(sums[i], sums[i] + kTileColumns, c + i * n);
+}
+
+// c (m x n, zeros) = a (m x k) x b (k x n)
+FOR_EACH_VECTOR_WIDTH void multiply(const float *a, const float *b, float *c, int64_t m, int64_t n, int64_t k) {
+  int64_t whole = n - n % kTileColumns;
+  for (int64_t column = 0; column < whole; column += kTileColumns) {
+    int64_t i = 0;
+    for (; i + kTileRows <= m; i += kTileRows) multiply_tile<kTileRows>(a + i * k, b + column, c + i * n + column, n, k);
+    for (; i < m; ++i) multiply_tile<1>(a + i * k, b + column, c + i * n + column, n, k);
+  }
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t step = 0; step < k; ++step)
+      for (int64_t j = whole; j < n; ++j) c[i * n + j] += a[i * k + step] * b[step * n + j];
+}
 
 // mm, matmul, bmm(self, other, out, cube type)
 void product(Call &call) {
@@ -249,14 +278,7 @@ void multiply_matrices(aclTensor left, aclTensor right, aclTensor out, const acl
     read_floats(matrix_at(left, index[1]), &a);
     if (index[2] != read) read_floats(matrix_at(right, read = index[2]), &b);
     c.assign(static_cast<size_t>(m * n), 0);
-    for (int64_t i = 0; i < m; ++i) {
-      float *sums = c.data() + i * n;
-      for (int64_t step = 0; step < k; ++step) {
-        float factor = a[static_cast<size_t>(i * k + step)];
-        const float *line = b.data() + step * n;
-        for (int64_t j = 0; j < n; ++j) sums[j] += factor * line[j];
-      }
-    }
+    multiply(a.data(), b.data(), c.data(), m, n, k);
     if (addend)
       for (float &value : c) value = alpha * value + (given.empty() ? 0 : beta * given[next++]);
     write_floats(matrix_at(out, index[0]), c);
