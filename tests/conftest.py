@@ -178,3 +178,18 @@ def cleanup_processes() -> Iterator[list[subprocess.Popen[str]]]:
                 process.wait(40)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[dict[str, Any], str]:
+    """A script in the engine's environment, the engine core in its process: its RESULT line, and all it printed."""
+    done = subprocess.run(
+        [str(runtime.python), str(script), *args],
+        env={**os.environ, **runtime.env, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
+    assert line, done.stdout[-4000:]
+    return json.loads(line.removeprefix("RESULT ")), done.stdout

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 
 import pytest
 
-from tests.conftest import OLD_STACK, STACK, require_stack
+from tests.conftest import OLD_STACK, STACK, require_stack, run_in_engine
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
@@ -44,7 +43,7 @@ if __name__ == "__main__":
     for name in ("allocated_bytes", "reserved_bytes"):
         for statistic in ("current", "peak"):
             figures[f"{name}.{statistic}"] = stats[f"{name}.all.{statistic}"]
-    print("FIGURES " + json.dumps(figures))
+    print("RESULT " + json.dumps(figures))
 """
 #: What each release holds of the above.
 HELD = {
@@ -56,19 +55,8 @@ ALWAYS = {"blocks"} | {f"{name}_bytes.{which}" for name in ("allocated", "reserv
 
 def engine_figures(runtime, model_path: str, script, extra_env: dict[str, str]) -> dict[str, int]:
     script.write_text(READ_FIGURES)
-    env = {**os.environ, **runtime.env, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **extra_env}
-    done = subprocess.run(
-        [str(runtime.python), str(script), model_path],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=180,
-    )
-    line = re.search(r"^FIGURES (.*)$", done.stdout, re.MULTILINE)
-    assert line, done.stdout[-3000:]
-    figures = json.loads(line.group(1))
-    printed = re.search(r"Available memory: (\d+), total memory", done.stdout)
+    figures, output = run_in_engine(runtime, script, model_path, **extra_env)
+    printed = re.search(r"Available memory: (\d+), total memory", output)
     return figures | {"printed": int(printed.group(1)) if printed else None}
 
 

@@ -11,7 +11,7 @@ from tests.conftest import RunResult, finish, start_memprof
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
-ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
+ARGS = ["--device", "sim:910b", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 #: Not of the device: clocks, processes and what the host holds for them.
 NOT_COMPARED = {
     "pid",
@@ -25,9 +25,10 @@ NOT_COMPARED = {
 }
 TINY, EXPERTS = "memprof/tiny", "memprof/tiny-moe"
 EP = "--enable-expert-parallel"
-#: Name of a case -> model, arguments, what is run of it, as options.
+#: Name of a case -> model, arguments, what is run of it, as options. With graphs where the name says so.
 CASES = {
     "tp2": (TINY, ["--tensor-parallel-size=2"], ["--rank=0"]),
+    "tp2-graphs": (TINY, ["--tensor-parallel-size=2"], ["--rank=0"]),
     "tp2-other": (TINY, ["--tensor-parallel-size=2"], ["--rank=1"]),
     "tp2-ep": (EXPERTS, ["--tensor-parallel-size=2", EP], ["--rank=1"]),
     "tp4": (TINY, ["--tensor-parallel-size=4"], ["--rank=3"]),
@@ -42,7 +43,7 @@ CASES = {
     "dp2-tp2-ep": (EXPERTS, ["--data-parallel-size=2", "--tensor-parallel-size=2", EP], ["--ranks=edges"]),
 }
 #: Shown by CI; the others come through the same code.
-DEFAULT = ["tp2-ep", "dp2"]
+DEFAULT = ["tp2-graphs", "tp2-ep", "dp2"]
 
 
 class Plans:
@@ -86,6 +87,7 @@ def number_of_figures(value: Any) -> int:
 
 def assert_alone_as_among_all(plan: Plans, case: str) -> None:
     model, args, what = CASES[case]
+    args = args if case.endswith("-graphs") else [*args, "--enforce-eager"]
     everyone = rows(plan(model, *args, "--ranks=all"))
     result = plan(model, *args, *what)
     alone = rows(result)

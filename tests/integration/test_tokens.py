@@ -8,14 +8,13 @@ this environment.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import run_in_engine
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
@@ -80,20 +79,6 @@ if __name__ == "__main__":
 """
 
 
-def run_script(runtime: Any, script: Path, *args: str, **env: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [str(runtime.python), str(script), *args],
-        env={**os.environ, **runtime.env, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-    )
-    line = re.search(r"^RESULT (.*)$", done.stdout, re.MULTILINE)
-    assert line, done.stdout[-4000:]
-    return json.loads(line.group(1))
-
-
 def compare(sim_stack: str, tmp_path: Path, model: str, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tokens on the CPU and on the device."""
     from vllm_memprof.sim.presets import resolve_model
@@ -109,7 +94,7 @@ def compare(sim_stack: str, tmp_path: Path, model: str, dtype: str) -> tuple[dic
     for name, code in (("cpu.py", ON_CPU), ("device.py", ON_DEVICE)):
         (tmp_path / name).write_text(code)
         autoload = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if name == "cpu.py" else {}
-        results.append(run_script(runtime, tmp_path / name, str(folder), dtype, job, **autoload))
+        results.append(run_in_engine(runtime, tmp_path / name, str(folder), dtype, job, **autoload)[0])
     return results[0], results[1]
 
 

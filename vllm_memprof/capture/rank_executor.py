@@ -19,10 +19,11 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_memprof.capture.bystanders import hold_contexts, is_in_use, let_go
 from vllm_memprof.capture.peers import join_alone
+from vllm_memprof.capture.pieces import alike_pieces_once
 from vllm_memprof.capture.ranks import RankFailure, Replica
 
 #: The calls that a plan makes, in their order.
-_ASKED = ("get_kv_cache_spec", "determine_available_memory")
+_ASKED = ("get_kv_cache_specs", "determine_available_memory")
 
 
 def make_executor(replica: Replica, devices: int | None) -> type:
@@ -65,7 +66,8 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             return method, self.rank, self.rank % devices if devices else self.rank
 
         def determine_available_memory(self) -> list[int]:
-            [found] = self.collective_rpc("determine_available_memory")
+            with alike_pieces_once():
+                [found] = self.collective_rpc("determine_available_memory")
             return [found] * len(answers_from)
 
         def get_kv_cache_specs(self) -> list[Any]:
@@ -98,7 +100,7 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             try:
                 LoneRankExecutor.rank = rank
                 LoneRankExecutor._init_executor(self)
-                writer.send({name: self.collective_rpc(name)[0] for name in _ASKED})
+                writer.send({name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED})
                 self.driver_worker.shutdown()
             except BaseException as error:
                 traceback.print_exc()
@@ -109,7 +111,7 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             return self._of_all("determine_available_memory")
 
         def get_kv_cache_specs(self) -> list[Any]:
-            return self._of_all("get_kv_cache_spec")
+            return self._of_all("get_kv_cache_specs")
 
         def _of_all(self, name: str) -> list[Any]:
             return [self.answers[answers_from[rank]][name] for rank in sorted(answers_from)]

@@ -49,6 +49,8 @@ MIN_GLIBC = (2, 34)
 VERIFY_SCRIPT = Path(__file__).parent / "stacks" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
+#: Exit status of timeout(1) when it ended its command.
+_TIME_WAS_UP = 124
 _KEPT_LINES = 60
 #: What pip is at: the verb, the package or file, and the size where it says one.
 _PIP_WORK = re.compile(r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?")
@@ -297,8 +299,11 @@ class _Setup:
             if keep is not None:
                 keep(line)
 
-        if self.run(command, clean_env() | (env or {}), listen) == 0:
+        status = self.run(command, clean_env() | (env or {}), listen)
+        if status == 0:
             return None
+        if command[0] == "timeout" and status == _TIME_WAS_UP:
+            return f"  it did not end within {command[1]} s; its last lines:\n{tail_of(list(lines))}"
         return tail_of(list(lines))
 
 

@@ -27,7 +27,7 @@ class FakeMachine:
         self.commands: list[list[str]] = []
         self.pip_fails_at = ""
         self.interrupt_at = ""
-        self.verify_fails = False
+        self.verify_fails = 0
 
     def __call__(self, command, env, listen):
         self.commands.append(command)
@@ -40,7 +40,7 @@ class FakeMachine:
             return self.install(command, listen)
         elif any(word.endswith("verify.py") for word in command):
             listen("AssertionError: no" if self.verify_fails else FACTS)
-            return int(self.verify_fails)
+            return self.verify_fails
         return 0
 
     def install(self, command, listen):
@@ -152,10 +152,17 @@ def test_an_interruption_is_resumed_and_torn_packages_are_installed_anew(prefix)
 
 def test_a_failed_verification_leaves_no_stamp(prefix):
     machine = FakeMachine(prefix)
-    machine.verify_fails = True
-    with pytest.raises(SetupError, match="does not work on the simulated device"):
+    machine.verify_fails = 1
+    with pytest.raises(SetupError, match="does not work on the simulated device:\n  AssertionError: no"):
         setup_stack(None, prefix, run=machine)
     assert runtime.read_stamp(prefix) is None
+
+
+def test_a_verification_that_takes_too_long_says_so(prefix):
+    machine = FakeMachine(prefix)
+    machine.verify_fails = 124  # of timeout(1)
+    with pytest.raises(SetupError, match=r"did not end within 900.0 s; its last lines:\n  AssertionError: no"):
+        setup_stack(None, prefix, run=machine)
 
 
 def test_force_builds_and_verifies_but_keeps_packages(prefix):

@@ -1,0 +1,67 @@
+"""Which pieces of a compiled model are alike: the same operators on inputs of the same form, and nothing else."""
+
+from __future__ import annotations
+
+from tests.shim.conftest import Sim
+from tests.shim.test_peers import PACKAGE
+
+PIECES = """
+from torch.fx import symbolic_trace
+from vllm_memprof.capture.pieces import content_of
+
+def layer(x, weight, scale=2.0, keep=slice(0, 2)):
+    return torch.relu(x @ weight)[keep] * scale, x
+
+def content(function=layer, x=(4, 8), weight=(8, 8), dtype=torch.float32, **constants):
+    graph = symbolic_trace(function, concrete_args={"scale": 2.0, "keep": slice(0, 2), **constants})
+    return content_of(graph, [torch.zeros(x, dtype=dtype), torch.ones(weight, dtype=dtype)])
+
+def other_operator(x, weight, scale=2.0, keep=slice(0, 2)):
+    return torch.sigmoid(x @ weight)[keep] * scale, x
+
+def other_order(x, weight, scale=2.0, keep=slice(0, 2)):
+    return x, torch.relu(x @ weight)[keep] * scale
+
+def other_input(x, weight, scale=2.0, keep=slice(0, 2)):
+    return torch.relu(weight @ weight)[keep] * scale, x
+
+def renamed(activation, matrix, scale=2.0, keep=slice(0, 2)):
+    return torch.relu(activation @ matrix)[keep] * scale, activation
+
+class WithWeight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+    def forward(self, x):
+        return x @ self.weight
+
+one = content()
+graph = symbolic_trace(layer, concrete_args={"scale": 2.0, "keep": slice(0, 2)})
+square = torch.zeros(8, 8)
+apart = content_of(graph, [square, torch.zeros(8, 8)])
+print("RESULT", json.dumps({
+    "alike": [one == content(), one == content(renamed)],
+    "hash": hash(one) == hash(content()),
+    "other": {
+        "operator": one == content(other_operator),
+        "order": one == content(other_order),
+        "input": one == content(other_input),
+        "scale": one == content(scale=3.0),
+        "slice": one == content(keep=slice(0, 3)),
+        "shape": one == content(x=(5, 8)),
+        "type": one == content(dtype=torch.float16),
+        "form": apart == content_of(graph, [square, torch.zeros(8, 8).t()]),
+        "shared": apart == content_of(graph, [square, square]),
+        "device": apart == content_of(graph, [square, torch.zeros(8, 8, device="meta")]),
+    },
+    "with a weight of its own": content_of(symbolic_trace(WithWeight()), [torch.zeros(4, 8)]),
+}))
+"""
+
+
+def test_alike_and_other_pieces(sim: Sim) -> None:
+    found = sim.run_torch(PIECES, PYTHONPATH=str(PACKAGE))
+    assert found["alike"] == [True, True]
+    assert found["hash"]
+    assert not [name for name, alike in found["other"].items() if alike]
+    assert found["with a weight of its own"] is None
