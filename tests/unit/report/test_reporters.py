@@ -172,6 +172,19 @@ def test_verdicts() -> None:
         assert text in verdict(build_report(replace(run, processes=changed)))
 
 
+def test_a_verdict_names_ranks_that_nobody_knows() -> None:
+    run = recorded("graph_tp2")
+    ranks = {"world_size": 8, "mode": "one", "run": [0], "alike": {"0": [1]}, "not_run": [2, 3, 4, 5, 6, 7], "why": "-"}
+    without = [process for process in run.processes if process.identity is None or process.identity.label != "TP1"]
+    one = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks), processes=without)))
+    said = "6 of 8 ranks hold other layers or experts and were not run"
+    assert one.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 balanced")
+    two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
+    assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")
+    known = verdict(build_report(replace(run, info=replace(run.info, ranks={**ranks, "not_run": []}))))
+    assert "not run" not in known
+
+
 def test_an_exception_is_told_once_where_it_began() -> None:
     level = snapshot(reserved_bytes=gib(2))
     spans = [

@@ -30,10 +30,15 @@ def verdict(report: Report) -> str:
     text = f"{_out_of_memory(report)}; " if report.run.status == "oom" else ""
     text += f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
     text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""
+    not_run = (report.run.ranks or {}).get("not_run") or []
     if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
         text += f" on {least.label}, the least of {len(report.ranks)} ranks"
+    elif not_run:
+        text += f" on {fold([rank.label for rank in report.ranks])}"
     elif len(report.ranks) > 1:
         text += " on every rank"
+    if not_run:
+        text += f"; {len(not_run)} of {report.world_size} ranks hold other layers or experts and were not run"
     text += f"; {_balance(report)}"
     if budget.honest_kv_cache_bytes is not None:
         text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
