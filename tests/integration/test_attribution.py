@@ -145,7 +145,9 @@ def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, P
         assert end["communicator:tp"] == BUFFERS
         assert end["atb"] == 96 * MIB
         assert end["graph"] > 0
-        assert end["npu_workspace"] >= 24 * MIB
+        # The warm-up queues its last operators and returns; after a request their workspace is there for certain.
+        served = next(m for m in device(report, rank) if (m["phase"], m["edge"]) == ("shutdown", "before"))
+        assert rows(served)["npu_workspace"] >= 24 * MIB
         assert (end["other"], end["other_processes"], end["context"]) == (0, 0, start["context"])
         assert end["communicators_unnamed"] == HCCL_BASE
     assert not findings(report, "allocation-outside-torch")
