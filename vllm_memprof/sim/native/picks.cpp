@@ -122,7 +122,7 @@ bool route(const aclTensor &scores, size_t k, bool renormalize, const aclTensor 
   for (size_t row = 0; row < rows; ++row) {
     std::vector<Value> line(values.begin() + static_cast<int64_t>(row * count), values.begin() + static_cast<int64_t>((row + 1) * count));
     Value largest = *std::max_element(line.begin(), line.end()), sum = 0, picked = 0;
-    for (Value &each : line) sum += each = std::exp(each - largest);
+    for (Value &each : line) sum += each = std::exp(static_cast<double>(each - largest));
     for (Value &each : line) each /= sum;
     std::vector<int64_t> first = order(line, k, true, true);
     for (int64_t expert : first) picked += line[static_cast<size_t>(expert)];
