@@ -38,7 +38,8 @@ test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the 
 checks: lint test-unit test-fuzz  ## What needs no engine: lint, types, unit tests, damaged logs
 
 test-full: sim-all  ## Engine runs that CI leaves out, because others come through the same code
-	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m full tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and full" tests/integration
+	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "full and not alone" tests/integration
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
 	$(BIN)/python -m pytest -n 2 tests/unit tests/golden

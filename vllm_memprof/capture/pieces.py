@@ -1,4 +1,4 @@
-"""Pieces of a compiled model that are alike, compiled once, while one rank is planned alone.
+"""Pieces of a compiled model that are alike, compiled once, while a rank is planned in the driver's process.
 
 vLLM cuts the graph of a model at its attention layers and has each piece compiled. Most are alike: the same operators
 on the same shapes, with other weights, which are inputs. vLLM takes the piece that it has compiled already, where the

@@ -103,13 +103,16 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     """One engine core in this process."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from vllm_memprof.capture import rank_executor
 
     data_parallel = choice.world.data > 1
     executor = Executor.get_class(vllm_config)
     if choice.mode != "all":
-        from vllm_memprof.capture.rank_executor import make_executor
-
-        executor = make_executor(replica, devices)
+        executor = rank_executor.make_executor(replica, devices)
+    elif executor is UniProcExecutor:
+        executor = rank_executor.PlanExecutor
     if data_parallel:
         _become_replica(vllm_config, replica.index)
     try:

@@ -1,4 +1,4 @@
-"""Executors of a plan that runs some of its ranks: each runs alone, and answers for those that are like it.
+"""Executors of a plan: of its one rank, or of some of its ranks, each alone and answering for those that are like it.
 
 The engine core asks its executor twice before it plans the KV cache: what layers each worker has, and what memory it
 found. Both answers are lists with one entry per rank; a rank that does not run is answered for by the one that stands
@@ -26,6 +26,15 @@ from vllm_memprof.capture.ranks import RankFailure, Replica
 _ASKED = ("get_kv_cache_specs", "determine_available_memory")
 
 
+class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
+    """One worker, in this process, for a plan."""
+
+    def determine_available_memory(self) -> list[int]:
+        with alike_pieces_once():
+            found: list[int] = super().determine_available_memory()
+        return found
+
+
 def make_executor(replica: Replica, devices: int | None) -> type:
     """An executor class for the ranks of a replica that are run.
 
@@ -51,7 +60,7 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             super().shutdown()
             let_go(self.bystanders)
 
-    class LoneRankExecutor(UniProcExecutor):  # type: ignore[misc]
+    class LoneRankExecutor(PlanExecutor):
         """One worker, in this process, as rank K of a world of N."""
 
         rank = next(iter(replica.stands_for))
@@ -66,8 +75,7 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             return method, self.rank, self.rank % devices if devices else self.rank
 
         def determine_available_memory(self) -> list[int]:
-            with alike_pieces_once():
-                [found] = self.collective_rpc("determine_available_memory")
+            [found] = super().determine_available_memory()
             return [found] * len(answers_from)
 
         def get_kv_cache_specs(self) -> list[Any]:
