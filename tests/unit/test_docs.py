@@ -1,4 +1,4 @@
-"""The pages of the commands are what the commands say, the page of the models has every preset, links lead somewhere."""
+"""The pages of the commands are what the commands say; the page of models has every preset; links lead somewhere."""
 
 import json
 import subprocess
