@@ -37,6 +37,7 @@ CASES = {
         ["--tensor-parallel-size=4", "--decode-context-parallel-size=2", EP],
         ["--rank=2"],
     ),
+    "pcp2": (TINY, ["--prefill-context-parallel-size=2"], ["--rank=1"]),
     "pp2": (TINY, ["--pipeline-parallel-size=2"], ["--ranks=edges"]),
     "pp2-tp2": (TINY, ["--pipeline-parallel-size=2", "--tensor-parallel-size=2"], ["--ranks=edges"]),
     "dp2": (TINY, ["--data-parallel-size=2"], ["--rank=1"]),

@@ -37,16 +37,22 @@ def of_worker(worker: Any, session: Session) -> dict[str, Any]:
         "ep_rank": ranks["ep"],
         "device_index": device,
         "label": label(
-            dp_rank if dp_known else None, ranks["pp"] if _size(parallel, "pipeline") > 1 else None, ranks["tp"]
+            dp_rank if dp_known else None,
+            ranks["pp"] if _size(parallel, "pipeline") > 1 else None,
+            _rank_in("get_pcp_group") if _size(parallel, "prefill_context") > 1 else None,
+            ranks["tp"],
         ),
         "soc": None if backend is None or device is None else backend.device_name(device),
         "world_size": _int(getattr(parallel, "world_size", None)),
     }
 
 
-def label(dp_rank: int | None, pp_rank: int | None, tp_rank: int | None) -> str:
-    """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is."""
-    parts = [("DP", dp_rank), ("PP", pp_rank), ("TP", 0 if tp_rank is None else tp_rank)]
+def label(dp_rank: int | None, pp_rank: int | None, pcp_rank: int | None, tp_rank: int | None) -> str:
+    """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is.
+
+    In the order of vLLM's own names of workers; PCP is prefill context parallelism.
+    """
+    parts = [("DP", dp_rank), ("PP", pp_rank), ("PCP", pcp_rank), ("TP", 0 if tp_rank is None else tp_rank)]
     return " ".join(f"{name}{rank}" for name, rank in parts if rank is not None)
 
 

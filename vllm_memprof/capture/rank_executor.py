@@ -7,6 +7,7 @@ for it. Imports vLLM: for the plan driver alone.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -64,11 +65,15 @@ def make_executor(replica: Replica, devices: int | None) -> type:
         """One worker, in this process, as rank K of a world of N."""
 
         rank = next(iter(replica.stands_for))
+        vllm_config: Any
 
         def _init_executor(self) -> None:
             join_alone()
             uniproc_executor.WorkerWrapperBase = LoneWorker
+            of_engine_core = self.vllm_config
+            self.vllm_config = copy.deepcopy(of_engine_core)  # among others, a worker changes its own alone
             super()._init_executor()
+            self.vllm_config = of_engine_core
 
         def _distributed_args(self) -> tuple[str, int, int]:
             method, _, _ = super()._distributed_args()

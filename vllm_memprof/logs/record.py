@@ -252,7 +252,7 @@ def _worker(run: RunFacts, process: Process, name: str) -> ProcessRecord:
             device_index=_device_index(process.device),
             label=_label(run, process),
             world_size=config.get("tensor_parallel_size")
-            if "pipeline_parallel_size" not in config.values
+            if not {"pipeline_parallel_size", "prefill_context_parallel_size"} & config.values.keys()
             else run.world,
         ),
         versions={},
@@ -282,11 +282,15 @@ def _label(run: RunFacts, process: Process) -> str:
 def _rank(dims: dict[str, int], config: Config) -> int | None:
     if "rank" in dims:
         return dims["rank"]
-    tp, pp = dims.get("tp"), dims.get("pp")
-    if pp is None:
-        return tp if int(config.get("pipeline_parallel_size") or 1) == 1 else None
-    size = config.get("tensor_parallel_size") or (None if tp else 1)
-    return None if size is None else pp * int(size) + (tp or 0)
+    rank = 0
+    for name, option in (("pp", "pipeline"), ("pcp", "prefill_context"), ("tp", "tensor")):
+        place, size = dims.get(name), config.get(f"{option}_parallel_size")
+        if place is None and int(size or 1) > 1:
+            return None  # nothing says where it is
+        if rank and size is None and place:
+            return None  # nothing says how many lie before it
+        rank = rank * int(size or 1) + (place or 0)
+    return rank if dims.keys() & {"pp", "pcp", "tp"} else None
 
 
 def _device_index(device: str | None) -> int | None:

@@ -42,10 +42,12 @@ MAX_RUNS = 500
 #: More workers than this in one start: the rest is not kept.
 MAX_PROCESSES = 4096
 
-_DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|TP|EP|RANK)(\d+)")
+_DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
+#: Dimensions of a worker's place, in the order of vLLM's names of workers, and of its options.
+_PLACE = {"dp": "data", "pp": "pipeline", "pcp": "prefill_context", "tp": "tensor"}
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+), PP rank (?P<pp>\d+),"
-    r"(?: PCP rank \d+,)? TP rank (?P<tp>\d+)"
+    r"(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
 )
 
 
@@ -132,7 +134,7 @@ class RunFacts:
     @property
     def world(self) -> int:
         size = 1
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
             size *= int(self.config.get(name) or 1)
         return size
 
@@ -236,9 +238,9 @@ class Sorter:
         match = _RANK_LINE.search(read.text)
         if match is None or read.speaker is None or read.speaker.pid is None:
             return
-        dims = {name: int(match[name]) for name in ("dp", "pp", "tp")}
+        dims = {name: int(match[name]) for name in _PLACE if match[name] is not None}
         config = self._pending if self._pending is not None else self.runs[-1].config if self.runs else Config()
-        label = "_".join(f"{name.upper()}{dims[name]}" for name in ("dp", "pp", "tp") if _size(config, name) > 1)
+        label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if _size(config, name) > 1)
         if len(self._ranks_by_pid) >= MAX_PROCESSES:
             self._ranks_by_pid.clear()
         self._ranks_by_pid[(read.speaker.pid, read.speaker.ip)] = (label, {**dims, "rank": int(match["rank"])})
@@ -460,12 +462,11 @@ def _dims(label: str) -> dict[str, int]:
 
 
 def _only_tp(dims: dict[str, int]) -> int | None:
-    return dims["tp"] if "tp" in dims and not {"dp", "pp"} & dims.keys() else None
+    return dims["tp"] if "tp" in dims and not {"dp", "pp", "pcp"} & dims.keys() else None
 
 
 def _size(config: Config, name: str) -> int:
-    long = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}[name]
-    return int(config.get(long) or (2 if name == "tp" else 1))
+    return int(config.get(f"{_PLACE[name]}_parallel_size") or (2 if name == "tp" else 1))
 
 
 def _short(label: str) -> str | None:

@@ -270,10 +270,12 @@ def test_nothing_but_counters_while_a_graph_is_captured(run_engine: Run) -> None
     assert "captured" in during["detail"]["snapshot_reason"]
 
 
-def test_data_parallel_and_pipeline_labels() -> None:
+def test_labels_have_the_dimensions_of_the_run() -> None:
     from vllm_memprof.capture.identity import label
 
-    assert label(None, None, 0) == "TP0"
-    assert label(None, 1, 0) == "PP1 TP0"
-    assert label(0, None, 1) == "DP0 TP1"
-    assert label(None, None, None) == "TP0"
+    assert label(None, None, None, 0) == "TP0"
+    assert label(None, 1, None, 0) == "PP1 TP0"
+    assert label(0, None, None, 1) == "DP0 TP1"
+    assert label(None, None, 1, 0) == "PCP1 TP0"
+    assert label(2, 1, 0, 3) == "DP2 PP1 PCP0 TP3"
+    assert label(None, None, None, None) == "TP0"

@@ -45,6 +45,29 @@ def test_ranks_by_their_prefixes(runs_of):
     assert "--enforce-eager" in run.info.engine_command
 
 
+def test_ranks_of_prefill_context_parallelism(runs_of):
+    assigned = (
+        "rank {rank} in world size 4 is assigned as DP rank 0, PP rank 0, PCP rank {pcp}, TP rank {tp}, EP rank N/A"
+    )
+    options = "{'tensor_parallel_size': 2, 'prefill_context_parallel_size': 2}"
+    lines = [f"(APIServer pid=10) INFO 11-21 03:07:01 [utils.py:1] non-default args: {options}\n", INIT]
+    for rank, pcp, tp in ((0, 0, 0), (3, 1, 1), (2, 1, 0)):
+        said = assigned.format(rank=rank, pcp=pcp, tp=tp)
+        lines.append(f"(Worker pid={30 + rank}) INFO 11-21 03:07:20 [parallel_state.py:1] {said}\n")
+        name = f"Worker_PCP{pcp}_TP{tp}" if rank != 3 else "Worker"  # known by its number alone
+        lines.append(
+            f"({name} pid={30 + rank}) INFO [model_runner_v1.py:1] Loading model weights took {rank + 1}.0 GB\n"
+        )
+    (run,) = runs_of("".join(lines))
+    found = workers(run)
+    assert {label: process.identity.rank for label, process in found.items()} == {
+        "PCP0_TP0": 0,
+        "PCP1_TP1": 3,
+        "PCP1_TP0": 2,
+    }
+    assert found["PCP1_TP0"].figures["weights_bytes"] == 3 * GIB
+
+
 def test_two_starts_one_after_the_other(runs_of):
     start = "INFO Loading model weights took 9.1948 GB\nINFO Available KV cache memory: {} GiB\n"
     runs = runs_of(start.format("43.40") + start.format("44.30"))
