@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunResult, finish, start_memprof
+from tests.conftest import OLD_STACK, RunResult, finish, require_stack, start_memprof
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
@@ -110,3 +110,21 @@ def test_a_rank_alone_is_as_among_all(plan, case):
 @pytest.mark.parametrize("case", [case for case in CASES if case not in DEFAULT])
 def test_a_rank_alone_is_as_among_all_in_other_worlds(plan, case):
     assert_alone_as_among_all(plan, case)
+
+
+@pytest.mark.full
+def test_a_rank_where_all_leave_a_context_is_like_no_other(plan):
+    """Every worker of this release leaves a context on the first device: rank 0 has less, and decides.
+
+    Readings of that device depend on what its peers do just then; the budget does not.
+    """
+    args = ["--tensor-parallel-size=2", "--enforce-eager", "--stack", require_stack(OLD_STACK)]
+    everyone = rows(plan(TINY, *args, "--ranks=all"))
+    first, other = plan(TINY, *args, "--rank=0"), plan(TINY, *args, "--rank=1")
+    for label, alone in (("TP0", first), ("TP1", other)):
+        granted = alone.report["ranks"][0]["budget"]["engine_kv_cache_bytes"]
+        assert granted == everyone[label]["budget"]["engine_kv_cache_bytes"]
+    assert rows(first)["TP0"]["kv"] == everyone["TP0"]["kv"]  # of the rank with the least
+    assert first.info["ranks"]["alike"] == {"0": [1]}
+    assert (other.info["ranks"]["alike"], other.info["ranks"]["not_run"]) == ({}, [0])
+    assert "1 of 2 ranks differ and were not run" in other.output

@@ -110,7 +110,7 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     data_parallel = choice.world.data > 1
     executor = Executor.get_class(vllm_config)
     if choice.mode != "all":
-        executor = rank_executor.make_executor(replica, devices)
+        executor = rank_executor.make_executor(replica, devices, lambda device: _tell_apart(choice, device, devices))
     elif executor is UniProcExecutor:
         executor = rank_executor.PlanExecutor
     if data_parallel:
@@ -122,6 +122,12 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     core.shutdown()
     print("memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?", file=sys.stderr)
     return 1
+
+
+def _tell_apart(choice: Choice, device: int, devices: int | None) -> None:
+    """Takes the ranks of a crowded device from those for which a rank elsewhere stands."""
+    if plugin.CAPTURE is not None and devices:
+        plugin.CAPTURE.session.emit("ranks", **choice.with_fuller_devices(device, devices).to_event())
 
 
 def _become_replica(vllm_config: Any, index: int) -> None:

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.executor import uniproc_executor
@@ -36,12 +36,13 @@ class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
         return found
 
 
-def make_executor(replica: Replica, devices: int | None) -> type:
+def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int], None]) -> type:
     """An executor class for the ranks of a replica that are run.
 
     Args:
         replica: which ranks, and for whom they answer.
         devices: devices of the machine; a rank beyond them runs on the one that it has on its own machine.
+        on_crowd: called with a device of another rank on which all workers leave a context before they choose theirs.
     """
     answers_from = {rank: run for run, ranks in replica.stands_for.items() for rank in ranks}
     on_one_machine = min(len(answers_from), devices or 1)
@@ -55,6 +56,9 @@ def make_executor(replica: Replica, devices: int | None) -> type:
             device = LoneRankExecutor.rank % on_one_machine
             if is_in_use(device):  # before this worker has chosen it: its peers have done the same
                 self.bystanders = hold_contexts(device, on_one_machine - 1)
+            for other in range(on_one_machine):
+                if other != device and is_in_use(other):
+                    on_crowd(other)
             return super().init_device()
 
         def shutdown(self) -> None:

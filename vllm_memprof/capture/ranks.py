@@ -9,7 +9,7 @@ else evenly or refuses to start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 #: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0: about 1.2 GiB.
@@ -94,6 +94,26 @@ class Choice:
             "alike": {str(rank): others for rank, others in self.alike.items() if others},
             "not_run": self.not_run,
         }
+
+    def with_fuller_devices(self, device: int, devices: int) -> Choice:
+        """The choice where every worker of a machine leaves a context on one of its devices.
+
+        The rank there has less memory than its peers; those that were run elsewhere do not stand for it.
+
+        Args:
+            device: where the contexts are.
+            devices: devices of a machine.
+        """
+
+        def is_fuller(number: int) -> bool:
+            return number % self.world.replica_size % devices == device
+
+        alike, not_run = {}, list(self.not_run)
+        for rank, others in self.alike.items():
+            apart = [] if is_fuller(rank) else [other for other in others if is_fuller(other)]
+            alike[rank] = [other for other in others if other not in apart]
+            not_run += apart
+        return replace(self, alike=alike, not_run=sorted(not_run))
 
 
 def choose(world: World, mode: str, rank: int | None, devices: int | None, host_bytes: int | None) -> Choice:

@@ -22,7 +22,8 @@ def rank_notes(ranks: dict[str, Any] | None) -> list[str]:
         notes.append(f"ranks not run, assumed alike: {same}")
     if not_run:
         notes.append(
-            f"ranks not run and not known: {spans(not_run)}, with other layers or experts than any rank that was run; "
+            f"ranks not run and not known: {spans(not_run)}, "
+            "with other layers, experts or neighbours than any rank that was run; "
             "the KV cache is that of the rank with the least; --ranks edges runs one of each kind"
         )
     return notes

@@ -100,6 +100,14 @@ def test_every_rank_is_accounted_for_once():
             assert tuple(choice.to_event()) == RANKS
 
 
+def test_a_rank_beside_a_crowd_is_like_no_rank_elsewhere():
+    eight = choose(World(tensor=8, pipeline=1, prefill_context=1, data=2), "one", 3, 4, None)
+    apart = eight.with_fuller_devices(0, 4)
+    assert (apart.alike[3], apart.not_run) == ([1, 2, 5, 6, 7, 9, 10, 11, 13, 14, 15], [0, 4, 8, 12])
+    crowded = choose(World(tensor=8, pipeline=1, prefill_context=1, data=2), "one", 0, 4, None)
+    assert crowded.with_fuller_devices(0, 4) == crowded  # what it grants, the others can
+
+
 def test_kinds_of_layers():
     deepseek = SimpleNamespace(first_k_dense_replace=3, moe_layer_freq=1)
     assert layer_kinds(deepseek, 5) == ("/dense",) * 3 + ("/experts",) * 2

@@ -34,7 +34,7 @@ def test_what_was_run_what_is_assumed_and_what_is_not_known():
     assert rank_notes(ranks) == [
         "ranks run: 0 of 32 (32 ranks, and this machine has 8 devices)",
         "ranks not run, assumed alike: 1-7 as rank 0",
-        "ranks not run and not known: 8-31, with other layers or experts than any rank that was run; "
+        "ranks not run and not known: 8-31, with other layers, experts or neighbours than any rank that was run; "
         "the KV cache is that of the rank with the least; --ranks edges runs one of each kind",
     ]
 

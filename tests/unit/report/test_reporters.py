@@ -177,7 +177,7 @@ def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     ranks = {"world_size": 8, "mode": "one", "run": [0], "alike": {"0": [1]}, "not_run": [2, 3, 4, 5, 6, 7], "why": "-"}
     without = [process for process in run.processes if process.identity is None or process.identity.label != "TP1"]
     one = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks), processes=without)))
-    said = "6 of 8 ranks hold other layers or experts and were not run"
+    said = "6 of 8 ranks differ and were not run"
     assert one.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 balanced")
     two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
     assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")

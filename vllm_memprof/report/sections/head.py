@@ -38,7 +38,7 @@ def verdict(report: Report) -> str:
     elif len(report.ranks) > 1:
         text += " on every rank"
     if not_run:
-        text += f"; {len(not_run)} of {report.world_size} ranks hold other layers or experts and were not run"
+        text += f"; {len(not_run)} of {report.world_size} ranks differ and were not run"
     text += f"; {_balance(report)}"
     if budget.honest_kv_cache_bytes is not None:
         text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
