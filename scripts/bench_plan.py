@@ -34,9 +34,9 @@ LIMIT_BYTES = 4 << 30
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
-EAGER = " --enforce-eager"
-#: In graph mode (``--graphs``) the engine compiles the model before it measures, which takes most of the time.
-LENGTH = f"--max-model-len 32768{EAGER}"
+LENGTH = "--max-model-len 32768"
+#: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of the time.
+EAGER = "--enforce-eager"
 
 #: Model and arguments; what the limits are for.
 LARGE = (
@@ -177,7 +177,7 @@ def cases_of_models() -> list[tuple[str, str]]:
         for model, sizes in table.items():
             for size in sizes:
                 length = LENGTH.replace("32768", str(SHORTER[model])) if model in SHORTER else LENGTH
-                cases.append((model, f"--tensor-parallel-size {size} {length}{options}"))
+                cases.append((model, f"--tensor-parallel-size {size} {length} {EAGER}{options}"))
     return cases
 
 
@@ -254,7 +254,7 @@ def main() -> int:
         same = PAGE.read_text() == write_page(json.loads(DATA.read_text()))
         print("" if same else "docs/models.md differs from docs/models.json: run scripts/bench_plan.py --models")
         return 0 if same else 1
-    large = [(model, arguments.replace(EAGER, "") if options.graphs else arguments) for model, arguments in LARGE]
+    large = LARGE if options.graphs else [(model, f"{arguments} {EAGER}") for model, arguments in LARGE]
     every = cases_of_models() if options.models else large
     cases = [case for case in every if re.search(options.only, " ".join(case))]
     rows = []

@@ -34,7 +34,7 @@ REFERENCE_ARGS = [
     "--mm-processor-cache-gb=0",
 ]
 #: A start-up on a slow two-core machine, with room; a run that takes longer is stuck.
-RUN_TIMEOUT_S = 420.0
+RUN_TIMEOUT_S = 240.0
 
 
 def pytest_configure() -> None:

@@ -13,7 +13,7 @@ from tests.conftest import RunResult, finish, read_events, start_memprof
 from tests.integration.planted import plant
 from vllm_memprof.units import MIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 TINY = ["memprof/tiny", "--max-model-len", "2048", "--gpu-memory-utilization", "0.4"]
 EAGER = [*TINY, "--device", "sim:910b", "--enforce-eager"]
@@ -94,8 +94,12 @@ def rows(memory: dict[str, Any]) -> dict[str, int | None]:
     return {row["component"]: row["bytes"] for row in memory["rows"]}
 
 
+def at(report: dict[str, Any], phase: str, edge: str, rank: int) -> dict[str, int | None]:
+    return rows(next(m for m in device(report, rank) if (m["phase"], m["edge"]) == (phase, edge)))
+
+
 def after(report: dict[str, Any], phase: str, rank: int = 0) -> dict[str, int | None]:
-    return rows(next(m for m in device(report, rank) if (m["phase"], m["edge"]) == (phase, "after")))
+    return at(report, phase, "after", rank)
 
 
 def findings(report: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -146,8 +150,7 @@ def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, P
         assert end["atb"] == 96 * MIB
         assert end["graph"] > 0
         # The warm-up queues its last operators and returns; after a request their workspace is there for certain.
-        served = next(m for m in device(report, rank) if (m["phase"], m["edge"]) == ("shutdown", "before"))
-        assert rows(served)["npu_workspace"] >= 24 * MIB
+        assert at(report, "shutdown", "before", rank)["npu_workspace"] >= 24 * MIB
         assert (end["other"], end["other_processes"], end["context"]) == (0, 0, start["context"])
         assert end["communicators_unnamed"] == HCCL_BASE
     assert not findings(report, "allocation-outside-torch")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.conftest import RunResult
 from vllm_memprof.sim.profiles import PROFILES_DIR, load_profile
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 MIB = 1 << 20
 MODEL = "memprof/tiny"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import MEMPROF
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 BUDGET = Path(__file__).parents[1] / "budgets" / "tiny_910b.toml"
 #: One unit tighter where a limit is above 0.
 TIGHTER = {"min": 1, "max": -1}

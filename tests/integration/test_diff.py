@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import MEMPROF, OLD_STACK, STACK
 from tests.integration.test_stacks import plan
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from tests.conftest import RunResult, finish, start_memprof
 from tests.integration.planted import plant
 from vllm_memprof.units import MIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 TINY = ["memprof/tiny", "--device", "sim:910b", "--max-model-len", "2048", "--gpu-memory-utilization", "0.4"]
 EAGER = [*TINY, "--enforce-eager"]

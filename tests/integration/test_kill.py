@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import assert_nothing_left, engine_pids, finish, read_events, start_memprof, wait_until
 
-pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(300)]
 
 MODEL_ARGS = ["Qwen/Qwen3-14B", "--device", "sim:910b", "--tensor-parallel-size", "2", "--enforce-eager"]
 MODEL_ARGS += ["--max-model-len", "8192"]

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import finish, read_events, start_memprof, wait_until
 from vllm_memprof.units import GIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096"]
 

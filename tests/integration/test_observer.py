@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import OLD_STACK, STACK, require_stack, run_in_engine
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 ARGS = ["--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import REFERENCE_ARGS
 from vllm_memprof.units import GIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 
 def phase_names(rank):

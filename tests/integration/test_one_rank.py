@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import OLD_STACK, RunResult, finish, require_stack, start_memprof
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 ARGS = ["--device", "sim:910b", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 #: Not of the device: clocks, processes and what the host holds for them.

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ from tests.conftest import MEMPROF, RunResult
 from tests.integration.planted import plant
 from vllm_memprof.units import MIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 ARGS = ["memprof/tiny", "--device", "sim:910b", "--enforce-eager", "--max-model-len", "2048"]
 ARGS += ["--gpu-memory-utilization", "0.4", "--prompt", "hi"]

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import OLD_STACK, REFERENCE_ARGS, STACK, require_stack
 from vllm_memprof.units import GIB
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 EQUATIONS = {STACK: "E4", OLD_STACK: "E2"}
 #: A runtime context of a process on a device, from the profile ascend910b.

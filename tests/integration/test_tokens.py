@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import run_in_engine
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 #: Over the presets' configurations: few positions and experts, so that the table of the rotary embedding and the
 #: weights of all experts of a layer are within the limit of what computes, 1 MiB, as the other tensors are.

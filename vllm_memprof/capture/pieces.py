@@ -59,14 +59,20 @@ def content_of(graph: Any, inputs: list[Any]) -> tuple[Any, ...] | None:
     Returns:
         One entry per input and per node; None for a piece that holds something beside its nodes.
     """
+    from torch.fx.node import map_arg
+
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
+
+    def described(arguments: Any) -> str:
+        return repr(map_arg(arguments, lambda node: ("node", places[node])))
+
     storages: dict[Any, int] = {}
     lines: list[Any] = [_described(value, storages) for value in inputs]
     for node in places:
         if node.op == "placeholder":
             lines.append("placeholder")
         elif node.op in ("call_function", "call_method", "output"):
-            lines.append((node.op, node.target, _arguments(node.args, places), _arguments(node.kwargs, places)))
+            lines.append((node.op, node.target, described(node.args), described(node.kwargs)))
         else:  # an attribute or a module of its own
             return None
     return tuple(lines)
@@ -79,15 +85,3 @@ def _described(value: Any, storages: dict[Any, int]) -> tuple[Any, ...]:
     shared = storages.setdefault(value.untyped_storage()._cdata, len(storages))
     form = str((tuple(value.shape), value.stride(), value.storage_offset()))
     return (type(value).__name__, form, value.dtype, str(value.device), value.requires_grad, shared)
-
-
-def _arguments(value: Any, places: dict[Any, int]) -> Any:
-    """Arguments of a node with the places of nodes for the nodes, as something that compares."""
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(_arguments(each, places) for each in value))
-    if isinstance(value, dict):
-        return ("dict", *((str(name), _arguments(each, places)) for name, each in value.items()))
-    if isinstance(value, slice):
-        return ("slice", *(_arguments(each, places) for each in (value.start, value.stop, value.step)))
-    place = places.get(value) if type(value).__hash__ is not None else None
-    return ("node", place) if place is not None else (type(value).__name__, str(value))

@@ -17,7 +17,7 @@ from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.clean import read_chunks, read_lines
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.parse import Fact, parse
-from vllm_memprof.logs.runs import Process, RunFacts, Sorter
+from vllm_memprof.logs.runs import WITHIN_CORE, Process, RunFacts, Sorter
 from vllm_memprof.record.loader import Identity, PhaseSpan, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 
@@ -283,14 +283,14 @@ def _rank(dims: dict[str, int], config: Config) -> int | None:
     if "rank" in dims:
         return dims["rank"]
     rank = 0
-    for name, option in (("pp", "pipeline"), ("pcp", "prefill_context"), ("tp", "tensor")):
-        place, size = dims.get(name), config.get(f"{option}_parallel_size")
+    for name, option in WITHIN_CORE.items():
+        place, size = dims.get(name), config.get(option)
         if place is None and int(size or 1) > 1:
             return None  # nothing says where it is
         if rank and size is None and place:
             return None  # nothing says how many lie before it
         rank = rank * int(size or 1) + (place or 0)
-    return rank if dims.keys() & {"pp", "pcp", "tp"} else None
+    return rank if dims.keys() & WITHIN_CORE.keys() else None
 
 
 def _device_index(device: str | None) -> int | None:

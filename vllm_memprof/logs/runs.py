@@ -43,8 +43,13 @@ MAX_RUNS = 500
 MAX_PROCESSES = 4096
 
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
-#: Dimensions of a worker's place, in the order of vLLM's names of workers, and of its options.
-_PLACE = {"dp": "data", "pp": "pipeline", "pcp": "prefill_context", "tp": "tensor"}
+#: Dimensions of a worker's place, the outermost first, and the keys of their sizes; without dp: within an engine core.
+WITHIN_CORE = {
+    "pp": "pipeline_parallel_size",
+    "pcp": "prefill_context_parallel_size",
+    "tp": "tensor_parallel_size",
+}
+_PLACE = {"dp": "data_parallel_size", **WITHIN_CORE}
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+), PP rank (?P<pp>\d+),"
     r"(?: PCP rank (?P<pcp>\d+),)? TP rank (?P<tp>\d+)"
@@ -134,7 +139,7 @@ class RunFacts:
     @property
     def world(self) -> int:
         size = 1
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"):
+        for name in WITHIN_CORE.values():
             size *= int(self.config.get(name) or 1)
         return size
 
@@ -466,7 +471,7 @@ def _only_tp(dims: dict[str, int]) -> int | None:
 
 
 def _size(config: Config, name: str) -> int:
-    return int(config.get(f"{_PLACE[name]}_parallel_size") or (2 if name == "tp" else 1))
+    return int(config.get(_PLACE[name]) or (2 if name == "tp" else 1))
 
 
 def _short(label: str) -> str | None:

@@ -101,10 +101,10 @@ def test_every_rank_is_accounted_for_once():
 
 
 def test_a_rank_beside_a_crowd_is_like_no_rank_elsewhere():
-    eight = choose(World(tensor=8, pipeline=1, prefill_context=1, data=2), "one", 3, 4, None)
-    apart = eight.with_fuller_devices(0, 4)
+    world = World(tensor=8, data=2)
+    apart = pick(world, "one", rank=3, devices=4).with_fuller_devices(0, 4)
     assert (apart.alike[3], apart.not_run) == ([1, 2, 5, 6, 7, 9, 10, 11, 13, 14, 15], [0, 4, 8, 12])
-    crowded = choose(World(tensor=8, pipeline=1, prefill_context=1, data=2), "one", 0, 4, None)
+    crowded = pick(world, "one", rank=0, devices=4)
     assert crowded.with_fuller_devices(0, 4) == crowded  # what it grants, the others can
 
 
