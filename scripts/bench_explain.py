@@ -21,7 +21,9 @@ import time
 from pathlib import Path
 
 #: Extended regular expression of the yardstick: the lines that a person would look for.
-PATTERN = r"KV cache memory|KV cache size|weights took|loading took|out of memory|Free memory on device"
+PATTERN = (
+    r"KV cache memory|KV cache size|weights took|loading took|out of memory|Free memory on device"
+)
 
 START = """\
 (APIServer pid=100) INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.23.0
@@ -57,7 +59,9 @@ def block(seed: int, steps: bool) -> bytes:
             )
         elif kind < 0.7:
             client = f"10.0.{rng.randrange(256)}.{rng.randrange(256)}:{rng.randrange(65536)}"
-            lines.append(f'(APIServer pid=100) INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK')
+            lines.append(
+                f'(APIServer pid=100) INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+            )
         elif kind < 0.9:
             lines.append(
                 f"(APIServer pid=100) {stamp} [logger.py:41] Received request chatcmpl-{rng.getrandbits(128):032x}: "
@@ -95,7 +99,11 @@ def timed(command: list[str]) -> tuple[float, int, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--steps", action="store_true", help="half of the lines are those that Ascend prints per step")
+    parser.add_argument(
+        "--steps",
+        action="store_true",
+        help="half of the lines are those that Ascend prints per step",
+    )
     parser.add_argument("--file", type=Path, help="an existing log instead of a generated one")
     parser.add_argument("--json", type=Path, help="write the result to a file")
     args = parser.parse_args()

@@ -45,11 +45,18 @@ if __name__ == "__main__":
 """
 
 
-def run_once(python: Path, env: dict[str, str], script: Path, model: str, mode: str) -> dict[str, float]:
+def run_once(
+    python: Path, env: dict[str, str], script: Path, model: str, mode: str
+) -> dict[str, float]:
     """One engine start in a fresh process. Returns seconds, seconds_per_token, available (bytes) and blocks."""
     begin = time.perf_counter()
     done = subprocess.run(
-        [str(python), str(script), model, mode], env=env, capture_output=True, text=True, timeout=300, check=False
+        [str(python), str(script), model, mode],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     wall = time.perf_counter() - begin
     found = dict(re.findall(r"^(START|STEPS) (.*)$", done.stdout, re.MULTILINE))
@@ -71,7 +78,9 @@ def readings(run_dir: Path) -> tuple[int, int]:
     return edges, counted
 
 
-def ratio_line(name: str, plain: list[float], observed: list[float], unit: float, label: str) -> str:
+def ratio_line(
+    name: str, plain: list[float], observed: list[float], unit: float, label: str
+) -> str:
     ratios = [with_ / without for with_, without in zip(observed, plain, strict=True)]
     noise = (max(plain) - min(plain)) / statistics.median(plain)
     return (
@@ -86,7 +95,9 @@ def main() -> int:
     parser.add_argument("--model", default="memprof/tiny")
     parser.add_argument("--mode", choices=["eager", "graph"], default="eager")
     parser.add_argument("--profile", default="910b")
-    parser.add_argument("--attribution", action="store_true", help="a third side without the readings outside torch")
+    parser.add_argument(
+        "--attribution", action="store_true", help="a third side without the readings outside torch"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -113,7 +124,9 @@ def main() -> int:
                     run_dir = Path(folder, f"{side}{pair}")
                     (run_dir / "events").mkdir(parents=True)
                     env["MEMPROF_RUN_DIR"] = str(run_dir)
-                results[side].append(run_once(runtime.python, env, script, model.path, options.mode))
+                results[side].append(
+                    run_once(runtime.python, env, script, model.path, options.mode)
+                )
                 if side != "without" and not list((run_dir / "events").glob("*.jsonl")):
                     sys.exit("memprof recorded nothing: the comparison would prove nothing")
                 if side == "with":
@@ -122,7 +135,9 @@ def main() -> int:
 
     everything = [run for side in sides for run in results[side]]
     figures = {(run["available"], run["blocks"]) for run in everything}
-    print(f"{options.model}, {options.mode}, {options.pairs} interleaved pairs, profile {options.profile}\n")
+    print(
+        f"{options.model}, {options.mode}, {options.pairs} interleaved pairs, profile {options.profile}\n"
+    )
     print("| what | without | with | ratio, median (min to max) | spread without |")
     print("|---|---|---|---|---|")
     for name, key, unit, label in (
@@ -132,9 +147,13 @@ def main() -> int:
         taken = {side: [run[key] for run in results[side]] for side in sides}
         print(ratio_line(name, taken["without"], taken["with"], unit, label))
         if options.attribution:
-            print(ratio_line(f"{name}, attribution alone", taken["bare"], taken["with"], unit, label))
+            print(
+                ratio_line(f"{name}, attribution alone", taken["bare"], taken["with"], unit, label)
+            )
     for edges, counted in sorted(read):
-        print(f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at {counted} of them")
+        print(
+            f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at {counted} of them"
+        )
     same = "identical in all runs" if len(figures) == 1 else f"DIFFER: {sorted(figures)}"
     print(f"\nAvailable KV cache bytes and blocks: {same}")
     if options.json:

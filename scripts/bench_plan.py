@@ -88,14 +88,33 @@ QUANTIZED = {
     "meta-llama/Llama-3.1-70B-Instruct": (4,),
 }
 #: Context of the models that do not have 32,768 tokens.
-SHORTER = {"meta-llama/Meta-Llama-3-8B-Instruct": 8192, "meta-llama/Meta-Llama-3-70B-Instruct": 8192}
+SHORTER = {
+    "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
+    "meta-llama/Meta-Llama-3-70B-Instruct": 8192,
+}
 
 
 def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
     """One plan in processes of its own: what it took, and the figures of the rank that ran."""
     with tempfile.TemporaryDirectory(prefix="memprof-bench-") as folder:
-        command = [sys.executable, "-m", "vllm_memprof", "plan", model, "--device", "sim:910b", "--ranks", "one", "-q"]
-        command += ["--run-dir", folder + "/run", *(["--stack", stack] if stack else []), *shlex.split(arguments)]
+        command = [
+            sys.executable,
+            "-m",
+            "vllm_memprof",
+            "plan",
+            model,
+            "--device",
+            "sim:910b",
+            "--ranks",
+            "one",
+            "-q",
+        ]
+        command += [
+            "--run-dir",
+            folder + "/run",
+            *(["--stack", stack] if stack else []),
+            *shlex.split(arguments),
+        ]
         begin, cpu_before = time.perf_counter(), _cpu_seconds()
         env = {**os.environ, "VLLM_CACHE_ROOT": folder + "/vllm"}
         with open(folder + "/output", "w+") as output:
@@ -105,7 +124,12 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
             output.seek(0)
             text = output.read()
         cpu = round(_cpu_seconds() - cpu_before, 1)
-        row: dict[str, Any] = {"model": model, "arguments": arguments, "seconds": round(seconds, 1), "cpu_seconds": cpu}
+        row: dict[str, Any] = {
+            "model": model,
+            "arguments": arguments,
+            "seconds": round(seconds, 1),
+            "cpu_seconds": cpu,
+        }
         row["host_peak_bytes"] = peak
         if engine.returncode:
             return {**row, "error": text[-2000:]}
@@ -113,7 +137,12 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
     rank = report["ranks"][0]
     terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
     kv = {name: rank["kv"][name] for name in ("tokens", "max_concurrency", "max_model_len")}
-    return {**row, "weights_bytes": terms["weights"], "kv_cache_bytes": rank["budget"]["engine_kv_cache_bytes"], **kv}
+    return {
+        **row,
+        "weights_bytes": terms["weights"],
+        "kv_cache_bytes": rank["budget"]["engine_kv_cache_bytes"],
+        **kv,
+    }
 
 
 def _cpu_seconds() -> float:
@@ -176,7 +205,9 @@ def cases_of_models() -> list[tuple[str, str]]:
     for options, table in (("", MODELS), (" --quantization ascend", QUANTIZED)):
         for model, sizes in table.items():
             for size in sizes:
-                length = LENGTH.replace("32768", str(SHORTER[model])) if model in SHORTER else LENGTH
+                length = (
+                    LENGTH.replace("32768", str(SHORTER[model])) if model in SHORTER else LENGTH
+                )
                 cases.append((model, f"--tensor-parallel-size {size} {length} {EAGER}{options}"))
     return cases
 
@@ -197,7 +228,12 @@ def write_page(rows: list[dict[str, Any]]) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     for row in sorted(
-        rows, key=lambda row: (row["model"].lower(), "quantization" in row["arguments"], row["arguments"])
+        rows,
+        key=lambda row: (
+            row["model"].lower(),
+            "quantization" in row["arguments"],
+            row["arguments"],
+        ),
     ):
         words = row["arguments"].split()
         name = row["model"] + (", W8A8" if "--quantization" in words else "")
@@ -239,10 +275,18 @@ def _keep(row: dict[str, Any]) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", action="store_true", help="plan every preset, write docs/models.json and .md")
-    parser.add_argument("--check", action="store_true", help="exit status 1 when docs/models.md differs")
-    parser.add_argument("--graphs", action="store_true", help="the large models in graph mode; no limits")
-    parser.add_argument("--only", default="", help="only cases in which this regular expression is found")
+    parser.add_argument(
+        "--models", action="store_true", help="plan every preset, write docs/models.json and .md"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit status 1 when docs/models.md differs"
+    )
+    parser.add_argument(
+        "--graphs", action="store_true", help="the large models in graph mode; no limits"
+    )
+    parser.add_argument(
+        "--only", default="", help="only cases in which this regular expression is found"
+    )
     parser.add_argument("--stack", help="engine stack")
     parser.add_argument("--json", type=Path, help="write the rows to a file")
     return parser.parse_args()
@@ -252,9 +296,15 @@ def main() -> int:
     options = _parse()
     if options.check:
         same = PAGE.read_text() == write_page(json.loads(DATA.read_text()))
-        print("" if same else "docs/models.md differs from docs/models.json: run scripts/bench_plan.py --models")
+        print(
+            ""
+            if same
+            else "docs/models.md differs from docs/models.json: run scripts/bench_plan.py --models"
+        )
         return 0 if same else 1
-    large = LARGE if options.graphs else [(model, f"{arguments} {EAGER}") for model, arguments in LARGE]
+    large = (
+        LARGE if options.graphs else [(model, f"{arguments} {EAGER}") for model, arguments in LARGE]
+    )
     every = cases_of_models() if options.models else large
     cases = [case for case in every if re.search(options.only, " ".join(case))]
     rows = []
@@ -270,7 +320,9 @@ def main() -> int:
         return 1 if failed else 0
     above = [r for r in rows if r["seconds"] > LIMIT_SECONDS or r["host_peak_bytes"] > LIMIT_BYTES]
     for row in above:
-        print(f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} {row['arguments']}")
+        print(
+            f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} {row['arguments']}"
+        )
     return 1 if failed or above else 0
 
 

@@ -59,7 +59,9 @@ class Browser:
         self._session: str | None = None
 
     def __enter__(self) -> Browser:
-        self._profile = tempfile.TemporaryDirectory(prefix="memprof-browser-", ignore_cleanup_errors=True)
+        self._profile = tempfile.TemporaryDirectory(
+            prefix="memprof-browser-", ignore_cleanup_errors=True
+        )
         to_browser, self._write = (_high(fd) for fd in os.pipe())
         self._read, from_browser = (_high(fd) for fd in os.pipe())
 
@@ -69,17 +71,28 @@ class Browser:
 
         command = [self._path, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(3, 4), preexec_fn=connect
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(3, 4),
+            preexec_fn=connect,
         )
         os.close(to_browser)
         os.close(from_browser)
         try:
             targets = self.call("Target.getTargets")["targetInfos"]
             page = next(target["targetId"] for target in targets if target["type"] == "page")
-            self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+            self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)[
+                "sessionId"
+            ]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable")
-            offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+            offline = {
+                "offline": True,
+                "latency": 0,
+                "downloadThroughput": 0,
+                "uploadThroughput": 0,
+            }
             self.call("Network.emulateNetworkConditions", **offline)
         except BaseException:
             self.__exit__(None, None, None)
@@ -87,7 +100,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with contextlib.suppress(OSError, RuntimeError):
             self._session = None
@@ -127,7 +143,9 @@ class Browser:
             ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
             chunk = os.read(self._read, 1 << 20) if ready else b""
             if not chunk:
-                raise RuntimeError(f"{self._path}: no answer to {waiting_for}" + ("" if ready else " in time"))
+                raise RuntimeError(
+                    f"{self._path}: no answer to {waiting_for}" + ("" if ready else " in time")
+                )
             self._rest += chunk
         text, self._rest = self._rest.split(b"\0", 1)
         message: dict[str, Any] = json.loads(text)
@@ -137,7 +155,10 @@ class Browser:
         """Loads a file from the disk and waits until it is complete."""
         self.call("Page.navigate", url=page.resolve().as_uri())
         self.wait(
-            lambda: self.value("document.readyState") == "complete" and self.value("location.protocol") == "file:"
+            lambda: (
+                self.value("document.readyState") == "complete"
+                and self.value("location.protocol") == "file:"
+            )
         )
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -154,7 +175,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression evaluates to, a promise included."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -162,11 +185,19 @@ class Browser:
     def press(self, key: str, code: int) -> None:
         """A key, down and up, where the focus is. ``code`` is its Windows virtual key code."""
         for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
+            )
 
     def size(self, width: int, height: int, dark: bool = False) -> None:
         """The window's size in CSS pixels, and the colour scheme that the reader prefers."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.value("new Promise(done => requestAnimationFrame(() => setTimeout(done, 300)))")
@@ -184,7 +215,11 @@ class Browser:
             method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown" or method == "Page.javascriptDialogOpening":
                 found.append(f"{method}: {params}")
-            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            elif method == "Runtime.consoleAPICalled" and params["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 found.append(f"console: {params['args']}")
             elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
                 found.append(f"log: {params['entry']}")

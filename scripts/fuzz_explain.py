@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order  # noqa: E402
 from tests.unit.logs.samples import OTHERS, SAMPLES  # noqa: E402
+from vllm_memprof.accounting.build import build_report  # noqa: E402
 from vllm_memprof.errors import MemprofError  # noqa: E402
-from vllm_memprof.ledger.build import build_report  # noqa: E402
 from vllm_memprof.logs.clean import read_chunks, read_lines  # noqa: E402
 from vllm_memprof.logs.parse import parse  # noqa: E402
 from vllm_memprof.logs.record import build_runs  # noqa: E402
@@ -46,7 +46,11 @@ _KEEPS_ORDER = ("cut_short", "repeated_lines", "timestamps")
 
 def corpus() -> dict[str, str]:
     folder = ROOT / "tests" / "data" / "logs"
-    logs = {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.suffix in (".log", ".md")}
+    logs = {
+        path.name: path.read_text()
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".log", ".md")
+    }
     return {**logs, "every line": "\n".join(_engine_lines()), "other lines": "\n".join(OTHERS)}
 
 
@@ -69,7 +73,9 @@ def edit(data: bytes, rng: random.Random) -> bytes:
         elif kind == 2:
             spoilt[at:at] = spoilt[at : at + size]
         elif kind == 3:
-            spoilt[at:at] = rng.choice((b"\n", b"\r", b"\x1b[", b"(", b"pid=", b"9" * size, b"-", b".", b"GiB", b"\0"))
+            spoilt[at:at] = rng.choice(
+                (b"\n", b"\r", b"\x1b[", b"(", b"pid=", b"9" * size, b"-", b".", b"GiB", b"\0")
+            )
         else:
             other = rng.randrange(len(spoilt) + 1)
             spoilt[at:at] = spoilt[other : other + size]
@@ -107,7 +113,9 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
         MemprofError: the log cannot be read, and says so.
     """
     reads = list(parse(read_lines(read_chunks(io.BytesIO(data)))))
-    return {(fact.name, fact.value) for one in reads for fact in one.facts}, build_runs(Sorter().take(reads), "fuzz")
+    return {(fact.name, fact.value) for one in reads for fact in one.facts}, build_runs(
+        Sorter().take(reads), "fuzz"
+    )
 
 
 def explain(data: bytes, allowed: Facts | None) -> None:
@@ -128,14 +136,22 @@ def explain(data: bytes, allowed: Facts | None) -> None:
         assert report["run"]["source"] == "log"
         for rank in report["ranks"]:
             budget = rank["budget"]
-            known = budget["kv_cache_bytes"] is not None and budget["engine_kv_cache_bytes"] is not None
-            assert (budget["residual_bytes"] is not None) == known == (budget["balanced"] is not None)
+            known = (
+                budget["kv_cache_bytes"] is not None and budget["engine_kv_cache_bytes"] is not None
+            )
+            assert (
+                (budget["residual_bytes"] is not None) == known == (budget["balanced"] is not None)
+            )
         for process in run.processes:
             for name, value in process.figures.items():
-                assert type(value) is int or (type(value) is float and not name.endswith("_bytes")), name
+                assert type(value) is int or (
+                    type(value) is float and not name.endswith("_bytes")
+                ), name
 
 
-def one_round(seed: int, texts: dict[str, str], clean: dict[str, Facts]) -> tuple[bytes, Facts | None]:
+def one_round(
+    seed: int, texts: dict[str, str], clean: dict[str, Facts]
+) -> tuple[bytes, Facts | None]:
     """(input, figures that it may hold) of a seed."""
     rng = random.Random(seed)
     names = paste(texts, rng)
@@ -148,9 +164,15 @@ def one_round(seed: int, texts: dict[str, str], clean: dict[str, Facts]) -> tupl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=None, help="of the first round; from the time where not given")
-    parser.add_argument("--rounds", type=int, default=None, help="this many rounds instead of a time")
-    parser.add_argument("--keep", type=Path, default=Path("build"), help="folder for an input that fails")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the first round; from the time where not given"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=None, help="this many rounds instead of a time"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("build"), help="folder for an input that fails"
+    )
     args = parser.parse_args()
     texts = corpus()
     clean = {name: read(text.encode())[0] for name, text in texts.items()}
@@ -170,7 +192,10 @@ def main() -> int:
             path = args.keep / f"fuzz-{seed}.log"
             path.write_bytes(data)
             traceback.print_exc()
-            print(f"seed {seed} fails; its input is in {path}; again: --seed {seed} --rounds 1", file=sys.stderr)
+            print(
+                f"seed {seed} fails; its input is in {path}; again: --seed {seed} --rounds 1",
+                file=sys.stderr,
+            )
             return 1
         rounds += 1
         size += len(data)

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from scripts.browser import Browser, find_browser
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import build, render
-from vllm_memprof.ledger.model import Report
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
 
@@ -63,8 +63,13 @@ TERMINAL_COLUMNS = 110
 
 def terminal_page(report: Report) -> str:
     """What ``memprof report`` prints on a terminal of dark ground, as a page."""
-    console = Console(record=True, file=io.StringIO(), width=TERMINAL_COLUMNS, force_terminal=True, _environ={})
-    console.print(f"[bold]$[/bold] memprof report reports/{report.run.model.split('/')[-1].lower()}", highlight=False)
+    console = Console(
+        record=True, file=io.StringIO(), width=TERMINAL_COLUMNS, force_terminal=True, _environ={}
+    )
+    console.print(
+        f"[bold]$[/bold] memprof report reports/{report.run.model.split('/')[-1].lower()}",
+        highlight=False,
+    )
     console.print(render_table(report))
     return console.export_html(theme=MONOKAI, code_format=TERMINAL, inline_styles=True)
 
@@ -98,7 +103,10 @@ def main() -> int:
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
     browser = find_browser()
     if browser is None:
-        print("no Chromium or Chrome on this machine: the screenshots stay as they are", file=sys.stderr)
+        print(
+            "no Chromium or Chrome on this machine: the screenshots stay as they are",
+            file=sys.stderr,
+        )
         return 0
     for shot in SCREENSHOTS:
         take(shot, browser)

@@ -58,7 +58,9 @@ def main() -> int:
         elif not path.exists() or path.read_text() != text:
             wrong.append(name)
     if wrong:
-        print(f"docs/commands: {', '.join(wrong)} differ from --help: run scripts/write_command_docs.py")
+        print(
+            f"docs/commands: {', '.join(wrong)} differ from --help: run scripts/write_command_docs.py"
+        )
     return 1 if wrong else 0
 
 

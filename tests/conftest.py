@@ -44,7 +44,10 @@ def pytest_configure() -> None:
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
-        place = Path(tempfile.gettempdir()) / f"memprof-test-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{worker}"
+        place = (
+            Path(tempfile.gettempdir())
+            / f"memprof-test-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{worker}"
+        )
         place.mkdir(exist_ok=True)
         os.environ["MEMPROF_SIM_STATE"] = str(place / "devices")
         os.environ["VLLM_CACHE_ROOT"] = str(place / "vllm")
@@ -119,11 +122,18 @@ def start_memprof(args: list[str], run_dir: Path, **kwargs: Any) -> subprocess.P
     command = [*MEMPROF, *args[:1], "--run-dir", str(run_dir), *args[1:]]
     with Path(f"{run_dir}.out").open("w") as out:
         return subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, text=True, start_new_session=True, **kwargs
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            **kwargs,
         )
 
 
-def finish(process: subprocess.Popen[str], run_dir: Path, timeout_s: float = RUN_TIMEOUT_S) -> RunResult:
+def finish(
+    process: subprocess.Popen[str], run_dir: Path, timeout_s: float = RUN_TIMEOUT_S
+) -> RunResult:
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -137,7 +147,9 @@ def finish(process: subprocess.Popen[str], run_dir: Path, timeout_s: float = RUN
 def run_memprof(sim_stack: str, tmp_path: Path) -> Callable[..., RunResult]:
     """Runs ``memprof`` to its end: ``run_memprof("offline", MODEL, ...)``."""
 
-    def run(*args: str, timeout_s: float = RUN_TIMEOUT_S, env: dict[str, str] | None = None) -> RunResult:
+    def run(
+        *args: str, timeout_s: float = RUN_TIMEOUT_S, env: dict[str, str] | None = None
+    ) -> RunResult:
         run_dir = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         process = start_memprof(list(args), run_dir, env={**os.environ, **(env or {})})
         return finish(process, run_dir, timeout_s)
@@ -162,7 +174,11 @@ def engine_pids(run_dir: Path) -> set[int]:
 
 
 def assert_nothing_left(pids: set[int]) -> None:
-    alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    alive = [
+        pid
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
     assert not alive, f"still running: {alive}"
 
 
@@ -184,7 +200,13 @@ def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[d
     """A script in the engine's environment, the engine core in its process: its RESULT line, and all it printed."""
     done = subprocess.run(
         [str(runtime.python), str(script), *args],
-        env={**os.environ, **runtime.env, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **env},
+        env={
+            **os.environ,
+            **runtime.env,
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **env,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

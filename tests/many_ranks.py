@@ -24,7 +24,10 @@ def write_many_ranks(folder: Path, ranks: int, outlier: int | None = None) -> Pa
     texts = [path.read_text().splitlines() for path in workers]
     for rank in range(ranks):
         more = 2048 * _MIB if rank == outlier else rank * 37 % 61 * _MIB
-        lines = [json.dumps(_as_rank(json.loads(line), rank, ranks, more)) for line in texts[rank % len(texts)]]
+        lines = [
+            json.dumps(_as_rank(json.loads(line), rank, ranks, more))
+            for line in texts[rank % len(texts)]
+        ]
         (folder / "events" / f"node0-{50000 + rank}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -33,7 +36,9 @@ def _as_rank(event: dict, rank: int, ranks: int, more: int) -> dict:
     if event["kind"] == "process":
         event["pid"] = 50000 + rank
     elif event["kind"] == "identity":
-        event.update(rank=rank, tp_rank=rank, local_rank=rank % 8, label=f"TP{rank}", world_size=ranks)
+        event.update(
+            rank=rank, tp_rank=rank, local_rank=rank % 8, label=f"TP{rank}", world_size=ranks
+        )
     taken = event.get("snapshot") or {}
     for name, sign in _OUTSIDE_TORCH.items():
         if taken.get(name) is not None:

@@ -96,11 +96,15 @@ def select_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def memory_env(env: Mapping[str, str]) -> dict[str, str]:
     """The same variables as they are, for another process; those that hold a secret are left out."""
-    return {name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)}
+    return {
+        name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)
+    }
 
 
 def _bears_on_memory(name: str) -> bool:
-    return any(name.startswith(entry) if entry.endswith("_") else name == entry for entry in MEMORY_ENV)
+    return any(
+        name.startswith(entry) if entry.endswith("_") else name == entry for entry in MEMORY_ENV
+    )
 
 
 def _redact_value(value: str) -> str:
@@ -116,7 +120,10 @@ def _redact_value(value: str) -> str:
 
 def _redact_json(data: Any) -> Any:
     if isinstance(data, dict):
-        return {key: REDACTED if is_secret(str(key)) else _redact_json(value) for key, value in data.items()}
+        return {
+            key: REDACTED if is_secret(str(key)) else _redact_json(value)
+            for key, value in data.items()
+        }
     if isinstance(data, list):
         return [_redact_json(item) for item in data]
     if isinstance(data, str):
@@ -130,5 +137,7 @@ def _redact_loose(value: str) -> str:
     def replace(match: re.Match[str]) -> str:
         return f"{match.group(1)}{REDACTED}" if is_secret(match.group(2)) else match.group(0)
 
-    loose = re.sub(r"""((["']?[\w.-]+["']?)\s*[:=]\s*)("[^"]*"?|'[^']*'?|[^,}\]\s]+)""", replace, value)
+    loose = re.sub(
+        r"""((["']?[\w.-]+["']?)\s*[:=]\s*)("[^"]*"?|'[^']*'?|[^,}\]\s]+)""", replace, value
+    )
     return _URL_USER.sub(rf"\1{REDACTED}@", loose)

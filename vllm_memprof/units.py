@@ -44,7 +44,9 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text)
     if match is None or match.group(2).lower() not in _SUFFIX:
         raise ValueError(f"not a size: {text!r} (write bytes, or KiB, MiB, GiB)")
-    return round(float(match.group(1).replace(",", "").replace("_", "")) * _SUFFIX[match.group(2).lower()])
+    return round(
+        float(match.group(1).replace(",", "").replace("_", "")) * _SUFFIX[match.group(2).lower()]
+    )
 
 
 def minus(left: int | None, right: int | None) -> int | None:

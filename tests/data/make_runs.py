@@ -78,13 +78,36 @@ class Process:
     next_id: int = 1
 
     def __post_init__(self) -> None:
-        versions = {"vllm": "0.23.0", "vllm-ascend": "0.23.0", "torch": "2.10.0", "torch-npu": "2.10.0.post4"}
+        versions = {
+            "vllm": "0.23.0",
+            "vllm-ascend": "0.23.0",
+            "torch": "2.10.0",
+            "torch-npu": "2.10.0.post4",
+        }
         python = "/opt/engine/bin/python"
-        head = {"schema": EVENTS_SCHEMA, "host": "node0", "pid": self.pid, "ppid": 4000, "role": self.role}
-        self.emit("process", **head, wall="2026-01-05T08:00:00Z", argv=["vllm"], python=python, versions=versions)
+        head = {
+            "schema": EVENTS_SCHEMA,
+            "host": "node0",
+            "pid": self.pid,
+            "ppid": 4000,
+            "role": self.role,
+        }
+        self.emit(
+            "process",
+            **head,
+            wall="2026-01-05T08:00:00Z",
+            argv=["vllm"],
+            python=python,
+            versions=versions,
+        )
         who: dict[str, Any] = {"role": self.role, "world_size": 2, "dp_rank": 0, "pp_rank": 0}
         if self.rank is not None:
-            who |= {"rank": self.rank, "local_rank": self.rank, "tp_rank": self.rank, "label": f"TP{self.rank}"}
+            who |= {
+                "rank": self.rank,
+                "local_rank": self.rank,
+                "tp_rank": self.rank,
+                "label": f"TP{self.rank}",
+            }
             who |= {"device_index": self.rank, "soc": "Ascend910B2"}
         self.emit("identity", **who)
 
@@ -93,7 +116,13 @@ class Process:
 
     def edge(self, phase: str, edge: str, device: Device, phase_id: int, **values: Any) -> None:
         parent = self.stack[-1] if self.stack else None
-        common = {"phase": phase, "edge": edge, "id": phase_id, "parent": parent, "hook": f"w.{phase}"}
+        common = {
+            "phase": phase,
+            "edge": edge,
+            "id": phase_id,
+            "parent": parent,
+            "hook": f"w.{phase}",
+        }
         self.emit("phase", **common, snapshot=device.snapshot(), error=None, **values)
 
     def begin(self, phase: str, device: Device, **detail: Any) -> None:
@@ -113,12 +142,23 @@ class Process:
         (folder / f"node0-{self.pid}.jsonl").write_text(text)
 
 
-def worker(rank: int, graph: bool, stop: str | None = None, extra_non_torch: float = 0.0) -> tuple[Process, int | None]:
+def worker(
+    rank: int, graph: bool, stop: str | None = None, extra_non_torch: float = 0.0
+) -> tuple[Process, int | None]:
     """A worker's whole start-up, or as far as into the phase ``stop``; also what its equation grants."""
     process, device = Process(4100 + rank, "worker", rank), Device()
-    for phase in ("device_init", "hccl_init", "weight_load", "profile_run", "kv_cache_alloc", "warm_up"):
+    for phase in (
+        "device_init",
+        "hccl_init",
+        "weight_load",
+        "profile_run",
+        "kv_cache_alloc",
+        "warm_up",
+    ):
         state = {"hook": f"w.{phase}", "phase": phase, "need": "required", "state": "bound"}
-        process.emit("hook", **state, target=f"vllm_ascend.worker.worker:NPUWorker.{phase}", detail=None)
+        process.emit(
+            "hook", **state, target=f"vllm_ascend.worker.worker:NPUWorker.{phase}", detail=None
+        )
     process.begin("device_init", device)
     initial_free = TOTAL - device.non_torch
     process.begin("hccl_init", device)
@@ -209,7 +249,12 @@ def engine_core(granted: list[int]) -> Process:
     per_block = PAGE * LAYERS
     blocks = min(granted) // per_block
     concurrency = blocks / (65_536 // 128)
-    group = {"type": "FullAttentionSpec", "layers": LAYERS, "block_size": 128, "page_size_bytes": PAGE}
+    group = {
+        "type": "FullAttentionSpec",
+        "layers": LAYERS,
+        "block_size": 128,
+        "page_size_bytes": PAGE,
+    }
     process.emit(
         "kv_plan",
         role="engine_core",
@@ -273,13 +318,20 @@ def main() -> None:
 
     workers = [worker(rank, False, extra_non_torch=0.25 * rank) for rank in (0, 1)]
     core = engine_core([granted for _, granted in workers if granted is not None])
-    write_run("skewed_tp2", [core, *(process for process, _ in workers)], extra_args=["--enforce-eager"])
+    write_run(
+        "skewed_tp2", [core, *(process for process, _ in workers)], extra_args=["--enforce-eager"]
+    )
 
     alive, _ = worker(0, False)
     alive.events = alive.events[:13]
     killed, _ = worker(1, False, stop="weight_load")
     reason = "worker TP1 (pid 4101) was killed by SIGKILL in weight_load"
-    failed: dict[str, Any] = {"status": "failed", "exit_code": 1, "exit_reason": reason, "seconds": 9.5}
+    failed: dict[str, Any] = {
+        "status": "failed",
+        "exit_code": 1,
+        "exit_reason": reason,
+        "seconds": 9.5,
+    }
     write_run("killed_tp2", [Process(4090, "engine_core"), alive, killed], torn=4101, **failed)
 
     workers = [worker(rank, True, stop="plan") for rank in (0, 1)]

@@ -22,7 +22,9 @@ def take(source: Path, name: str) -> Path:
     if target.exists():
         shutil.rmtree(target)
     (target / "events").mkdir(parents=True)
-    (target / "run.json").write_text(_neutral((source / "run.json").read_text(), info["host"], source))
+    (target / "run.json").write_text(
+        _neutral((source / "run.json").read_text(), info["host"], source)
+    )
     for path in sorted((source / "events").glob("*.jsonl")):
         text = _neutral(path.read_text(), info["host"], source)
         (target / "events" / path.name.replace(info["host"], HOST, 1)).write_text(text)

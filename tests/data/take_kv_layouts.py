@@ -22,7 +22,9 @@ MAX_MODEL_LEN, STEP = 5000, 2048
 def configuration(mode: str) -> SimpleNamespace:
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=STEP),
         cache_config=SimpleNamespace(mamba_cache_mode=mode),
         max_in_flight_tokens=STEP,
@@ -44,13 +46,28 @@ def main() -> None:
     half, full = torch.bfloat16, torch.float32
     heads: dict[str, Any] = {"num_kv_heads": 4, "head_size": 128, "dtype": half}
     latent: dict[str, Any] = {"num_kv_heads": 1, "head_size": 576}
-    state: dict[str, Any] = {"block_size": 400, "shapes": ((3, 1024), (8, 64, 128)), "dtypes": (half, full)}
-    small: dict[str, Any] = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.float16}
+    state: dict[str, Any] = {
+        "block_size": 400,
+        "shapes": ((3, 1024), (8, 64, 128)),
+        "dtypes": (half, full),
+    }
+    small: dict[str, Any] = {
+        "block_size": 16,
+        "num_kv_heads": 2,
+        "head_size": 64,
+        "dtype": torch.float16,
+    }
     made = [
         make(specs.FullAttentionSpec, block_size=128, **heads),
         make(specs.FullAttentionSpec, block_size=16, head_size_v=64, **heads),
         make(specs.MLAAttentionSpec, block_size=128, dtype=half, **latent),
-        make(specs.MLAAttentionSpec, block_size=64, dtype=torch.uint8, cache_dtype_str="fp8_ds_mla", **latent),
+        make(
+            specs.MLAAttentionSpec,
+            block_size=64,
+            dtype=torch.uint8,
+            cache_dtype_str="fp8_ds_mla",
+            **latent,
+        ),
         make(specs.SlidingWindowSpec, sliding_window=1024, **small),
         make(specs.ChunkedLocalAttentionSpec, attention_chunk_size=1024, **small),
         make(specs.MambaSpec, **state),

@@ -7,5 +7,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/golden from what the reporters say now"
+        "--update-golden",
+        action="store_true",
+        help="rewrite tests/golden from what the reporters say now",
     )

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from tests.unit.report.page import Page
-from vllm_memprof.ledger import Report, build_report
-from vllm_memprof.ledger.check import CheckResult, check_report
-from vllm_memprof.ledger.check_file import parse_budget
-from vllm_memprof.ledger.diff import Diff, diff_reports
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.check import CheckResult, check_report
+from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
@@ -71,9 +71,18 @@ GOLDEN: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp2.md": ("recorded_tp2", render_markdown),
     "recorded_tp1.80.txt": ("recorded_tp1", lambda report: table(report, 80)),
     "eager_tp2.80.txt": ("eager_tp2", lambda report: table(report, 80)),
-    "recorded_killed_tp2.zh.80.txt": ("recorded_killed_tp2", lambda report: table(report, 80, lang="zh")),
-    "recorded_023_tp2.zh.120.txt": ("recorded_023_tp2", lambda report: table(report, 120, lang="zh")),
-    "two_methods.zh.md": ("logs/two_methods_910b_tp2.md", lambda report: render_markdown(report, "zh")),
+    "recorded_killed_tp2.zh.80.txt": (
+        "recorded_killed_tp2",
+        lambda report: table(report, 80, lang="zh"),
+    ),
+    "recorded_023_tp2.zh.120.txt": (
+        "recorded_023_tp2",
+        lambda report: table(report, 120, lang="zh"),
+    ),
+    "two_methods.zh.md": (
+        "logs/two_methods_910b_tp2.md",
+        lambda report: render_markdown(report, "zh"),
+    ),
     "skewed_tp2.80.txt": ("skewed_tp2", lambda report: table(report, 80)),
     "skewed_tp2.120.txt": ("skewed_tp2", lambda report: table(report, 120)),
     "skewed_tp2.md": ("skewed_tp2", render_markdown),
@@ -115,17 +124,35 @@ GOLDEN |= {
     f"{name}.{ending}": (run, reporter)
     for name, run in IN_EVERY_FORMAT.items()
     for ending, reporter in FORMATS.items()
-    if not (run.startswith("logs/") and reporter is render_trace)  # a log tells of no moments in time
+    if not (
+        run.startswith("logs/") and reporter is render_trace
+    )  # a log tells of no moments in time
 }
 
 
 _LOG = "logs/two_methods_910b_tp2.md"
 #: file name -> (run A, run B, reporter); of a log, the start that counts
 DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
-    "diff_013_023.80.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 80)),
-    "diff_013_023.120.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 120)),
-    "diff_013_023.200.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 200)),
-    "diff_013_023.ascii.80.txt": ("recorded_013_tp2", "recorded_023_tp2", lambda diff: diff_table(diff, 80, "ascii")),
+    "diff_013_023.80.txt": (
+        "recorded_013_tp2",
+        "recorded_023_tp2",
+        lambda diff: diff_table(diff, 80),
+    ),
+    "diff_013_023.120.txt": (
+        "recorded_013_tp2",
+        "recorded_023_tp2",
+        lambda diff: diff_table(diff, 120),
+    ),
+    "diff_013_023.200.txt": (
+        "recorded_013_tp2",
+        "recorded_023_tp2",
+        lambda diff: diff_table(diff, 200),
+    ),
+    "diff_013_023.ascii.80.txt": (
+        "recorded_013_tp2",
+        "recorded_023_tp2",
+        lambda diff: diff_table(diff, 80, "ascii"),
+    ),
     "diff_013_023.md": ("recorded_013_tp2", "recorded_023_tp2", render_diff_markdown),
     "diff_013_023.json": ("recorded_013_tp2", "recorded_023_tp2", render_diff_json),
     "diff_two_methods.100.txt": (f"{_LOG}#2", f"{_LOG}#3", lambda diff: diff_table(diff, 100)),
@@ -138,17 +165,57 @@ DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
 _GUARD = "budgets/guard.toml"
 #: file name -> (run, budget file, baseline or None, reporter)
 CHECKS: dict[str, tuple[str, str, str | None, Callable[[CheckResult], str]]] = {
-    "check_passed.80.txt": ("graph_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 80)),
-    "check_passed.120.txt": ("graph_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 120)),
-    "check_failed.80.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 80)),
-    "check_failed.120.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 120)),
-    "check_failed.ascii.80.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: check_table(result, 80, "ascii")),
+    "check_passed.80.txt": (
+        "graph_tp2",
+        "budgets/passed.toml",
+        None,
+        lambda result: check_table(result, 80),
+    ),
+    "check_passed.120.txt": (
+        "graph_tp2",
+        "budgets/passed.toml",
+        None,
+        lambda result: check_table(result, 120),
+    ),
+    "check_failed.80.txt": (
+        "skewed_tp2",
+        _GUARD,
+        "eager_tp2",
+        lambda result: check_table(result, 80),
+    ),
+    "check_failed.120.txt": (
+        "skewed_tp2",
+        _GUARD,
+        "eager_tp2",
+        lambda result: check_table(result, 120),
+    ),
+    "check_failed.ascii.80.txt": (
+        "skewed_tp2",
+        _GUARD,
+        "eager_tp2",
+        lambda result: check_table(result, 80, "ascii"),
+    ),
     "check_failed.md": ("skewed_tp2", _GUARD, "eager_tp2", render_check_markdown),
     "check_failed.json": ("skewed_tp2", _GUARD, "eager_tp2", render_check_json),
-    "check_failed.github.txt": ("skewed_tp2", _GUARD, "eager_tp2", lambda result: render_check_github(result, _GUARD)),
+    "check_failed.github.txt": (
+        "skewed_tp2",
+        _GUARD,
+        "eager_tp2",
+        lambda result: render_check_github(result, _GUARD),
+    ),
     "check_failed.junit.xml": ("skewed_tp2", _GUARD, "eager_tp2", render_check_junit),
-    "check_log.80.txt": ("logs/recorded_tp2_0.23.0.log", "budgets/log.toml", None, lambda r: check_table(r, 80)),
-    "check_killed.80.txt": ("recorded_killed_tp2", "budgets/passed.toml", None, lambda result: check_table(result, 80)),
+    "check_log.80.txt": (
+        "logs/recorded_tp2_0.23.0.log",
+        "budgets/log.toml",
+        None,
+        lambda r: check_table(r, 80),
+    ),
+    "check_killed.80.txt": (
+        "recorded_killed_tp2",
+        "budgets/passed.toml",
+        None,
+        lambda result: check_table(result, 80),
+    ),
 }
 
 
@@ -171,7 +238,9 @@ def output(name: str) -> str:
 def check_result(run: str, budget: str, baseline: str | None = None) -> CheckResult:
     """A run of tests/data under a budget file of it."""
     limits = parse_budget((DATA / budget).read_text(), budget)
-    return check_report(_reports(run)[0], limits, None if baseline is None else _reports(baseline)[0])
+    return check_report(
+        _reports(run)[0], limits, None if baseline is None else _reports(baseline)[0]
+    )
 
 
 def _reports(run: str) -> list[Report]:
@@ -184,7 +253,11 @@ def _reports(run: str) -> list[Report]:
 
 def main() -> None:
     for path in HERE.iterdir():
-        if path.is_file() and path.suffix not in KEPT and path.name not in {*GOLDEN, *DIFFS, *CHECKS}:
+        if (
+            path.is_file()
+            and path.suffix not in KEPT
+            and path.name not in {*GOLDEN, *DIFFS, *CHECKS}
+        ):
             path.unlink()
     for name in (*GOLDEN, *DIFFS, *CHECKS):
         (HERE / name).write_text(output(name), encoding="utf-8")

@@ -80,7 +80,9 @@ def register():
 
 
 def run(folder: Path, name: str, command: str, *args: str, env: dict[str, str]) -> RunResult:
-    result = finish(start_memprof([command, *args], folder / name, env={**os.environ, **env}), folder / name)
+    result = finish(
+        start_memprof([command, *args], folder / name, env={**os.environ, **env}), folder / name
+    )
     assert result.returncode == 0, result.output[-3000:]
     return result
 
@@ -121,23 +123,34 @@ def two_ranks(sim_stack: str, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return run(folder, "run", "offline", *args, env=planted), folder / "plugin"
 
 
-def test_every_phase_has_every_owner_and_nothing_is_unaccounted(two_ranks: tuple[RunResult, Path]) -> None:
+def test_every_phase_has_every_owner_and_nothing_is_unaccounted(
+    two_ranks: tuple[RunResult, Path],
+) -> None:
     report = two_ranks[0].report
     owners = {"allocated", "cached", "npu_workspace", "context", "communicator:tp", "atb", "graph", "runtime", "other",
               "other_processes", "free"}  # fmt: skip
     for rank in (0, 1):
-        read = [memory for memory in device(report, rank) if memory["unaccounted_bytes"] is not None]
+        read = [
+            memory for memory in device(report, rank) if memory["unaccounted_bytes"] is not None
+        ]
         assert {memory["phase"] for memory in read} >= {
             "device_init", "hccl_init", "weight_load", "profile_run", "communicator", "kv_cache_alloc", "warm_up",
             "graph_capture", "atb_warm_up", "empty_cache", "shutdown"}  # fmt: skip
-        assert len(device(report, rank)) - len(read) == 1  # the edge before the worker has chosen its device
+        assert (
+            len(device(report, rank)) - len(read) == 1
+        )  # the edge before the worker has chosen its device
         total = report["ranks"][rank]["device_total_bytes"]
         for memory in read:
             found = rows(memory)
-            inside_capture = "npu_workspace_and_other" in found  # the workspace is not read between captured graphs
+            inside_capture = (
+                "npu_workspace_and_other" in found
+            )  # the workspace is not read between captured graphs
             assert set(found) >= owners - ({"other"} if inside_capture else set()), memory["phase"]
             assert memory["unaccounted_bytes"] == 0, (memory["phase"], memory["edge"])
-            assert sum(size for name, size in found.items() if size and name != "free") == total - found["free"]
+            assert (
+                sum(size for name, size in found.items() if size and name != "free")
+                == total - found["free"]
+            )
 
 
 def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, Path]) -> None:
@@ -158,21 +171,30 @@ def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, P
     assert not findings(report, "communicator-buffers")
 
 
-def test_the_runtime_is_asked_at_phase_edges_and_never_between(two_ranks: tuple[RunResult, Path]) -> None:
+def test_the_runtime_is_asked_at_phase_edges_and_never_between(
+    two_ranks: tuple[RunResult, Path],
+) -> None:
     result, plugin = two_ranks
     by_pid: dict[str, int] = {}
-    read_later: set[tuple[str, int]] = set()  # an edge whose bytes came late is read twice; edges that waited, together
+    read_later: set[tuple[str, int]] = (
+        set()
+    )  # an edge whose bytes came late is read twice; edges that waited, together
     for event in read_events(result.run_dir):
         snapshot = event.get("snapshot") or {}
         if snapshot.get("components") is not None:
             pid = event["file"].removesuffix(".jsonl").rsplit("-", 1)[1]
             by_pid[pid] = by_pid.get(pid, 0) + 1 + snapshot.get("read_again", 0)
-            if (waited_s := (event["detail"] or {}).get("non_torch_read_after_seconds")) is not None:
+            if (
+                waited_s := (event["detail"] or {}).get("non_torch_read_after_seconds")
+            ) is not None:
                 read_later.add((pid, snapshot["t_ns"] + round(waited_s * 1e9)))
     assert read_later
     for pid, _ in read_later:
         by_pid[pid] += 1
-    calls = {path.name.removeprefix("calls-"): len(path.read_text().splitlines()) for path in plugin.glob("calls-*")}
+    calls = {
+        path.name.removeprefix("calls-"): len(path.read_text().splitlines())
+        for path in plugin.glob("calls-*")
+    }
     assert calls == by_pid
     assert len(calls) == 2  # the workers
 
@@ -202,7 +224,9 @@ def test_hccl_buffsize_moves_the_communicators_that_it_sizes_and_the_kv_cache(
         small, large = (after(by_size[size], "profile_run", rank) for size in (200, 400))
         moved = {name: large[name] - small[name] for name in small if large[name] != small[name]}
         assert moved == {"communicator:default_pg": BUFFERS, "free": -BUFFERS}
-        granted = [by_size[size]["ranks"][rank]["budget"]["engine_kv_cache_bytes"] for size in (200, 400)]
+        granted = [
+            by_size[size]["ranks"][rank]["budget"]["engine_kv_cache_bytes"] for size in (200, 400)
+        ]
         assert granted[0] - granted[1] == BUFFERS
         # vllm-ascend gives its own groups 200 MiB each, whatever the environment says
         assert small["communicator:tp"] == large["communicator:tp"] == BUFFERS
@@ -217,7 +241,9 @@ def test_larger_buffers_are_a_finding(by_size: dict[int, dict[str, Any]]) -> Non
 
 
 def test_memory_past_torch_is_found_named_and_priced(sim_stack: str, tmp_path: Path) -> None:
-    report = run(tmp_path, "run", "offline", *EAGER, env=plant(tmp_path / "plugin", PAST_TORCH)).report
+    report = run(
+        tmp_path, "run", "offline", *EAGER, env=plant(tmp_path / "plugin", PAST_TORCH)
+    ).report
 
     [finding] = findings(report, "allocation-outside-torch")
     kv = report["ranks"][0]["kv"]

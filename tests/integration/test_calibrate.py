@@ -60,10 +60,14 @@ def unaccounted(run: RunResult) -> set[Any]:
 def changed_profile(path: Path) -> Path:
     text = (PROFILES_DIR / "ascend910b.toml").read_text()
     for key, value in CHANGED.items():
-        text, count = re.subn(rf"^{key} = (\"[^\"]*\"|\[[^]]*\]|\S+)", f"{key} = {value}", text, flags=re.MULTILINE)
+        text, count = re.subn(
+            rf"^{key} = (\"[^\"]*\"|\[[^]]*\]|\S+)", f"{key} = {value}", text, flags=re.MULTILINE
+        )
         assert count == 1, key
     rules = "".join(f'"{pattern}" = {size}\n' for pattern, size in WORKSPACE.items())
-    path.write_text(re.sub(r"^\[workspace\].*\n", f"[workspace]\n{rules}", text, flags=re.MULTILINE))
+    path.write_text(
+        re.sub(r"^\[workspace\].*\n", f"[workspace]\n{rules}", text, flags=re.MULTILINE)
+    )
     return path
 
 
@@ -83,12 +87,20 @@ def test_round_trip(run_memprof: Callable[..., RunResult], tmp_path: Path) -> No
     assert values["context_bytes"] == CHANGED["context_bytes"]
     assert values["graph_capture_bytes"] == CHANGED["graph_capture_bytes"]
     assert values["atb_pool_bytes"] == CHANGED["atb_pool_bytes"]
-    assert values["hccl_base_bytes"] == 200 * MIB + 12 * MIB  # the third buffer, and 11 MiB in pages of 2 MiB
+    assert (
+        values["hccl_base_bytes"] == 200 * MIB + 12 * MIB
+    )  # the third buffer, and 11 MiB in pages of 2 MiB
     before, after = series(first), series(second)
     assert set(before) == set(after) == {"TP0", "TP1"}
     for label, rows in before.items():
         assert [row[:2] for row in rows] == [row[:2] for row in after[label]]
-        far = [(row, other) for row, other in zip(rows, after[label], strict=True) if abs(row[2] - other[2]) > MIB]
+        far = [
+            (row, other)
+            for row, other in zip(rows, after[label], strict=True)
+            if abs(row[2] - other[2]) > MIB
+        ]
         assert not far
-        assert max(row[2] for row in rows) - min(row[2] for row in rows) > 600 * MIB  # there was something to agree on
+        assert (
+            max(row[2] for row in rows) - min(row[2] for row in rows) > 600 * MIB
+        )  # there was something to agree on
     assert unaccounted(first) == unaccounted(second) == {0}

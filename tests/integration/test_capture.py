@@ -22,7 +22,12 @@ from vllm_memprof.sim.presets import resolve_model
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 MODEL = "memprof/tiny"
-ARGS = ["--load-format=dummy", "--max-model-len=4096", "--gpu-memory-utilization=0.5", "--tensor-parallel-size=2"]
+ARGS = [
+    "--load-format=dummy",
+    "--max-model-len=4096",
+    "--gpu-memory-utilization=0.5",
+    "--tensor-parallel-size=2",
+]
 ROOT = Path(__file__).parents[2]
 
 #: The engine core of a server with its workers, brought up and down; prints what the workers hold, in bytes.
@@ -63,7 +68,9 @@ class Engine:
     env: dict[str, str]
     folder: Path
 
-    def run(self, *args: str, run_dir: Path | None = None, **extra_env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *args: str, run_dir: Path | None = None, **extra_env: str
+    ) -> subprocess.CompletedProcess[str]:
         env = {**self.env, "VLLM_WORKER_MULTIPROC_METHOD": "spawn", **extra_env}
         env.pop("MEMPROF_RUN_DIR", None)
         if run_dir is not None:
@@ -95,7 +102,9 @@ class Bench:
         return held
 
     def phases(self, label: str, name: str | None = None) -> list[dict[str, Any]]:
-        return [e for e in self.by_label[label] if e["kind"] == "phase" and name in (None, e["phase"])]
+        return [
+            e for e in self.by_label[label] if e["kind"] == "phase" and name in (None, e["phase"])
+        ]
 
 
 def record(engine: Engine, run_dir: Path, *args: str, **env: str) -> Bench:
@@ -118,10 +127,14 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
         runtime = prepare_runtime("910b", request.getfixturevalue("sim_stack"))
         return Engine(str(runtime.python), {**os.environ, **runtime.env, **own_state}, folder)
-    info = folder / "plugin" / "vllm_memprof-0.dist-info"  # memprof as the engine would find it if it were installed
+    info = (
+        folder / "plugin" / "vllm_memprof-0.dist-info"
+    )  # memprof as the engine would find it if it were installed
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-memprof\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+    )
     path = os.pathsep.join([str(info.parent), str(ROOT), os.environ.get("PYTHONPATH", "")])
     return Engine(given, {**os.environ, "PYTHONPATH": path, **own_state}, folder)
 
@@ -139,8 +152,18 @@ def script(engine: Engine) -> str:
 
 
 @pytest.fixture(scope="module")
-def eager(engine: Engine, script: str, model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return record(engine, tmp_path_factory.mktemp("eager"), script, "--model", model_path, "--enforce-eager", *ARGS)
+def eager(
+    engine: Engine, script: str, model_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Bench:
+    return record(
+        engine,
+        tmp_path_factory.mktemp("eager"),
+        script,
+        "--model",
+        model_path,
+        "--enforce-eager",
+        *ARGS,
+    )
 
 
 def test_both_workers_go_through_every_phase(eager: Bench) -> None:
@@ -168,7 +191,9 @@ def test_what_nests_in_what(eager: Bench) -> None:
         parents = {event["parent"] for event in eager.phases(label, "communicator")}
         assert parents == {ids["profile_run"]}
         profile_run = eager.phases(label, "profile_run")
-        inside = [e for e in eager.phases(label, "empty_cache") if e["parent"] == ids["profile_run"]]
+        inside = [
+            e for e in eager.phases(label, "empty_cache") if e["parent"] == ids["profile_run"]
+        ]
         assert len(inside) == 4  # before and after, at the profile's start and end
         assert profile_run[1]["t_ns"] > inside[-1]["t_ns"]
         assert all(re.match(r"worker\.py:\d+$", e["detail"]["site"]) for e in inside)
@@ -191,7 +216,11 @@ def test_eager_mode_measures_no_graph(eager: Bench) -> None:
 
 
 def test_required_hooks_are_bound_and_said_so(eager: Bench) -> None:
-    states = {e["hook"]: e["state"] for e in eager.by_label["TP0"] if e["kind"] == "hook" and e["need"] == "required"}
+    states = {
+        e["hook"]: e["state"]
+        for e in eager.by_label["TP0"]
+        if e["kind"] == "hook" and e["need"] == "required"
+    }
     assert set(states.values()) == {"bound"}
     assert re.search(r"memprof: TP0: (\d+)/\1 required hooks bound", eager.done.stdout)
 
@@ -201,13 +230,22 @@ def test_figures_and_plan_are_those_of_the_engine(eager: Bench) -> None:
     assert set(KV_PLAN) <= set(plan)
     assert plan["blocks"] == eager.held["blocks"]
     for rank, label in enumerate(("TP0", "TP1")):
-        values = [event["values"] for event in eager.by_label[label] if event["kind"] == "figures"][-1]
+        values = [event["values"] for event in eager.by_label[label] if event["kind"] == "figures"][
+            -1
+        ]
         assert set(values) == set(FIGURES)
-        names = ("weights_bytes", "requested_bytes", "peak_activation_bytes", "non_torch_increase_bytes")
+        names = (
+            "weights_bytes",
+            "requested_bytes",
+            "peak_activation_bytes",
+            "non_torch_increase_bytes",
+        )
         *terms, available = eager.held["workers"][rank]
         assert [values[name] for name in names] == terms
         assert values["kv_cache_bytes"] == int(available) == plan["available_bytes"][rank]
-    readiness = [event["what"] for event in eager.by_label["engine_core"] if event["kind"] == "ready"]
+    readiness = [
+        event["what"] for event in eager.by_label["engine_core"] if event["kind"] == "ready"
+    ]
     assert readiness == ["model"]
 
 
@@ -223,7 +261,16 @@ def test_the_engine_s_bytes_are_identical_without_memprof(
 def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
     engine: Engine, model_path: str, eager: Bench, tmp_path: Path
 ) -> None:
-    driver = ["-m", "vllm_memprof.capture.driver", "plan", "--model", model_path, "--", "--enforce-eager", *ARGS]
+    driver = [
+        "-m",
+        "vllm_memprof.capture.driver",
+        "plan",
+        "--model",
+        model_path,
+        "--",
+        "--enforce-eager",
+        *ARGS,
+    ]
     planned = record(engine, tmp_path, *driver)
 
     assert planned.done.returncode == 0, planned.done.stdout[-3000:]
@@ -236,7 +283,9 @@ def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
         assert len(planned.phases(label, "shutdown")) == 2
 
 
-def test_graph_mode_in_one_process(engine: Engine, script: str, model_path: str, tmp_path: Path) -> None:
+def test_graph_mode_in_one_process(
+    engine: Engine, script: str, model_path: str, tmp_path: Path
+) -> None:
     bench = record(engine, tmp_path, script, "--model", model_path, *ARGS[:-1])
 
     assert bench.done.returncode == 0, bench.done.stdout[-3000:]
@@ -247,11 +296,17 @@ def test_graph_mode_in_one_process(engine: Engine, script: str, model_path: str,
     assert after["detail"]["graph_bytes"] > 0
     values = [event["values"] for event in bench.by_label[label] if event["kind"] == "figures"][-1]
     assert values["graph_bytes"] == after["detail"]["graph_bytes"]
-    assert [event["role"] for event in bench.by_label[label] if event["kind"] == "identity"] == ["worker"]
-    assert [event["what"] for event in bench.by_label[label] if event["kind"] == "ready"] == ["model"]
+    assert [event["role"] for event in bench.by_label[label] if event["kind"] == "identity"] == [
+        "worker"
+    ]
+    assert [event["what"] for event in bench.by_label[label] if event["kind"] == "ready"] == [
+        "model"
+    ]
 
 
-def test_a_wrong_engine_argument_gets_vllm_s_own_message(engine: Engine, model_path: str, tmp_path: Path) -> None:
+def test_a_wrong_engine_argument_gets_vllm_s_own_message(
+    engine: Engine, model_path: str, tmp_path: Path
+) -> None:
     done = engine.run(
         "-m",
         "vllm_memprof.capture.driver",

@@ -20,7 +20,9 @@ TIGHTER = {"min": 1, "max": -1}
 
 def check(run_dir: Path, *args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*MEMPROF, "check", str(run_dir), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=60)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+    )
 
 
 def test_a_plan_keeps_the_committed_budget_to_the_byte(run_memprof, tmp_path):
@@ -30,7 +32,14 @@ def test_a_plan_keeps_the_committed_budget_to_the_byte(run_memprof, tmp_path):
 
     junit, summary = tmp_path / "junit.xml", tmp_path / "summary.md"
     done = check(
-        run.run_dir, "--budget", BUDGET, "--format", "github", "--junit", junit, GITHUB_STEP_SUMMARY=str(summary)
+        run.run_dir,
+        "--budget",
+        BUDGET,
+        "--format",
+        "github",
+        "--junit",
+        junit,
+        GITHUB_STEP_SUMMARY=str(summary),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert ET.parse(junit).getroot().get("failures") == "0"
@@ -42,11 +51,21 @@ def test_a_plan_keeps_the_committed_budget_to_the_byte(run_memprof, tmp_path):
     assert {key: reading["margin"] for key, reading in exact.items()} == dict.fromkeys(exact, 0)
 
     tighter = tmp_path / "tighter.toml"
-    wanted = {key: reading["limit"] + TIGHTER[key[:3]] for key, reading in exact.items() if reading["limit"]}
-    tighter.write_text("[budget]\n" + "".join(f"{key} = {limit}\n" for key, limit in wanted.items()))
+    wanted = {
+        key: reading["limit"] + TIGHTER[key[:3]]
+        for key, reading in exact.items()
+        if reading["limit"]
+    }
+    tighter.write_text(
+        "[budget]\n" + "".join(f"{key} = {limit}\n" for key, limit in wanted.items())
+    )
     done = check(run.run_dir, "--budget", tighter, "--format", "json")
     assert done.returncode == 1
-    failed = {row["key"]: row["readings"][0]["margin"] for row in json.loads(done.stdout)["limits"] if not row["ok"]}
+    failed = {
+        row["key"]: row["readings"][0]["margin"]
+        for row in json.loads(done.stdout)["limits"]
+        if not row["ok"]
+    }
     assert failed == dict.fromkeys(wanted, -1)
 
     proposed = check(run.run_dir, "--init", "--margin", "0%").stdout

@@ -15,15 +15,25 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 @pytest.mark.full
 def test_two_releases_differ_by_their_causes_to_the_byte(run_memprof):
-    arguments = ("--enforce-eager", "--max-model-len=4096", "-tp=2", "--gpu-memory-utilization=0.95")
+    arguments = (
+        "--enforce-eager",
+        "--max-model-len=4096",
+        "-tp=2",
+        "--gpu-memory-utilization=0.95",
+    )
     runs = [plan(run_memprof, stack, "memprof/tiny", *arguments) for stack in (OLD_STACK, STACK)]
 
     done = subprocess.run(
-        [*MEMPROF, "diff", *(str(run.run_dir) for run in runs), "--format", "json"], capture_output=True, text=True
+        [*MEMPROF, "diff", *(str(run.run_dir) for run in runs), "--format", "json"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     diff = json.loads(done.stdout)
-    assert {(row["a_label"], row["b_label"]) for row in diff["ranks"]} == {("TP0", "TP0"), ("TP1", "TP1")}
+    assert {(row["a_label"], row["b_label"]) for row in diff["ranks"]} == {
+        ("TP0", "TP0"),
+        ("TP1", "TP1"),
+    }
     for row in [diff["served"], *diff["ranks"]]:
         difference = row["kv_cache_bytes"]["difference"]
         assert difference is not None
@@ -32,7 +42,16 @@ def test_two_releases_differ_by_their_causes_to_the_byte(run_memprof):
         assert not {"unknown", "residual", "mixed"} & {cause["kind"] for cause in row["causes"]}
         charged_by_one = {cause["names"][0] for cause in row["causes"] if cause["kind"] == "method"}
         assert charged_by_one == {"initial_non_torch", "persistent_torch", "cached"}
-    assert sum(cause["kv_tokens"] for cause in diff["served"]["causes"]) == diff["kv_tokens"]["difference"]
-    granted = [min(rank["budget"]["engine_kv_cache_bytes"] for rank in run.report["ranks"]) for run in runs]
-    assert diff["served"]["kv_cache_bytes"] == {"a": granted[0], "b": granted[1], "difference": granted[1] - granted[0]}
+    assert (
+        sum(cause["kv_tokens"] for cause in diff["served"]["causes"])
+        == diff["kv_tokens"]["difference"]
+    )
+    granted = [
+        min(rank["budget"]["engine_kv_cache_bytes"] for rank in run.report["ranks"]) for run in runs
+    ]
+    assert diff["served"]["kv_cache_bytes"] == {
+        "a": granted[0],
+        "b": granted[1],
+        "difference": granted[1] - granted[0],
+    }
     assert not any("read apart" in note for note in diff["notes"])

@@ -16,7 +16,15 @@ from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
-TINY = ["memprof/tiny", "--device", "sim:910b", "--max-model-len", "2048", "--gpu-memory-utilization", "0.4"]
+TINY = [
+    "memprof/tiny",
+    "--device",
+    "sim:910b",
+    "--max-model-len",
+    "2048",
+    "--gpu-memory-utilization",
+    "0.4",
+]
 EAGER = [*TINY, "--enforce-eager"]
 FINDINGS = {
     "empty-cache-in-hot-path",
@@ -120,7 +128,9 @@ def scanned_scopes(package: Path) -> set[str]:
                 continue
             if isinstance(child, ast.Call):
                 called = child.func
-                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                name = (
+                    called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                )
                 if name.endswith("empty_cache"):
                     scopes.add(f"{module}:{'.'.join(names)}")
             visit(child, module, names)
@@ -145,16 +155,22 @@ def test_every_call_of_a_run_is_listed_once(counted: tuple[RunResult, Path]) -> 
     assert counted_by == {rank["pid"] for rank in run.report["ranks"]}  # no other process called
 
 
-def test_a_start_up_makes_the_calls_that_its_source_shows(counted: tuple[RunResult, Path], sim_stack: str) -> None:
+def test_a_start_up_makes_the_calls_that_its_source_shows(
+    counted: tuple[RunResult, Path], sim_stack: str
+) -> None:
     """vllm-ascend 0.23.0, eager, dense: at device init and around the profile; then those of the shutdown."""
     from vllm_memprof.sim.runtime import prepare_runtime
 
     run, _ = counted
-    [packages] = list((prepare_runtime("910b", sim_stack).python.parents[1] / "lib").glob("python*/site-packages"))
+    [packages] = list(
+        (prepare_runtime("910b", sim_stack).python.parents[1] / "lib").glob("python*/site-packages")
+    )
     scopes = scanned_scopes(packages / "vllm") | scanned_scopes(packages / "vllm_ascend")
     assert "vllm_ascend.worker.worker:NPUWorker._init_device" in scopes
     for rank in run.report["ranks"]:
-        start_up = [call for call in rank["empty_cache"] if not call["after_ready"] and not call["at_end"]]
+        start_up = [
+            call for call in rank["empty_cache"] if not call["after_ready"] and not call["at_end"]
+        ]
         assert Counter((call["phase"], call["function"]) for call in start_up) == {
             ("device_init", "NPUWorker._init_device"): 1,
             ("profile_run", "NPUWorker.determine_available_memory"): 2,
@@ -166,7 +182,9 @@ def test_a_start_up_makes_the_calls_that_its_source_shows(counted: tuple[RunResu
 def test_a_clean_run_finds_nothing(counted: tuple[RunResult, Path]) -> None:
     run, _ = counted
     assert found(run) == set()
-    assert "non-torch-read-after-empty-cache" not in {finding["id"] for finding in run.report["findings"]}
+    assert "non-torch-read-after-empty-cache" not in {
+        finding["id"] for finding in run.report["findings"]
+    }
     for rank in run.report["ranks"]:
         assert not any(call["while_serving"] for call in rank["empty_cache"])
         assert {call["by"] for call in rank["empty_cache"]} == {"engine"}
@@ -199,7 +217,9 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     assert f"{len(serving)} calls at planted.py:" in hot["evidence"]
     assert hot["severity"] == "warning"
     freed = [call["freed_bytes"] for call in serving]
-    assert hot["bytes"] == max(freed) == 3 * 20 * MIB  # of 64 MiB, in expandable segments of 20 MiB, three are unused
+    assert (
+        hot["bytes"] == max(freed) == 3 * 20 * MIB
+    )  # of 64 MiB, in expandable segments of 20 MiB, three are unused
     again = finding(run, "empty-cache-refilled")
     taken = sum(call["refilled_bytes"] for call in serving)
     assert f"freed {sum(freed):,} bytes, {taken:,} of them taken again" in again["evidence"]
@@ -220,14 +240,23 @@ def test_a_reading_that_empties_the_cache_is_found(run_memprof, tmp_path: Path) 
 
 def test_an_experiment_adds_calls_that_are_memprof_s(run_memprof) -> None:
     run = run_memprof(
-        "offline", *EAGER, "--prompt", "hi", "--empty-cache-at", "weight_load,profile_run,warm_up,graph_capture"
+        "offline",
+        *EAGER,
+        "--prompt",
+        "hi",
+        "--empty-cache-at",
+        "weight_load,profile_run,warm_up,graph_capture",
     )
     assert run.returncode == 0, run.output[-3000:]
     [rank] = run.report["ranks"]
     own = [call for call in rank["empty_cache"] if call["by"] == "memprof"]
     assert [call["at"] for call in own] == ["weight_load", "profile_run", "warm_up"]
     assert rank["empty_cache_summary"]["calls"] == 3  # the engine's own, as without the experiment
-    assert [row["at"] for row in rank["empty_cache_summary"]["own"]] == ["weight_load", "profile_run", "warm_up"]
+    assert [row["at"] for row in rank["empty_cache_summary"]["own"]] == [
+        "weight_load",
+        "profile_run",
+        "warm_up",
+    ]
     assert all(row["seconds"] > 0 for row in rank["empty_cache_summary"]["own"])
     assert rank["budget"]["balanced"] is True
     assert run.info["empty_cache_at"] == ["weight_load", "profile_run", "warm_up", "graph_capture"]
@@ -241,16 +270,22 @@ def test_workspace_that_the_budget_missed(run_memprof, tmp_path: Path) -> None:
     from vllm_memprof.sim.profiles import PROFILES_DIR
 
     text = (PROFILES_DIR / "ascend910b.toml").read_text()
-    named = text.replace('name = "ascend910b"', 'name = "with_workspace"').replace('["910b", "a2"]', "[]")
+    named = text.replace('name = "ascend910b"', 'name = "with_workspace"').replace(
+        '["910b", "a2"]', "[]"
+    )
     profile = tmp_path / "with_workspace.toml"
     profile.write_text(named + f'"*" = {24 * MIB}\n')
     args = [*EAGER[1:2], f"sim:{profile}", *EAGER[3:]]
-    env = {"TASK_QUEUE_ENABLE": "2"}  # workspace from an allocator of its own; by default it is cached like a tensor
+    env = {
+        "TASK_QUEUE_ENABLE": "2"
+    }  # workspace from an allocator of its own; by default it is cached like a tensor
     run = run_memprof("offline", EAGER[0], *args, "--prompt", "hi", env=env)
     assert run.returncode == 0, run.output[-3000:]
     [rank] = run.report["ranks"]
     last = [call for call in rank["empty_cache"] if call["phase"] == "profile_run"][-1]
-    assert last["freed_npu_workspace_bytes"] == 24 * MIB + 2 * MIB  # one stream; a page of 2 MiB for 32 bytes more
+    assert (
+        last["freed_npu_workspace_bytes"] == 24 * MIB + 2 * MIB
+    )  # one stream; a page of 2 MiB for 32 bytes more
     missed = finding(run, "non-torch-read-after-empty-cache")
     assert missed["bytes"] == last["freed_npu_workspace_bytes"]
     assert "charged to nobody" in run.output

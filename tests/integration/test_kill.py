@@ -9,17 +9,35 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import assert_nothing_left, engine_pids, finish, read_events, start_memprof, wait_until
+from tests.conftest import (
+    assert_nothing_left,
+    engine_pids,
+    finish,
+    read_events,
+    start_memprof,
+    wait_until,
+)
 
 pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(300)]
 
-MODEL_ARGS = ["Qwen/Qwen3-14B", "--device", "sim:910b", "--tensor-parallel-size", "2", "--enforce-eager"]
+MODEL_ARGS = [
+    "Qwen/Qwen3-14B",
+    "--device",
+    "sim:910b",
+    "--tensor-parallel-size",
+    "2",
+    "--enforce-eager",
+]
 MODEL_ARGS += ["--max-model-len", "8192"]
 
 
 def open_phases(events, label: str) -> tuple[int | None, list[str]]:
     """The pid of the worker with this label, and its phases that are under way, outermost first."""
-    named = [event["file"] for event in events if event["kind"] == "identity" and event.get("label") == label]
+    named = [
+        event["file"]
+        for event in events
+        if event["kind"] == "identity" and event.get("label") == label
+    ]
     if not named:
         return None, []
     phases: dict[int, str] = {}
@@ -52,7 +70,9 @@ def kill_in(run_dir, label: str, phase: str, process) -> None:
     wait_until(caught, 120, f"{label} is in {phase}")
 
 
-@pytest.mark.parametrize("phase", ["weight_load", pytest.param("profile_run", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "phase", ["weight_load", pytest.param("profile_run", marks=pytest.mark.full)]
+)
 def test_a_worker_killed_during_start_up(sim_stack, tmp_path, cleanup_processes, phase):
     run_dir = tmp_path / "run"
     process = start_memprof(["offline", *MODEL_ARGS, "--prompt", "hi"], run_dir)
@@ -81,7 +101,9 @@ def test_a_worker_killed_while_serving(sim_stack, tmp_path, cleanup_processes):
 
     def ready():
         assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
-        return any(event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir))
+        return any(
+            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
+        )
 
     wait_until(ready, 200, "the server is ready")
     pid, phases = open_phases(read_events(run_dir), "TP0")

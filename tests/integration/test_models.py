@@ -26,13 +26,17 @@ def assert_planned(run):
     assert rank["budget"]["residual_bytes"] == 0
     kv = rank["kv"]
     tokens = re.search(r"GPU KV cache size: ([\d,]+) tokens", run.engine_log)
-    concurrency = re.search(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", run.engine_log)
+    concurrency = re.search(
+        r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x", run.engine_log
+    )
     assert kv["tokens"] == int(tokens[1].replace(",", ""))
     assert kv["max_model_len"] == int(concurrency[1].replace(",", ""))
     assert f"{kv['max_concurrency']:.2f}" == concurrency[2]
     checks = {check["name"]: check["ok"] for check in kv["checks"]}
     unknown = [name for name, ok in checks.items() if ok is None]
-    assert unknown == ["allocated for the KV cache = planned bytes, within 1%"]  # a plan allocates none
+    assert unknown == [
+        "allocated for the KV cache = planned bytes, within 1%"
+    ]  # a plan allocates none
     assert all(ok for name, ok in checks.items() if name not in unknown), checks
     return rank
 
@@ -47,7 +51,9 @@ def expected_bytes(config, tensor_parallel, quantized):
     total = 0
     for weight, shape in list_weights(config).items():
         type_ = types.get(re.sub(r"\.experts\.\d+\.", ".experts.0.", weight), "FLOAT")
-        whole = len(shape) == 1 or re.search(r"mlp\.gate\.|q_a_proj|kv_a_proj|shared_expert_gate", weight)
+        whole = len(shape) == 1 or re.search(
+            r"mlp\.gate\.|q_a_proj|kv_a_proj|shared_expert_gate", weight
+        )
         size = math.prod(shape) * (2 if type_ == "FLOAT" else 1)
         total += size if whole else size / tensor_parallel
     return total
@@ -110,13 +116,24 @@ def test_quantized_weights_have_their_sizes(run_memprof, sim_stack, name, size):
     weights, config = weights_of(rank), find_preset(name).config
     assert weights == pytest.approx(expected_bytes(config, size, quantized=True), rel=0.04)
     assert weights < 0.62 * expected_bytes(config, size, quantized=False)
-    assert [note for note in run.report["run"]["notes"] if "quant_model_description.json was generated" in note]
+    assert [
+        note
+        for note in run.report["run"]["notes"]
+        if "quant_model_description.json was generated" in note
+    ]
 
 
 @pytest.mark.full
 def test_quantized_weights_of_the_older_engine(run_memprof):
     stack = require_stack(OLD_STACK)
-    arguments = ["--device", "sim:910b", "--stack", stack, "--enforce-eager", "--max-model-len=8192"]
+    arguments = [
+        "--device",
+        "sim:910b",
+        "--stack",
+        stack,
+        "--enforce-eager",
+        "--max-model-len=8192",
+    ]
     sizes = []
     for quantization in ([], ["--quantization", "ascend"]):
         run = run_memprof("plan", "Qwen/Qwen3-8B", *arguments, *quantization)
@@ -124,7 +141,9 @@ def test_quantized_weights_of_the_older_engine(run_memprof):
         loaded = re.search(r"Loading model weights took ([\d.]+) GB", run.engine_log)
         sizes.append(float(loaded[1]) * GIB)
     config = find_preset("Qwen/Qwen3-8B").config
-    assert sizes == [pytest.approx(expected_bytes(config, 1, quantized), rel=0.01) for quantized in (False, True)]
+    assert sizes == [
+        pytest.approx(expected_bytes(config, 1, quantized), rel=0.01) for quantized in (False, True)
+    ]
 
 
 LLAMA = {
@@ -152,7 +171,9 @@ def test_a_folder_with_nothing_but_a_configuration(run_memprof, sim_stack, tmp_p
 
 @pytest.mark.full
 def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack, tmp_path):
-    folder = model_folder(tmp_path / "foo", {**LLAMA, "architectures": ["FooForCausalLM"], "model_type": "foo"})
+    folder = model_folder(
+        tmp_path / "foo", {**LLAMA, "architectures": ["FooForCausalLM"], "model_type": "foo"}
+    )
     run = run_memprof("plan", str(folder), "--device", "sim:910b")
     assert run.returncode == 1
     assert "does not recognize this architecture" in run.report["run"]["exit_reason"]

@@ -18,13 +18,19 @@ ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096"]
 def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup_processes):
     """The first plan is stopped (SIGSTOP) right after its weights are loaded, so that both hold memory at once."""
     first_dir, second_dir = tmp_path / "first", tmp_path / "second"
-    first = start_memprof(["plan", "Qwen/Qwen3-14B", *ARGS, "--gpu-memory-utilization", "0.6"], first_dir)
+    first = start_memprof(
+        ["plan", "Qwen/Qwen3-14B", *ARGS, "--gpu-memory-utilization", "0.6"], first_dir
+    )
     cleanup_processes.append(first)
 
     def weights_loaded():
         assert first.poll() is None, (tmp_path / "first.out").read_text()[-3000:]
         for event in read_events(first_dir):
-            if event["kind"] == "phase" and event["phase"] == "weight_load" and event["edge"] == "after":
+            if (
+                event["kind"] == "phase"
+                and event["phase"] == "weight_load"
+                and event["edge"] == "after"
+            ):
                 pid = int(event["file"].removesuffix(".jsonl").rsplit("-", 1)[1])
                 os.kill(pid, signal.SIGSTOP)
                 return pid, event["snapshot"]["reserved_bytes"]
@@ -33,7 +39,9 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     worker, held = wait_until(weights_loaded, 200, "the first run holds its weights")
     assert held > 27 * GIB
     try:
-        second = start_memprof(["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization", "0.2"], second_dir)
+        second = start_memprof(
+            ["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization", "0.2"], second_dir
+        )
         cleanup_processes.append(second)
         report = finish(second, second_dir).report
         seen = report["ranks"][0]
@@ -41,7 +49,9 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
         os.kill(worker, signal.SIGCONT)
     assert finish(first, first_dir).returncode == 0
     assert seen["initial_free_bytes"] <= seen["device_total_bytes"] - held
-    start = next(m for m in seen["device_memory"] if (m["phase"], m["edge"]) == ("hccl_init", "before"))
+    start = next(
+        m for m in seen["device_memory"] if (m["phase"], m["edge"]) == ("hccl_init", "before")
+    )
     [others] = [row["bytes"] for row in start["rows"] if row["component"] == "other_processes"]
     assert others >= held
     assert start["unaccounted_bytes"] == 0

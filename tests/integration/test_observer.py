@@ -50,7 +50,9 @@ HELD = {
     STACK: {"available", "weights", "peak_activation", "non_torch", "free_after"},
     OLD_STACK: {"free_at_start", "printed"},
 }
-ALWAYS = {"blocks"} | {f"{name}_bytes.{which}" for name in ("allocated", "reserved") for which in ("current", "peak")}
+ALWAYS = {"blocks"} | {
+    f"{name}_bytes.{which}" for name in ("allocated", "reserved") for which in ("current", "peak")
+}
 
 
 def engine_figures(runtime, model_path: str, script, extra_env: dict[str, str]) -> dict[str, int]:
@@ -70,8 +72,12 @@ def test_engine_bytes_are_identical_with_and_without(stack, tmp_path):
     plain = engine_figures(runtime, path, tmp_path / "figures.py", {})
     run_dir = tmp_path / "run"
     (run_dir / "events").mkdir(parents=True)
-    observed = engine_figures(runtime, path, tmp_path / "figures.py", {"MEMPROF_RUN_DIR": str(run_dir)})
-    assert list((run_dir / "events").glob("*.jsonl")), "memprof was not loaded, the comparison proves nothing"
+    observed = engine_figures(
+        runtime, path, tmp_path / "figures.py", {"MEMPROF_RUN_DIR": str(run_dir)}
+    )
+    assert list((run_dir / "events").glob("*.jsonl")), (
+        "memprof was not loaded, the comparison proves nothing"
+    )
     assert observed == plain
     always = {
         "blocks",
@@ -81,7 +87,9 @@ def test_engine_bytes_are_identical_with_and_without(stack, tmp_path):
         "reserved_bytes.peak",
     }
     printed = {"printed"} if stack == OLD_STACK else set()
-    assert {name for name, value in plain.items() if value is not None} == HELD[stack] | always | printed
+    assert {name for name, value in plain.items() if value is not None} == HELD[
+        stack
+    ] | always | printed
     assert all(value >= 0 for value in plain.values() if value is not None)
     assert plain["blocks"] > 0
 
@@ -97,6 +105,8 @@ def test_without_the_launcher_nothing_is_hooked(sim_stack, tmp_path):
     )
     env = {**os.environ, **runtime.env}
     env.pop("MEMPROF_RUN_DIR", None)
-    done = subprocess.run([str(runtime.python), "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(runtime.python), "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["[]", "False"]

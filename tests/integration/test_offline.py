@@ -47,15 +47,26 @@ def test_reference_run_reproduces_hardware_figures(run_memprof):
         terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
         assert terms["weights"] == pytest.approx(9.1948 * GIB, rel=0.005)
         assert rank["budget"]["engine_kv_cache_bytes"] == pytest.approx(44.30 * GIB, rel=0.01)
-        assert rank["kv"]["bytes_per_token"] == 73_728  # 36 layers x 4 KV heads x 128 x (K, V) x 2 bytes
+        assert (
+            rank["kv"]["bytes_per_token"] == 73_728
+        )  # 36 layers x 4 KV heads x 128 x (K, V) x 2 bytes
         assert rank["kv"]["tokens"] == rank["kv"]["blocks"] * 128
         names = phase_names(rank)
-        for name in ("device_init", "hccl_init", "communicator", "weight_load", "mm_profile", "profile_run"):
+        for name in (
+            "device_init",
+            "hccl_init",
+            "communicator",
+            "weight_load",
+            "mm_profile",
+            "profile_run",
+        ):
             assert name in names
         assert names.count("graph_capture") == 1
         assert terms["graph"] > 0
     printed = printed_gib(run.engine_log, r"Available KV cache memory: ([\d.]+) GiB")
-    assert printed == pytest.approx(report["ranks"][0]["budget"]["engine_kv_cache_bytes"] / GIB, abs=0.005)
+    assert printed == pytest.approx(
+        report["ranks"][0]["budget"]["engine_kv_cache_bytes"] / GIB, abs=0.005
+    )
     tokens = printed_gib(run.engine_log.replace(",", ""), r"KV cache size: (\d+) tokens")
     assert tokens == report["ranks"][0]["kv"]["tokens"]
     assert "TP0" in run.output
@@ -63,7 +74,15 @@ def test_reference_run_reproduces_hardware_figures(run_memprof):
 
 
 def test_14b_weights_print_what_a_user_saw_on_hardware(run_memprof):
-    run = run_memprof("plan", "Qwen/Qwen3-14B", "--device", "sim:910b", "--enforce-eager", "--max-model-len", "8192")
+    run = run_memprof(
+        "plan",
+        "Qwen/Qwen3-14B",
+        "--device",
+        "sim:910b",
+        "--enforce-eager",
+        "--max-model-len",
+        "8192",
+    )
     assert run.returncode == 0, run.output[-3000:]
     assert "Loading model weights took 27.5376 GB" in run.engine_log
     assert_balanced(run.report)
@@ -92,20 +111,33 @@ def test_eager_mode_has_no_graph_figure(run_memprof):
     assert_balanced(run.report)
     rank = run.report["ranks"][0]
     assert "warm_up" in phase_names(rank)
-    assert all(phase["after"] is None for phase in rank["phases"] if phase["phase"] == "graph_capture")
+    assert all(
+        phase["after"] is None for phase in rank["phases"] if phase["phase"] == "graph_capture"
+    )
     assert {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}.get("graph") is None
     assert not re.search(r"graph\S* .*\b0\.00", run.output, re.IGNORECASE)
 
 
 def test_graph_mode_reports_graph_memory(run_memprof):
-    run = run_memprof("offline", "memprof/tiny", "--device", "sim:910b", "--max-model-len", "4096", "--prompt", "hi")
+    run = run_memprof(
+        "offline",
+        "memprof/tiny",
+        "--device",
+        "sim:910b",
+        "--max-model-len",
+        "4096",
+        "--prompt",
+        "hi",
+    )
     assert run.returncode == 0, run.output[-3000:]
     rank = run.report["ranks"][0]
     assert_balanced(run.report)
     captured = [phase for phase in rank["phases"] if phase["phase"] == "graph_capture"]
     assert len(captured) == 1
     terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
-    printed = printed_gib(run.engine_log, r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB")
+    printed = printed_gib(
+        run.engine_log, r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"
+    )
     assert terms["graph"] / GIB == pytest.approx(printed, abs=0.005)
     assert terms["graph"] > 0
 
@@ -113,7 +145,15 @@ def test_graph_mode_reports_graph_memory(run_memprof):
 @pytest.mark.full
 def test_mixture_of_experts_loads(run_memprof):
     run = run_memprof(
-        "plan", "Qwen/Qwen3-30B-A3B", "--device", "sim:910b", "--enforce-eager", "--max-model-len", "8192", "-tp", "2"
+        "plan",
+        "Qwen/Qwen3-30B-A3B",
+        "--device",
+        "sim:910b",
+        "--enforce-eager",
+        "--max-model-len",
+        "8192",
+        "-tp",
+        "2",
     )
     assert run.returncode == 0, run.output[-3000:]
     assert_balanced(run.report)

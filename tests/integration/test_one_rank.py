@@ -39,9 +39,17 @@ CASES = {
     ),
     "pcp2": (TINY, ["--prefill-context-parallel-size=2"], ["--rank=1"]),
     "pp2": (TINY, ["--pipeline-parallel-size=2"], ["--ranks=edges"]),
-    "pp2-tp2": (TINY, ["--pipeline-parallel-size=2", "--tensor-parallel-size=2"], ["--ranks=edges"]),
+    "pp2-tp2": (
+        TINY,
+        ["--pipeline-parallel-size=2", "--tensor-parallel-size=2"],
+        ["--ranks=edges"],
+    ),
     "dp2": (TINY, ["--data-parallel-size=2"], ["--rank=1"]),
-    "dp2-tp2-ep": (EXPERTS, ["--data-parallel-size=2", "--tensor-parallel-size=2", EP], ["--ranks=edges"]),
+    "dp2-tp2-ep": (
+        EXPERTS,
+        ["--data-parallel-size=2", "--tensor-parallel-size=2", EP],
+        ["--ranks=edges"],
+    ),
 }
 #: Shown by CI; the others come through the same code.
 DEFAULT = ["tp2-graphs", "tp2-ep", "dp2"]

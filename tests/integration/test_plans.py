@@ -42,7 +42,9 @@ def env(place: Path) -> dict[str, str]:
 
 
 def memprof(place: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MEMPROF, *args], capture_output=True, text=True, cwd=place, env=env(place), timeout=850)
+    return subprocess.run(
+        [*MEMPROF, *args], capture_output=True, text=True, cwd=place, env=env(place), timeout=850
+    )
 
 
 def sweep(place: Path, folder: str, *args: str) -> list[dict[str, Any]]:
@@ -54,7 +56,9 @@ def sweep(place: Path, folder: str, *args: str) -> list[dict[str, Any]]:
         table = list(csv.DictReader(stream))
     rows: list[dict[str, Any]] = json.loads((place / folder / "sweep.json").read_text())["rows"]
     assert [row["run_id"] for row in table] == [row["run_id"] for row in rows]
-    assert [row["kv_cache_bytes"] for row in table] == [str(row["kv_cache_bytes"] or "") for row in rows]
+    assert [row["kv_cache_bytes"] for row in table] == [
+        str(row["kv_cache_bytes"] or "") for row in rows
+    ]
     return rows
 
 
@@ -64,19 +68,38 @@ def fit(place: Path, *args: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row(place: Path) -> None:
+def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row(
+    place: Path,
+) -> None:
     args = ["--max-num-batched-tokens", "2048", "--max-model-len", "4096"]
     rows = sweep(place, "small", "--over", "gpu-memory-utilization=0.7,0.8,0.9", *args)
     assert [row["status"] for row in rows] == ["ok"] * 3
     room = sorted(row["headroom_bytes"] for row in rows)[1] - GIB
-    search = ["--fit", "gpu-memory-utilization", "--between", "0.7:0.9", "--step", "0.1", "--headroom", str(room)]
+    search = [
+        "--fit",
+        "gpu-memory-utilization",
+        "--between",
+        "0.7:0.9",
+        "--step",
+        "0.1",
+        "--headroom",
+        str(room),
+    ]
     code, found = fit(place, *search, *args)
     assert (code, found["answer"], found["ordered"]) == (0, "0.8", True)
-    assert {each["plan"]["run_id"] for each in found["tries"]} <= {row["run_id"] for row in rows}  # none was made again
+    assert {each["plan"]["run_id"] for each in found["tries"]} <= {
+        row["run_id"] for row in rows
+    }  # none was made again
 
     over = ["--over", f"max-num-batched-tokens=2048,{TOO_MANY_TOKENS}"]
-    came_up, ran_out = sweep(place, "oom", *over, "--max-model-len=4096", "--gpu-memory-utilization", "0.9")
-    assert (came_up["balanced"], came_up["cached"], came_up["run_id"]) == (True, True, rows[2]["run_id"])
+    came_up, ran_out = sweep(
+        place, "oom", *over, "--max-model-len=4096", "--gpu-memory-utilization", "0.9"
+    )
+    assert (came_up["balanced"], came_up["cached"], came_up["run_id"]) == (
+        True,
+        True,
+        rows[2]["run_id"],
+    )
     assert (ran_out["status"], ran_out["tokens"]) == ("oom", None)
     assert "out of device memory in profile_run" in ran_out["reason"]
     assert ran_out["final"] is True  # it would run out again: the row is kept
@@ -85,7 +108,12 @@ def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row
 
 
 #: 24 plans.
-GRID = ["--over", "gpu-memory-utilization=0.4,0.5,0.6,0.7,0.8,0.9", "--over", "max-model-len=4096,8192,12288,16384"]
+GRID = [
+    "--over",
+    "gpu-memory-utilization=0.4,0.5,0.6,0.7,0.8,0.9",
+    "--over",
+    "max-model-len=4096,8192,12288,16384",
+]
 
 
 def start_and_interrupt(place: Path, folder: str, *args: str) -> tuple[int, str]:
@@ -94,12 +122,18 @@ def start_and_interrupt(place: Path, folder: str, *args: str) -> tuple[int, str]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=place,
                                env=env(place), start_new_session=True)  # fmt: skip
     try:
-        wait_until(lambda: len(list((place / folder).glob("plans/*/plan.json"))) >= 5, 600, "five plans")
+        wait_until(
+            lambda: len(list((place / folder).glob("plans/*/plan.json"))) >= 5, 600, "five plans"
+        )
         below = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=120)
-    wait_until(lambda: not any(child.is_running() for child in below), 30, "the end of what the sweep had started")
+    wait_until(
+        lambda: not any(child.is_running() for child in below),
+        30,
+        "the end of what the sweep had started",
+    )
     return process.returncode, stderr
 
 
@@ -130,7 +164,9 @@ def interrupted_and_gone_on(place: Path, folder: str, *args: str) -> list[dict[s
 @pytest.mark.full
 def test_24_plans_with_a_ctrl_c_after_5(place: Path) -> None:
     rows = interrupted_and_gone_on(place, "grid")
-    by_utilization = [row["kv_cache_bytes"] for row in rows if row["values"]["max-model-len"] == "4096"]
+    by_utilization = [
+        row["kv_cache_bytes"] for row in rows if row["values"]["max-model-len"] == "4096"
+    ]
     assert by_utilization == sorted(set(by_utilization))
 
 
@@ -139,7 +175,16 @@ def test_24_plans_with_a_ctrl_c_after_5(place: Path) -> None:
 CASES: dict[str, tuple[list[str], list[str], Any]] = {
     "gpu-memory-utilization": (
         ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"],
-        ["--between", "0.4:0.9", "--step", "0.1", "--headroom", "14GiB", "--want", "tokens=1000000"],
+        [
+            "--between",
+            "0.4:0.9",
+            "--step",
+            "0.1",
+            "--headroom",
+            "14GiB",
+            "--want",
+            "tokens=1000000",
+        ],
         lambda row: row["headroom_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
     ),
     "max-model-len": (
@@ -161,12 +206,16 @@ def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> Non
     values, wants, holds = CASES[knob]
     option = {"devices": "tensor-parallel-size"}.get(knob, knob)
     fixed = {"gpu-memory-utilization": "0.9", "max-model-len": "4096"}
-    args = [token for name, value in fixed.items() if name != knob for token in (f"--{name}", value)]
+    args = [
+        token for name, value in fixed.items() if name != knob for token in (f"--{name}", value)
+    ]
     args += ["--ranks", "one"] if knob == "devices" else []
     rows = sweep(place, f"all-{knob}", "--over", f"{option}={','.join(values)}", *args)
     assert [row["status"] for row in rows] == ["ok"] * len(values)
     holding = [value for value, row in zip(values, rows, strict=True) if holds(row)]
-    assert 0 < len(holding) < len(values), [row["headroom_bytes"] for row in rows]  # the case decides something
+    assert 0 < len(holding) < len(values), [
+        row["headroom_bytes"] for row in rows
+    ]  # the case decides something
     code, found = fit(place, "--fit", knob, *wants, *args)
     assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
     assert [each["value"] for each in found["tries"] if each["holds"]] == [
@@ -175,11 +224,22 @@ def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"
+)
 def test_24_plans_on_a_local_ray_of_two_workers(place: Path) -> None:
     """Its figures are those of the plans that were made without Ray."""
     rows = interrupted_and_gone_on(place, "ray", "--ray=local", "--jobs", "2", "--no-cache")
     here = sweep(place, "grid", *GRID)
     assert {row["run_id"] for row in rows}.isdisjoint(row["run_id"] for row in here)
-    figures = ("tokens", "kv_cache_bytes", "honest_kv_cache_bytes", "honest_headroom_bytes", "terms", "max_concurrency")
-    assert [[row[name] for name in figures] for row in rows] == [[row[name] for name in figures] for row in here]
+    figures = (
+        "tokens",
+        "kv_cache_bytes",
+        "honest_kv_cache_bytes",
+        "honest_headroom_bytes",
+        "terms",
+        "max_concurrency",
+    )
+    assert [[row[name] for name in figures] for row in rows] == [
+        [row[name] for name in figures] for row in here
+    ]

@@ -27,11 +27,18 @@ def png(width: int, height: int) -> bytes:
     """A grey picture, written by hand so that the test needs no imaging library."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     rows = b"".join(b"\0" + b"\x80\x80\x80" * width for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def request(port: int, path: str, body: dict | None = None, timeout_s: float = 90):
@@ -50,20 +57,44 @@ def models(port: int):
         return None
 
 
-def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(sim_stack, tmp_path, cleanup_processes):
+def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(
+    sim_stack, tmp_path, cleanup_processes
+):
     port = free_port()
     run_dir = tmp_path / "run"
     model = "Qwen/Qwen3-VL-8B-Instruct"
-    args = ["serve", model, "--device", "sim:910b", "--tensor-parallel-size", "2", "--enforce-eager"]
-    args += ["--max-model-len", "16384", "--max-num-seqs", "4", "--port", str(port), "--host", "127.0.0.1"]
+    args = [
+        "serve",
+        model,
+        "--device",
+        "sim:910b",
+        "--tensor-parallel-size",
+        "2",
+        "--enforce-eager",
+    ]
+    args += [
+        "--max-model-len",
+        "16384",
+        "--max-num-seqs",
+        "4",
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
     process = start_memprof(args, run_dir)
     cleanup_processes.append(process)
-    answer = wait_until(lambda: models(port) or process.poll() is not None, 200, "the server answers")
+    answer = wait_until(
+        lambda: models(port) or process.poll() is not None, 200, "the server answers"
+    )
     assert answer is not True, (tmp_path / "run.out").read_text()[-3000:]
     assert [entry["id"] for entry in answer["data"]] == [model]
 
     picture = "data:image/png;base64," + base64.b64encode(png(640, 480)).decode()
-    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": picture}}]
+    content = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": picture}},
+    ]
     reply = request(
         port,
         "/v1/chat/completions",

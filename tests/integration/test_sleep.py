@@ -48,10 +48,14 @@ def test_five_clean_cycles_leave_nothing(run_memprof) -> None:
     cycles = rank["cycles"]
     assert [cycle["number"] for cycle in cycles] == [1, 2, 3, 4, 5]
     granted = rank["budget"]["engine_kv_cache_bytes"]
-    assert cycles[0]["residue_bytes"] <= 0  # the first sleep gives back what the request before it had cached
+    assert (
+        cycles[0]["residue_bytes"] <= 0
+    )  # the first sleep gives back what the request before it had cached
     assert [cycle["residue_bytes"] for cycle in cycles[1:]] == [0] * 4
     for cycle in cycles:
-        assert cycle["used_bytes"] - cycle["asleep_used_bytes"] >= granted - 64 * MIB  # KV cache and weights were gone
+        assert (
+            cycle["used_bytes"] - cycle["asleep_used_bytes"] >= granted - 64 * MIB
+        )  # KV cache and weights were gone
         assert cycle["emptied"] is True  # by the pool, each time that it sleeps
     for phase in rank["phases"]:
         for edge in ("before", "after"):
@@ -74,7 +78,9 @@ def test_a_leak_of_every_cycle_is_found_and_priced(run_memprof, tmp_path: Path) 
     assert run.returncode == 0, run.output[-3000:]
     assert found(run) == {"residue-per-cycle"}
     [leak] = [finding for finding in run.report["findings"] if finding["id"] == "residue-per-cycle"]
-    lost = LEAK_BYTES + 2 * MIB  # torch_npu adds 32 bytes to the block, and the segment is a multiple of 2 MiB
+    lost = (
+        LEAK_BYTES + 2 * MIB
+    )  # torch_npu adds 32 bytes to the block, and the segment is a multiple of 2 MiB
     assert leak["bytes"] == lost
     [rank] = run.report["ranks"]
     assert leak["kv_tokens"] == lost // rank["kv"]["bytes_per_block"] * rank["kv"]["block_size"]
@@ -152,7 +158,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("growing", {"reserved-grows-without-empty-cache"}), ("steady", set()), ("growing-emptied", set())],
+    [
+        ("growing", {"reserved-grows-without-empty-cache"}),
+        ("steady", set()),
+        ("growing-emptied", set()),
+    ],
 )
 def test_weight_updates(sim_stack: str, tmp_path: Path, kind: str, expected: set[str]) -> None:
     run = run_script(sim_stack, tmp_path, UPDATE, kind)
@@ -160,14 +170,18 @@ def test_weight_updates(sim_stack: str, tmp_path: Path, kind: str, expected: set
     [rank] = run.report["ranks"]
     updates = [phase for phase in rank["phases"] if phase["phase"] == "weight_update"]
     by = ["start_weight_update"] * 5 + (["load_weights"] if kind == "steady" else [])
-    assert [phase["detail"]["by"] for phase in updates] == by  # one from start to finish, whatever lies between
+    assert [
+        phase["detail"]["by"] for phase in updates
+    ] == by  # one from start to finish, whatever lies between
     assert not any(phase["open"] or phase["error"] for phase in updates)
     assert [cycle["kind"] for cycle in rank["cycles"]] == ["weight_update"] * len(by)
     assert found(run) == expected
     if expected:
         [growth] = [finding for finding in run.report["findings"] if finding["id"] in expected]
         reserved = [cycle["reserved_bytes"] for cycle in rank["cycles"]]
-        assert reserved[-1] - reserved[0] >= 4 * 64 * MIB  # the last buffer is so much larger than the first
+        assert (
+            reserved[-1] - reserved[0] >= 4 * 64 * MIB
+        )  # the last buffer is so much larger than the first
         assert growth["bytes"] == sum(cycle["cached_residue_bytes"] for cycle in rank["cycles"][1:])
         assert "no empty_cache in between" in growth["evidence"]
 
@@ -192,7 +206,9 @@ def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
     single = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_ENABLE_NZ": "0"}
     env = build_env(os.environ, run_dir, "offline", {**runtime.env, **model.env, **single})
     command = [str(runtime.python), str(script), model.path, *args]
-    info = RunInfo(uuid.uuid4().hex, "offline", "memprof/tiny", command, device="910b", simulated=True)
+    info = RunInfo(
+        uuid.uuid4().hex, "offline", "memprof/tiny", command, device="910b", simulated=True
+    )
     run_engine(Job(info, run_dir, command, env, 240.0), PlainView("script", 0, False))
     done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
                           capture_output=True, text=True, check=False)  # fmt: skip

@@ -33,18 +33,29 @@ def assert_balanced(run, equation, tp):
         assert budget["kv_cache_bytes"] == budget["engine_kv_cache_bytes"] > 0
     hooks = [event for event in run.events() if event["kind"] == "hook"]
     assert hooks
-    assert not [event for event in hooks if event["need"] == "required" and event["state"] != "bound"]
+    assert not [
+        event for event in hooks if event["need"] == "required" and event["state"] != "bound"
+    ]
     assert not [event for event in hooks if event["state"] in ("stale", "error", "overwritten")]
     assert not [event for event in run.events() if event["kind"] == "error"]
 
 
 @pytest.mark.parametrize(
     ("tp", "utilization"),
-    [(1, "0.9"), (2, "0.95"), *(pytest.param(*row, marks=pytest.mark.full) for row in ((1, "0.95"), (2, "0.9")))],
+    [
+        (1, "0.9"),
+        (2, "0.95"),
+        *(pytest.param(*row, marks=pytest.mark.full) for row in ((1, "0.95"), (2, "0.9"))),
+    ],
 )
 @pytest.mark.parametrize("stack", [OLD_STACK, STACK])
 def test_every_rank_balances_to_the_byte(run_memprof, stack, tp, utilization):
-    arguments = ("--enforce-eager", "--max-model-len=4096", f"-tp={tp}", f"--gpu-memory-utilization={utilization}")
+    arguments = (
+        "--enforce-eager",
+        "--max-model-len=4096",
+        f"-tp={tp}",
+        f"--gpu-memory-utilization={utilization}",
+    )
     run = plan(run_memprof, stack, "memprof/tiny", *arguments)
 
     assert_balanced(run, EQUATIONS[stack], tp)
@@ -52,10 +63,16 @@ def test_every_rank_balances_to_the_byte(run_memprof, stack, tp, utilization):
     requested = [rank["budget"]["requested_bytes"] for rank in run.report["ranks"]]
     assert requested == [pytest.approx(65_452_113_920 * float(utilization), abs=1)] * tp
     if stack == OLD_STACK:  # it prints bytes, on every rank
-        printed = [int(figure) for figure in re.findall(r"Available memory: (\d+), total memory", run.engine_log)]
+        printed = [
+            int(figure)
+            for figure in re.findall(r"Available memory: (\d+), total memory", run.engine_log)
+        ]
         assert sorted(printed) == sorted(granted)
     else:
-        printed = [float(figure) for figure in re.findall(r"Available KV cache memory: ([\d.]+) GiB", run.engine_log)]
+        printed = [
+            float(figure)
+            for figure in re.findall(r"Available KV cache memory: ([\d.]+) GiB", run.engine_log)
+        ]
         assert printed
         assert printed[0] == pytest.approx(granted[0] / GIB, abs=0.005)
 
@@ -75,7 +92,9 @@ def test_the_old_release_reproduces_hardware_figures(run_memprof, mode):
     for rank in ranks:
         assert rank["budget"]["engine_kv_cache_bytes"] == pytest.approx(43.40 * GIB, rel=0.01)
         assert rank["kv"]["bytes_per_token"] == 73_728
-    weights = {event["values"]["weights_bytes"] for event in run.events() if event["kind"] == "figures"} - {None}
+    weights = {
+        event["values"]["weights_bytes"] for event in run.events() if event["kind"] == "figures"
+    } - {None}
     assert len(weights) == 1
     [weights_bytes] = weights
     assert weights_bytes == pytest.approx(9.1948 * GIB, rel=0.001)
@@ -84,4 +103,6 @@ def test_the_old_release_reproduces_hardware_figures(run_memprof, mode):
     # on the first device; the equation charges it to rank 0. (vllm-ascend#7107)
     first, second = [rank["budget"]["engine_kv_cache_bytes"] for rank in ranks]
     assert second - first == pytest.approx(CONTEXT_BYTES, abs=1)
-    assert "co-tenant" not in [finding["id"] for finding in run.report["findings"]]  # it is one of the run's own
+    assert "co-tenant" not in [
+        finding["id"] for finding in run.report["findings"]
+    ]  # it is one of the run's own

@@ -26,7 +26,12 @@ SMALLER = {
 }
 NEW_TOKENS = 32
 #: Token ids of the prompts: one token, some, more than a block of the KV cache (128), and more than two blocks.
-PROMPTS = [[17], [5, 900, 33, 71], [(7 * i + 3) % 998 for i in range(150)], [(i * i + 11) % 998 for i in range(300)]]
+PROMPTS = [
+    [17],
+    [5, 900, 33, 71],
+    [(7 * i + 3) % 998 for i in range(150)],
+    [(i * i + 11) % 998 for i in range(300)],
+]
 
 #: Writes the checkpoint to argv[1] and prints its greedy tokens, with the least gap between the two largest logits.
 ON_CPU = """
@@ -79,7 +84,9 @@ if __name__ == "__main__":
 """
 
 
-def compare(sim_stack: str, tmp_path: Path, model: str, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def compare(
+    sim_stack: str, tmp_path: Path, model: str, dtype: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tokens on the CPU and on the device."""
     from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import prepare_runtime
@@ -94,13 +101,17 @@ def compare(sim_stack: str, tmp_path: Path, model: str, dtype: str) -> tuple[dic
     for name, code in (("cpu.py", ON_CPU), ("device.py", ON_DEVICE)):
         (tmp_path / name).write_text(code)
         autoload = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if name == "cpu.py" else {}
-        results.append(run_in_engine(runtime, tmp_path / name, str(folder), dtype, job, **autoload)[0])
+        results.append(
+            run_in_engine(runtime, tmp_path / name, str(folder), dtype, job, **autoload)[0]
+        )
     return results[0], results[1]
 
 
 @pytest.mark.parametrize("model", ["memprof/tiny", "memprof/tiny-moe"])
 def test_greedy_tokens_are_those_of_the_cpu(sim_stack, tmp_path, model):
     cpu, device = compare(sim_stack, tmp_path, model, "float32")
-    assert len({token for made in cpu["tokens"] for token in made}) > 50, "too few different tokens to prove anything"
+    assert len({token for made in cpu["tokens"] for token in made}) > 50, (
+        "too few different tokens to prove anything"
+    )
     assert device["alone"] == cpu["tokens"]
     assert device["together"] == cpu["tokens"]

@@ -108,7 +108,10 @@ def processes(device: int = 0) -> dict[int, int]:
 
 
 def copy(
-    destination: int | ctypes.Array[Any], source: int | ctypes.Array[Any] | bytes, size_bytes: int, kind: int
+    destination: int | ctypes.Array[Any],
+    source: int | ctypes.Array[Any] | bytes,
+    size_bytes: int,
+    kind: int,
 ) -> None:
     def pointer(value: Any) -> Any:
         return ctypes.c_void_p(value) if isinstance(value, int) else value
@@ -129,7 +132,12 @@ def pointer_to(address: int) -> ctypes.c_void_p:
 
 def malloc_error(size_bytes: int) -> int:
     """The code of an allocation, 0 when it succeeds."""
-    return error_of("aclrtMallocAlign32", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(size_bytes), HUGE_FIRST)
+    return error_of(
+        "aclrtMallocAlign32",
+        ctypes.byref(ctypes.c_void_p()),
+        ctypes.c_size_t(size_bytes),
+        HUGE_FIRST,
+    )
 
 
 class _PhysicalProperties(ctypes.Structure):
@@ -147,13 +155,26 @@ def physical(size_bytes: int) -> ctypes.c_void_p:
     """A handle of physical memory on device 0."""
     handle, properties = ctypes.c_void_p(), _PhysicalProperties(0, 0, 4, 0, 1, 0)
     size = ctypes.c_size_t(size_bytes)
-    call("aclrtMallocPhysical", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
+    call(
+        "aclrtMallocPhysical",
+        ctypes.byref(handle),
+        size,
+        ctypes.byref(properties),
+        ctypes.c_uint64(0),
+    )
     return handle
 
 
 def reserve(size_bytes: int) -> int:
     address, size = ctypes.c_void_p(), ctypes.c_size_t(size_bytes)
-    call("aclrtReserveMemAddress", ctypes.byref(address), size, ctypes.c_size_t(0), None, ctypes.c_uint64(0))
+    call(
+        "aclrtReserveMemAddress",
+        ctypes.byref(address),
+        size,
+        ctypes.c_size_t(0),
+        None,
+        ctypes.c_uint64(0),
+    )
     assert address.value
     return address.value
 

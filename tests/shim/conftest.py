@@ -80,7 +80,9 @@ class Sim:
             **extra,
         }
 
-    def start(self, code: str, python: str | Path = sys.executable, **extra: str) -> subprocess.Popen[str]:
+    def start(
+        self, code: str, python: str | Path = sys.executable, **extra: str
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [str(python), "-c", code],
             env=self.env(**extra),
@@ -106,7 +108,9 @@ class Sim:
 
     def run_torch(self, code: str, **extra: str) -> dict[str, Any]:
         """The same with the engine's interpreter: ``torch`` and ``torch_npu`` are imported first."""
-        return self._finish(self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra))
+        return self._finish(
+            self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra)
+        )
 
     def start_torch(self, code: str, **extra: str) -> subprocess.Popen[str]:
         return self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra)
@@ -139,6 +143,8 @@ def change_profile(sim: Sim) -> Callable[..., None]:
     def change(**values: int | str) -> None:
         path = sim.folder / "profile"
         lines = [line for line in path.read_text().splitlines() if line.split("=")[0] not in values]
-        path.write_text("\n".join([*lines, *(f"{key}={value}" for key, value in values.items())]) + "\n")
+        path.write_text(
+            "\n".join([*lines, *(f"{key}={value}" for key, value in values.items())]) + "\n"
+        )
 
     return change

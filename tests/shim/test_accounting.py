@@ -31,7 +31,10 @@ def hold(sim: Sim, size_bytes: int, **extra: str) -> subprocess.Popen[str]:
 
 def used_by_all(sim: Sim, **extra: str) -> int:
     """Bytes in use on device 0, less the reader's own context."""
-    return int(sim.run("import acl; acl.set_device(0); acl.result(used=acl.used())", **extra)["used"]) - CONTEXT
+    return (
+        int(sim.run("import acl; acl.set_device(0); acl.result(used=acl.used())", **extra)["used"])
+        - CONTEXT
+    )
 
 
 def test_processes_see_each_other(sim: Sim, change_profile: Callable[..., None]) -> None:
@@ -63,7 +66,9 @@ def test_a_zombie_counts_as_dead(sim: Sim) -> None:
     victim.send_signal(signal.SIGKILL)  # not waited for: it stays a zombie
     while (
         b"Z"
-        not in subprocess.run(["ps", "-o", "stat=", "-p", str(victim.pid)], capture_output=True, check=False).stdout
+        not in subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(victim.pid)], capture_output=True, check=False
+        ).stdout
     ):
         pass
     assert used_by_all(sim) == 0
@@ -112,7 +117,12 @@ os.waitpid(pid, 0)
 foreign, context, child_used = os.read(read_end, 100).decode().split()
 acl.result(foreign=int(foreign), context=int(context), child_used=int(child_used), grown=acl.used() - before)
 """)
-    assert figures == {"foreign": 107000, "context": 107002, "child_used": CONTEXT + (1 << 21), "grown": 0}
+    assert figures == {
+        "foreign": 107000,
+        "context": 107002,
+        "child_used": CONTEXT + (1 << 21),
+        "grown": 0,
+    }
 
 
 def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:

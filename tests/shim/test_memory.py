@@ -83,7 +83,13 @@ end = c_void_p(block + 8 * limit - 4)
 beyond = acl.error_of("aclrtMemcpy", end, c_size_t(8), b"12345678", c_size_t(8), acl.H2D)
 acl.result(kept=kept, device_copy=device_copy.decode(), dropped=sorted(dropped), filled=filled, beyond=beyond)
 """)
-    assert figures == {"kept": True, "device_copy": "xxxx", "dropped": [0], "filled": [7, 7, 0], "beyond": 107000}
+    assert figures == {
+        "kept": True,
+        "device_copy": "xxxx",
+        "dropped": [0],
+        "filled": [7, 7, 0],
+        "beyond": 107000,
+    }
 
 
 def test_memory_costs_the_host_nothing_until_touched(sim: Sim) -> None:

@@ -30,7 +30,9 @@ def test_every_name_has_a_state(names: list[dict[str, str]]) -> None:
         )
 
 
-def test_the_library_exports_what_the_table_says(names: list[dict[str, str]], shim: ShimBuild) -> None:
+def test_the_library_exports_what_the_table_says(
+    names: list[dict[str, str]], shim: ShimBuild
+) -> None:
     library = ctypes.CDLL(str(shim.library))
     exported = {name["name"]: hasattr(library, name["name"]) for name in names}
     wrong = [name for name in names if exported[name["name"]] == (name["state"] == "absent")]

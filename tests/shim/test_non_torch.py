@@ -66,7 +66,10 @@ def test_workspace_of_the_caching_allocator(sim: Sim, change_profile: Callable[.
     assert [step["workspace"] for step in steps] == [0] * 5
     base = steps[0]["peak"]
     out = {"small": 1024 * 8 * 2 + 512, "large": 4096 * 8 * 2 + 512}
-    workspace = {"small": 16 * MIB + 512, "large": 40 * MIB + 512}  # 32 bytes more, in blocks of 512
+    workspace = {
+        "small": 16 * MIB + 512,
+        "large": 40 * MIB + 512,
+    }  # 32 bytes more, in blocks of 512
     assert [step["peak"] - base for step in steps[1:4]] == [
         out[name] + workspace[name] for name in ("small", "large", "small")
     ]
@@ -89,7 +92,9 @@ def test_workspace_of_the_stream(sim: Sim, change_profile: Callable[..., None]) 
     assert [step["outside"] for step in steps] == held
     assert growth(steps, "reserved")[:3] == [0, 0, 0]
     for step in steps:
-        assert step["app"] == step["reserved"] + step["workspace"]  # the counter does not tell them apart
+        assert (
+            step["app"] == step["reserved"] + step["workspace"]
+        )  # the counter does not tell them apart
 
 
 ATTENTION = (
@@ -123,7 +128,13 @@ def test_atb_takes_a_pool_and_a_workspace(
     extra = {"ATB_DEVICE_TILING_BUFFER_BLOCK_NUM": blocks} if blocks else {}
     steps = sim.run_torch(ATTENTION, TASK_QUEUE_ENABLE="1", **extra)["steps"]
     assert [step["workspace"] for step in steps] == [0, 12 * MIB, 12 * MIB, 0, 12 * MIB]
-    assert [step["outside"] for step in steps] == [0, pool + 12 * MIB, pool + 12 * MIB, pool, pool + 12 * MIB]
+    assert [step["outside"] for step in steps] == [
+        0,
+        pool + 12 * MIB,
+        pool + 12 * MIB,
+        pool,
+        pool + 12 * MIB,
+    ]
     for step in steps[1:]:
         assert (
             step["app"] == step["reserved"] + step["workspace"] + pool
@@ -135,7 +146,13 @@ def test_kernels_are_loaded_by_the_first_operator_with_a_workspace(
 ) -> None:
     change_profile(workspace="Addmm 1048576 0 0", kernels_bytes=3 * MIB)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="1")["steps"]
-    assert [step["runtime"] for step in steps] == [0, 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB]  # in pages of 2 MiB
+    assert [step["runtime"] for step in steps] == [
+        0,
+        4 * MIB,
+        4 * MIB,
+        4 * MIB,
+        4 * MIB,
+    ]  # in pages of 2 MiB
     assert [step["outside"] for step in steps] == [0, 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB]
 
 
@@ -167,10 +184,16 @@ dist.destroy_process_group()
 """
 
 
-def test_hccl_takes_a_base_with_the_first_communicator(sim: Sim, change_profile: Callable[..., None]) -> None:
+def test_hccl_takes_a_base_with_the_first_communicator(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
     change_profile(hccl_base_bytes=6 * MIB)
     for steps in run_groups(sim):
-        assert [size - 6 * MIB for size in list(steps.values())[1:]] == [400 * MIB, 500 * MIB, 540 * MIB]
+        assert [size - 6 * MIB for size in list(steps.values())[1:]] == [
+            400 * MIB,
+            500 * MIB,
+            540 * MIB,
+        ]
 
 
 def run_groups(sim: Sim, **extra: str) -> list[dict[str, Any]]:
@@ -178,7 +201,9 @@ def run_groups(sim: Sim, **extra: str) -> list[dict[str, Any]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", **extra}
-    workers: list[subprocess.Popen[str]] = [sim.start_torch(GROUPS, RANK=str(rank), **common) for rank in range(2)]
+    workers: list[subprocess.Popen[str]] = [
+        sim.start_torch(GROUPS, RANK=str(rank), **common) for rank in range(2)
+    ]
     results = []
     for worker in workers:
         out, err = worker.communicate(timeout=120)
@@ -198,7 +223,11 @@ def run_groups(sim: Sim, **extra: str) -> list[dict[str, Any]]:
     ids=["defaults", "HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "no communicators of their own"],
 )
 def test_buffers_of_communicators(
-    sim: Sim, change_profile: Callable[..., None], extra: dict[str, str], world: int, point_to_point: int
+    sim: Sim,
+    change_profile: Callable[..., None],
+    extra: dict[str, str],
+    world: int,
+    point_to_point: int,
 ) -> None:
     change_profile(hccl_base_bytes=0)
     for steps in run_groups(sim, **extra):

@@ -120,4 +120,11 @@ acl.call("aclmdlRIDestroy", graph)
 acl.result(joined=joined, wrong=wrong, captured=captured, during=during, runs=len(runs), after=acl.used() - before)
 """
     )
-    assert figures == {"joined": 1, "wrong": 107036, "captured": 2 << 20, "during": 0, "runs": 3, "after": 0}
+    assert figures == {
+        "joined": 1,
+        "wrong": 107036,
+        "captured": 2 << 20,
+        "during": 0,
+        "runs": 3,
+        "after": 0,
+    }

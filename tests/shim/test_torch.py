@@ -52,7 +52,9 @@ def test_expandable_segments(sim: Sim) -> None:
     allocated, reserved, used = figures["large"]
     assert allocated == figures["peak"] == 1536 + (3 << 20) + 512 + (30 << 20) + 512
     assert reserved + CONTEXT == used
-    assert reserved == 2 * MIB + 40 * MIB  # pages of 2 and of 20 MiB, no hole between medium and large
+    assert (
+        reserved == 2 * MIB + 40 * MIB
+    )  # pages of 2 and of 20 MiB, no hole between medium and large
     assert figures["emptied"] == [0, 0, CONTEXT]
 
 
@@ -207,7 +209,9 @@ def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    workers: list[subprocess.Popen[str]] = [sim.start_torch(HCCL, RANK=str(rank), **common) for rank in range(2)]
+    workers: list[subprocess.Popen[str]] = [
+        sim.start_torch(HCCL, RANK=str(rank), **common) for rank in range(2)
+    ]
     for worker in workers:
         out, err = worker.communicate(timeout=120)
         assert worker.returncode == 0, err[-3000:]
@@ -221,7 +225,8 @@ def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
             "second group": once + buffers,
             "its collective": once + 2 * buffers,
             "named": once + 2 * buffers,
-            "fused operator": once + 3 * buffers,  # a matmul that reduces uses the communicator it is given by name
+            "fused operator": once
+            + 3 * buffers,  # a matmul that reduces uses the communicator it is given by name
         }
         assert figures["end"] == once  # what HCCL took once stays with the process
 

@@ -23,7 +23,11 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "vllm_memprof").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "vllm_memprof").rglob("*.md")),
+]
 
 #: Commands of memprof that need an engine -> the integration test that runs them.
 NEED_ENGINE = {
@@ -79,15 +83,25 @@ def blocks() -> list[Block]:
     """Blocks marked console, bash, sh or shell, and the commands of a workflow in a yaml block."""
     found = []
     for page in PAGES:
-        for number, match in enumerate(re.finditer(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S), start=1):
+        for number, match in enumerate(
+            re.finditer(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S), start=1
+        ):
             language, text = match.groups()
             if language in ("console", "bash", "sh", "shell"):
-                lines = [line for line in text.splitlines() if line.startswith("$ ") or language != "console"]
+                lines = [
+                    line
+                    for line in text.splitlines()
+                    if line.startswith("$ ") or language != "console"
+                ]
                 commands = [line.removeprefix("$ ") for line in lines]
             elif language == "yaml":
-                commands = re.findall(r"run: >\n\s+(.*)", text) + re.findall(r"run: (?!>)(.*)", text)
+                commands = re.findall(r"run: >\n\s+(.*)", text) + re.findall(
+                    r"run: (?!>)(.*)", text
+                )
             else:
-                commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+                commands = [
+                    line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")
+                ]
             commands = [command for command in map(without_remark, commands) if command]
             if commands:
                 found.append(Block(str(page.relative_to(ROOT)), number, tuple(commands)))
@@ -145,7 +159,10 @@ def place(tmp_path: Path) -> Path:
     for name, source in STANDS_FOR.items():
         if source != ".":
             copy(DATA / source, tmp_path / name)
-    copy(DATA / "logs" / "two_methods_910b_tp2.md", tmp_path / "tests/data/logs/two_methods_910b_tp2.md")
+    copy(
+        DATA / "logs" / "two_methods_910b_tp2.md",
+        tmp_path / "tests/data/logs/two_methods_910b_tp2.md",
+    )
     memprof(["report", "baseline", "--format", "json", "-o", "baseline/report.json"], tmp_path)
     return tmp_path
 
@@ -159,7 +176,12 @@ def copy(source: Path, target: Path) -> None:
 
 
 def memprof(arguments: list[str], folder: Path, stdin: Any = None) -> None:
-    env = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    env = {
+        **os.environ,
+        "NO_COLOR": "1",
+        "PYTHONPATH": str(ROOT),
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "vllm_memprof", *arguments],
         cwd=folder,
@@ -169,7 +191,9 @@ def memprof(arguments: list[str], folder: Path, stdin: Any = None) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"memprof {shlex.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"memprof {shlex.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr}"
+    )
     written = [arguments[i + 1] for i, word in enumerate(arguments) if word in ("-o", "--junit")]
     assert done.stdout.strip() or written, "it printed nothing, and wrote no file"
     for name in written:
@@ -193,7 +217,9 @@ def run_here(command: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if any(kind_of(command) == "run" for command in b.commands)], ids=str
+    "block",
+    [b for b in BLOCKS if any(kind_of(command) == "run" for command in b.commands)],
+    ids=str,
 )
 def test_what_needs_no_engine_runs(block: Block, place: Path) -> None:
     for command in block.commands:
@@ -212,8 +238,12 @@ def test_options_of_what_needs_an_engine_are_read(command: str) -> None:
     for part in name.split():
         found = found.get_command(typer.Context(found), part)
     context = found.make_context(name, rest)
-    for_engine = [word.partition("=")[0] for word in context.meta.get(ENGINE_ARGS, []) if word.startswith("-")]
-    assert set(for_engine) <= ENGINE_OPTIONS, "not an option of memprof, and not one of vLLM that is known here"
+    for_engine = [
+        word.partition("=")[0] for word in context.meta.get(ENGINE_ARGS, []) if word.startswith("-")
+    ]
+    assert set(for_engine) <= ENGINE_OPTIONS, (
+        "not an option of memprof, and not one of vLLM that is known here"
+    )
     device = context.params.get("device")
     if device is not None:
         from vllm_memprof.launch.request import parse_device

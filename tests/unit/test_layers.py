@@ -18,19 +18,34 @@ MAY_IMPORT = {
     "capture": {"record"},
     "record": set(),
     "logs": {"record"},
-    "ledger": {"record"},
-    "report": {"ledger", "record"},
+    "accounting": {"record"},
+    "compare": {"accounting", "record"},
+    "check": {"accounting", "compare", "record"},
+    "report": {"accounting", "compare", "check", "plans", "record"},
     "sim": set(),
     "launch": {"record", "sim"},
-    "plans": {"record", "ledger", "sim", "launch"},
-    "cli": {"capture", "record", "logs", "ledger", "report", "sim", "launch", "plans"},
+    "plans": {"record", "accounting", "compare", "sim", "launch"},
+    "cli": {
+        "capture",
+        "record",
+        "logs",
+        "accounting",
+        "compare",
+        "check",
+        "report",
+        "sim",
+        "launch",
+        "plans",
+    },
 }
 #: layer -> packages that it never imports at module level (capture: nowhere at all).
 NEVER = {
     "capture": {"pandas", "rich", "typer", "psutil"},
     "record": {"torch", "vllm", "rich", "typer"},
     "logs": {"torch", "vllm", "rich", "typer"},
-    "ledger": {"torch", "vllm", "rich", "typer"},
+    "accounting": {"torch", "vllm", "rich", "typer"},
+    "compare": {"torch", "vllm", "rich", "typer"},
+    "check": {"torch", "vllm", "rich", "typer"},
     "report": {"torch", "vllm", "typer"},
     "launch": {"torch", "vllm", "pandas"},
     "plans": {"torch", "vllm", "pandas", "typer", "ray"},
@@ -39,7 +54,11 @@ NEVER = {
 
 
 def modules(layer: str) -> list[Path]:
-    return [path for path in (PACKAGE / layer).rglob("*.py") if "site" not in path.relative_to(PACKAGE).parts]
+    return [
+        path
+        for path in (PACKAGE / layer).rglob("*.py")
+        if "site" not in path.relative_to(PACKAGE).parts
+    ]
 
 
 def imported_names(path: Path) -> list[str]:
@@ -61,7 +80,11 @@ def test_arrows(layer):
             parts = name.split(".")
             if parts[0] == "vllm_memprof" and len(parts) > 1 and parts[1] not in allowed:
                 wrong.append(f"{path.relative_to(PACKAGE)}: {name}")
-            if layer == "capture" and parts[:2] == ["vllm_memprof", "record"] and parts[2:3] != ["schema"]:
+            if (
+                layer == "capture"
+                and parts[:2] == ["vllm_memprof", "record"]
+                and parts[2:3] != ["schema"]
+            ):
                 wrong.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert wrong == []
 
@@ -78,13 +101,19 @@ def test_heavy_packages_stay_where_they_belong(layer):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module]
-            wrong += [f"{path.relative_to(PACKAGE)}: {n}" for n in names if n.split(".")[0] in NEVER[layer]]
+            wrong += [
+                f"{path.relative_to(PACKAGE)}: {n}"
+                for n in names
+                if n.split(".")[0] in NEVER[layer]
+            ]
     assert wrong == []
 
 
 def loaded_after(code: str) -> set[str]:
     probe = f"{code}\nimport sys\nprint(' '.join(m for m in sys.modules if '.' not in m))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=60
+    )
     return set(done.stdout.split())
 
 

@@ -15,12 +15,19 @@ from vllm_memprof.cli.show import build
 def test_samples_are_of_their_runs(sample: Sample) -> None:
     text = (TARGET / sample.file).read_text(encoding="utf-8")
     report = build(DATA / sample.run)
-    assert (report.run.id if sample.file.endswith(".csv") else report.run.model) in text.replace("\\", "")
+    assert (report.run.id if sample.file.endswith(".csv") else report.run.model) in text.replace(
+        "\\", ""
+    )
     assert 1000 < len(text.encode()) < 6_000_000
     if sample.file.endswith(".html"):
         page = Page(text)
         wanted = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
-        steps = [step for view in page.data[0]["views"] for step in view["waterfall"] if step["title"] == "KV cache"]
+        steps = [
+            step
+            for view in page.data[0]["views"]
+            for step in view["waterfall"]
+            if step["title"] == "KV cache"
+        ]
         assert {step["bytes"] for step in steps} == set(wanted)
 
 

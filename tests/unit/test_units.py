@@ -5,7 +5,14 @@ from vllm_memprof.units import GIB, format_bytes, format_gib, parse_size
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("4096", 4096), ("512MiB", 512 << 20), ("43.5 GiB", 46_707_769_344), ("1,024", 1024), ("1g", GIB)],
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("512MiB", 512 << 20),
+        ("43.5 GiB", 46_707_769_344),
+        ("1,024", 1024),
+        ("1g", GIB),
+    ],
 )
 def test_parse_size(text, size):
     assert parse_size(text) == size

@@ -21,7 +21,13 @@ from vllm_memprof.capture.hooks import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
-PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = "pending", "bound", "missing", "overwritten", "released"
+PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = (
+    "pending",
+    "bound",
+    "missing",
+    "overwritten",
+    "released",
+)
 
 
 #: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere presence proves nothing.
@@ -56,7 +62,11 @@ class Binding:
     def bind(self, wrap: Wrap, owner: Any = None) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         owner = self.resolve_owner() if owner is None else owner
-        found = None if owner is None else vars(owner).get(self.attribute, _inherited(owner, self.attribute))
+        found = (
+            None
+            if owner is None
+            else vars(owner).get(self.attribute, _inherited(owner, self.attribute))
+        )
         if found is None:
             self.state = MISSING
             return
@@ -92,7 +102,9 @@ class Binder(importlib.abc.MetaPathFinder):
         on_error: told about a binding that failed.
     """
 
-    def __init__(self, hooks: Sequence[Hook], wrap: Wrap, on_error: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, hooks: Sequence[Hook], wrap: Wrap, on_error: Callable[[str, BaseException], None]
+    ) -> None:
         self.bindings = [Binding(hook, target) for hook in hooks for target in hook.targets]
         self._wrap = wrap
         self._on_error = on_error
@@ -138,8 +150,14 @@ class Binder(importlib.abc.MetaPathFinder):
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
-                if cls is not binding.owner and issubclass(cls, binding.owner) and binding.attribute in vars(cls):
-                    override = Binding(binding.hook, f"{cls.__module__}:{cls.__qualname__}.{binding.attribute}")
+                if (
+                    cls is not binding.owner
+                    and issubclass(cls, binding.owner)
+                    and binding.attribute in vars(cls)
+                ):
+                    override = Binding(
+                        binding.hook, f"{cls.__module__}:{cls.__qualname__}.{binding.attribute}"
+                    )
                     self._bind(override, cls)
                     if override.state == BOUND:
                         self.bindings.append(override)

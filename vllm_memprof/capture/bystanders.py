@@ -37,7 +37,9 @@ def is_in_use(device: int) -> bool:
     function: Any = getattr(loaded_library(_LIBRARY), "aclrtGetPrimaryCtxState", None)
     flags, active = ctypes.c_uint32(), ctypes.c_int32()
     return (
-        function is not None and function(device, ctypes.byref(flags), ctypes.byref(active)) == 0 and active.value == 1
+        function is not None
+        and function(device, ctypes.byref(flags), ctypes.byref(active)) == 0
+        and active.value == 1
     )
 
 
@@ -53,7 +55,9 @@ def hold_contexts(device: int, count: int) -> list[subprocess.Popen[str]]:
     """
     command = [sys.executable, "-I", "-S", "-c", _HOLD, str(device), _LIBRARY]
     held = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
         for _ in range(count)
     ]
     for process in held:

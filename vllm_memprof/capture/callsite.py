@@ -53,5 +53,7 @@ def in_step(frame: FrameType | None) -> bool:
 
 
 def _name(frame: FrameType) -> str:
-    name: str = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # co_qualname: Python 3.11
+    name: str = getattr(
+        frame.f_code, "co_qualname", frame.f_code.co_name
+    )  # co_qualname: Python 3.11
     return name

@@ -46,8 +46,16 @@ def enter(capture: Capture, call: Call) -> None:
     seen.add((id(group), p2p))
     if session.probe.is_ready() and not session.is_open("communicator"):
         names, ranks = describe(group)
-        detail: dict[str, Any] = {"group": names[0] if names else None, "names": names, "ranks": ranks}
-        detail |= {"op": _operation(call), "p2p": p2p, **buffers(group, p2p, session.probe.backend_name)}
+        detail: dict[str, Any] = {
+            "group": names[0] if names else None,
+            "names": names,
+            "ranks": ranks,
+        }
+        detail |= {
+            "op": _operation(call),
+            "p2p": p2p,
+            **buffers(group, p2p, session.probe.backend_name),
+        }
         call.token = session.begin("communicator", call.hook.id, detail)
 
 
@@ -84,7 +92,9 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
     if ranks is None:
         ranks = _ranks_by_torch(group)
     if not names:
-        names = [str(getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed")]
+        names = [
+            str(getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed")
+        ]
     return names, ranks
 
 
@@ -120,7 +130,9 @@ def _hccl_config(group: Any) -> dict[str, Any]:
 
 def _ranks_by_torch(group: Any) -> list[int] | None:
     try:
-        return [int(rank) for rank in sys.modules["torch"].distributed.get_process_group_ranks(group)]
+        return [
+            int(rank) for rank in sys.modules["torch"].distributed.get_process_group_ranks(group)
+        ]
     except Exception:  # a backend object is not a registered group
         return None
 

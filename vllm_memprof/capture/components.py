@@ -61,8 +61,13 @@ class Counters:
         if status != 0:
             return None, f"{_FUNCTION} returned {status}"
         found = {}
-        for row in self._rows[: min(self._count.value, _CAPACITY)]:  # the count may exceed what was asked for
-            found[row.name.decode(errors="replace")] = {"bytes": int(row.current), "peak_bytes": int(row.peak)}
+        for row in self._rows[
+            : min(self._count.value, _CAPACITY)
+        ]:  # the count may exceed what was asked for
+            found[row.name.decode(errors="replace")] = {
+                "bytes": int(row.current),
+                "peak_bytes": int(row.peak),
+            }
         return found, None
 
 
@@ -82,6 +87,11 @@ def _find() -> tuple[Any, str | None]:
         function = getattr(library, _FUNCTION)
     except AttributeError:
         return None, f"{_LIBRARY} does not export {_FUNCTION}: an older CANN"
-    function.argtypes = (ctypes.c_int32, ctypes.POINTER(_Row), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))
+    function.argtypes = (
+        ctypes.c_int32,
+        ctypes.POINTER(_Row),
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_size_t),
+    )
     function.restype = ctypes.c_int
     return function, None

@@ -34,14 +34,22 @@ class Capture:
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
-        self.empty_cache_at = frozenset(filter(None, os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")))
+        self.empty_cache_at = frozenset(
+            filter(None, os.environ.get(ENV_EMPTY_CACHE_AT, "").split(","))
+        )
         self.binder = Binder(hooks, self.wrap, session.error)
         self.reported: dict[str, str] = {}  # hook id -> last state written
 
     def wrap(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
         """The wrapper of a row: same signature, same result, same exceptions."""
         action = ACTIONS[hook.action]
-        make = _wrap_async if hook.kind == "async" else _wrap_context if hook.kind == "context" else _wrap_call
+        make = (
+            _wrap_async
+            if hook.kind == "async"
+            else _wrap_context
+            if hook.kind == "context"
+            else _wrap_call
+        )
         return make(self, hook, action, function)
 
     def run(self, half: Half | None, call: Call) -> None:
@@ -55,7 +63,12 @@ class Capture:
         except Exception as error:
             self.session.failed.add(call.hook.id)
             self.session.error(f"hook {call.hook.id}", error)
-            logger().warning("memprof: hook %s failed and is off: %s: %s", call.hook.id, type(error).__name__, error)
+            logger().warning(
+                "memprof: hook %s failed and is off: %s: %s",
+                call.hook.id,
+                type(error).__name__,
+                error,
+            )
 
     def count(self, hook: Hook) -> None:
         self.session.calls[hook.id] = self.session.calls.get(hook.id, 0) + 1
@@ -91,7 +104,9 @@ class Capture:
         summary, failing = verdicts.summarise(judged)
         engine_follows = moment == MODEL_READY and "engine_core" in self.session.roles
         if moment in verdicts.REPORTED_AT and not engine_follows:
-            logger().info("memprof: %s: %s", self.session.notes.get("label", self.session.role), summary)
+            logger().info(
+                "memprof: %s: %s", self.session.notes.get("label", self.session.role), summary
+            )
         if self.strict and failing and moment in verdicts.REPORTED_AT:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
@@ -126,7 +141,9 @@ def start(run_dir: str) -> Capture:
     session.probe.backend = detect_backend()
     session.roles.update(roles_by_stack())
     backend = session.probe.backend
-    capture = Capture(session, rows_in_force(None if backend is None else backend.name, vllm_version()))
+    capture = Capture(
+        session, rows_in_force(None if backend is None else backend.name, vllm_version())
+    )
     capture.binder.install()
     os.register_at_fork(after_in_child=capture.after_fork)
     return capture
@@ -160,7 +177,9 @@ def logger() -> logging.Logger:
     return logging.getLogger("vllm.memprof")
 
 
-def _wrap_call(capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_call(
+    capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         call = Call(hook, function.__name__, args, kwargs)
@@ -178,7 +197,9 @@ def _wrap_call(capture: Capture, hook: Hook, action: Action, function: Callable[
     return memprof_wrapper
 
 
-def _wrap_async(capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_async(
+    capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     async def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
         call = Call(hook, function.__name__, args, kwargs)
@@ -196,10 +217,14 @@ def _wrap_async(capture: Capture, hook: Hook, action: Action, function: Callable
     return memprof_wrapper
 
 
-def _wrap_context(capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_context(
+    capture: Capture, hook: Hook, action: Action, function: Callable[..., Any]
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
-        return _Context(capture, Call(hook, function.__name__, args, kwargs), action, function(*args, **kwargs))
+        return _Context(
+            capture, Call(hook, function.__name__, args, kwargs), action, function(*args, **kwargs)
+        )
 
     return memprof_wrapper
 

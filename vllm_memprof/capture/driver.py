@@ -65,7 +65,9 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
         from vllm_memprof.capture import plan, ranks
 
         with in_a_fork():
-            vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+            vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
+                UsageContext.OPENAI_API_SERVER
+            )
     try:
         return plan.run(vllm_config, options.ranks, options.rank, options.devices)
     except ranks.RankError as error:
@@ -88,7 +90,9 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     requests = load_requests(options.prompts, options.prompt, options.images)
     sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
     with _without_collecting():
-        args = _parse_engine_args("offline", options.model, [*sleep_mode, *engine_args], server=False)
+        args = _parse_engine_args(
+            "offline", options.model, [*sleep_mode, *engine_args], server=False
+        )
 
         from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
@@ -117,7 +121,9 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     return 0
 
 
-def load_requests(prompts: Path | None, texts: Sequence[str], images: Path | None) -> list[dict[str, Any]]:
+def load_requests(
+    prompts: Path | None, texts: Sequence[str], images: Path | None
+) -> list[dict[str, Any]]:
     """The requests of an offline run: ``{"prompt": text}`` or ``{"messages": [...]}``.
 
     Args:
@@ -156,20 +162,32 @@ def _parser() -> argparse.ArgumentParser:
     modes = parser.add_subparsers(dest="mode", required=True)
     plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
     offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
-    plan.add_argument("--ranks", choices=MODES, default="all", help="which ranks to run (default all)")
+    plan.add_argument(
+        "--ranks", choices=MODES, default="all", help="which ranks to run (default all)"
+    )
     plan.add_argument("--rank", type=int, help="the rank of --ranks one (default 0)")
-    plan.add_argument("--devices", type=int, help="devices of the simulated machine; without it every rank is run")
+    plan.add_argument(
+        "--devices", type=int, help="devices of the simulated machine; without it every rank is run"
+    )
     for mode in (plan, offline):
         mode.add_argument("--model", required=True, help="model folder or hub name")
-    offline.add_argument("--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}")
+    offline.add_argument(
+        "--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}"
+    )
     offline.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
     offline.add_argument("--images", type=Path, help="folder of images")
-    offline.add_argument("--max-tokens", type=int, default=16, help="output tokens per request (default 16)")
-    offline.add_argument("--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts")
+    offline.add_argument(
+        "--max-tokens", type=int, default=16, help="output tokens per request (default 16)"
+    )
+    offline.add_argument(
+        "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
+    )
     return parser
 
 
-def _parse_engine_args(mode: str, model: str, engine_args: list[str], server: bool) -> argparse.Namespace:
+def _parse_engine_args(
+    mode: str, model: str, engine_args: list[str], server: bool
+) -> argparse.Namespace:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -262,7 +280,9 @@ def _image_files(folder: Path) -> list[Path]:
 
 if __name__ == "__main__":
     status = main()
-    if "vllm_memprof.capture.peers" in sys.modules:  # no peer waits for it; taking a model down takes seconds
+    if (
+        "vllm_memprof.capture.peers" in sys.modules
+    ):  # no peer waits for it; taking a model down takes seconds
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

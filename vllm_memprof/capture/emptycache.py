@@ -32,7 +32,9 @@ def enter(capture: Capture, call: Call) -> None:
     session = capture.session
     if session.is_open("empty_cache") or not session.probe.is_ready():
         return
-    opened = session.begin("empty_cache", call.hook.id, _describe(session), workspace_wanted(capture))
+    opened = session.begin(
+        "empty_cache", call.hook.id, _describe(session), workspace_wanted(capture)
+    )
     call.token = opened, time.perf_counter_ns()
 
 
@@ -84,7 +86,11 @@ def running_requests(session: Session) -> int | None:
 def call_after(capture: Capture, phase: str) -> None:
     """The experiment: empty the cache at the end of a phase that the user named, and say whose call it was."""
     session = capture.session
-    if phase not in capture.empty_cache_at or not session.probe.is_ready() or session.is_open("empty_cache"):
+    if (
+        phase not in capture.empty_cache_at
+        or not session.probe.is_ready()
+        or session.is_open("empty_cache")
+    ):
         return
     module = sys.modules.get("torch_npu" if session.probe.backend_name == "npu" else "torch")
     device = getattr(module, session.probe.backend_name or "", None)

@@ -52,8 +52,12 @@ def read_profile(session: Session, worker: Any, granted: Any) -> None:
     if result is not None:
         _read(session, worker, _OF_PROFILED_WORKER)
         _read(session, result, _OF_RESULT)
-        session.figures["peak_activation_bytes"] = _number(getattr(result, "torch_peak_increase", None))
-        session.figures["non_torch_increase_bytes"] = _number(getattr(result, "non_torch_increase", None))
+        session.figures["peak_activation_bytes"] = _number(
+            getattr(result, "torch_peak_increase", None)
+        )
+        session.figures["non_torch_increase_bytes"] = _number(
+            getattr(result, "non_torch_increase", None)
+        )
     session.figures["kv_cache_bytes"] = _number(granted)
 
 

@@ -46,19 +46,30 @@ class Hook:
     role: str  # worker | engine_core | api: in which process it is expected to bind
     action: str  # key into actions.ACTIONS
     targets: tuple[str, ...]
-    kind: str = "around"  # around (function or method) | context (returns a context manager) | async
+    kind: str = (
+        "around"  # around (function or method) | context (returns a context manager) | async
+    )
     backends: tuple[str, ...] = ("npu", "cuda")
     versions: str = ">=0.11"  # of vLLM
-    after: str | None = None  # module whose import makes the target final, when that is not the target's own module
-    expect_calls: tuple[int, int | None] = (0, None)  # by the moment named in due; (1, None) is "at least once"
+    after: str | None = (
+        None  # module whose import makes the target final, when that is not the target's own module
+    )
+    expect_calls: tuple[int, int | None] = (
+        0,
+        None,
+    )  # by the moment named in due; (1, None) is "at least once"
     due: str = MODEL_READY
     until: str | None = None  # moment at which the wrapper is taken off again; None keeps it
     notes: str = ""
 
 
-def _worker_phase(id_: str, phase: str, method: str, action: str = "phase", **fields: object) -> tuple[Hook, Hook]:
+def _worker_phase(
+    id_: str, phase: str, method: str, action: str = "phase", **fields: object
+) -> tuple[Hook, Hook]:
     """The Ascend row and the CUDA row of a phase that is one worker method under the same name in both."""
-    npu = Hook(id_, phase, REQUIRED, "worker", action, (f"{_W}.{method}",), backends=("npu",), **fields)  # type: ignore[arg-type]
+    npu = Hook(
+        id_, phase, REQUIRED, "worker", action, (f"{_W}.{method}",), backends=("npu",), **fields
+    )  # type: ignore[arg-type]
     cuda = Hook(
         f"cuda.{id_}",
         phase,
@@ -120,14 +131,19 @@ HOOKS: tuple[Hook, ...] = (
         notes="classes are final and ranks are known at its end: identity, second binding pass, first self-check",
     ),
     # Phases of a worker.
-    *_worker_phase("w.device_init", "device_init", "init_device", "device_init", expect_calls=(1, 1)),
+    *_worker_phase(
+        "w.device_init", "device_init", "init_device", "device_init", expect_calls=(1, 1)
+    ),
     Hook(
         "w.hccl_init",
         "hccl_init",
         REQUIRED,
         "worker",
         "phase",
-        (f"{_W}._init_worker_distributed_environment", f"{_W11}._init_worker_distributed_environment"),
+        (
+            f"{_W}._init_worker_distributed_environment",
+            f"{_W11}._init_worker_distributed_environment",
+        ),
         backends=("npu",),
         expect_calls=(1, 1),
         notes="communicators are lazy: their bytes appear at the first collective",
@@ -149,12 +165,21 @@ HOOKS: tuple[Hook, ...] = (
         OPTIONAL,
         "worker",
         "weights",
-        ("vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__", "vllm.utils:DeviceMemoryProfiler.__exit__"),
+        (
+            "vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__",
+            "vllm.utils:DeviceMemoryProfiler.__exit__",
+        ),
         backends=("npu",),
         versions="<0.18",
         notes="vllm-ascend prints the weights' bytes and forgets them; they are this object's consumed_memory",
     ),
-    *_worker_phase("w.profile_run", "profile_run", "determine_available_memory", "profile_run", expect_calls=(0, 1)),
+    *_worker_phase(
+        "w.profile_run",
+        "profile_run",
+        "determine_available_memory",
+        "profile_run",
+        expect_calls=(0, 1),
+    ),
     Hook(
         "w.memory_profiling",
         None,
@@ -220,8 +245,12 @@ HOOKS: tuple[Hook, ...] = (
         backends=("cuda",),
         until=PROFILED,
     ),
-    *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config", expect_calls=(0, 1)),
-    *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model", "warm_up", expect_calls=(1, 1)),
+    *_worker_phase(
+        "w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config", expect_calls=(0, 1)
+    ),
+    *_worker_phase(
+        "w.warm_up", "warm_up", "compile_or_warm_up_model", "warm_up", expect_calls=(1, 1)
+    ),
     Hook(
         "w.atb_warm_up",
         "atb_warm_up",
@@ -291,7 +320,10 @@ HOOKS: tuple[Hook, ...] = (
         OPTIONAL,
         "worker",
         "pool_sleep",
-        ("vllm_ascend.device_allocator.camem:CaMemAllocator.sleep", "vllm.device_allocator.cumem:CuMemAllocator.sleep"),
+        (
+            "vllm_ascend.device_allocator.camem:CaMemAllocator.sleep",
+            "vllm.device_allocator.cumem:CuMemAllocator.sleep",
+        ),
         notes="reserved counts the pool, the device does not hold it: what was unmapped is read from the pool's list",
     ),
     Hook(
@@ -306,7 +338,11 @@ HOOKS: tuple[Hook, ...] = (
         ),
     ),
     *_worker_phase(
-        "w.weight_update.start", "weight_update", "start_weight_update", "weight_update_start", versions=">=0.23"
+        "w.weight_update.start",
+        "weight_update",
+        "start_weight_update",
+        "weight_update_start",
+        versions=">=0.23",
     ),
     Hook(
         "w.weight_update.chunk",
@@ -319,7 +355,11 @@ HOOKS: tuple[Hook, ...] = (
         notes="before 0.23 an update is this call alone; since then it lies between start and finish",
     ),
     *_worker_phase(
-        "w.weight_update.finish", "weight_update", "finish_weight_update", "weight_update_finish", versions=">=0.23"
+        "w.weight_update.finish",
+        "weight_update",
+        "finish_weight_update",
+        "weight_update_finish",
+        versions=">=0.23",
     ),
     Hook(
         "w.reload_weights",
@@ -455,5 +495,6 @@ def rows_in_force(backend: str | None, version: str | None) -> tuple[Hook, ...]:
     return tuple(
         hook
         for hook in HOOKS
-        if (backend in hook.backends if backend else len(hook.backends) > 1) and in_range(version, hook.versions)
+        if (backend in hook.backends if backend else len(hook.backends) > 1)
+        and in_range(version, hook.versions)
     )

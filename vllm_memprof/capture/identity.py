@@ -47,12 +47,19 @@ def of_worker(worker: Any, session: Session) -> dict[str, Any]:
     }
 
 
-def label(dp_rank: int | None, pp_rank: int | None, pcp_rank: int | None, tp_rank: int | None) -> str:
+def label(
+    dp_rank: int | None, pp_rank: int | None, pcp_rank: int | None, tp_rank: int | None
+) -> str:
     """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is.
 
     In the order of vLLM's own names of workers; PCP is prefill context parallelism.
     """
-    parts = [("DP", dp_rank), ("PP", pp_rank), ("PCP", pcp_rank), ("TP", 0 if tp_rank is None else tp_rank)]
+    parts = [
+        ("DP", dp_rank),
+        ("PP", pp_rank),
+        ("PCP", pcp_rank),
+        ("TP", 0 if tp_rank is None else tp_rank),
+    ]
     return " ".join(f"{name}{rank}" for name, rank in parts if rank is not None)
 
 

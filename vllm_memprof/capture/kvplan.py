@@ -41,7 +41,9 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "max_model_len": max_model_len,
         "max_concurrency": concurrency,
         "available_bytes": [int(available) for available in available_bytes],
-        "planned_bytes": [sum(int(tensor.size) for tensor in config.kv_cache_tensors) for config in configs],
+        "planned_bytes": [
+            sum(int(tensor.size) for tensor in config.kv_cache_tensors) for config in configs
+        ],
         "bytes_per_token": bytes_per_token(groups),
         "groups": groups,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
@@ -62,20 +64,26 @@ def tokens_rule(vllm_version: str | None) -> str:
     Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x block size x ranks
     that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0 (int(concurrency x max_model_len)).
     """
-    return "blocks" if vllm_version is not None and in_range(vllm_version, "<0.20") else "concurrency"
+    return (
+        "blocks" if vllm_version is not None and in_range(vllm_version, "<0.20") else "concurrency"
+    )
 
 
 def context_parallel(vllm_config: Any) -> int:
     """Ranks over which the tokens of one request are spread."""
     parallel = getattr(vllm_config, "parallel_config", None)
-    sizes = [getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")]
+    sizes = [
+        getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")
+    ]
     return int(sizes[0] or 1) * int(sizes[1] or 1)
 
 
 def _step_tokens(vllm_config: Any) -> int | None:
     in_flight = getattr(vllm_config, "max_in_flight_tokens", None)
     scheduler = getattr(vllm_config, "scheduler_config", None)
-    value = in_flight if in_flight is not None else getattr(scheduler, "max_num_batched_tokens", None)
+    value = (
+        in_flight if in_flight is not None else getattr(scheduler, "max_num_batched_tokens", None)
+    )
     return None if value is None else int(value)
 
 
@@ -142,7 +150,9 @@ def layout(spec: Any) -> dict[str, Any]:
     sizes = [getattr(dtype, "itemsize", None) for dtype in getattr(spec, "dtypes", None) or ()]
     shapes = getattr(spec, "shapes", None) or ()
     if sizes and None not in sizes and len(sizes) == len(shapes):
-        found["state_bytes"] = sum(math.prod(s) * size for s, size in zip(shapes, sizes, strict=True) if size)
+        found["state_bytes"] = sum(
+            math.prod(s) * size for s, size in zip(shapes, sizes, strict=True) if size
+        )
     return found
 
 

@@ -43,7 +43,9 @@ class Neighbours:
         if library is None or place is None:
             return None, None, self._reason
         count = ctypes.c_int(0)
-        status = library.dcmi_get_device_resource_info(place[0], place[1], self._rows, ctypes.byref(count))
+        status = library.dcmi_get_device_resource_info(
+            place[0], place[1], self._rows, ctypes.byref(count)
+        )
         if status != 0:
             return None, None, self._give_up(f"dcmi_get_device_resource_info returned {status}")
         own_pid, own = _own_pid(), None
@@ -54,7 +56,11 @@ class Neighbours:
             else:
                 others[str(row.pid)] = int(row.bytes)
         if own is None:
-            return None, None, f"the driver does not list process {own_pid}: it may have another number on the host"
+            return (
+                None,
+                None,
+                f"the driver does not list process {own_pid}: it may have another number on the host",
+            )
         return own, others, None
 
     def _ready(self) -> ctypes.CDLL | None:
@@ -81,7 +87,9 @@ class Neighbours:
             function = library.dcmi_get_card_id_device_id_from_logicid
             status = function(ctypes.byref(card), ctypes.byref(on_card), logic_id)
             if status != 0:
-                self._give_up(f"dcmi_get_card_id_device_id_from_logicid returned {status} for {logic_id.value}")
+                self._give_up(
+                    f"dcmi_get_card_id_device_id_from_logicid returned {status} for {logic_id.value}"
+                )
                 return None
             self._places[device] = (card.value, on_card.value)
         return self._places[device]

@@ -32,10 +32,14 @@ class NoPeerError(RuntimeError):
 
     def __init__(self, what: str) -> None:
         frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", __name__)):
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+            ("torch.", __name__)
+        ):
             frame = frame.f_back
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
-        super().__init__(f"one rank is planned alone, and {what}, at {where}; --ranks all runs every rank")
+        super().__init__(
+            f"one rank is planned alone, and {what}, at {where}; --ranks all runs every rank"
+        )
 
 
 class LoneStore(dist.Store):  # type: ignore[misc]
@@ -182,12 +186,16 @@ def join_alone() -> None:
 
     leave_peers_out()
     parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * int(group.size())
-    shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *_, **__: LoneQueue())
+    shm_broadcast.MessageQueue.create_from_process_group = staticmethod(
+        lambda *_, **__: LoneQueue()
+    )
 
 
 def leave_peers_out() -> None:
     """The part of ``join_alone`` that is torch's: the store of the world, and groups on the host."""
-    dist.Backend.register_backend(BACKEND, lambda store, rank, size, timeout: LoneGroup(rank, size), devices=["cpu"])
+    dist.Backend.register_backend(
+        BACKEND, lambda store, rank, size, timeout: LoneGroup(rank, size), devices=["cpu"]
+    )
     init_process_group, new_group = dist.init_process_group, dist.new_group
     store = LoneStore()
 

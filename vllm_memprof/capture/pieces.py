@@ -36,14 +36,25 @@ def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
     compiled: dict[tuple[Any, ...], Any] = {}
 
     def compile(
-        self: Any, graph: Any, example_inputs: list[Any], compiler_config: Any, compile_range: Any, key: Any = None
+        self: Any,
+        graph: Any,
+        example_inputs: list[Any],
+        compiler_config: Any,
+        compile_range: Any,
+        key: Any = None,
     ) -> Any:
         content = content_of(graph, example_inputs)
         if content is None:
             return compile_piece(self, graph, example_inputs, compiler_config, compile_range, key)
-        place = (id(self), str(compile_range), content)  # one compiler for each model that is compiled
+        place = (
+            id(self),
+            str(compile_range),
+            content,
+        )  # one compiler for each model that is compiled
         if place not in compiled:
-            compiled[place] = compile_piece(self, graph, example_inputs, compiler_config, compile_range, key)
+            compiled[place] = compile_piece(
+                self, graph, example_inputs, compiler_config, compile_range, key
+            )
         return compiled[place]
 
     return compile

@@ -79,7 +79,9 @@ def _stages(text_config: Any, pipeline: int) -> tuple[tuple[str, ...], ...]:
     return tuple(kinds[slice(*get_pp_indices(count, stage, pipeline))] for stage in range(pipeline))
 
 
-def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+def free_host_bytes(
+    proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
     """Host memory that this container's processes may still take, in bytes; None where nothing says so.
 
     The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can be dropped counted
@@ -90,13 +92,20 @@ def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
         found.append(_numbers(proc / "meminfo")["MemAvailable:"] << 10)
     with contextlib.suppress(OSError, ValueError, KeyError):
         limit = int((cgroup / "memory.max").read_text())  # "max": no limit
-        used = int((cgroup / "memory.current").read_text()) - _numbers(cgroup / "memory.stat")["inactive_file"]
+        used = (
+            int((cgroup / "memory.current").read_text())
+            - _numbers(cgroup / "memory.stat")["inactive_file"]
+        )
         found.append(limit - used)
     return min(found, default=None)
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines()) if len(words) > 1}
+    return {
+        words[0]: int(words[1])
+        for words in map(str.split, path.read_text().splitlines())
+        if len(words) > 1
+    }
 
 
 def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> int:
@@ -110,7 +119,9 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     data_parallel = choice.world.data > 1
     executor = Executor.get_class(vllm_config)
     if choice.mode != "all":
-        executor = rank_executor.make_executor(replica, devices, lambda device: _tell_apart(choice, device, devices))
+        executor = rank_executor.make_executor(
+            replica, devices, lambda device: _tell_apart(choice, device, devices)
+        )
     elif executor is UniProcExecutor:
         executor = rank_executor.PlanExecutor
     if data_parallel:
@@ -120,14 +131,19 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     except StopAfterPlan:
         return 0
     core.shutdown()
-    print("memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?", file=sys.stderr)
+    print(
+        "memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?",
+        file=sys.stderr,
+    )
     return 1
 
 
 def _tell_apart(choice: Choice, device: int, devices: int | None) -> None:
     """Takes the ranks of a crowded device from those for which a rank elsewhere stands."""
     if plugin.CAPTURE is not None and devices:
-        plugin.CAPTURE.session.emit("ranks", **choice.with_fuller_devices(device, devices).to_event())
+        plugin.CAPTURE.session.emit(
+            "ranks", **choice.with_fuller_devices(device, devices).to_event()
+        )
 
 
 def _become_replica(vllm_config: Any, index: int) -> None:
@@ -158,7 +174,11 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
             args=(vllm_config, choice, replica, devices),
             name=f"EngineCore_DP{replica.index}",
         )
-        with _own_devices(vllm_config, replica.index) if choice.mode == "all" else contextlib.nullcontext():
+        with (
+            _own_devices(vllm_config, replica.index)
+            if choice.mode == "all"
+            else contextlib.nullcontext()
+        ):
             child.start()
         children.append(child)
         if choice.mode != "all":
@@ -167,11 +187,15 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
         child.join()
     failed = [child for child in children if child.exitcode]
     if failed:
-        raise RankFailure(f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log")
+        raise RankFailure(
+            f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log"
+        )
     return 0
 
 
-def _replica_process(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> None:
+def _replica_process(
+    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None
+) -> None:
     try:
         status = _plan_replica(vllm_config, choice, replica, devices)
     except Exception:

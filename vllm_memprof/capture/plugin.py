@@ -30,7 +30,10 @@ def register() -> None:
 
         CAPTURE = start(run_dir)
     except Exception as error:
-        print(f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
 def _is_model_inspection() -> bool:

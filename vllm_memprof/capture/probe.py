@@ -45,7 +45,9 @@ class Backend:
     current_device: Callable[[], int]
     stats: Callable[[int], dict[str, Any]]  # nested: {"reserved_bytes": {"all": {"current": ...}}}
     mem_info: Callable[[int], tuple[int, int]]  # free, total
-    segments: Callable[[], list[dict[str, Any]]] | None  # allocator and workspace segments, where the latter exist
+    segments: (
+        Callable[[], list[dict[str, Any]]] | None
+    )  # allocator and workspace segments, where the latter exist
     device_name: Callable[[int], str | None]
     has_counters: bool = False  # CANN's: by module, and the driver's by process
 
@@ -101,7 +103,9 @@ def detect_backend() -> Backend | None:
         return BACKENDS["npu"]
     torch = sys.modules.get("torch")
     if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
-        return BACKENDS["cuda"]  # a CUDA build of torch; with torch_npu beside it, it only has to import
+        return BACKENDS[
+            "cuda"
+        ]  # a CUDA build of torch; with torch_npu beside it, it only has to import
     return None
 
 
@@ -137,7 +141,9 @@ class Probe:
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.is_ready()
 
-    def snapshot(self, workspace: bool = False, owners: bool = True) -> tuple[dict[str, Any], str | None]:
+    def snapshot(
+        self, workspace: bool = False, owners: bool = True
+    ) -> tuple[dict[str, Any], str | None]:
         """Read the memory of this process and its device.
 
         Args:
@@ -165,13 +171,19 @@ class Probe:
                 reason = ASLEEP_UNKNOWN
         return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
 
-    def _whole(self, backend: Backend, device: int, workspace: bool, owners: bool) -> dict[str, Any]:
+    def _whole(
+        self, backend: Backend, device: int, workspace: bool, owners: bool
+    ) -> dict[str, Any]:
         """Figures of one moment: what was read while free memory stood still, if it does."""
         for again in range(_MOST_READINGS):
             free, total = backend.mem_info(device)
             figures: dict[str, Any] = self._counters(backend, device)
             reserved, unmapped = figures["reserved_bytes"], self.unmapped_bytes
-            figures |= {"device_free_bytes": int(free), "device_total_bytes": int(total), "unmapped_bytes": unmapped}
+            figures |= {
+                "device_free_bytes": int(free),
+                "device_total_bytes": int(total),
+                "unmapped_bytes": unmapped,
+            }
             if self._unmapped_known and reserved is not None:
                 figures["non_torch_bytes"] = int(total) - int(free) - reserved + (unmapped or 0)
                 if workspace:
@@ -193,7 +205,11 @@ class Probe:
             own, others, reason = self._neighbours.read(device)
             self._tell("processes", reason)
             total = None if others is None else sum(others.values())
-            figures |= {"process_bytes": own, "other_processes_bytes": total, "other_processes": others}
+            figures |= {
+                "process_bytes": own,
+                "other_processes_bytes": total,
+                "other_processes": others,
+            }
         return figures
 
     def _tell(self, what: str, reason: str | None) -> None:
@@ -246,7 +262,9 @@ class Probe:
             "ooms": stats.get("num_ooms"),
         }
         for kind in ("allocated", "reserved"):
-            figures[f"{kind}_run_peak_bytes"] = self._run_peak(device, kind, figures[f"{kind}_peak_bytes"])
+            figures[f"{kind}_run_peak_bytes"] = self._run_peak(
+                device, kind, figures[f"{kind}_peak_bytes"]
+            )
         return figures
 
     def _run_peak(self, device: int, kind: str, peak: int | None) -> int | None:
@@ -267,7 +285,9 @@ def _of_segments(backend: Backend, device: int, reserved: int) -> dict[str, Any]
         return {}
     try:
         return divide(backend.segments(), device, reserved)
-    except Exception:  # a private interface of the runtime: its absence costs some figures, not the snapshot
+    except (
+        Exception
+    ):  # a private interface of the runtime: its absence costs some figures, not the snapshot
         return {}
 
 

@@ -75,7 +75,9 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
             join_alone()
             uniproc_executor.WorkerWrapperBase = LoneWorker
             of_engine_core = self.vllm_config
-            self.vllm_config = copy.deepcopy(of_engine_core)  # among others, a worker changes its own alone
+            self.vllm_config = copy.deepcopy(
+                of_engine_core
+            )  # among others, a worker changes its own alone
             super()._init_executor()
             self.vllm_config = of_engine_core
 
@@ -101,7 +103,9 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
         def _run(self, rank: int) -> dict[str, Any]:
             context = multiprocessing.get_context("fork")
             reader, writer = context.Pipe(duplex=False)
-            child = context.Process(target=self._work, args=(rank, writer), name=multiprocessing.current_process().name)
+            child = context.Process(
+                target=self._work, args=(rank, writer), name=multiprocessing.current_process().name
+            )
             child.start()
             writer.close()
             try:

@@ -34,7 +34,9 @@ class World:
     pipeline: int = 1
     prefill_context: int = 1
     data: int = 1
-    stages: tuple[tuple[str, ...], ...] = ()  # kinds of layers of each pipeline stage; empty: not known
+    stages: tuple[
+        tuple[str, ...], ...
+    ] = ()  # kinds of layers of each pipeline stage; empty: not known
     experts: int | None = None  # of one layer, over all ranks; None: no expert parallelism
 
     @property
@@ -70,7 +72,9 @@ class Replica:
     """One data-parallel replica of which ranks are run."""
 
     index: int
-    stands_for: dict[int, list[int]]  # rank that is run -> ranks of this replica that it answers for, itself included
+    stands_for: dict[
+        int, list[int]
+    ]  # rank that is run -> ranks of this replica that it answers for, itself included
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,9 @@ class Choice:
         return replace(self, alike=alike, not_run=sorted(not_run))
 
 
-def choose(world: World, mode: str, rank: int | None, devices: int | None, host_bytes: int | None) -> Choice:
+def choose(
+    world: World, mode: str, rank: int | None, devices: int | None, host_bytes: int | None
+) -> Choice:
     """The ranks to run.
 
     Args:
@@ -139,7 +145,9 @@ def choose(world: World, mode: str, rank: int | None, devices: int | None, host_
         mode = "one" if rank is not None or reason else "all"
         why = why if rank is not None else (reason or "all processes fit this machine")
     if mode == "all" or world.size == 1:
-        everyone = [Replica(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)]
+        everyone = [
+            Replica(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)
+        ]
         return Choice("all", why, world, everyone, {k: [] for k in range(world.size)}, [])
     replicas = [_one(world, rank or 0)] if mode == "one" else _edges(world)
     return Choice(mode, why, world, replicas, *_alike(world, replicas))
@@ -163,7 +171,9 @@ def _edges(world: World) -> list[Replica]:
     """First and last rank, and the first of each other kind of shard; in every replica that differs from the others."""
     by_shards: dict[tuple[Any, ...], int] = {}
     for index in range(world.data):
-        by_shards.setdefault(tuple(world.shard(index, rank) for rank in range(world.replica_size)), index)
+        by_shards.setdefault(
+            tuple(world.shard(index, rank) for rank in range(world.replica_size)), index
+        )
     return [_edges_of(world, index) for index in sorted({0, world.data - 1, *by_shards.values()})]
 
 

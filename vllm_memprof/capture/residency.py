@@ -114,6 +114,8 @@ def _unmapped_by_sleep(pool: Any, awake: Collection[str] = ()) -> int | None:
     """
     try:
         kept = {getattr(pool, "sleep_persistent_tag", None), *awake}
-        return sum(int(data.handle[1]) for data in pool.pointer_to_data.values() if data.tag not in kept)
+        return sum(
+            int(data.handle[1]) for data in pool.pointer_to_data.values() if data.tag not in kept
+        )
     except (AttributeError, TypeError, IndexError):
         return None

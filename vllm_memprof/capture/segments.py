@@ -32,7 +32,11 @@ def divide(segments: list[dict[str, Any]], device: int, reserved: int) -> dict[s
     streams, count = _beyond(own, reserved)
     if streams is None:  # the order is another one: the sum holds nevertheless
         return {**unknown, "npu_workspace_bytes": listed - reserved}
-    private = (segment for segment in own[:count] if tuple(segment.get("segment_pool_id", _DEFAULT)) != _DEFAULT)
+    private = (
+        segment
+        for segment in own[:count]
+        if tuple(segment.get("segment_pool_id", _DEFAULT)) != _DEFAULT
+    )
     pools = sum(int(segment["total_size"]) for segment in private)
     return {
         "npu_workspace_bytes": listed - reserved,

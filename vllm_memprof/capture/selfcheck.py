@@ -44,7 +44,9 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
     Returns:
         Versions of the engine's packages (None: not installed) and one row per hook in force.
     """
-    versions = {name: _version_in(path, name) for name in ("vllm", "vllm_ascend", "torch", "torch_npu")}
+    versions = {
+        name: _version_in(path, name) for name in ("vllm", "vllm_ascend", "torch", "torch_npu")
+    }
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
     return versions, [_check_row(hook, path) for hook in rows_in_force(backend, versions["vllm"])]
 
@@ -57,7 +59,11 @@ def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
     if hook.need == EXPECTED_ABSENT:
         return StaticRow(hook, "absent_ok", hook.targets[0])
     compiled = next((target for target, answer in answers if answer is None), None)
-    return StaticRow(hook, "compiled", compiled) if compiled else StaticRow(hook, "missing", hook.targets[0])
+    return (
+        StaticRow(hook, "compiled", compiled)
+        if compiled
+        else StaticRow(hook, "missing", hook.targets[0])
+    )
 
 
 def _defined(target: str, path: list[str] | None) -> bool | None:
@@ -71,7 +77,9 @@ def _defined(target: str, path: list[str] | None) -> bool | None:
     body: list[ast.stmt] = ast.parse(source.read_text(encoding="utf-8")).body
     *parents, name = attributes.split(".")
     for parent in parents:
-        node = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None)
+        node = next(
+            (node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None
+        )
         if node is None:
             return None if _imports(body, parent) else False
         body = node.body
@@ -90,7 +98,10 @@ def _binds(node: ast.stmt, name: str) -> bool:
 
 def _imports(body: list[ast.stmt], name: str) -> bool:
     """Whether a class may come from elsewhere: then its own source would have to be followed."""
-    return any(isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name)) for node in body)
+    return any(
+        isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name))
+        for node in body
+    )
 
 
 def _find_source(module_name: str, path: list[str] | None) -> Path | None:
@@ -115,13 +126,23 @@ def _version_in(path: list[str] | None, package: str) -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the static check; status 1 when a required row is missing."""
-    parser = argparse.ArgumentParser(prog="python -m vllm_memprof.capture.selfcheck", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_memprof.capture.selfcheck", description=main.__doc__
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
     versions, rows = check_installed()
     missing = [row for row in rows if row.hook.need == REQUIRED and row.state == "missing"]
     if options.json:
-        print(json.dumps({"versions": versions, "rows": [row.to_json() for row in rows], "missing": len(missing)}))
+        print(
+            json.dumps(
+                {
+                    "versions": versions,
+                    "rows": [row.to_json() for row in rows],
+                    "missing": len(missing),
+                }
+            )
+        )
         return 1 if missing else 0
     print(", ".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
     if versions["vllm"] is None:

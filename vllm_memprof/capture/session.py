@@ -102,12 +102,16 @@ class Session:
         self.settle(force=True)
         parent = self.stack[-1].id if self.stack else None
         opened = OpenPhase(self._new_id(), phase, hook, parent, dict(detail or {}))
-        opened.before, reason = (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace)
+        opened.before, reason = (
+            (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace)
+        )
         self._emit_edge(opened, "before", opened.before, reason)
         self.stack.append(opened)
         return opened
 
-    def end(self, opened: OpenPhase, error: BaseException | None = None, workspace: bool = True) -> None:
+    def end(
+        self, opened: OpenPhase, error: BaseException | None = None, workspace: bool = True
+    ) -> None:
         """Close a phase, and those that were left open inside it."""
         self.settle(force=True)
         while any(open_phase is opened for open_phase in self.stack):
@@ -202,12 +206,20 @@ def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, An
     Free, the process's own figure and the counter that holds torch's segments follow the reserved memory of the
     snapshot, so that its figures still add up; that counter's peak is the one of the snapshot.
     """
-    total, reserved, non_torch = snapshot["device_total_bytes"], snapshot["reserved_bytes"], later["non_torch_bytes"]
+    total, reserved, non_torch = (
+        snapshot["device_total_bytes"],
+        snapshot["reserved_bytes"],
+        later["non_torch_bytes"],
+    )
     if total is None or reserved is None or non_torch is None:
         return snapshot
     since = later["reserved_bytes"] - reserved
     held = reserved - (snapshot["unmapped_bytes"] or 0)
-    moved = {**snapshot, **{name: later[name] for name in _LATER}, "device_free_bytes": total - held - non_torch}
+    moved = {
+        **snapshot,
+        **{name: later[name] for name in _LATER},
+        "device_free_bytes": total - held - non_torch,
+    }
     if later["process_bytes"] is not None:
         moved["process_bytes"] = later["process_bytes"] - since
     components = later["components"]

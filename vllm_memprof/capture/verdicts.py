@@ -39,12 +39,19 @@ def judge(capture: Capture, moment: str) -> list[Verdict]:
 
 def _judge_row(capture: Capture, hook: Hook, moment: str) -> Verdict:
     bindings = capture.binder.of(hook)
-    bound = [binding for binding in bindings if binding.state in ("bound", "overwritten", "released")]
+    bound = [
+        binding for binding in bindings if binding.state in ("bound", "overwritten", "released")
+    ]
     if not bound:
         return _judge_unbound(hook, [binding.state for binding in bindings])
     target = bound[0].target if len(bound) == 1 else f"{bound[0].target} and {len(bound) - 1} more"
     if hook.need == EXPECTED_ABSENT:
-        return Verdict(hook, "stale", target, "expected to be absent in this version: the hook table is out of date")
+        return Verdict(
+            hook,
+            "stale",
+            target,
+            "expected to be absent in this version: the hook table is out of date",
+        )
     overwritten = [binding for binding in bound if binding.state == "overwritten"]
     if overwritten:
         return Verdict(hook, "overwritten", overwritten[0].target, overwritten[0].detail)
@@ -53,7 +60,9 @@ def _judge_row(capture: Capture, hook: Hook, moment: str) -> Verdict:
     calls = capture.session.calls.get(hook.id, 0)
     due = moment == hook.due or capture.reported.get(hook.id) == "never_called"
     if due and calls < hook.expect_calls[0]:
-        return Verdict(hook, "never_called", target, f"{calls} calls, expected at least {hook.expect_calls[0]}")
+        return Verdict(
+            hook, "never_called", target, f"{calls} calls, expected at least {hook.expect_calls[0]}"
+        )
     return Verdict(hook, "bound", target)
 
 
@@ -71,5 +80,7 @@ def summarise(verdicts: list[Verdict]) -> tuple[str, list[Verdict]]:
     failing = [verdict for verdict in required if verdict.state not in _GOOD]
     line = f"{len(required) - len(failing)}/{len(required)} required hooks bound"
     if failing:
-        line += "; " + ", ".join(f"{verdict.state}: {verdict.hook.id} ({verdict.target})" for verdict in failing)
+        line += "; " + ", ".join(
+            f"{verdict.state}: {verdict.hook.id} ({verdict.target})" for verdict in failing
+        )
     return line, failing

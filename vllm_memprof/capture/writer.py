@@ -20,7 +20,12 @@ from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import redact_command
 
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in use -> name.
-_VERSIONED = {"vllm": "vllm.version", "torch": "torch", "torch_npu": "torch_npu", "vllm_ascend": "vllm_ascend"}
+_VERSIONED = {
+    "vllm": "vllm.version",
+    "torch": "torch",
+    "torch_npu": "torch_npu",
+    "vllm_ascend": "vllm_ascend",
+}
 
 
 class EventWriter:
@@ -61,7 +66,10 @@ class EventWriter:
                 self._write(event)
         except OSError as error:
             self._broken = True
-            print(f"memprof: cannot write {self.path}: {error}; this process records no more", file=sys.stderr)
+            print(
+                f"memprof: cannot write {self.path}: {error}; this process records no more",
+                file=sys.stderr,
+            )
 
     def after_fork(self) -> None:
         """Forget the parent's file; the child opens its own at its first event."""

@@ -18,16 +18,16 @@ from vllm_memprof.errors import MemprofError
 
 #: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of the help text.
 COMMANDS = {
-    "serve": "vllm_memprof.cli.serve",
-    "offline": "vllm_memprof.cli.offline",
-    "plan": "vllm_memprof.cli.plan",
-    "sweep": "vllm_memprof.cli.sweep",
-    "explain": "vllm_memprof.cli.explain",
-    "report": "vllm_memprof.cli.report",
-    "diff": "vllm_memprof.cli.diff",
-    "check": "vllm_memprof.cli.check",
-    "doctor": "vllm_memprof.cli.doctor",
-    "sim": "vllm_memprof.cli.sim",
+    "serve": "vllm_memprof.cli.commands.serve",
+    "offline": "vllm_memprof.cli.commands.offline",
+    "plan": "vllm_memprof.cli.commands.plan",
+    "sweep": "vllm_memprof.cli.commands.sweep",
+    "explain": "vllm_memprof.cli.commands.explain",
+    "report": "vllm_memprof.cli.commands.report",
+    "diff": "vllm_memprof.cli.commands.diff",
+    "check": "vllm_memprof.cli.commands.check",
+    "doctor": "vllm_memprof.cli.commands.doctor",
+    "sim": "vllm_memprof.cli.commands.sim",
 }
 
 #: Reports are hundreds of thousands of small objects without a cycle. To look through them as often as by default costs
@@ -76,7 +76,11 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _memprof(
     version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Show the version and exit.",
     ),
 ) -> None:
     """Where device memory goes when vLLM serves a model on Ascend NPUs, and how much KV cache is honest."""

@@ -80,7 +80,10 @@ def _normalise(name: str) -> str:
 def _take_value(name: str, rest: list[str]) -> str:
     if not rest or (rest[0].startswith("-") and rest[0] != "-"):
         found = f", got the option {rest[0]!r}" if rest else ""
-        raise UsageError(f"{name} needs a value{found}", hint=f"for a value that begins with '-' write {name}=VALUE")
+        raise UsageError(
+            f"{name} needs a value{found}",
+            hint=f"for a value that begins with '-' write {name}=VALUE",
+        )
     return rest.pop(0)
 
 

@@ -39,17 +39,28 @@ Wants = Annotated[
 Headroom = Annotated[
     str | None,
     typer.Option(
-        "--headroom", metavar="SIZE", help="Device memory that is to stay free beside everything else (default 0)."
+        "--headroom",
+        metavar="SIZE",
+        help="Device memory that is to stay free beside everything else (default 0).",
     ),
 ]
 Between = Annotated[
-    str | None, typer.Option("--between", metavar="LOW:HIGH", help="Where --fit searches.", show_default="by the model")
+    str | None,
+    typer.Option(
+        "--between", metavar="LOW:HIGH", help="Where --fit searches.", show_default="by the model"
+    ),
 ]
 Step = Annotated[
-    str | None, typer.Option("--step", metavar="N", help="From a value of --fit to the next.", show_default="by KNOB")
+    str | None,
+    typer.Option(
+        "--step", metavar="N", help="From a value of --fit to the next.", show_default="by KNOB"
+    ),
 ]
 NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Make every plan of --fit anew, and keep none for the next command.")
+    bool,
+    typer.Option(
+        "--no-cache", help="Make every plan of --fit anew, and keep none for the next command."
+    ),
 ]
 
 FORMATS = ("table", "json")
@@ -85,7 +96,9 @@ def fit(
     from vllm_memprof.report.plans import render_plans_json
 
     if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name!r} is not there for --fit", hint=" or ".join(FORMATS))
+        raise UsageError(
+            f"--format {format_name!r} is not there for --fit", hint=" or ".join(FORMATS)
+        )
     knob = find_knob(knob_name)
     wanted = parse_wants(wants, headroom)
     low_high, each = parse_range(between), parse_step(step)
@@ -116,11 +129,15 @@ def fit(
     return 0 if found.ordered else NOT_IN_ORDER
 
 
-def plan_of(model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float) -> Plan:
+def plan_of(
+    model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float
+) -> Plan:
     """A plan with those options of memprof that say something; its folder and its format are the caller's matter."""
     from vllm_memprof.plans.plan import Plan
 
-    said = {name: str(value) for name, value in own.items() if value is not None and value != "auto"}
+    said = {
+        name: str(value) for name, value in own.items() if value is not None and value != "auto"
+    }
     return Plan(model, list(engine_args), own=said, timeout_s=timeout_s)
 
 
@@ -132,7 +149,10 @@ def refuse_without_fit(given: Mapping[str, object]) -> None:
     """
     for name, value in given.items():
         if value:
-            raise UsageError(f"{name} means nothing without --fit", hint="e.g. --fit devices; see memprof plan --help")
+            raise UsageError(
+                f"{name} means nothing without --fit",
+                hint="e.g. --fit devices; see memprof plan --help",
+            )
 
 
 def check_setup(plan: Plan) -> None:
@@ -151,7 +171,10 @@ def check_setup(plan: Plan) -> None:
         prepare_runtime(device.profile, plan.own.get("stack"))
     else:
         if "stack" in plan.own:
-            raise UsageError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
+            raise UsageError(
+                "--stack names a simulated stack",
+                hint="add --device sim:910b, or leave --stack out",
+            )
         require_device(device)
 
 
@@ -165,7 +188,11 @@ def fresh_folder(given: Path | None, name: str) -> Path:
     from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")
-    base = DEFAULT_PARENT / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}" if given is None else given.expanduser()
+    base = (
+        DEFAULT_PARENT / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+        if given is None
+        else given.expanduser()
+    )
     try:
         for number in range(1, 1000):
             path = base if number == 1 else base.with_name(f"{base.name}-{number}")
@@ -174,7 +201,10 @@ def fresh_folder(given: Path | None, name: str) -> Path:
                 (path / "plans").mkdir(mode=DIR_MODE)
                 return path.absolute()
             if given is not None:
-                raise UsageError(f"run folder {path} is not empty", hint="give a new folder, or leave --run-dir out")
+                raise UsageError(
+                    f"run folder {path} is not empty",
+                    hint="give a new folder, or leave --run-dir out",
+                )
     except OSError as error:
         hint = "give a folder that you can write to with --run-dir DIR"
         raise LaunchError(f"cannot make the folder {base}: {error.strerror}", hint=hint) from error

@@ -13,8 +13,8 @@ from vllm_memprof.cli.show import printed, write_out
 from vllm_memprof.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
-    from vllm_memprof.ledger.plans import Fit, PlanRow, Sweep
     from vllm_memprof.plans.pool import Task
+    from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
 
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
@@ -34,7 +34,10 @@ class PlainProgress:
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         if tasks and time.monotonic() > self._next_s:
             self._next_s = time.monotonic() + _PLAIN_EVERY_S
-            self._say("under way: " + "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks))
+            self._say(
+                "under way: "
+                + "; ".join(f"{task.plan.title} for {seconds:.0f} s" for task, seconds in tasks)
+            )
 
     def ending(self, text: str) -> None:
         self._say(text)
@@ -60,7 +63,13 @@ class LiveProgress(PlainProgress):
 
     def __init__(self, total: int | None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         super().__init__(total)
         self._console = Console(stderr=True, highlight=False)
@@ -75,7 +84,9 @@ class LiveProgress(PlainProgress):
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         text = "; ".join(f"{task.plan.title} {seconds:.0f} s" for task, seconds in tasks)
         room = max(10, self._console.width - 55)
-        self._bar.update(self._task, description=text if len(text) <= room else text[: room - 1] + "…")
+        self._bar.update(
+            self._task, description=text if len(text) <= room else text[: room - 1] + "…"
+        )
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         super().finished(place, row, how)

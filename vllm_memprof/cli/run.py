@@ -22,24 +22,48 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 600.0
 
 # The options of memprof on every command that starts an engine, declared once.
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for vLLM.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for vLLM.")
+]
 Device = Annotated[
-    str, typer.Option("--device", metavar="D", help="auto, npu, cuda, cpu, or sim[:PROFILE] (simulated Ascend).")
+    str,
+    typer.Option(
+        "--device", metavar="D", help="auto, npu, cuda, cpu, or sim[:PROFILE] (simulated Ascend)."
+    ),
 ]
 RunDir = Annotated[
     Path | None,
-    typer.Option("--run-dir", metavar="DIR", help="Where to record the run.", show_default="reports/<time>-<model>"),
+    typer.Option(
+        "--run-dir",
+        metavar="DIR",
+        help="Where to record the run.",
+        show_default="reports/<time>-<model>",
+    ),
 ]
-Format = Annotated[str, typer.Option("--format", metavar="F", help="What is printed: table, markdown or json.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Plain lines instead of the live view; no engine output.")]
+Format = Annotated[
+    str, typer.Option("--format", metavar="F", help="What is printed: table, markdown or json.")
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", help="Plain lines instead of the live view; no engine output."),
+]
 Timeout = Annotated[
-    float, typer.Option("--startup-timeout", metavar="S", help="Seconds until the engine must be ready.")
+    float,
+    typer.Option("--startup-timeout", metavar="S", help="Seconds until the engine must be ready."),
 ]
 Python = Annotated[
     str | None,
-    typer.Option("--python", metavar="PATH", help="Interpreter of the engine.", show_default="the one with vLLM"),
+    typer.Option(
+        "--python",
+        metavar="PATH",
+        help="Interpreter of the engine.",
+        show_default="the one with vLLM",
+    ),
 ]
-Stack = Annotated[str | None, typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`.")]
+Stack = Annotated[
+    str | None,
+    typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`."),
+]
 
 #: Settings of a Typer app whose command takes the engine's arguments.
 APP_SETTINGS: dict[str, Any] = {
@@ -135,7 +159,8 @@ def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> Non
         console.print(Text(f"memprof: {note}"), soft_wrap=True)
     console.print(
         Text.assemble(
-            ("memprof: ", "bold"), f"run recorded in {_short(job.run_dir)}: report.md, report.json, engine.log"
+            ("memprof: ", "bold"),
+            f"run recorded in {_short(job.run_dir)}: report.md, report.json, engine.log",
         ),
         soft_wrap=True,
     )

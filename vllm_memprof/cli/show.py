@@ -12,7 +12,7 @@ from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from vllm_memprof.ledger.model import Report
+    from vllm_memprof.accounting.model import Report
 
 Each = TypeVar("Each")
 
@@ -102,7 +102,8 @@ def check_format(name: str, output: Path | None = None, printed: bool = False) -
         raise UsageError(f"--format {name!r} is not known", hint=", ".join(FORMATS))
     if name in FILE_FORMATS and printed:
         raise UsageError(
-            f"--format {name} is for a file", hint=f"memprof report RUN --format {name} -o FILE afterwards"
+            f"--format {name} is for a file",
+            hint=f"memprof report RUN --format {name} -o FILE afterwards",
         )
     if name in FILE_FORMATS and output is None and sys.stdout.isatty():
         raise UsageError(f"--format {name} is for a file", hint="-o FILE")
@@ -119,7 +120,8 @@ def check_lang(lang: str, format_name: str) -> str:
         raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
     if lang != "en" and format_name not in TRANSLATED:
         raise UsageError(
-            f"--lang {lang} is not there for --format {format_name}", hint=f"--format {' or '.join(TRANSLATED)}"
+            f"--lang {lang} is not there for --format {format_name}",
+            hint=f"--format {' or '.join(TRANSLATED)}",
         )
     return lang
 
@@ -129,7 +131,9 @@ def render(report: Report, format_name: str, to_file: bool = False, lang: str = 
     return "".join(pieces(report, format_name, to_file, lang))
 
 
-def pieces(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> Iterator[str]:
+def pieces(
+    report: Report, format_name: str, to_file: bool = False, lang: str = "en"
+) -> Iterator[str]:
     """The same piece by piece: a report of hundreds of ranks need not be whole in memory.
 
     Raises:
@@ -191,7 +195,7 @@ def build(run_dir: Path) -> Report:
     Raises:
         RunRecordError: it cannot be read.
     """
-    from vllm_memprof.ledger.build import build_report
+    from vllm_memprof.accounting.build import build_report
     from vllm_memprof.record.loader import load_run
 
     return build_report(load_run(run_dir))

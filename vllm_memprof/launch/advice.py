@@ -27,4 +27,6 @@ ADVICE: tuple[tuple[str, str], ...] = (
 def advise(reason: str | None) -> str | None:
     """What to try after a failure, where the engine's message is a known one."""
     text = " ".join((reason or "").split())
-    return next((f"to try: {advice}" for pattern, advice in ADVICE if re.search(pattern, text)), None)
+    return next(
+        (f"to try: {advice}" for pattern, advice in ADVICE if re.search(pattern, text)), None
+    )

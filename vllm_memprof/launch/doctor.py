@@ -79,7 +79,9 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
     return Diagnosis(checks, find_ways(facts, devices, stacks))
 
 
-def find_ways(facts: InterpreterFacts | None, devices: list[Check], stacks: list[Check]) -> list[str]:
+def find_ways(
+    facts: InterpreterFacts | None, devices: list[Check], stacks: list[Check]
+) -> list[str]:
     """The commands' ``--device`` values that would work."""
     ways = []
     if facts is not None and facts.has_vllm and PLUGIN_NAME in facts.plugins:
@@ -106,10 +108,17 @@ def check_platform() -> Check:
     found = f"{platform.system()} {platform.release()} {platform.machine()}"
     if platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"):
         return Check("platform", GOOD, found)
-    return Check("platform", MISSING, found, "vLLM-Ascend and the simulated device need Linux on x86_64 or aarch64")
+    return Check(
+        "platform",
+        MISSING,
+        found,
+        "vLLM-Ascend and the simulated device need Linux on x86_64 or aarch64",
+    )
 
 
-def check_engine(python: str | None, environ: Mapping[str, str]) -> tuple[InterpreterFacts | None, list[Check]]:
+def check_engine(
+    python: str | None, environ: Mapping[str, str]
+) -> tuple[InterpreterFacts | None, list[Check]]:
     """The engine's interpreter and the packages in it; None when there is no interpreter that works."""
     try:
         facts = probe_interpreter(find_python(python), environ)
@@ -145,12 +154,21 @@ def _check_npu(environ: Mapping[str, str], dev: Path) -> Check:
         todo = "--device sim:910b needs none; in a container pass --device /dev/davinciN and /dev/davinci_manager"
         return Check("npu", INFO, f"no /dev/davinci*{tool}", todo)
     found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
-    closed = [node.name for node in [*nodes, dev / "davinci_manager"] if not os.access(node, os.R_OK | os.W_OK)]
+    closed = [
+        node.name
+        for node in [*nodes, dev / "davinci_manager"]
+        if not os.access(node, os.R_OK | os.W_OK)
+    ]
     if closed:
         todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
         return Check("npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo)
     if not (environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")):
-        return Check("npu", WARNING, f"{found}; ASCEND_HOME_PATH is not set", "source the CANN toolkit's set_env.sh")
+        return Check(
+            "npu",
+            WARNING,
+            f"{found}; ASCEND_HOME_PATH is not set",
+            "source the CANN toolkit's set_env.sh",
+        )
     return Check("npu", GOOD, found)
 
 
@@ -206,7 +224,11 @@ def check_plugins_variable(environ: Mapping[str, str]) -> list[Check]:
     if value is None:
         return []
     names = {name.strip() for name in value.split(",") if name.strip()}
-    todo = [] if PLUGIN_NAME in names else ["memprof's commands add memprof themselves; by hand you have to"]
+    todo = (
+        []
+        if PLUGIN_NAME in names
+        else ["memprof's commands add memprof themselves; by hand you have to"]
+    )
     if "ascend" not in names:
         todo.append("without `ascend` vLLM does not find the NPU")
     return [Check(ENV_PLUGINS, WARNING if todo else GOOD, value or "(empty)", "; ".join(todo))]
@@ -218,7 +240,9 @@ def check_alloc_conf(environ: Mapping[str, str]) -> list[Check]:
     if value is None:
         return []
     problems = find_alloc_conf_problems(value)
-    return [Check(ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems))]
+    return [
+        Check(ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems))
+    ]
 
 
 def find_alloc_conf_problems(value: str) -> list[str]:
@@ -228,7 +252,11 @@ def find_alloc_conf_problems(value: str) -> list[str]:
         key, _, setting = entry.partition(":")
         pairs.append((key.strip(), setting.strip()))
     keys = [key for key, _ in pairs]
-    problems = [f"{key} is set {keys.count(key)} times" for key in dict.fromkeys(keys) if keys.count(key) > 1]
+    problems = [
+        f"{key} is set {keys.count(key)} times"
+        for key in dict.fromkeys(keys)
+        if keys.count(key) > 1
+    ]
     settings = dict(pairs)
     if settings.get("expandable_segments", "").lower() == "true":
         problems += [
@@ -243,7 +271,9 @@ def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
     """Which hooks have their place in the installed engine, read from its sources by the engine's interpreter."""
     command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
     try:
-        done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=dict(environ), capture_output=True, text=True, timeout=60
+        )
         return summarise_hooks(json.loads(done.stdout), where)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         return Check("hooks", WARNING, f"{where}: could not be checked: {error}")
@@ -251,9 +281,15 @@ def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
 
 def summarise_hooks(data: Any, where: str) -> Check:
     """The self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as one row."""
-    rows = [row for row in data.get("rows", ()) if row.get("need") == "required"] if isinstance(data, dict) else []
+    rows = (
+        [row for row in data.get("rows", ()) if row.get("need") == "required"]
+        if isinstance(data, dict)
+        else []
+    )
     if not rows:
-        return Check("hooks", WARNING, f"{where}: the hook table has no row for this engine version")
+        return Check(
+            "hooks", WARNING, f"{where}: the hook table has no row for this engine version"
+        )
     missing = [str(row.get("hook")) for row in rows if row.get("state") == "missing"]
     found = f"{where}: {len(rows) - len(missing)} of {len(rows)} required hooks find their place"
     if not missing:
@@ -271,10 +307,17 @@ def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
             pass
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        return Check("run folder", WARNING, f"{place}: {error.strerror}", "give another place with --run-dir DIR")
+        return Check(
+            "run folder",
+            WARNING,
+            f"{place}: {error.strerror}",
+            "give another place with --run-dir DIR",
+        )
     found = f"{place}, {format_gib(free)} GiB free"
     if free < _MIN_FREE_BYTES:
-        return Check("run folder", WARNING, found, "make room, or give another place with --run-dir DIR")
+        return Check(
+            "run folder", WARNING, found, "make room, or give another place with --run-dir DIR"
+        )
     return Check("run folder", GOOD, found)
 
 

@@ -35,7 +35,8 @@ _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
 #: pydantic names the error on one line and says what is wrong on the next: "  Value error, …".
 _ERROR_LINE = re.compile(
-    rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, ", re.IGNORECASE
+    rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, ",
+    re.IGNORECASE,
 )
 #: uvicorn's line at readiness, for engines in which our own event is missing.
 _READY_LINE = b"Application startup complete"
@@ -45,7 +46,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def build_command(
-    python: Path, request: LaunchRequest, model_path: str, model_args: list[str], devices: int | None = None
+    python: Path,
+    request: LaunchRequest,
+    model_path: str,
+    model_args: list[str],
+    devices: int | None = None,
 ) -> list[str]:
     """The engine's command line.
 
@@ -59,7 +64,14 @@ def build_command(
     engine_args = [*model_args, *request.engine_args]
     if request.mode == "serve":
         return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", model_path, *engine_args]
-    command = [str(python), "-m", "vllm_memprof.capture.driver", request.mode, "--model", model_path]
+    command = [
+        str(python),
+        "-m",
+        "vllm_memprof.capture.driver",
+        request.mode,
+        "--model",
+        model_path,
+    ]
     if request.prompts_file is not None:
         command += ["--prompts", str(request.prompts_file.absolute())]
     for prompt in request.prompts:
@@ -76,7 +88,9 @@ def build_command(
     return [*command, "--", *engine_args]
 
 
-def build_env(base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[str, str]) -> dict[str, str]:
+def build_env(
+    base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[str, str]
+) -> dict[str, str]:
     """The engine's environment: the caller's, what the device and the model need, and what switches capture on.
 
     Args:
@@ -85,7 +99,11 @@ def build_env(base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[
         mode: serve, offline or plan.
         extra: additions of the simulated device and of the model preset.
     """
-    asked_for = {name: value for name, value in base.items() if name not in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT)}
+    asked_for = {
+        name: value
+        for name, value in base.items()
+        if name not in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT)
+    }
     env = {**asked_for, **extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":
         env[ENV_STOP_AFTER] = "kv_plan"
@@ -112,7 +130,9 @@ class LogPump:
 
     def __init__(self, fd: int, log_path: Path, echo: Callable[[bytes], None] | None) -> None:
         self._fd = fd
-        self._log_fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self._log_fd = os.open(
+            log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
+        )
         self._echo = echo
         self._tail = bytearray()
         self._partial = b""
@@ -199,7 +219,11 @@ class EngineProcess:
     """
 
     def __init__(
-        self, command: list[str], env: Mapping[str, str], log_path: Path, echo: Callable[[bytes], None] | None = None
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        log_path: Path,
+        echo: Callable[[bytes], None] | None = None,
     ) -> None:
         read_fd, write_fd = os.pipe()
         self.pump = LogPump(read_fd, log_path, echo)

@@ -58,7 +58,9 @@ def create_run_dir(run_dir: Path | None, model: str) -> Path:
 def _refuse_occupied(path: Path) -> None:
     if any(path.iterdir()):
         what = "already holds a run" if (path / RUN_FILE).exists() else "is not empty"
-        raise UsageError(f"run folder {path} {what}", hint="give a new folder, or leave --run-dir out")
+        raise UsageError(
+            f"run folder {path} {what}", hint="give a new folder, or leave --run-dir out"
+        )
 
 
 def _make_fresh(path: Path) -> Path:

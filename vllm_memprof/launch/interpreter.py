@@ -18,7 +18,15 @@ from pathlib import Path
 from vllm_memprof.errors import LaunchError, UsageError
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
-PACKAGES = ("vllm", "vllm_ascend", "torch", "torch_npu", "triton_ascend", "transformers", "vllm-memprof")
+PACKAGES = (
+    "vllm",
+    "vllm_ascend",
+    "torch",
+    "torch_npu",
+    "triton_ascend",
+    "transformers",
+    "vllm-memprof",
+)
 
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = """
@@ -63,13 +71,18 @@ def find_python(given: str | None) -> Path:
     if given is not None:
         found = shutil.which(os.path.expanduser(given))
         if found is None:
-            raise UsageError(f"--python {given}: no such program", hint="give the interpreter that has vLLM installed")
+            raise UsageError(
+                f"--python {given}: no such program",
+                hint="give the interpreter that has vLLM installed",
+            )
         return Path(found).absolute()  # not resolved: a virtual environment is known by its link
     if importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
     found = shutil.which("python3")
     if found is None:
-        raise LaunchError("no interpreter for the engine: vLLM is not importable here and PATH has no python3")
+        raise LaunchError(
+            "no interpreter for the engine: vLLM is not importable here and PATH has no python3"
+        )
     return Path(found).absolute()
 
 

@@ -42,7 +42,9 @@ class PlainView:
         stream: where to; default stderr.
     """
 
-    def __init__(self, title: str | None, start_ns: int, show_output: bool, stream: BinaryIO | None = None) -> None:
+    def __init__(
+        self, title: str | None, start_ns: int, show_output: bool, stream: BinaryIO | None = None
+    ) -> None:
         self._start_ns = start_ns
         self._show_output = show_output
         self._stream = stream or sys.stderr.buffer
@@ -77,7 +79,9 @@ class PlainView:
     def note(self, text: str) -> None:
         """A line of memprof's own; never in the middle of a line of the engine."""
         with self._lock:
-            self._write((b"" if self._at_line_start else b"\n") + text.encode(errors="replace") + b"\n")
+            self._write(
+                (b"" if self._at_line_start else b"\n") + text.encode(errors="replace") + b"\n"
+            )
             self._at_line_start = True
 
     def close(self) -> None:
@@ -93,8 +97,12 @@ class PlainView:
 
 def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) -> str:
     """``  12.3s TP0 weight_load 9.17 GiB reserved, peak 9.17, non-torch 0.35 (2.1 s)``; unknown is ``-``."""
-    figures = ", ".join(f"{head} {format_gib(phase.snapshot.get(name))}" for head, name in READINGS[1:])
-    took = "" if phase.start_t_ns is None else f" ({(phase.end_t_ns - phase.start_t_ns) / 1e9:.1f} s)"
+    figures = ", ".join(
+        f"{head} {format_gib(phase.snapshot.get(name))}" for head, name in READINGS[1:]
+    )
+    took = (
+        "" if phase.start_t_ns is None else f" ({(phase.end_t_ns - phase.start_t_ns) / 1e9:.1f} s)"
+    )
     failed = f" FAILED: {phase.error}" if phase.error else ""
     at = f"{(phase.end_t_ns - start_ns) / 1e9:7.1f}s"
     reserved = format_gib(phase.snapshot.get("reserved_bytes"))
@@ -145,7 +153,9 @@ class LiveView:
         console: on stderr by default.
     """
 
-    def __init__(self, title: str, start_ns: int, show_output: bool, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, start_ns: int, show_output: bool, console: Console | None = None
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -165,7 +175,9 @@ class LiveView:
         now_ns = time.monotonic_ns()
         if self._plain is None and now_ns - self._painted_ns >= _REPAINT_NS:
             self._painted_ns = now_ns
-            table = render_progress(progress, self._title, self._start_ns, now_ns, self._console.width)
+            table = render_progress(
+                progress, self._title, self._start_ns, now_ns, self._console.width
+            )
             self._live.update(self._with_last_line(table, last_line), refresh=True)
 
     def output(self, chunk: bytes) -> None:
@@ -212,19 +224,27 @@ class LiveView:
         return Group(table, line)
 
 
-def render_progress(progress: EngineProgress, title: str, start_ns: int, now_ns: int, width: int) -> RenderableType:
+def render_progress(
+    progress: EngineProgress, title: str, start_ns: int, now_ns: int, width: int
+) -> RenderableType:
     """The table of the live view: per rank the phase under way, its seconds, readings in GiB, finished phases."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    head = Text.assemble((title, "bold"), f"  {(now_ns - start_ns) / 1e9:.0f} s", no_wrap=True, overflow="ellipsis")
+    head = Text.assemble(
+        (title, "bold"), f"  {(now_ns - start_ns) / 1e9:.0f} s", no_wrap=True, overflow="ellipsis"
+    )
     workers = progress.workers
     if not workers:
         started = [process.name for process in progress.processes if process.matters]
-        waiting = f"engine is starting ({', '.join(started)} up)" if started else "engine is starting"
+        waiting = (
+            f"engine is starting ({', '.join(started)} up)" if started else "engine is starting"
+        )
         return Group(head, Text(f"{waiting}; no rank has reported yet", style="dim"))
-    table = Table(box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+    table = Table(
+        box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline"
+    )
     table.add_column("rank", no_wrap=True)
     table.add_column("phase", no_wrap=True, width=_PHASE_WIDTH, overflow="ellipsis")
     table.add_column("s", justify="right", no_wrap=True, width=5)
@@ -247,5 +267,7 @@ def _row(process: ProcessProgress, now_ns: int) -> list[Any]:
     else:
         phase, seconds = Text("…", style="dim"), ""
     readings = [format_gib(process.readings.get(field)) for _, field in READINGS]
-    done = dict.fromkeys(entry.phase for entry in reversed(process.done) if entry.phase not in _MINOR)
+    done = dict.fromkeys(
+        entry.phase for entry in reversed(process.done) if entry.phase not in _MINOR
+    )
     return [process.name, phase, seconds, *readings, Text(" ".join(done), style="green")]

@@ -88,17 +88,23 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     profile = runtime.profile.name
     devices = runtime.profile.device_count
     env = {**runtime.env, **model.env}
-    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins)
+    return _Target(
+        python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins
+    )
 
 
 def _real_target(request: LaunchRequest) -> _Target:
     if request.stack is not None:
-        raise UsageError("--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out")
+        raise UsageError(
+            "--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out"
+        )
     require_device(request.device)
     return _Target(find_python(request.python), request.model)
 
 
-def require_device(device: DeviceChoice, files: Mapping[str, tuple[str, ...]] = DEVICE_FILES) -> None:
+def require_device(
+    device: DeviceChoice, files: Mapping[str, tuple[str, ...]] = DEVICE_FILES
+) -> None:
     """Refuses a device that is not there, before the engine's slow start.
 
     Raises:

@@ -46,7 +46,9 @@ class ProcessProgress:
     rank: int | None = None
     open: list[OpenPhase] = field(default_factory=list)  # outermost first
     done: list[DonePhase] = field(default_factory=list)
-    readings: dict[str, int] = field(default_factory=dict)  # latest known value of each snapshot field, bytes
+    readings: dict[str, int] = field(
+        default_factory=dict
+    )  # latest known value of each snapshot field, bytes
     shutting_down: bool = False
     last_t_ns: int | None = None
 
@@ -85,7 +87,9 @@ class EngineProgress:
     ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
     versions: dict[str, str] = field(default_factory=dict)
     soc: str | None = None
-    first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message: left the phase open
+    first_error: tuple[int, str, str, str] | None = (
+        None  # t_ns, process name, phase, message: left the phase open
+    )
     oom_message: str | None = None
     ranks: dict[str, Any] | None = None  # of a plan: which ranks are run
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
@@ -123,7 +127,11 @@ class EngineProgress:
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
 
     def _fold_process(self, process: ProcessProgress, event: Event) -> None:
-        process.host, process.pid, process.wall = event.get("host"), event.get("pid"), event.get("wall")
+        process.host, process.pid, process.wall = (
+            event.get("host"),
+            event.get("pid"),
+            event.get("wall"),
+        )
         _add_role(process, event)
         for package, version in (event.get("versions") or {}).items():
             if version:
@@ -137,8 +145,16 @@ class EngineProgress:
         self.soc = self.soc or event.get("soc")
 
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
-        phase, phase_id, snapshot = str(event.get("phase")), event.get("id"), event.get("snapshot") or {}
-        readings = {name: value for name, value in snapshot.items() if isinstance(value, int) and name != "t_ns"}
+        phase, phase_id, snapshot = (
+            str(event.get("phase")),
+            event.get("id"),
+            event.get("snapshot") or {},
+        )
+        readings = {
+            name: value
+            for name, value in snapshot.items()
+            if isinstance(value, int) and name != "t_ns"
+        }
         process.readings.update(readings)
         if phase == "shutdown":
             process.shutting_down = True

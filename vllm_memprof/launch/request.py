@@ -60,7 +60,9 @@ class LaunchRequest:
     images_dir: Path | None = None
     max_tokens: int | None = None
     sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
-    empty_cache_at: list[str] = field(default_factory=list)  # phases at whose end memprof itself empties the cache
+    empty_cache_at: list[str] = field(
+        default_factory=list
+    )  # phases at whose end memprof itself empties the cache
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
     quiet: bool = False
@@ -76,7 +78,10 @@ class LaunchRequest:
         unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]
         if unknown:
             known = ", ".join(EMPTY_CACHE_AT)
-            raise UsageError(f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}", hint=f"one of {known}")
+            raise UsageError(
+                f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}",
+                hint=f"one of {known}",
+            )
         self._check_ranks()
         for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
             if path is not None and not path.exists():
@@ -84,13 +89,19 @@ class LaunchRequest:
 
     def _check_ranks(self) -> None:
         if self.ranks is not None and self.ranks not in RANKS:
-            raise UsageError(f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}")
+            raise UsageError(
+                f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
+            )
         if self.rank is not None and self.rank < 0:
             raise UsageError("--rank must not be negative")
         if self.rank is not None and self.ranks not in (None, "auto", "one"):
             raise UsageError(f"--rank goes with --ranks one, not with --ranks {self.ranks}")
         if not self.device.simulated and (self.rank is not None or self.ranks in ("one", "edges")):
-            what = f"--rank {self.rank}" if self.ranks is None or self.ranks == "auto" else f"--ranks {self.ranks}"
+            what = (
+                f"--rank {self.rank}"
+                if self.ranks is None or self.ranks == "auto"
+                else f"--ranks {self.ranks}"
+            )
             raise UsageError(
                 f"{what} needs a simulated device: on hardware a rank waits for all others",
                 hint="add --device sim:910b, or use --ranks all",

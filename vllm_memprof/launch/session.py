@@ -23,7 +23,14 @@ from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
-from vllm_memprof.launch.verdict import Seen, Verdict, describe_death, describe_stuck, find_culprit, judge
+from vllm_memprof.launch.verdict import (
+    Seen,
+    Verdict,
+    describe_death,
+    describe_stuck,
+    find_culprit,
+    judge,
+)
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans, signal_name
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
@@ -40,10 +47,14 @@ class Patience:
     """Seconds of each stage of an ending. The sum of the stages after a death stays well under 30."""
 
     after_death_s: float = 8.0  # for the engine to notice that it lost a process
-    after_error_s: float = 20.0  # of silence, once the engine itself said that it failed: it may hang in its clean-up
+    after_error_s: float = (
+        20.0  # of silence, once the engine itself said that it failed: it may hang in its clean-up
+    )
     after_vanishing_s: float = 15.0  # the same when it may have been the orderly end of a run
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
-    before_note_at_end_s: float = 6.0  # the same when workers had begun to shut down: vLLM gives them 4 s
+    before_note_at_end_s: float = (
+        6.0  # the same when workers had begun to shut down: vLLM gives them 4 s
+    )
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
     after_term_s: float = 6.0
@@ -80,7 +91,9 @@ class Outcome:
     verdict: Verdict
     ready: bool
     log_tail: list[str]
-    left_behind: list[int]  # pids that could not be ended; empty unless a process hangs in the kernel
+    left_behind: list[
+        int
+    ]  # pids that could not be ended; empty unless a process hangs in the kernel
 
 
 def run_engine(job: Job, view: View, on_ready: Callable[[RunInfo], None] | None = None) -> Outcome:
@@ -127,7 +140,10 @@ class _Session:
         with self._catch_signals():
             try:
                 engine = EngineProcess(
-                    self._job.command, self._job.env, self._job.run_dir / ENGINE_LOG, self._view.output
+                    self._job.command,
+                    self._job.env,
+                    self._job.run_dir / ENGINE_LOG,
+                    self._view.output,
                 )
             except Exception as error:
                 self._finish(Verdict("failed", 1, str(error)))
@@ -136,7 +152,9 @@ class _Session:
             try:
                 left = self._supervise(engine, watch)
             except Exception as error:
-                self._finish(Verdict("failed", 1, f"memprof itself failed: {type(error).__name__}: {error}"))
+                self._finish(
+                    Verdict("failed", 1, f"memprof itself failed: {type(error).__name__}: {error}")
+                )
                 raise
             finally:
                 self._end_all(engine, watch)
@@ -172,7 +190,12 @@ class _Session:
             self._handle_deaths(engine, watch, now_s)
             self._handle_silence(engine, watch, now_s)
             code = engine.poll()
-            if not self._seen.ready and self._ending is None and code is None and now_s > deadline_s:
+            if (
+                not self._seen.ready
+                and self._ending is None
+                and code is None
+                and now_s > deadline_s
+            ):
                 self._handle_deadline(engine, watch, now_s)
             if code is not None:
                 watch.walk()
@@ -180,7 +203,9 @@ class _Session:
                     return []
                 if self._ending is None:
                     steps = self._force(engine, watch, self._job.patience.after_main_exit_s)
-                    self._ending = Ending("the engine ended and left processes behind", steps, now_s)
+                    self._ending = Ending(
+                        "the engine ended and left processes behind", steps, now_s
+                    )
             if self._late_note is not None and now_s > self._late_note[0]:
                 self._view.note(self._late_note[1])
                 self._late_note = None
@@ -207,7 +232,10 @@ class _Session:
         for process in self._progress.by_file.values():
             if process.pid is not None and process.file not in self._watched_files:
                 self._watched_files.add(process.file)
-                if process.host in (None, self._host):  # a rank of another host is for its own launcher to watch
+                if process.host in (
+                    None,
+                    self._host,
+                ):  # a rank of another host is for its own launcher to watch
                     watch.track(process.pid, process.wall)
         if now_s >= self._next_walk_s:
             watch.walk()
@@ -222,15 +250,25 @@ class _Session:
                     self._view.note(f"memprof: sent {done}")
                 continue
             self._seen.interrupted_by = number
-            self._seen.failed_before = self._progress.first_error is not None or engine.pump.fatal_line is not None
+            self._seen.failed_before = (
+                self._progress.first_error is not None or engine.pump.fatal_line is not None
+            )
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
             engine.send_signal(forwarded)
-            self._view.note(f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten")
+            self._view.note(
+                f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten"
+            )
             patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
-            self._ending = Ending("the engine did not end", self._force(engine, watch, patience_s), now_s)
+            self._ending = Ending(
+                "the engine did not end", self._force(engine, watch, patience_s), now_s
+            )
 
     def _handle_deaths(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
-        deaths = [death for death in watch.refresh() if death.pid != engine.pid or death.signal is not None]
+        deaths = [
+            death
+            for death in watch.refresh()
+            if death.pid != engine.pid or death.signal is not None
+        ]
         if self._ending is not None and self._seen.interrupted_by is not None:
             return
         self._seen.deaths += deaths
@@ -255,7 +293,10 @@ class _Session:
         if not failed or self._ending is not None or engine.poll() is not None:
             return
         patience_s = self._job.patience.after_error_s
-        if now_s - self._last_event_s < patience_s or now_s - engine.pump.last_output_s < patience_s:
+        if (
+            now_s - self._last_event_s < patience_s
+            or now_s - engine.pump.last_output_s < patience_s
+        ):
             return
         self._seen.hung = True
         cause = f"the engine failed and did nothing for {patience_s:g} s"
@@ -273,7 +314,9 @@ class _Session:
         if self._seen.ready or not (self._progress.is_ready(self._info.mode) or by_log):
             return False
         self._seen.ready = True
-        self._seen.ready_t_ns = self._progress.ready_t_ns.get(READY_WHAT[self._info.mode], time.monotonic_ns())
+        self._seen.ready_t_ns = self._progress.ready_t_ns.get(
+            READY_WHAT[self._info.mode], time.monotonic_ns()
+        )
         return True
 
     def _become_ready(self) -> None:
@@ -297,7 +340,11 @@ class _Session:
 
         return [
             Step(patience_s, "SIGTERM to all its processes", send(signal.SIGTERM)),
-            Step(self._job.patience.after_term_s, "SIGKILL to all its processes", send(signal.SIGKILL)),
+            Step(
+                self._job.patience.after_term_s,
+                "SIGKILL to all its processes",
+                send(signal.SIGKILL),
+            ),
         ]
 
     def _end_all(self, engine: EngineProcess, watch: ProcessWatch) -> None:
@@ -314,8 +361,12 @@ class _Session:
 
     def _adopt_facts(self) -> None:
         """What only the engine's processes know: versions, the device."""
-        self._info.versions = dict(sorted({**self._info.versions, **self._progress.versions}.items()))
-        versions = {name.replace("-", "_"): version for name, version in self._info.versions.items()}
+        self._info.versions = dict(
+            sorted({**self._info.versions, **self._progress.versions}.items())
+        )
+        versions = {
+            name.replace("-", "_"): version for name, version in self._info.versions.items()
+        }
         for package, engine in (("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")):
             if self._info.engine is None and package in versions:
                 self._info.engine, self._info.engine_version = engine, versions[package]
@@ -331,11 +382,15 @@ class _Session:
         self._info.status, self._info.exit_code = verdict.status, verdict.exit_code
         self._info.exit_reason = verdict.reason
         if not self._progress.by_file:
-            self._info.notes.append("no engine process wrote events: it ended before the hooks loaded")
+            self._info.notes.append(
+                "no engine process wrote events: it ended before the hooks loaded"
+            )
         kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
         advice = None if verdict.status == "ok" else advise(verdict.reason)
         self._info.notes += [] if advice is None else [advice]
-        self._info.notes += [f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept]
+        self._info.notes += [
+            f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept
+        ]
         write_run_info(self._job.run_dir, self._info)
 
     @contextlib.contextmanager

@@ -24,7 +24,9 @@ _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
     r"died unexpectedly|Executor failed|cancelled|CancelledError|BrokenPipe|Connection(Reset|Refused)"
 )
-_LOG_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+")
+_LOG_PREFIX = re.compile(
+    r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+"
+)
 
 
 @dataclass
@@ -32,7 +34,9 @@ class Seen:
     """Everything the launcher noticed about an engine that has ended."""
 
     mode: str
-    engine_code: int | None  # of the main process; negative: the signal. None: it could not be collected
+    engine_code: (
+        int | None
+    )  # of the main process; negative: the signal. None: it could not be collected
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
@@ -72,14 +76,20 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         return Verdict("ok", 0)
     reason, oom = _first_cause(seen, progress, culprit)
     if seen.hung or seen.interrupted_by is not None:
-        ended_by = signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
+        ended_by = (
+            signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
+        )
         return Verdict(
-            "oom" if oom else "failed", EXIT_FAILED, f"{reason}; the engine hung and was ended by {ended_by}"
+            "oom" if oom else "failed",
+            EXIT_FAILED,
+            f"{reason}; the engine hung and was ended by {ended_by}",
         )
     return Verdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
 
 
-def find_culprit(deaths: list[Death], progress: EngineProgress, orderly_too: bool = False) -> Death | None:
+def find_culprit(
+    deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
+) -> Death | None:
     """The death that the others followed from: the first that was not orderly, of a process that mattered.
 
     The engine core's death well after its workers began to shut down is none: vLLM kills it when it takes too long.
@@ -96,7 +106,11 @@ def find_culprit(deaths: list[Death], progress: EngineProgress, orderly_too: boo
             suspects.append((death, process))
     at_once = [pair for pair in suspects if pair[0].t_ns - suspects[0][0].t_ns < _AT_ONCE_NS]
     # Of several noticed at once: one whose death is known to be violent, else the one that fell silent first.
-    return min(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))[0] if at_once else None
+    return (
+        min(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))[0]
+        if at_once
+        else None
+    )
 
 
 def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: str) -> str:
@@ -113,7 +127,13 @@ def where(process: ProcessProgress, ready: bool, mode: str) -> str:
     if process.open:
         return process.where() or ""
     if ready:
-        return "while serving" if mode == "serve" else "while generating" if mode == "offline" else "after the plan"
+        return (
+            "while serving"
+            if mode == "serve"
+            else "while generating"
+            if mode == "offline"
+            else "after the plan"
+        )
     return process.where() or "before its first phase"
 
 
@@ -133,8 +153,14 @@ def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> V
     killed = ", and did not end until memprof ended its processes" if seen.forced else ""
     if seen.mode == "serve" and seen.ready:
         return Verdict("ok", own_code, f"ended by {name}{killed}")
-    at = ", ".join(f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers)
-    return Verdict("failed", 128 + seen.interrupted_by, f"interrupted by {name}{': ' + at if at else ''}{killed}")
+    at = ", ".join(
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    )
+    return Verdict(
+        "failed",
+        128 + seen.interrupted_by,
+        f"interrupted by {name}{': ' + at if at else ''}{killed}",
+    )
 
 
 def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
@@ -152,14 +178,19 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     if error is not None:
         _, name, phase, message = error
         oom = bool(_OOM.search(message)) or progress.oom_message is not None
-        return f"{name} {'ran out of device memory' if oom else 'failed'} in {phase}: {_shorten(message)}", oom
+        return (
+            f"{name} {'ran out of device memory' if oom else 'failed'} in {phase}: {_shorten(message)}",
+            oom,
+        )
     if seen.hung or seen.failed_before:
         what = "the engine failed"
     elif seen.engine_code is not None and seen.engine_code < 0:
         what = f"the engine was killed by {signal_name(-seen.engine_code)}"
     else:
         what = f"the engine exited with status {seen.engine_code}"
-    last = [f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers]
+    last = [
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    ]
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
     return what + at + (f": {_shorten(tail)}" if tail else ""), oom

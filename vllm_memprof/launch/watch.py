@@ -44,7 +44,9 @@ def read_stat(pid: int) -> ProcStat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and parentheses
-    return ProcStat(fields[0], int(fields[1]), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
+    return ProcStat(
+        fields[0], int(fields[1]), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0
+    )
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,15 @@ class ProcessWatch:
         self._closed = threading.Event()
         self._pidfds: dict[int, int] = {}  # fd -> pid
         self._poller = select.poll()
-        self._wake_read, self._wake_write = os.pipe()  # a poll under way does not see what is registered meanwhile
+        self._wake_read, self._wake_write = (
+            os.pipe()
+        )  # a poll under way does not see what is registered meanwhile
         os.set_blocking(self._wake_write, False)
         self._poller.register(self._wake_read, select.POLLIN)
         self.track(root_pid)
-        self._thread = threading.Thread(target=self._wait_for_deaths, name="memprof-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._wait_for_deaths, name="memprof-watch", daemon=True
+        )
         self._thread.start()
 
     def track(self, pid: int, started_before: float | None = None) -> bool:
@@ -130,7 +136,11 @@ class ProcessWatch:
             stat = read_stat(pid)
             if stat is not None and stat.start_ticks in (self._alive.get(pid), self._dead.get(pid)):
                 return False
-            if stat is not None and started_before is not None and _start_wall(stat) > started_before + _CLOCK_SLACK_S:
+            if (
+                stat is not None
+                and started_before is not None
+                and _start_wall(stat) > started_before + _CLOCK_SLACK_S
+            ):
                 stat = None
             if stat is None or stat.state in "ZX":
                 if pid not in self._dead and pid not in self._alive:
@@ -138,7 +148,9 @@ class ProcessWatch:
                     self._dead[pid] = -1 if stat is None else stat.start_ticks
                 return True
             self._alive[pid] = stat.start_ticks
-            with contextlib.suppress(OSError, AttributeError):  # an old kernel has no pidfd: polled in refresh
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # an old kernel has no pidfd: polled in refresh
                 fd = os.pidfd_open(pid)
                 self._pidfds[fd] = pid
                 self._poller.register(fd, select.POLLIN)
@@ -178,7 +190,11 @@ class ProcessWatch:
         """Signals those processes, each only while it is still the one that was known."""
         for pid in pids:
             stat = read_stat(pid)
-            if stat is not None and stat.state not in "ZX" and stat.start_ticks == self._alive.get(pid):
+            if (
+                stat is not None
+                and stat.state not in "ZX"
+                and stat.start_ticks == self._alive.get(pid)
+            ):
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
@@ -204,7 +220,9 @@ class ProcessWatch:
                     os.read(fd, 4096)
                     continue
                 pid = self._pidfds.get(fd)
-                stat = None if pid is None else read_stat(pid)  # at once: its parent is about to collect it
+                stat = (
+                    None if pid is None else read_stat(pid)
+                )  # at once: its parent is about to collect it
                 with self._lock:
                     if pid is not None and pid in self._alive:
                         self._note_death(pid, stat)
@@ -214,7 +232,9 @@ class ProcessWatch:
     def _note_death(self, pid: int, stat: ProcStat | None) -> None:
         """The lock is held."""
         known = self._alive.pop(pid)
-        self._deaths.append(_death(pid, stat if stat is not None and stat.start_ticks == known else None))
+        self._deaths.append(
+            _death(pid, stat if stat is not None and stat.start_ticks == known else None)
+        )
         self._dead[pid] = known
         self._forget_pidfd(pid)
 

@@ -80,7 +80,9 @@ def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 def read_chunks_plain(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
     encoding, mark = detect_encoding(head)
-    decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
+    decoder = (
+        None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
+    )
     chunk = head[mark:]
     while chunk:
         yield chunk if decoder is None else decoder.decode(chunk).encode("utf-8", errors="replace")
@@ -210,7 +212,9 @@ def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Lin
             follows = True
 
 
-def _around_needles(block: bytes, seen: set[bytes], table_lines: int) -> Iterator[tuple[int, bytes, bool]]:
+def _around_needles(
+    block: bytes, seen: set[bytes], table_lines: int
+) -> Iterator[tuple[int, bytes, bool]]:
     """(index of the line in the block, line, whether it follows the one before) for lines near a needle."""
     hits = _hits(block, seen)
     if not hits and not table_lines:
@@ -255,12 +259,16 @@ def _known_step(block: bytes, at: int, end: int, seen: set[bytes]) -> bool:
     return False
 
 
-_ANSI = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|\ufeff|\u200b")
+_ANSI = re.compile(
+    r"\x1b\[[0-9;:?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]|\ufeff|\u200b"
+)
 _BARE_ANSI = re.compile(r"(?:\^\[|\u241b)?\[[0-9]{1,2}(?:;[0-9]{1,3})*m")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _QUOTE = re.compile(r"^(?:\s{0,3}(?:>|&gt;)\s?)+")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
-_TAG = re.compile(r"</?(?:b|strong|em|i|code|span|br|p|li|td|tr|pre|font)(?:\s[^<>]{0,200})?/?>", re.IGNORECASE)
+_TAG = re.compile(
+    r"</?(?:b|strong|em|i|code|span|br|p|li|td|tr|pre|font)(?:\s[^<>]{0,200})?/?>", re.IGNORECASE
+)
 #: Full-width forms of ASCII, ideographic punctuation, no-break spaces, typographic minus signs.
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _FULL_WIDTH |= dict.fromkeys((0x00A0, 0x2002, 0x2003, 0x2009, 0x202F, 0x3000), 0x20)

@@ -11,7 +11,9 @@ _ENGINE_INIT = re.compile(
     r"Initializing an? (?:V[01] )?LLM engine(?: \(v?(?P<version>[^)\s]+)\))?(?: with config: ?(?P<rest>.*))?"
 )
 _API_VERSION = re.compile(r"vLLM API server version v?(?P<version>\d[\w.+]*)")
-_ASCEND_VERSION = re.compile(r"vllm[-_]ascend(?: version)?[ :=v]+(?P<version>\d+\.\d+\.\d+\w*)", re.IGNORECASE)
+_ASCEND_VERSION = re.compile(
+    r"vllm[-_]ascend(?: version)?[ :=v]+(?P<version>\d+\.\d+\.\d+\w*)", re.IGNORECASE
+)
 _NON_DEFAULT = re.compile(r"non-default args: ?(?P<rest>\{.*)")
 _COMMAND = re.compile(
     r"(?:(?:^|[\s$#;&|])(?P<serve>vllm\s+serve\s+\S.*)|\bpython3?\s+-m\s+(?P<module>vllm\.entrypoints\.\S+\s+-.*))$"
@@ -84,12 +86,16 @@ MAX_EXPORTS = 16
 class Config:
     """Everything known of one run's set-up; an absent value is None."""
 
-    values: dict[str, Any] = field(default_factory=dict)  # model, tensor_parallel_size, ...; see the tables above
+    values: dict[str, Any] = field(
+        default_factory=dict
+    )  # model, tensor_parallel_size, ...; see the tables above
     command: tuple[str, ...] = ()
     vllm_version: str | None = None
     ascend_version: str | None = None
     engine: str | None = None  # vllm | vllm-ascend
-    around: str | None = None  # the engine that the text around a start speaks of: what the start says comes first
+    around: str | None = (
+        None  # the engine that the text around a start speaks of: what the start says comes first
+    )
     heading: str | None = None
 
     def get(self, name: str) -> Any:
@@ -103,7 +109,9 @@ class Config:
             vllm_version=other.vllm_version or self.vllm_version,
             ascend_version=other.ascend_version or self.ascend_version,
             # vllm-ascend prints lines of vLLM as well, never the other way round
-            engine="vllm-ascend" if "vllm-ascend" in (self.engine, other.engine) else other.engine or self.engine,
+            engine="vllm-ascend"
+            if "vllm-ascend" in (self.engine, other.engine)
+            else other.engine or self.engine,
             around=other.around or self.around,
             heading=other.heading or self.heading,
         )
@@ -122,7 +130,9 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None
-        self.exports: dict[str, list[str]] = {}  # allocator settings of the whole text, in their order
+        self.exports: dict[
+            str, list[str]
+        ] = {}  # allocator settings of the whole text, in their order
 
     def read(self, text: str) -> Marker | None:
         if self._command is not None:
@@ -130,18 +140,26 @@ class ConfigReader:
         if not text:
             return None
         if "LLM engine" in text and (match := _ENGINE_INIT.search(text)):
-            values = _pairs(match["rest"] or "", _INIT_KEYS, r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)")
-            return Marker("init", Config(values, vllm_version=match["version"], engine=_engine_of(text)))
+            values = _pairs(
+                match["rest"] or "", _INIT_KEYS, r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)"
+            )
+            return Marker(
+                "init", Config(values, vllm_version=match["version"], engine=_engine_of(text))
+            )
         if "server version" in text and (match := _API_VERSION.search(text)):
             return Marker("api", Config(vllm_version=match["version"]))
         if "non-default args" in text and (match := _NON_DEFAULT.search(text)):
-            values = _pairs(match["rest"], _ARG_KEYS, r"'{key}': ?(?P<v>'[^']*'|[^,'{{}}]+)(?=[,}}])")
+            values = _pairs(
+                match["rest"], _ARG_KEYS, r"'{key}': ?(?P<v>'[^']*'|[^,'{{}}]+)(?=[,}}])"
+            )
             return Marker("args", Config(values))
         if "vllm" in text and (match := _COMMAND.search(text)):
             return self._start(match["serve"] or f"python -m {match['module']}")
         if "gpu_" in text and len(text) < 60 and (match := _UTIL_HEADING.match(text)):
             value = float(match["value"])
-            return Marker("heading", Config({"gpu_memory_utilization": value}, heading=text.strip("*# :")))
+            return Marker(
+                "heading", Config({"gpu_memory_utilization": value}, heading=text.strip("*# :"))
+            )
         if text.lstrip().startswith("##") and _HEADING.match(text):
             return Marker("heading", Config(heading=text.strip("# ")))
         if "ALLOC_CONF" in text and (match := _EXPORT.search(text)):

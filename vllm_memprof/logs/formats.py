@@ -109,7 +109,9 @@ ASCEND, CUDA = "vllm-ascend", "vllm"
 #: Not a piece of a longer number; "43,40" is no number at all, for engines separate thousands only.
 _NUMBER = r"(?<![\w.])(?<!\d,)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d)"
 _ANY_UNIT = "|".join(sorted(UNITS, key=len, reverse=True))
-_HOLE = re.compile(r"\{(?P<name>[a-z_]+)(?P<kind>[ /!]?)(?P<unit>\??|[A-Za-z]+)(?:\.(?P<digits>\d))?\}")
+_HOLE = re.compile(
+    r"\{(?P<name>[a-z_]+)(?P<kind>[ /!]?)(?P<unit>\??|[A-Za-z]+)(?:\.(?P<digits>\d))?\}"
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,9 @@ def row(
     def expand(match: re.Match[str]) -> str:
         name, kind, unit = match["name"], match["kind"], match["unit"]
         known = unit if unit in UNITS else None
-        digits = int(match["digits"]) if match["digits"] else 2 if known not in (None, "bytes") else 0
+        digits = (
+            int(match["digits"]) if match["digits"] else 2 if known not in (None, "bytes") else 0
+        )
         holes.append(Hole(name, known, digits, kind == "!"))
         number = f"(?P<{name}>{_NUMBER})"
         if unit == "?":
@@ -174,12 +178,29 @@ def row(
         text += pattern[at : match.start()].replace(" ", r"\s*") + expand(match)
         at = match.end()
     text += pattern[at:].replace(" ", r"\s*")
-    return LineFormat(anchor, re.compile(text), tuple(holes), stage, scope, by, form, says, denies, when, opens, cite)
+    return LineFormat(
+        anchor,
+        re.compile(text),
+        tuple(holes),
+        stage,
+        scope,
+        by,
+        form,
+        says,
+        denies,
+        when,
+        opens,
+        cite,
+    )
 
 
 def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
     """The three lines that a developer of vllm-ascend prints at each moment: reserved, allocated peak, non-torch."""
-    figures = (("torch_memory", "reserved"), ("torch_peak", "allocated_peak"), ("non_torch_memory", "non_torch"))
+    figures = (
+        ("torch_memory", "reserved"),
+        ("torch_peak", "allocated_peak"),
+        ("non_torch_memory", "non_torch"),
+    )
     rows = []
     for printed, figure in figures:
         name = f"{moment}_{figure}_bytes"

@@ -44,7 +44,10 @@ class NpuSmi:
                 card = self._card(self._npu[0], int(match["chip"]))
                 if card is not None:
                     card.name = self._npu[1]
-                    card.used_bytes, card.total_bytes = int(match["used"]) * MIB, int(match["total"]) * MIB
+                    card.used_bytes, card.total_bytes = (
+                        int(match["used"]) * MIB,
+                        int(match["total"]) * MIB,
+                    )
         elif match := _NAME_ROW.match(text):
             self._npu = int(match["npu"]), match["name"]
         elif match := _PROCESS_ROW.match(text):

@@ -139,7 +139,14 @@ def facts_of(
                     break
                 if torn and not text[: span[0]].strip():
                     break
-                fact = _fact(row, hole, groups, line, device, suspicious=cut and span[1] == len(text.rstrip()))
+                fact = _fact(
+                    row,
+                    hole,
+                    groups,
+                    line,
+                    device,
+                    suspicious=cut and span[1] == len(text.rstrip()),
+                )
                 if fact is None:
                     break
                 facts.append(fact)
@@ -147,13 +154,18 @@ def facts_of(
                 if not _plausible(row, facts, groups):
                     continue
                 said = {**dict.fromkeys(row.says, 1), **dict.fromkeys(row.denies, 0)}
-                facts += [Fact(name, value, 0, "", line, None, device, row) for name, value in said.items()]
+                facts += [
+                    Fact(name, value, 0, "", line, None, device, row)
+                    for name, value in said.items()
+                ]
                 begin, end = _extent(row, match, text)
                 facts = [replace(fact, begin=begin, end=end) for fact in facts]
                 taken += [match.span(hole.name) for hole in row.holes]
                 found += facts
     speaker = speaker_of(text) if found else None
-    return tuple(found) if speaker is None else tuple(replace(fact, speaker=speaker) for fact in found)
+    return (
+        tuple(found) if speaker is None else tuple(replace(fact, speaker=speaker) for fact in found)
+    )
 
 
 def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]:
@@ -161,12 +173,21 @@ def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]
     begin, end = match.span()
     size = len(row.anchor)
     places = [text.rfind(row.anchor, 0, end), text.find(row.anchor, begin)]
-    nearest = min((at for at in places if at >= 0), key=lambda at: max(0, begin - at - size, at - end), default=begin)
+    nearest = min(
+        (at for at in places if at >= 0),
+        key=lambda at: max(0, begin - at - size, at - end),
+        default=begin,
+    )
     return min(begin, nearest), max(end, nearest + size)
 
 
 def _fact(
-    row: LineFormat, hole: Hole, groups: dict[str, str | None], line: int, device: str | None, suspicious: bool
+    row: LineFormat,
+    hole: Hole,
+    groups: dict[str, str | None],
+    line: int,
+    device: str | None,
+    suspicious: bool,
 ) -> Fact | None:
     text = groups[hole.name]
     assert text is not None
@@ -221,7 +242,13 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
             torn = line.follows and _may_be_torn(before, text)
             facts, joined = _record(line, text, waiting, context, torn)
         before = text
-        speaker = facts[0].speaker if facts else speaker_of(text) if "pid=" in text or "[rank" in text else None
+        speaker = (
+            facts[0].speaker
+            if facts
+            else speaker_of(text)
+            if "pid=" in text or "[rank" in text
+            else None
+        )
         if speaker is not None:
             inherited = speaker
         elif inherited is not None and _continues((line, text)):
@@ -229,7 +256,9 @@ def parse(lines: Iterable[Line]) -> Iterator[Read]:
             facts = tuple(replace(fact, speaker=speaker) for fact in facts)
         else:
             inherited = None
-        opens = next((row.opens for row in _OPENERS if row.anchor in text and row.regex.search(text)), None)
+        opens = next(
+            (row.opens for row in _OPENERS if row.anchor in text and row.regex.search(text)), None
+        )
         if opens:
             context = opens
         elif context and facts and not any(fact.format.when == context for fact in facts):
@@ -256,7 +285,12 @@ def _digits_follow(rest: deque[tuple[Line, str]]) -> bool:
 
 def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
     """This line and those that may be its rest; empty where no format could cross the first boundary."""
-    if len(text) < MIN_WRAPPED or not rest or not _continues(rest[0]) or not _near_anchor(text, rest[0][1]):
+    if (
+        len(text) < MIN_WRAPPED
+        or not rest
+        or not _continues(rest[0])
+        or not _near_anchor(text, rest[0][1])
+    ):
         return []
     pieces = [text]
     for other in rest:
@@ -266,7 +300,9 @@ def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
     return pieces
 
 
-def _join(line: int, pieces: list[str], context: str | None, torn: bool) -> tuple[tuple[Fact, ...], int]:
+def _join(
+    line: int, pieces: list[str], context: str | None, torn: bool
+) -> tuple[tuple[Fact, ...], int]:
     """(facts, lines joined) where a fact lies across the end of a line: wrapped at the screen's end, or at a space.
 
     Facts of the joined lines that no wrapping concerns come with it; without a fact across an end there are none.
@@ -281,14 +317,21 @@ def _join(line: int, pieces: list[str], context: str | None, torn: bool) -> tupl
     )
     alone = {(fact.name, fact.text) for piece in pieces for fact in facts_of(piece, line, context)}
     for parts, separators in ways:
-        if any(sep and _may_be_torn(one, other) for one, sep, other in zip(parts, separators, parts[1:], strict=False)):
+        if any(
+            sep and _may_be_torn(one, other)
+            for one, sep, other in zip(parts, separators, parts[1:], strict=False)
+        ):
             continue
         ends = [len(parts[0])]
         for separator, piece in zip(separators, parts[1:], strict=True):
             ends.append(ends[-1] + len(separator) + len(piece))
-        whole = parts[0] + "".join(sep + piece for sep, piece in zip(separators, parts[1:], strict=True))
+        whole = parts[0] + "".join(
+            sep + piece for sep, piece in zip(separators, parts[1:], strict=True)
+        )
         # two lines that have nothing to do with each other make a longer number, too
-        facts = [fact for fact in facts_of(whole, line, context, torn=torn) if not _glued(fact, parts)]
+        facts = [
+            fact for fact in facts_of(whole, line, context, torn=torn) if not _glued(fact, parts)
+        ]
         crossing = [fact for fact in facts if (fact.name, fact.text) not in alone]
         last = 0
         while last < len(ends) - 1 and any(fact.begin < ends[last] < fact.end for fact in crossing):
@@ -314,7 +357,10 @@ def _continues(item: tuple[Line, str]) -> bool:
     line, text = item
     stripped = text.strip()
     return (
-        line.follows and bool(stripped) and _RECORD.match(stripped) is None and not stripped.startswith(("```", "~~~"))
+        line.follows
+        and bool(stripped)
+        and _RECORD.match(stripped) is None
+        and not stripped.startswith(("```", "~~~"))
     )
 
 

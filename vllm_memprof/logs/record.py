@@ -102,7 +102,9 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     except FileNotFoundError as exc:
         raise RunRecordError(f"there is no file {path}", hint="- reads standard input") from exc
     except PermissionError as exc:
-        raise RunRecordError(f"no permission to read {path}", hint="read it as its owner, or chmod it") from exc
+        raise RunRecordError(
+            f"no permission to read {path}", hint="read it as its owner, or chmod it"
+        ) from exc
     except (OSError, ValueError) as exc:
         raise RunRecordError(f"cannot open {path}: {exc}") from exc
     with stream:
@@ -114,7 +116,10 @@ def build_runs(sorter: Sorter, name: str) -> list[Run]:
     found = [run for run in sorter.runs if run.processes or run.plans]
     if not found and sorter.smi.cards:
         found = [RunFacts(Config(engine="vllm-ascend"))]
-    runs = [_build_run(run, sorter, name, number, len(found)) for number, run in enumerate(found, start=1)]
+    runs = [
+        _build_run(run, sorter, name, number, len(found))
+        for number, run in enumerate(found, start=1)
+    ]
     if runs and sorter.left_out:
         runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
     return runs
@@ -131,7 +136,9 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
     notes = list(run.notes)
     if run.last_line:
         lines = (
-            f"lines {run.first_line} to {run.last_line}" if run.last_line > run.first_line else f"line {run.last_line}"
+            f"lines {run.first_line} to {run.last_line}"
+            if run.last_line > run.first_line
+            else f"line {run.last_line}"
         )
         notes.append(f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else ""))
     notes += how
@@ -146,7 +153,10 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
         engine_command=["--enforce-eager"] if config.get("enforce_eager") else [],
         versions={
             key: value
-            for key, value in (("vllm", config.vllm_version), ("vllm-ascend", config.ascend_version))
+            for key, value in (
+                ("vllm", config.vllm_version),
+                ("vllm-ascend", config.ascend_version),
+            )
             if value
         },
         engine=engine,
@@ -156,7 +166,13 @@ def _build_run(run: RunFacts, sorter: Sorter, name: str, number: int, count: int
         notes=notes,
         env={variable: values[-1] for variable, values in sorter.exports.items()},
     )
-    return Run(name=info.id, info=info, processes=[*processes, *plans], source="log", forms=_forms(run, engine))
+    return Run(
+        name=info.id,
+        info=info,
+        processes=[*processes, *plans],
+        source="log",
+        forms=_forms(run, engine),
+    )
 
 
 def _forms(run: RunFacts, engine: str | None) -> list[str]:
@@ -177,7 +193,11 @@ def _engine(run: RunFacts) -> tuple[str | None, str | None, list[str]]:
         if config.ascend_version is not None or config.vllm_version is None:
             return "vllm-ascend", config.ascend_version, []
         release = config.vllm_version.partition("+")[0].partition(".dev")[0]
-        return "vllm-ascend", release, [f"the version of vllm-ascend is taken to be that of vLLM, {release}"]
+        return (
+            "vllm-ascend",
+            release,
+            [f"the version of vllm-ascend is taken to be that of vLLM, {release}"],
+        )
     if "vllm" in run.engines or named == "vllm":
         return "vllm", config.vllm_version, []
     return None, None, []
@@ -217,21 +237,33 @@ def _smi_notes(sorter: Sorter) -> list[str]:
             text = f"npu-smi: NPU {card.npu} chip {card.chip} holds {used:,} of {total:,} MiB"
             held = sum(card.processes.values())
             notes.append(
-                text + (f", {held >> 20:,} of them in {len(card.processes)} processes" if card.processes else "")
+                text
+                + (
+                    f", {held >> 20:,} of them in {len(card.processes)} processes"
+                    if card.processes
+                    else ""
+                )
             )
     return notes
 
 
 def _written_down(process: Process) -> list[str]:
     """What somebody noted of npu-smi beside the log."""
-    known = {name: fact.value for name, fact in process.figures.items() if name.startswith("npu_smi_")}
+    known = {
+        name: fact.value for name, fact in process.figures.items() if name.startswith("npu_smi_")
+    }
     texts = {"before": "before the start", "after": "after it", "process": "by the process"}
-    said = [f"{int(known[key]) >> 20:,} {text}" for n, text in texts.items() if (key := f"npu_smi_{n}_bytes") in known]
+    said = [
+        f"{int(known[key]) >> 20:,} {text}"
+        for n, text in texts.items()
+        if (key := f"npu_smi_{n}_bytes") in known
+    ]
     total = known.get("npu_smi_total_bytes")
     if not said:
         return []
     return [
-        f"npu-smi: used, MiB: {', '.join(said)}" + ("" if total is None else f"; the card has {int(total) >> 20:,}")
+        f"npu-smi: used, MiB: {', '.join(said)}"
+        + ("" if total is None else f"; the card has {int(total) >> 20:,}")
     ]
 
 
@@ -252,7 +284,8 @@ def _worker(run: RunFacts, process: Process, name: str) -> ProcessRecord:
             device_index=_device_index(process.device),
             label=_label(run, process),
             world_size=config.get("tensor_parallel_size")
-            if not {"pipeline_parallel_size", "prefill_context_parallel_size"} & config.values.keys()
+            if not {"pipeline_parallel_size", "prefill_context_parallel_size"}
+            & config.values.keys()
             else run.world,
         ),
         versions={},
@@ -298,11 +331,20 @@ def _device_index(device: str | None) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _figures(process: Process, config: Config) -> tuple[dict[str, int | float | None], dict[str, int]]:
+def _figures(
+    process: Process, config: Config
+) -> tuple[dict[str, int | float | None], dict[str, int]]:
     """(figures, half-units) of one worker; what the set-up says stands in for what no line says."""
-    figures: dict[str, int | float | None] = {name: fact.value for name, fact in process.figures.items()}
-    half_units = {name: fact.half_unit_bytes for name, fact in process.figures.items() if fact.half_unit_bytes}
-    unallocated, allocated = process.figures.get("oom_unallocated_bytes"), process.figures.get("oom_allocated_bytes")
+    figures: dict[str, int | float | None] = {
+        name: fact.value for name, fact in process.figures.items()
+    }
+    half_units = {
+        name: fact.half_unit_bytes for name, fact in process.figures.items() if fact.half_unit_bytes
+    }
+    unallocated, allocated = (
+        process.figures.get("oom_unallocated_bytes"),
+        process.figures.get("oom_allocated_bytes"),
+    )
     if unallocated is not None and allocated is not None and "oom_reserved_bytes" not in figures:
         figures["oom_reserved_bytes"] = int(unallocated.value + allocated.value)
         half_units["oom_reserved_bytes"] = unallocated.half_unit_bytes + allocated.half_unit_bytes
@@ -310,7 +352,10 @@ def _figures(process: Process, config: Config) -> tuple[dict[str, int | float | 
         utilization = float(config.get("gpu_memory_utilization"))
         if _fits(utilization, process.figures):
             figures["gpu_memory_utilization"] = utilization
-    if "kv_cache_memory_bytes_arg" not in figures and config.get("kv_cache_memory_bytes") is not None:
+    if (
+        "kv_cache_memory_bytes_arg" not in figures
+        and config.get("kv_cache_memory_bytes") is not None
+    ):
         figures["kv_cache_memory_bytes_arg"] = config.get("kv_cache_memory_bytes")
     return figures, half_units
 
@@ -328,7 +373,10 @@ def _engine_core(dp: int | None, plan: dict[str, Fact], config: Config, name: st
     values: dict[str, Any] = {key: fact.value for key, fact in plan.items()}
     values.setdefault("max_model_len", config.get("max_model_len"))
     values.setdefault("block_size", config.get("block_size"))
-    if values.setdefault("num_gpu_blocks_override", config.get("num_gpu_blocks_override")) is not None:
+    if (
+        values.setdefault("num_gpu_blocks_override", config.get("num_gpu_blocks_override"))
+        is not None
+    ):
         values.setdefault("blocks", values["num_gpu_blocks_override"])
     return ProcessRecord(
         file=f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}",
@@ -353,7 +401,9 @@ def _phases(process: Process) -> list[PhaseSpan]:
     for moment in _MOMENTS:
         if moment.phase == "empty_cache" and not _has(process, "profile_end"):
             continue
-        read = {name: process.figures.get(f"{moment.prefix}_{name}_bytes") for name in _MOMENT_FIELDS}
+        read = {
+            name: process.figures.get(f"{moment.prefix}_{name}_bytes") for name in _MOMENT_FIELDS
+        }
         if moment.prefix == "distributed_before" and any(read.values()):
             read["non_torch"] = process.figures.get("initial_non_torch_bytes")
         known = {name: fact for name, fact in read.items() if fact is not None}
@@ -367,10 +417,18 @@ def _phases(process: Process) -> list[PhaseSpan]:
     for phase in ("hccl_init", "profile_run", "mm_profile", "empty_cache"):
         if phase in edges:
             parent = (
-                next((span.order for span in spans if span.phase == "profile_run"), None) if phase[:2] != "hc" else None
+                next((span.order for span in spans if span.phase == "profile_run"), None)
+                if phase[:2] != "hc"
+                else None
             )
             spans.append(
-                _span(phase, len(spans), parent if phase != "profile_run" else None, edges[phase], lines[phase])
+                _span(
+                    phase,
+                    len(spans),
+                    parent if phase != "profile_run" else None,
+                    edges[phase],
+                    lines[phase],
+                )
             )
     if process.ooms:
         spans.append(_oom(process, len(spans)))
@@ -381,7 +439,9 @@ def _has(process: Process, prefix: str) -> bool:
     return any(name.startswith(prefix + "_") for name in process.figures)
 
 
-def _span(phase: str, order: int, parent: int | None, edges: dict[str, Snapshot], line: int) -> PhaseSpan:
+def _span(
+    phase: str, order: int, parent: int | None, edges: dict[str, Snapshot], line: int
+) -> PhaseSpan:
     return PhaseSpan(
         phase=phase,
         order=order,
@@ -414,7 +474,9 @@ def _oom(process: Process, order: int) -> PhaseSpan:
     detail["device"] = process.device
     detail["npu_workspace"] = bool(figures.get("oom_npu_workspace"))
     detail["failures"] = process.ooms
-    first = min((fact.line for name, fact in process.figures.items() if name.startswith("oom_")), default=0)
+    first = min(
+        (fact.line for name, fact in process.figures.items() if name.startswith("oom_")), default=0
+    )
     detail["line"] = first
     snapshot = Snapshot.from_json(
         {

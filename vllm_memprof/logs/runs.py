@@ -34,7 +34,11 @@ _LOOSE = frozenset(
         "block_size",
     }
 )
-_BROKEN = ("Engine core initialization failed", "WorkerProc hit an exception", "EngineCore failed to start")
+_BROKEN = (
+    "Engine core initialization failed",
+    "WorkerProc hit an exception",
+    "EngineCore failed to start",
+)
 #: Runs that still take facts from their processes; older ones are closed.
 OPEN_RUNS = 8
 #: More starts than this in one log: the rest is counted, not kept.
@@ -97,7 +101,9 @@ class Process:
 
 def _opens_start(fact: Fact) -> bool:
     """Whether every start prints this once, before anything is granted."""
-    return fact.format.stage == LOAD or (fact.format.form == "E0" and fact.name == "device_total_bytes")
+    return fact.format.stage == LOAD or (
+        fact.format.form == "E0" and fact.name == "device_total_bytes"
+    )
 
 
 def agree(one: Fact, other: Fact) -> bool:
@@ -149,7 +155,12 @@ class RunFacts:
             by, form = fact.format.by, fact.format.form
             if by is not None and self.engines and by not in self.engines:
                 return True
-            if form is not None and self.forms and form not in self.forms and {form, *self.forms} != {"E4", "E4p"}:
+            if (
+                form is not None
+                and self.forms
+                and form not in self.forms
+                and {form, *self.forms} != {"E4", "E4p"}
+            ):
                 return True
         return False
 
@@ -167,7 +178,9 @@ class Sorter:
         self._pending: Config | None = None  # of a start whose first figure has not come yet
         self._pending_members: dict[str, Speaker] = {}
         self._pending_kinds: set[str] = set()
-        self._section = False  # a heading came: the next figure begins another run with the same set-up
+        self._section = (
+            False  # a heading came: the next figure begins another run with the same set-up
+        )
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # what holds for the whole log as far as nothing else is said
 
@@ -197,7 +210,9 @@ class Sorter:
     def _mark(self, marker: Marker, speaker: Speaker | None) -> None:
         config = marker.config
         if config.engine:
-            self._document = self._document.merged(Config(engine=config.engine, ascend_version=config.ascend_version))
+            self._document = self._document.merged(
+                Config(engine=config.engine, ascend_version=config.ascend_version)
+            )
         newest = self.runs[-1] if self.runs else None
         if marker.kind == "trace":
             if newest is not None and self._pending is None:
@@ -220,7 +235,9 @@ class Sorter:
         if self._pending is None or (
             marker.kind in self._pending_kinds and not _sibling(speaker, self._pending_members)
         ):
-            self._pending = Config(around=self._document.engine, ascend_version=self._document.ascend_version)
+            self._pending = Config(
+                around=self._document.engine, ascend_version=self._document.ascend_version
+            )
             self._pending_members, self._pending_kinds = {}, set()
             self._document = Config(engine=self._document.engine)
         self._pending = self._pending.merged(config)
@@ -244,11 +261,20 @@ class Sorter:
         if match is None or read.speaker is None or read.speaker.pid is None:
             return
         dims = {name: int(match[name]) for name in _PLACE if match[name] is not None}
-        config = self._pending if self._pending is not None else self.runs[-1].config if self.runs else Config()
+        config = (
+            self._pending
+            if self._pending is not None
+            else self.runs[-1].config
+            if self.runs
+            else Config()
+        )
         label = "_".join(f"{name.upper()}{dims[name]}" for name in dims if _size(config, name) > 1)
         if len(self._ranks_by_pid) >= MAX_PROCESSES:
             self._ranks_by_pid.clear()
-        self._ranks_by_pid[(read.speaker.pid, read.speaker.ip)] = (label, {**dims, "rank": int(match["rank"])})
+        self._ranks_by_pid[(read.speaker.pid, read.speaker.ip)] = (
+            label,
+            {**dims, "rank": int(match["rank"])},
+        )
 
     # --- figures --------------------------------------------------------------------------------------------------
 
@@ -257,7 +283,9 @@ class Sorter:
         facts = [fact for fact in read.facts if fact.format.scope != RUN]
         if not facts:
             return
-        if run.is_of_another(facts) or (_named_worker(read.speaker) and any(p.in_core for p in run.processes.values())):
+        if run.is_of_another(facts) or (
+            _named_worker(read.speaker) and any(p.in_core for p in run.processes.values())
+        ):
             run = self._restart(run)
         engine_facts = [fact for fact in facts if fact.format.scope == ENGINE]
         rank_facts = [fact for fact in facts if fact.format.scope != ENGINE]
@@ -292,7 +320,9 @@ class Sorter:
             return newest
         if newest.members.get(speaker.label) == speaker:
             return newest
-        return self._nearest(speaker) or (newest if speaker.label not in newest.members else self._new_run())
+        return self._nearest(speaker) or (
+            newest if speaker.label not in newest.members else self._new_run()
+        )
 
     def _nearest(self, speaker: Speaker) -> RunFacts | None:
         """Of the instances that start side by side, the one whose processes were made just before this one."""
@@ -301,7 +331,11 @@ class Sorter:
         for run in self.runs[-OPEN_RUNS:]:
             if speaker.label in run.members or _anonymous_pids(run.members):
                 continue
-            below = [other.pid for other in run.members.values() if other.pid is not None and other.pid < speaker.pid]
+            below = [
+                other.pid
+                for other in run.members.values()
+                if other.pid is not None and other.pid < speaker.pid
+            ]
             if below and max(below) > best_pid:
                 best, best_pid = run, max(below)
         return best
@@ -322,7 +356,11 @@ class Sorter:
         return run
 
     def _document_defaults(self) -> Config:
-        return Config(around=self._document.engine, values=self._document.values, heading=self._document.heading)
+        return Config(
+            around=self._document.engine,
+            values=self._document.values,
+            heading=self._document.heading,
+        )
 
     def _plan(self, run: RunFacts, read: Read, facts: list[Fact]) -> RunFacts:
         """The engine core's figures. Where several workers were planned for, the least counts: that is what serves."""
@@ -367,7 +405,9 @@ class Sorter:
             process = other
             process.device = process.device or device
         if read.speaker is not None and "EngineCore" in read.speaker.label:
-            process.in_core = process.in_core or any(fact.format.stage not in (None, PLAN, OOM) for fact in facts)
+            process.in_core = process.in_core or any(
+                fact.format.stage not in (None, PLAN, OOM) for fact in facts
+            )
         for fact in facts:
             process.add(fact)
         return run
@@ -392,7 +432,10 @@ class Sorter:
     def _repeated_oom(run: RunFacts, facts: list[Fact]) -> bool:
         """Executors print a worker's error again: the same figures are the same failure."""
         return any(
-            all((have := process.figures.get(fact.name)) is not None and have.value == fact.value for fact in facts)
+            all(
+                (have := process.figures.get(fact.name)) is not None and have.value == fact.value
+                for fact in facts
+            )
             for process in run.processes.values()
         )
 
@@ -408,7 +451,9 @@ class Sorter:
             run.processes[key] = process
         return run.processes[key]
 
-    def _identify(self, run: RunFacts, speaker: Speaker | None) -> tuple[str, str | None, dict[str, int]]:
+    def _identify(
+        self, run: RunFacts, speaker: Speaker | None
+    ) -> tuple[str, str | None, dict[str, int]]:
         """(key, label, ranks) of the worker that a line's prefix names; the key "" where it names none."""
         if speaker is None:
             return "", None, {}
@@ -426,8 +471,13 @@ class Sorter:
             return (own or label or f"pid {speaker.pid}"), own or label or None, {**known, **dims}
         short = _short(speaker.label)
         if speaker.label.startswith("rank_"):
-            for process in run.processes.values():  # torch names a worker by its rank, vLLM by its place
-                if process.dims and process.dims.get("rank", _only_tp(process.dims)) == dims["rank"]:
+            for (
+                process
+            ) in run.processes.values():  # torch names a worker by its rank, vLLM by its place
+                if (
+                    process.dims
+                    and process.dims.get("rank", _only_tp(process.dims)) == dims["rank"]
+                ):
                     return process.key, process.label, process.dims
         if short:
             return short, short, dims
@@ -459,7 +509,16 @@ class Sorter:
 
 
 def _named(fact: Fact, name: str) -> Fact:
-    return Fact(name, fact.value, fact.half_unit_bytes, fact.text, fact.line, fact.speaker, fact.device, fact.format)
+    return Fact(
+        name,
+        fact.value,
+        fact.half_unit_bytes,
+        fact.text,
+        fact.line,
+        fact.speaker,
+        fact.device,
+        fact.format,
+    )
 
 
 def _dims(label: str) -> dict[str, int]:
@@ -500,7 +559,9 @@ def _sibling(speaker: Speaker | None, members: dict[str, Speaker]) -> bool:
     """Whether another data-parallel engine core of the same run is known already."""
     if speaker is None or "EngineCore" not in speaker.label or "dp" not in _dims(speaker.label):
         return False
-    return speaker.label not in members and any("EngineCore" in other and "dp" in _dims(other) for other in members)
+    return speaker.label not in members and any(
+        "EngineCore" in other and "dp" in _dims(other) for other in members
+    )
 
 
 def _anonymous_pids(members: dict[str, Speaker]) -> bool:

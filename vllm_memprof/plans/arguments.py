@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Iterator
 
+from vllm_memprof.compare.changes import SHORT_NAMES
 from vllm_memprof.errors import UsageError
-from vllm_memprof.ledger.changes import SHORT_NAMES
 
 #: Options whose values multiply to the number of devices; 1 where one is not given.
 #: (vllm/config/parallel.py::ParallelConfig, vLLM 0.23.0: world_size = pp x tp x pcp, times dp)

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_memprof.launch.engine import end_with_parent
-from vllm_memprof.ledger.plans import PlanRow
 from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, row_of
+from vllm_memprof.plans.rows import PlanRow
 
 #: Names the file that says who holds what on a simulated device: with one of its own, a plan shares with nobody.
 ENV_SIM_STATE = "MEMPROF_SIM_STATE"
@@ -52,7 +52,10 @@ class PlanProcess:
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 plan.command(run_dir),
-                env={**(os.environ if environ is None else environ), ENV_SIM_STATE: str(self._state)},
+                env={
+                    **(os.environ if environ is None else environ),
+                    ENV_SIM_STATE: str(self._state),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,

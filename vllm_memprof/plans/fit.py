@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vllm_memprof.ledger.plans import Fit, PlanRow, Try
 from vllm_memprof.plans.knobs import FitKnob, Space
 from vllm_memprof.plans.plan import Plan, titles, write_row
 from vllm_memprof.plans.pool import Pool, Task
+from vllm_memprof.plans.rows import Fit, PlanRow, Try
 from vllm_memprof.plans.search import Found, bisect, from_the_least
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.plans.sweep import PLANS_DIR, Progress
@@ -97,14 +97,20 @@ def _row(job: FitJob, value: str, number: int, pool: Pool, progress: Progress) -
 def _notes(job: FitJob, found: Found) -> list[str]:
     notes = []
     if found.answer is None:
-        notes.append("no value tried holds what is wanted" + ("" if job.knob.each else f"; {ASSUMED}"))
+        notes.append(
+            "no value tried holds what is wanted" + ("" if job.knob.each else f"; {ASSUMED}")
+        )
     elif found.answer == job.space.values[-1] and job.knob.goal == "largest":
         notes.append(f"{found.answer} is the end of the range: --between LOW:HIGH looks beyond it")
     elif job.knob.each:
         notes.append("every smaller number that the heads allow was tried")
     else:
         after = job.space.values[job.space.values.index(found.answer) + 1]
-        notes.append(f"the next value, {after}, does not hold; {ASSUMED}" if after in found.tried else ASSUMED)
+        notes.append(
+            f"the next value, {after}, does not hold; {ASSUMED}"
+            if after in found.tried
+            else ASSUMED
+        )
     if not found.ordered:
         notes.append(UNORDERED)
     return [*notes, AFTER_THE_PLAN]

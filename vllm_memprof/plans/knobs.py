@@ -35,7 +35,9 @@ class FitKnob:
     option: str  # of the engine
     goal: str  # smallest | largest
     more: tuple[str, ...]  # kinds of what is missing that ask for a more ambitious value
-    space: Callable[[Mapping[str, Any] | None, Decimal | None, Decimal | None, Decimal | None], Space]
+    space: Callable[
+        [Mapping[str, Any] | None, Decimal | None, Decimal | None, Decimal | None], Space
+    ]
     #: every value before the answer is tried
     each: bool = False
 
@@ -57,7 +59,9 @@ def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
     match = _RANGE.fullmatch(text.strip())
     low, high = (_number(part, "--between") for part in match.groups()) if match else (None, None)
     if low is None or high is None or low > high:
-        raise UsageError(f"--between {text!r} is not a range", hint="LOW:HIGH, e.g. --between 1024:65536")
+        raise UsageError(
+            f"--between {text!r} is not a range", hint="LOW:HIGH, e.g. --between 1024:65536"
+        )
     return low, high
 
 
@@ -84,7 +88,9 @@ def _text_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """The part of a model's configuration that describes its language model."""
     if config is None:
         return {}
-    inner = [config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)]
+    inner = [
+        config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)
+    ]
     return {**config, **inner[0]} if inner else config
 
 
@@ -104,23 +110,38 @@ def tensor_parallel_sizes(config: Mapping[str, Any] | None, most: int = MOST_DEV
     sizes = range(1, most + 1)
     if heads is None or kv_heads is None:
         return [size for size in sizes if size & (size - 1) == 0]
-    return [size for size in sizes if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)]
+    return [
+        size
+        for size in sizes
+        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    ]
 
 
 def _devices(
-    config: Mapping[str, Any] | None, low: Decimal | None, high: Decimal | None, step: Decimal | None
+    config: Mapping[str, Any] | None,
+    low: Decimal | None,
+    high: Decimal | None,
+    step: Decimal | None,
 ) -> Space:
     if step is not None:
-        raise UsageError("--step means nothing with --fit devices", hint="the sizes are those that the heads allow")
+        raise UsageError(
+            "--step means nothing with --fit devices",
+            hint="the sizes are those that the heads allow",
+        )
     least, most = int(low or 1), int(high or MOST_DEVICES)
     sizes = [str(size) for size in tensor_parallel_sizes(config, most) if size >= least]
     if not sizes:
-        raise UsageError(f"--between {least}:{most} has no tensor-parallel size that the model's heads allow")
+        raise UsageError(
+            f"--between {least}:{most} has no tensor-parallel size that the model's heads allow"
+        )
     return Space(sizes, sizes[0], sizes[-1], f"the sizes that the heads allow: {', '.join(sizes)}")
 
 
 def _max_model_len(
-    config: Mapping[str, Any] | None, low: Decimal | None, high: Decimal | None, step: Decimal | None
+    config: Mapping[str, Any] | None,
+    low: Decimal | None,
+    high: Decimal | None,
+    step: Decimal | None,
 ) -> Space:
     text = _text_config(config)
     longest = _positive(text, "max_position_embeddings") or 131072
@@ -129,18 +150,26 @@ def _max_model_len(
 
 
 def _max_num_seqs(
-    config: Mapping[str, Any] | None, low: Decimal | None, high: Decimal | None, step: Decimal | None
+    config: Mapping[str, Any] | None,
+    low: Decimal | None,
+    high: Decimal | None,
+    step: Decimal | None,
 ) -> Space:
     each = step or Decimal(8)
     return _grid(low or each, high or Decimal(1024), each)
 
 
 def _utilization(
-    config: Mapping[str, Any] | None, low: Decimal | None, high: Decimal | None, step: Decimal | None
+    config: Mapping[str, Any] | None,
+    low: Decimal | None,
+    high: Decimal | None,
+    step: Decimal | None,
 ) -> Space:
     if high is not None and high > 1:
         raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {high}")
-    return _grid(low or Decimal("0.10"), high or Decimal("0.99"), step or Decimal("0.01"), whole=False)
+    return _grid(
+        low or Decimal("0.10"), high or Decimal("0.99"), step or Decimal("0.01"), whole=False
+    )
 
 
 def _grid(low: Decimal, high: Decimal, step: Decimal, whole: bool = True) -> Space:
@@ -180,5 +209,7 @@ def find_knob(name: str) -> FitKnob:
     wanted = {"tensor-parallel-size": "devices", "tp": "devices"}.get(wanted, wanted)
     found = next((knob for knob in KNOBS if knob.name == wanted), None)
     if found is None:
-        raise UsageError(f"--fit {name!r} is not known", hint=", ".join(knob.name for knob in KNOBS))
+        raise UsageError(
+            f"--fit {name!r} is not known", hint=", ".join(knob.name for knob in KNOBS)
+        )
     return found

@@ -19,10 +19,10 @@ from typing import Any
 
 from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.ledger.plans import PlanRow, one_line
 from vllm_memprof.plans.child import run_plan
 from vllm_memprof.plans.plan import Plan
 from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
+from vllm_memprof.plans.rows import PlanRow, one_line
 from vllm_memprof.plans.store import PLACES
 from vllm_memprof.redact import memory_env
 
@@ -42,7 +42,9 @@ def require_ray() -> None:
         LaunchError: Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise LaunchError("--ray needs Ray, which is not installed here", hint="pip install 'vllm-memprof[ray]'")
+        raise LaunchError(
+            "--ray needs Ray, which is not installed here", hint="pip install 'vllm-memprof[ray]'"
+        )
 
 
 def run_on_ray(
@@ -82,11 +84,15 @@ def _connect(ray: Any, address: str, jobs: int | None) -> bool:
             ray.init(address=address, **common)
     except Exception as error:
         hint = "`ray start --head` starts one; --ray=local needs none"
-        raise LaunchError(f"no Ray cluster at {address!r}: {one_line(str(error))}", hint=hint) from error
+        raise LaunchError(
+            f"no Ray cluster at {address!r}: {one_line(str(error))}", hint=hint
+        ) from error
     return True
 
 
-def _run(ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None) -> Iterator[tuple[Task, PlanRow]]:
+def _run(
+    ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None
+) -> Iterator[tuple[Task, PlanRow]]:
     make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
     most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
     env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
@@ -97,10 +103,14 @@ def _run(ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None) ->
                 task = waiting.pop(0)
                 under_way[make.remote(task.plan, __version__, env)] = (task, time.monotonic())
                 watcher.started(task)
-            watcher.running([(task, time.monotonic() - since) for task, since in under_way.values()])
+            watcher.running(
+                [(task, time.monotonic() - since) for task, since in under_way.values()]
+            )
             done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
             if signals:
-                watcher.ending(f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''} on Ray")
+                watcher.ending(
+                    f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''} on Ray"
+                )
                 _cancel(ray, list(under_way), signals)
                 raise Interrupted(signals[0])
             for reference in done:
@@ -127,8 +137,16 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
     try:
         files, row = ray.get(reference)
     except Exception as error:  # the worker died, or the node: Ray's own words
-        reason = one_line(str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__)
-        return PlanRow(dict(task.plan.values), "failed", f"Ray: {reason}", devices=task.plan.devices, final=False)
+        reason = one_line(
+            str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        )
+        return PlanRow(
+            dict(task.plan.values),
+            "failed",
+            f"Ray: {reason}",
+            devices=task.plan.devices,
+            final=False,
+        )
     for name, content in files.items():
         path = task.run_dir / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +155,9 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
     return PlanRow.from_json(row)
 
 
-def make_plan(plan: Plan, version: str, env: dict[str, str]) -> tuple[dict[str, bytes], dict[str, Any]]:
+def make_plan(
+    plan: Plan, version: str, env: dict[str, str]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Runs on a node: the files of the run folder, and the row as JSON.
 
     Args:
@@ -161,4 +181,8 @@ def make_plan(plan: Plan, version: str, env: dict[str, str]) -> tuple[dict[str, 
 def read_files(run_dir: Path) -> dict[str, bytes]:
     """Every file of a run folder by its name within it."""
     found = sorted(path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink())
-    return {str(path.relative_to(run_dir)): path.read_bytes() for path in found if path.stat().st_size <= _LARGEST_FILE}
+    return {
+        str(path.relative_to(run_dir)): path.read_bytes()
+        for path in found
+        if path.stat().st_size <= _LARGEST_FILE
+    }

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger.plans import PlanRow, one_line
 from vllm_memprof.plans.arguments import devices_of, with_option
+from vllm_memprof.plans.rows import PlanRow, one_line
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
 
 #: Beside the run's own files in its folder; written last, so a folder that has it is whole.
@@ -37,7 +37,9 @@ class Plan:
     model: str
     engine_args: list[str]
     values: dict[str, str] = field(default_factory=dict)  # of the knobs, for the row
-    own: dict[str, str] = field(default_factory=dict)  # options of memprof: device, stack, python, ranks...
+    own: dict[str, str] = field(
+        default_factory=dict
+    )  # options of memprof: device, stack, python, ranks...
     timeout_s: float = 600.0  # until the engine must be ready
     lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
 
@@ -65,10 +67,21 @@ class Plan:
         """The command of its process: this very memprof."""
         own = [f"--{name}={value}" for name, value in self.own.items()]
         own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
-        return [sys.executable, "-m", "vllm_memprof", "plan", self.model, *own, "--", *self.engine_args]
+        return [
+            sys.executable,
+            "-m",
+            "vllm_memprof",
+            "plan",
+            self.model,
+            *own,
+            "--",
+            *self.engine_args,
+        ]
 
 
-def row_of(plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | None = None) -> PlanRow:
+def row_of(
+    plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | None = None
+) -> PlanRow:
     """The row of a plan whose process has ended.
 
     Args:
@@ -77,8 +90,8 @@ def row_of(plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | No
         exit_code: of its process; None where it could not be collected.
         ended: why memprof ended it; None where it ended by itself.
     """
-    from vllm_memprof.ledger.build import build_report
-    from vllm_memprof.ledger.plans import plan_row
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.plans.rows import plan_row
     from vllm_memprof.record.loader import load_run
 
     if (run_dir / RUN_FILE).exists():
@@ -90,22 +103,36 @@ def row_of(plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | No
         else:
             row = replace(row, final=row.status == "ok" or not _CHANCE.search(row.reason or ""))
     else:
-        row = PlanRow(dict(plan.values), "failed", _last_words(run_dir, exit_code), final=exit_code == 2)
+        row = PlanRow(
+            dict(plan.values), "failed", _last_words(run_dir, exit_code), final=exit_code == 2
+        )
     if ended is not None:
         row = replace(row, status="failed", reason=ended, final=False)
     elif row.ok and exit_code != 0:
-        row = replace(row, status="failed", reason=f"memprof plan ended with status {exit_code}", final=False)
+        row = replace(
+            row, status="failed", reason=f"memprof plan ended with status {exit_code}", final=False
+        )
     return replace(row, devices=plan.devices)
 
 
 def _last_words(run_dir: Path, exit_code: int | None) -> str:
     """What the process said before it had a run folder: a wrong argument, a missing stack."""
     try:
-        lines = (run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}").read_text(errors="replace").splitlines()
+        lines = (
+            (run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}")
+            .read_text(errors="replace")
+            .splitlines()
+        )
     except OSError:
         lines = []
-    told = [line.removeprefix("memprof: ") for line in lines if line.startswith("memprof: ")] or lines[-1:]
-    return one_line(told[-1]) if told else f"memprof plan ended with status {exit_code} before it made a run folder"
+    told = [
+        line.removeprefix("memprof: ") for line in lines if line.startswith("memprof: ")
+    ] or lines[-1:]
+    return (
+        one_line(told[-1])
+        if told
+        else f"memprof plan ended with status {exit_code} before it made a run folder"
+    )
 
 
 def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
@@ -113,7 +140,9 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
     from vllm_memprof.plans.files import write_private
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    write_private(run_dir / PLAN_FILE, json.dumps({"key": key, "row": row.to_json()}, indent=1) + "\n")
+    write_private(
+        run_dir / PLAN_FILE, json.dumps({"key": key, "row": row.to_json()}, indent=1) + "\n"
+    )
 
 
 def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
@@ -127,7 +156,9 @@ def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
 
 def is_whole(run_dir: Path) -> bool:
     """Whether a run folder has its row and, where the engine was started, its report."""
-    return read_row(run_dir) is not None and ((run_dir / REPORT_JSON).exists() or not (run_dir / RUN_FILE).exists())
+    return read_row(run_dir) is not None and (
+        (run_dir / REPORT_JSON).exists() or not (run_dir / RUN_FILE).exists()
+    )
 
 
 def titles(plans: Sequence[Plan]) -> list[str]:

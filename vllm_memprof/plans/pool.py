@@ -18,9 +18,9 @@ from typing import Protocol
 
 import psutil
 
-from vllm_memprof.ledger.plans import PlanRow, Sweep
 from vllm_memprof.plans.child import PlanProcess
 from vllm_memprof.plans.plan import Plan
+from vllm_memprof.plans.rows import PlanRow, Sweep
 
 _TICK_S = 0.05
 #: Host memory that the engine takes per plan and, with a process for each, per further rank.
@@ -62,7 +62,9 @@ def default_jobs(plans: Sequence[Plan]) -> int:
     if not all(plan.shares_nothing for plan in plans):
         return 1
     cores = len(os.sched_getaffinity(0))
-    ranks = max((1 if plan.own.get("ranks") == "one" else plan.devices for plan in plans), default=1)
+    ranks = max(
+        (1 if plan.own.get("ranks") == "one" else plan.devices for plan in plans), default=1
+    )
     each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (ranks if ranks > 1 else 0)
     return max(1, min(cores // ranks, psutil.virtual_memory().available // each))
 
@@ -101,11 +103,15 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
             raise Interrupted(signals[0])
 
 
-def _end(under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: Watcher) -> None:
+def _end(
+    under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: Watcher
+) -> None:
     """Once for each signal that came."""
     asked = sum(process.ended is not None for _, process in under_way)
     if asked < len(under_way):
-        watcher.ending(f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''}; again to hasten")
+        watcher.ending(
+            f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''}; again to hasten"
+        )
     elif len(signals) < 2:
         return
     del signals[1:]

@@ -53,7 +53,9 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
     if values and verdict(len(values) - 1) == TOO_MUCH:
         low = border(-1, len(values) - 1)
         known = [i for i in range(low + 1, len(values)) if values[i] in tried]
-        width, start = max(((right - left, left) for left, right in itertools.pairwise(known)), default=(0, 0))
+        width, start = max(
+            ((right - left, left) for left, right in itertools.pairwise(known)), default=(0, 0)
+        )
         middle = start + width // 2
         if width > 1 and verdict(middle) != TOO_MUCH:
             border(middle, start + width)

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof import __version__
-from vllm_memprof.ledger.plans import PlanRow
 from vllm_memprof.plans.arguments import normal_form, options
 from vllm_memprof.plans.files import copy_folder
 from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.redact import select_env
 from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
@@ -38,7 +38,13 @@ _SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")
 _LARGEST_READ = 64 << 20
-_MODEL_OPTIONS = ("--load-format", "--served-model-name", "--quantization", "--hf-config-path", "--tokenizer")
+_MODEL_OPTIONS = (
+    "--load-format",
+    "--served-model-name",
+    "--quantization",
+    "--hf-config-path",
+    "--tokenizer",
+)
 #: Variables of memprof that name places, and none of the plan's figures.
 PLACES = ("MEMPROF_CACHE_DIR", "MEMPROF_RUN_DIR", "MEMPROF_SIM_STATE", "MEMPROF_BROWSER")
 
@@ -60,7 +66,9 @@ class Store:
         try:
             copy_folder(self.folder / key, run_dir)
         except OSError:
-            shutil.rmtree(run_dir, ignore_errors=True)  # half of it, or of one that is being removed
+            shutil.rmtree(
+                run_dir, ignore_errors=True
+            )  # half of it, or of one that is being removed
             return None
         row = replace(row_of(plan, run_dir, exit_code=_code(run_dir)), cached=True)
         if not row.final:
@@ -104,7 +112,11 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         "memprof": [__version__, _sources_digest()],
         "model": [plan.model, *model],
         "arguments": normal_form(plan.engine_args),
-        "own": {name: value for name, value in sorted(plan.own.items()) if name not in ("device", "stack")},
+        "own": {
+            name: value
+            for name, value in sorted(plan.own.items())
+            if name not in ("device", "stack")
+        },
         "env": env,
         "stack": _stack_key(plan.own.get("stack")),
         "profile": flat_text(load_profile(profile or "910b")),
@@ -121,15 +133,25 @@ def _stack_key(name: str | None) -> list[str]:
 @cache
 def _sources_digest() -> str:
     digest = hashlib.sha256()
-    found = (path for name in _SOURCES for pattern in _SOURCE_FILES for path in (PACKAGE_DIR / name).rglob(pattern))
+    found = (
+        path
+        for name in _SOURCES
+        for pattern in _SOURCE_FILES
+        for path in (PACKAGE_DIR / name).rglob(pattern)
+    )
     for path in sorted(found):
-        digest.update(f"{path.relative_to(PACKAGE_DIR)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(
+            f"{path.relative_to(PACKAGE_DIR)}\0".encode()
+            + hashlib.sha256(path.read_bytes()).digest()
+        )
     return digest.hexdigest()
 
 
 def _that_choose_a_model(engine_args: list[str]) -> tuple[str, ...]:
     """The arguments that ``resolve_model`` looks at, so that a hub is asked once for a whole sweep."""
-    return tuple(token for name, held in options(engine_args) if name in _MODEL_OPTIONS for token in held)
+    return tuple(
+        token for name, held in options(engine_args) if name in _MODEL_OPTIONS for token in held
+    )
 
 
 @cache

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
-from vllm_memprof.ledger.plans import Knob, PlanRow, Sweep
 from vllm_memprof.plans.arguments import devices_of, long_name, normal_form
 from vllm_memprof.plans.files import write_private
 from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, is_whole, read_row, titles, write_row
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
+from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store, key_of
 
 REQUEST_FILE = "request.json"
@@ -58,7 +58,9 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
-            devices_of(plan.engine_args)  # a size that is no number is refused before anything is made
+            devices_of(
+                plan.engine_args
+            )  # a size that is no number is refused before anything is made
             self.plans.append(plan)
 
 
@@ -84,7 +86,9 @@ def parse_over(texts: list[str]) -> list[Knob]:
             raise UsageError(f"--over {text!r}: {what} is given twice")
         knobs.append(Knob(name, found))
     if not knobs:
-        raise UsageError("--over OPTION=VALUE,VALUE is missing", hint="e.g. --over tensor-parallel-size=2,4,8")
+        raise UsageError(
+            "--over OPTION=VALUE,VALUE is missing", hint="e.g. --over tensor-parallel-size=2,4,8"
+        )
     return knobs
 
 
@@ -110,7 +114,10 @@ def split_values(text: str) -> list[str]:
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     """``reports/sweep-<model>-<digest>``: the same for the same sweep, so that it can be continued."""
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60] or "model"
+    base = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60]
+        or "model"
+    )
     digest = hashlib.sha256(json.dumps(_request(plan, knobs)).encode()).hexdigest()[:8]
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
@@ -151,7 +158,9 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
             knobs=job.knobs,
             rows=[rows[place] for place in sorted(rows)],
             seconds=round(time.monotonic() - started_s, 1),
-            notes=[] if interrupted is None else [f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made"],
+            notes=[]
+            if interrupted is None
+            else [f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made"],
         )
         if interrupted is not None:
             interrupted.sweep = found
@@ -177,7 +186,11 @@ def _rows(job: SweepJob, pool: Pool, progress: Progress) -> Iterator[tuple[int, 
         else:
             todo.append((task, key, mark))
     first = {key: task.place for task, key, _ in reversed(todo) if key is not None}
-    again = [entry for entry in todo if job.store and entry[1] is not None and first[entry[1]] != entry[0].place]
+    again = [
+        entry
+        for entry in todo
+        if job.store and entry[1] is not None and first[entry[1]] != entry[0].place
+    ]
     keys = {task.place: (key, mark) for task, key, mark in todo}
     for task, row in pool([entry[0] for entry in todo if entry not in again], progress):
         yield task.place, _kept(row, task, job, *keys[task.place]), "made"
@@ -201,7 +214,9 @@ def _kept(row: PlanRow, task: Task, job: SweepJob, key: str | None, mark: str) -
 
 
 def _placed(row: PlanRow, task: Task, job: SweepJob) -> PlanRow:
-    return replace(row, values=dict(task.plan.values), run=str(task.run_dir.relative_to(job.folder)))
+    return replace(
+        row, values=dict(task.plan.values), run=str(task.run_dir.relative_to(job.folder))
+    )
 
 
 def _mark(plan: Plan) -> str:
@@ -223,11 +238,15 @@ def _folder(job: SweepJob) -> Iterator[None]:
     try:
         path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         if not held.exists() and any(path.iterdir()):
-            raise UsageError(f"{path} is not empty, and holds no sweep", hint="give a new folder with -o DIR")
+            raise UsageError(
+                f"{path} is not empty, and holds no sweep", hint="give a new folder with -o DIR"
+            )
         (path / PLANS_DIR).mkdir(mode=DIR_MODE, exist_ok=True)
         lock = os.open(path / PLANS_DIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise LaunchError(f"cannot make the folder {path}: {error.strerror}", hint="-o DIR gives another") from error
+        raise LaunchError(
+            f"cannot make the folder {path}: {error.strerror}", hint="-o DIR gives another"
+        ) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,6 +267,10 @@ def _refuse_another(held: Path, request: dict[str, Any]) -> None:
     except (OSError, ValueError):
         before = None
     if before != request:
-        what = [name for name in request if not isinstance(before, dict) or before.get(name) != request[name]]
+        what = [
+            name
+            for name in request
+            if not isinstance(before, dict) or before.get(name) != request[name]
+        ]
         hint = "give another folder with -o DIR, or remove this one"
         raise UsageError(f"{held.parent} holds another sweep: {', '.join(what)} differ", hint=hint)

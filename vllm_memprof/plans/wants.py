@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.ledger.plans import PlanRow
+from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.units import format_bytes, format_gib, parse_size
 
 HINT = (
@@ -78,7 +78,9 @@ def _parse(text: str) -> Want:
         try:
             size = parse_size(value)
         except ValueError as error:
-            raise UsageError(f"--want {text}: {error}", hint="e.g. --want kv-cache=40GiB") from error
+            raise UsageError(
+                f"--want {text}: {error}", hint="e.g. --want kv-cache=40GiB"
+            ) from error
         return Want(kind, _positive(size, text))
     if kind == "tokens":
         return Want(kind, _integer(value, text))
@@ -118,8 +120,15 @@ def _miss(row: PlanRow, want: Want) -> Miss | None:
         return _short("KV cache", row.kv_cache_bytes, want)
     if want.kind == "headroom":
         return _short("headroom", row.headroom_bytes, want)
-    if want.length is not None and row.max_model_len is not None and want.length > row.max_model_len:
-        return Miss(f"requests of {want.length:,} tokens are above --max-model-len {row.max_model_len:,}", "length")
+    if (
+        want.length is not None
+        and row.max_model_len is not None
+        and want.length > row.max_model_len
+    ):
+        return Miss(
+            f"requests of {want.length:,} tokens are above --max-model-len {row.max_model_len:,}",
+            "length",
+        )
     found = row.max_concurrency if want.length is None else row.concurrency_at.get(want.length)
     if found is None:
         return Miss(f"concurrency at {_length(want.length)} is not known", want.kind)
@@ -143,7 +152,9 @@ def _short(name: str, found: int | None, want: Want) -> Miss | None:
 
 
 def _digits(size: int) -> int:
-    return next((digits for digits in range(5) if float(f"{size / 2**30:.{digits}f}") * 2**30 == size), 4)
+    return next(
+        (digits for digits in range(5) if float(f"{size / 2**30:.{digits}f}") * 2**30 == size), 4
+    )
 
 
 def _length(length: int | None) -> str:

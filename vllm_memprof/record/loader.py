@@ -39,7 +39,9 @@ class Identity:
     pid: int | None = None
     ppid: int | None = None
     role: str = "unknown"  # the last role that the process claimed
-    roles: frozenset[str] = frozenset()  # every role it claimed: one process may be engine core and worker
+    roles: frozenset[str] = (
+        frozenset()
+    )  # every role it claimed: one process may be engine core and worker
     rank: int | None = None
     local_rank: int | None = None
     dp_rank: int | None = None
@@ -103,15 +105,21 @@ class ProcessRecord:
     argv: list[str]
     python: str | None
     phases: list[PhaseSpan]
-    figures: dict[str, int | float | None]  # FIGURES; a later event overrides, null never overrides a number
+    figures: dict[
+        str, int | float | None
+    ]  # FIGURES; a later event overrides, null never overrides a number
     kv_plan: dict[str, Any] | None
     hooks: dict[str, HookState]
     errors: list[str]  # "where: message" of hooks that failed
     ready_t_ns: dict[str, int]  # what became ready -> time.monotonic_ns()
     last_t_ns: int | None
     dropped_lines: int = 0  # lines that were not a whole JSON object
-    figures_half_units: dict[str, int] = field(default_factory=dict)  # bytes; half the last printed digit, from logs
-    unread: dict[str, str] = field(default_factory=dict)  # a reading that the process did not get -> why
+    figures_half_units: dict[str, int] = field(
+        default_factory=dict
+    )  # bytes; half the last printed digit, from logs
+    unread: dict[str, str] = field(
+        default_factory=dict
+    )  # a reading that the process did not get -> why
 
     @property
     def truncated(self) -> bool:
@@ -133,8 +141,12 @@ class Run:
     truncated: bool = False
     notes: list[str] = field(default_factory=list)  # what was dropped, one sentence each
     source: str = "hooks"
-    forms: list[str] = field(default_factory=list)  # from logs: ids of the equations whose line forms were seen
-    oom_counters: dict[int, oom_files.Counters] = field(default_factory=dict)  # by device index, from torch_npu's csv
+    forms: list[str] = field(
+        default_factory=list
+    )  # from logs: ids of the equations whose line forms were seen
+    oom_counters: dict[int, oom_files.Counters] = field(
+        default_factory=dict
+    )  # by device index, from torch_npu's csv
 
 
 def load_run(run_dir: Path) -> Run:
@@ -150,7 +162,9 @@ def load_run(run_dir: Path) -> Run:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         what = "is not a folder" if run_dir.exists() else "does not exist"
-        raise RunRecordError(f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed")
+        raise RunRecordError(
+            f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed"
+        )
     info = _load_info(run_dir / RUN_FILE)
     processes: list[ProcessRecord] = []
     notes: list[str] = []
@@ -176,13 +190,19 @@ def load_run(run_dir: Path) -> Run:
 def _load_info(path: Path) -> RunInfo:
     data = _parse(_read(path))
     if data is None:
-        raise RunRecordError(f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?")
+        raise RunRecordError(
+            f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?"
+        )
     _check_schema(data.get("schema"), RUN_SCHEMA, path)
     try:
         info = RunInfo.from_json(data)
     except TypeError as exc:
         raise RunRecordError(f"{path} lacks a field of {RUN_SCHEMA}: {exc}") from exc
-    if not isinstance(info.model, str) or not isinstance(info.command, list) or not isinstance(info.status, str):
+    if (
+        not isinstance(info.model, str)
+        or not isinstance(info.command, list)
+        or not isinstance(info.status, str)
+    ):
         raise RunRecordError(f"{path}: a field has the wrong type", hint="was it edited?")
     return info
 
@@ -199,7 +219,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as exc:
-        raise RunRecordError(f"no {path.name} in {path.parent}", hint="is this a run folder of memprof?") from exc
+        raise RunRecordError(
+            f"no {path.name} in {path.parent}", hint="is this a run folder of memprof?"
+        ) from exc
     except PermissionError as exc:
         hint = "run records are private to their owner: read them as that user, or chmod them"
         raise RunRecordError(f"no permission to read {path}", hint=hint) from exc
@@ -221,18 +243,24 @@ def _load_process(path: Path) -> ProcessRecord | None:
     lines = _read(path).split(b"\n")
     if len(lines) == 1 and _parse(lines[0]) is None:
         if lines[0][:1] not in (b"", b"{"):
-            raise RunRecordError(f"{path} is not an event file", hint="is this a run folder of memprof?")
+            raise RunRecordError(
+                f"{path} is not an event file", hint="is this a run folder of memprof?"
+            )
         return None
     events = [_parse(line) for line in lines if line.strip()]
     head = events[0] if events else None
     if head is None or head.get("kind") != "process":
-        raise RunRecordError(f"{path} does not begin with a process record", hint="is this an event file of memprof?")
+        raise RunRecordError(
+            f"{path} does not begin with a process record", hint="is this an event file of memprof?"
+        )
     _check_schema(head.get("schema"), EVENTS_SCHEMA, path)
     whole = [event for event in events if event is not None]
     try:
         return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
     except (TypeError, ValueError, AttributeError) as exc:
-        raise RunRecordError(f"{path} has a record that is not memprof's: {exc}", hint="was it edited?") from exc
+        raise RunRecordError(
+            f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
+        ) from exc
 
 
 def _parse(line: bytes) -> Event | None:
@@ -263,11 +291,21 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         figures=figures,
         kv_plan=_checked_plan(plans[-1]) if plans else None,
         hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
-        errors=[f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])],
-        ready_t_ns={str(event.get("what")): event["t_ns"] for event in by_kind.get("ready", []) if "t_ns" in event},
-        last_t_ns=max((t for event in events if isinstance(t := event.get("t_ns"), int)), default=None),
+        errors=[
+            f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])
+        ],
+        ready_t_ns={
+            str(event.get("what")): event["t_ns"]
+            for event in by_kind.get("ready", [])
+            if "t_ns" in event
+        },
+        last_t_ns=max(
+            (t for event in events if isinstance(t := event.get("t_ns"), int)), default=None
+        ),
         dropped_lines=dropped,
-        unread={str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])},
+        unread={
+            str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
+        },
     )
 
 
@@ -279,7 +317,11 @@ def _build_identity(head: Event, identities: list[Event], plans: list[Event]) ->
             if event.get(name) is not None:
                 values[name] = event[name]
         claimed = event.get("roles")
-        roles.update(str(role) for role in (event.get("role"), *(claimed if isinstance(claimed, list) else [])) if role)
+        roles.update(
+            str(role)
+            for role in (event.get("role"), *(claimed if isinstance(claimed, list) else []))
+            if role
+        )
     roles.discard("unknown")
     if plans:
         roles.add("engine_core")
@@ -331,10 +373,18 @@ def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
     order_of = {passage.either.get("id"): order for order, passage in enumerate(passages)}
     spans: list[PhaseSpan] = []
     for order, passage in enumerate(passages):
-        parent = order_of.get(passage.either.get("parent")) if passage.either.get("parent") is not None else None
+        parent = (
+            order_of.get(passage.either.get("parent"))
+            if passage.either.get("parent") is not None
+            else None
+        )
         if parent is not None and parent >= order:
             parent = None  # an id that was reused; nesting is unknown
-        spans.append(_build_span(order, passage, parent, spans[parent].depth + 1 if parent is not None else 0))
+        spans.append(
+            _build_span(
+                order, passage, parent, spans[parent].depth + 1 if parent is not None else 0
+            )
+        )
     return spans
 
 
@@ -366,9 +416,16 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    known = {"t_ns": event.get("t_ns"), **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data}}
-    checked = {name: _integer(name, value) for name, value in known.items() if name not in SNAPSHOT_OBJECTS}
-    objects = {name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None}
+    known = {
+        "t_ns": event.get("t_ns"),
+        **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data},
+    }
+    checked = {
+        name: _integer(name, value) for name, value in known.items() if name not in SNAPSHOT_OBJECTS
+    }
+    objects = {
+        name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None
+    }
     return Snapshot.from_json({**checked, **objects})
 
 
@@ -377,7 +434,8 @@ def _sizes(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r}, not an object")
     return {
-        str(key): _sizes(key, item) if isinstance(item, dict) else _integer(key, item) for key, item in value.items()
+        str(key): _sizes(key, item) if isinstance(item, dict) else _integer(key, item)
+        for key, item in value.items()
     }
 
 
@@ -411,7 +469,12 @@ def _checked_plan(event: Event) -> dict[str, Any]:
 
 def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
     who = process.identity
-    return (not process.is_worker, who.dp_rank or 0, who.rank if who.rank is not None else 1 << 30, process.file)
+    return (
+        not process.is_worker,
+        who.dp_rank or 0,
+        who.rank if who.rank is not None else 1 << 30,
+        process.file,
+    )
 
 
 def snapshot_frame(run: Run) -> pd.DataFrame:
@@ -431,12 +494,27 @@ def snapshot_frame(run: Run) -> pd.DataFrame:
                 if snapshot is not None:
                     rows.append(_frame_row(process, span, edge, snapshot))
     integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
-    columns = ["file", "label", "host", "pid", "rank", "order", "phase", "edge", "t_ns", *SNAPSHOT_FIELDS]
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=columns, dtype=object).astype(dict.fromkeys(integers, "Int64"))
+    columns = [
+        "file",
+        "label",
+        "host",
+        "pid",
+        "rank",
+        "order",
+        "phase",
+        "edge",
+        "t_ns",
+        *SNAPSHOT_FIELDS,
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=columns, dtype=object).astype(
+        dict.fromkeys(integers, "Int64")
+    )
     return frame
 
 
-def _frame_row(process: ProcessRecord, span: PhaseSpan, edge: str, snapshot: Snapshot) -> dict[str, Any]:
+def _frame_row(
+    process: ProcessRecord, span: PhaseSpan, edge: str, snapshot: Snapshot
+) -> dict[str, Any]:
     who = process.identity
     return {
         "file": process.file,

@@ -67,7 +67,10 @@ def parse(text: str) -> Counters:
     """``{module: {"bytes", "peak_bytes"}}``, exact to half a unit of the last printed digit (52 bytes)."""
     rows = (_ROW.fullmatch(line.strip()) for line in text.splitlines())
     return {
-        row.group(1): {"bytes": round(float(row.group(2)) * _MIB), "peak_bytes": round(float(row.group(3)) * _MIB)}
+        row.group(1): {
+            "bytes": round(float(row.group(2)) * _MIB),
+            "peak_bytes": round(float(row.group(3)) * _MIB),
+        }
         for row in rows
         if row
     }

@@ -172,21 +172,35 @@ class Snapshot:
     device_total_bytes: int | None = None  # aclrtGetMemInfo / cudaMemGetInfo
     device_free_bytes: int | None = None
     allocated_bytes: int | None = None  # allocated_bytes.all.current
-    allocated_peak_bytes: int | None = None  # allocated_bytes.all.peak: since the engine last reset it
-    allocated_run_peak_bytes: int | None = None  # the same, folded over resets: since the process began
+    allocated_peak_bytes: int | None = (
+        None  # allocated_bytes.all.peak: since the engine last reset it
+    )
+    allocated_run_peak_bytes: int | None = (
+        None  # the same, folded over resets: since the process began
+    )
     reserved_bytes: int | None = None  # reserved_bytes.all.current
     reserved_peak_bytes: int | None = None
     reserved_run_peak_bytes: int | None = None
     npu_workspace_bytes: int | None = None  # operator workspace of all streams, outside reserved
-    graph_pool_bytes: int | None = None  # segments of private pools (captured graphs), inside reserved
-    non_torch_bytes: int | None = None  # (total - free) - reserved + unmapped; all processes on the device
-    unmapped_bytes: int | None = None  # counted by reserved, not on the device: sleep mode; None before any sleep
-    process_bytes: int | None = None  # dcmi_get_device_resource_info: all that this process holds, context included
+    graph_pool_bytes: int | None = (
+        None  # segments of private pools (captured graphs), inside reserved
+    )
+    non_torch_bytes: int | None = (
+        None  # (total - free) - reserved + unmapped; all processes on the device
+    )
+    unmapped_bytes: int | None = (
+        None  # counted by reserved, not on the device: sleep mode; None before any sleep
+    )
+    process_bytes: int | None = (
+        None  # dcmi_get_device_resource_info: all that this process holds, context included
+    )
     other_processes_bytes: int | None = None  # the same of all other processes on the device
     host_rss_bytes: int | None = None  # resident set of this process
     alloc_retries: int | None = None  # num_alloc_retries (a count)
     ooms: int | None = None  # num_ooms (a count)
-    components: dict[str, dict[str, int]] | None = None  # aclrtGetMemUsageInfo, this process: SNAPSHOT_OBJECTS
+    components: dict[str, dict[str, int]] | None = (
+        None  # aclrtGetMemUsageInfo, this process: SNAPSHOT_OBJECTS
+    )
     npu_workspace_streams: dict[str, int] | None = None
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
@@ -221,7 +235,9 @@ class RunInfo:
     start_t_ns: int | None = None  # CLOCK_MONOTONIC at launch, same clock as the events
     status: str = "running"
     exit_code: int | None = None
-    exit_reason: str | None = None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
+    exit_reason: str | None = (
+        None  # e.g. "worker TP1 (pid 123) was killed by SIGKILL in weight_load"
+    )
     notes: list[str] = field(default_factory=list)
     empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
     ranks: dict[str, Any] | None = None  # RANKS keys, of a plan whose engine has said so

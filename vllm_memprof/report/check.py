@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.ledger.check import CheckResult, Judged, Outcome
-from vllm_memprof.ledger.check_keys import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
-from vllm_memprof.ledger.model import MODELLED, RunSummary
+from vllm_memprof.accounting.model import MODELLED, RunSummary
+from vllm_memprof.check.check import CheckResult, Judged, Outcome
+from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
 from vllm_memprof.report.markdown import escape, section_lines
 from vllm_memprof.report.sections.base import (
     BAD,
@@ -60,7 +60,9 @@ class _Tables:
         self._result = result
         self._width = width
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         draw = Painter(ascii_only=options.ascii_only)
         yield draw.head(head(self._result))
         for section in check_sections(self._result, self._width or options.max_width):
@@ -108,7 +110,11 @@ def _sentence(outcome: Outcome, group: Sequence[Judged]) -> str:
     mark = f" {MODELLED_MARK}" if outcome.how == MODELLED else ""
     text = f"{_exact(outcome, row.value)}{mark}{f' on {where}' if where else ''}"
     text += f", allowed is {outcome.sense} {_exact(outcome, row.limit)}"
-    text += f" (baseline {_exact(outcome, row.baseline)}, {outcome.written})" if row.baseline is not None else ""
+    text += (
+        f" (baseline {_exact(outcome, row.baseline)}, {outcome.written})"
+        if row.baseline is not None
+        else ""
+    )
     text += f": {format_bytes(-(row.margin or 0))} {outcome.unit} {word}"
     return text + (f", {_digits(row)}" if row.within_digits else "")
 
@@ -137,14 +143,19 @@ def check_sections(result: CheckResult, width: int) -> list[Section]:
     rows = [row for outcome in result.outcomes for row in _rows(outcome, wide)]
     limits = Section("Limits; margins in bytes or tokens", columns, rows, _notes(result))
     failed = [text for outcome in result.failures for text in sentences(outcome)]
-    return [limits, *([Section(f"Failed: {len(result.failures)}", [], [], failed)] if failed else [])]
+    return [
+        limits,
+        *([Section(f"Failed: {len(result.failures)}", [], [], failed)] if failed else []),
+    ]
 
 
 def _rows(outcome: Outcome, wide: bool) -> list[Row]:
     """The groups of ranks that fail; where all hold, the one with the least room."""
     failing = [row for row in outcome.judged if not row.ok]
     groups = _groups(failing or outcome.judged)
-    return [_row(outcome, group, wide) for group in (groups[:SHOWN_GROUPS] if failing else groups[:1])]
+    return [
+        _row(outcome, group, wide) for group in (groups[:SHOWN_GROUPS] if failing else groups[:1])
+    ]
 
 
 def _row(outcome: Outcome, group: Sequence[Judged], wide: bool) -> Row:
@@ -152,7 +163,11 @@ def _row(outcome: Outcome, group: Sequence[Judged], wide: bool) -> Row:
     if outcome.unit == STATUS:
         cells = ["ok" if row.ok else "not ok", "ok", ""]
     elif outcome.unit == FINDING:
-        cells = ["not found" if row.ok else NOT_MEASURED if outcome.unmeasured else "found", "none", ""]
+        cells = [
+            "not found" if row.ok else NOT_MEASURED if outcome.unmeasured else "found",
+            "none",
+            "",
+        ]
     else:
         value = NOT_MEASURED if row.value is None else _figure(outcome, row.value)
         cells = [value, "-" if row.limit is None else _figure(outcome, row.limit), _margin(row)]
@@ -161,7 +176,9 @@ def _row(outcome: Outcome, group: Sequence[Judged], wide: bool) -> Row:
         cells += [asked, "" if row.baseline is None else _figure(outcome, row.baseline)]
     mark = f" {MODELLED_MARK}" if outcome.how == MODELLED else ""
     sign = "✓" if row.ok else "✗"
-    return Row([f"{sign} {outcome.key}{mark}", *cells, _labels(group)], style=PLAIN if row.ok else BAD)
+    return Row(
+        [f"{sign} {outcome.key}{mark}", *cells, _labels(group)], style=PLAIN if row.ok else BAD
+    )
 
 
 def _margin(row: Judged) -> str:
@@ -178,7 +195,9 @@ def _notes(result: CheckResult) -> list[str]:
     rows = [row for outcome in result.outcomes for row in outcome.judged]
     notes = []
     if any(row.within_digits for row in rows):
-        notes.append("±: the margin is smaller than what the printed digits leave open; the log cannot decide it")
+        notes.append(
+            "±: the margin is smaller than what the printed digits leave open; the log cannot decide it"
+        )
     if any(outcome.how == MODELLED for outcome in result.outcomes):
         notes.append(f"{MODELLED_MARK}: set by the profile of the simulated device")
     if any(outcome.table == REGRESSION for outcome in result.outcomes):
@@ -191,7 +210,9 @@ def _groups(rows: Sequence[Judged]) -> list[list[Judged]]:
     found: dict[tuple[object, ...], list[Judged]] = {}
     for row in rows:
         found.setdefault((row.value, row.limit, row.ok, row.reason), []).append(row)
-    return sorted(found.values(), key=lambda group: (group[0].margin is not None, group[0].margin or 0))
+    return sorted(
+        found.values(), key=lambda group: (group[0].margin is not None, group[0].margin or 0)
+    )
 
 
 def _labels(group: Sequence[Judged]) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.check import CheckResult, Outcome
+from vllm_memprof.check.check import CheckResult, Outcome
 from vllm_memprof.report.check import sentences, verdict
 
 #: In a message; and in a property besides these.
@@ -26,7 +26,9 @@ def render_check_github(result: CheckResult, budget_path: str) -> str:
         for text in sentences(outcome)
     ]
     lines += [_command("notice", note, {"title": "memprof check"}) for note in result.notes]
-    lines.append(_command("notice" if result.ok else "error", verdict(result), {"title": "memprof check"}))
+    lines.append(
+        _command("notice" if result.ok else "error", verdict(result), {"title": "memprof check"})
+    )
     return "\n".join(lines) + "\n"
 
 

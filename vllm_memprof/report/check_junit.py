@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from vllm_memprof.ledger.check import CheckResult, Outcome
+from vllm_memprof.check.check import CheckResult, Outcome
 from vllm_memprof.report.check import head, sentences, verdict
 
 #: What XML 1.0 has no place for, not even escaped.
@@ -14,10 +14,16 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 def render_check_junit(result: CheckResult) -> str:
     """The XML document as text."""
-    counts = {"tests": str(len(result.outcomes)), "failures": str(len(result.failures)), "errors": "0"}
+    counts = {
+        "tests": str(len(result.outcomes)),
+        "failures": str(len(result.failures)),
+        "errors": "0",
+    }
     root = ET.Element("testsuites", {"name": "memprof check", **counts})
     suite = ET.SubElement(
-        root, "testsuite", {"name": _clean(f"memprof check {result.budget}"), **counts, "skipped": "0"}
+        root,
+        "testsuite",
+        {"name": _clean(f"memprof check {result.budget}"), **counts, "skipped": "0"},
     )
     properties = ET.SubElement(suite, "properties")
     for name, value in [*head(result), ("verdict", verdict(result))]:
@@ -29,7 +35,9 @@ def render_check_junit(result: CheckResult) -> str:
 
 
 def _add_case(suite: ET.Element, outcome: Outcome) -> None:
-    case = ET.SubElement(suite, "testcase", {"classname": f"memprof.{outcome.table}", "name": _clean(outcome.key)})
+    case = ET.SubElement(
+        suite, "testcase", {"classname": f"memprof.{outcome.table}", "name": _clean(outcome.key)}
+    )
     if outcome.ok:
         return
     texts = [_clean(text) for text in sentences(outcome)]

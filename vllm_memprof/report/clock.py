@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
 
 #: Phases that are one reading: they begin where they end.
 MOMENTS = ("oom",)

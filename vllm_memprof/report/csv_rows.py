@@ -18,7 +18,15 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vllm_memprof.ledger.model import INFERRED, MEASURED, MODELLED, Budget, PhaseRow, RankReport, Report
+from vllm_memprof.accounting.model import (
+    INFERRED,
+    MEASURED,
+    MODELLED,
+    Budget,
+    PhaseRow,
+    RankReport,
+    Report,
+)
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
 from vllm_memprof.report.clock import host_starts
 
@@ -46,7 +54,13 @@ _OUTSIDE_TORCH = {
     "process_bytes": MEASURED,
     "other_processes_bytes": MEASURED,
 }
-_BUDGET = ("requested_bytes", "kv_cache_bytes", "engine_kv_cache_bytes", "honest_kv_cache_bytes", "residual_bytes")
+_BUDGET = (
+    "requested_bytes",
+    "kv_cache_bytes",
+    "engine_kv_cache_bytes",
+    "honest_kv_cache_bytes",
+    "residual_bytes",
+)
 
 
 def render_csv(*reports: Report) -> str:
@@ -80,7 +94,15 @@ def _rank_rows(rank: RankReport, start: int, simulated: bool) -> Iterator[list[A
         at = [memory.phase, memory.order, memory.edge, _seconds(snapshot, start)]
         for row in memory.rows:
             yield [*at, "owner", row.component, row.bytes, row.how, row.source, row.part_of]
-        yield [*at, "owner", "unaccounted", memory.unaccounted_bytes, INFERRED, "total less the other owners", ""]
+        yield [
+            *at,
+            "owner",
+            "unaccounted",
+            memory.unaccounted_bytes,
+            INFERRED,
+            "total less the other owners",
+            "",
+        ]
         for row in memory.parts:
             yield [*at, "part", row.component, row.bytes, row.how, row.source, row.part_of]
         for name in _READINGS if snapshot is not None else ():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.ledger.diff import Diff
+from vllm_memprof.compare.diff import Diff
 from vllm_memprof.report.markdown import escape, section_lines
 from vllm_memprof.report.sections.diff import diff_sections, head, verdict
 from vllm_memprof.report.table import Painter
@@ -47,7 +47,9 @@ class _Tables:
         self._diff = diff
         self._width = width
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         draw = Painter(ascii_only=options.ascii_only)
         yield draw.head(head(self._diff))
         for section in diff_sections(self._diff, self._width or options.max_width):

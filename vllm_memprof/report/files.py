@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger.model import Report
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
 from vllm_memprof.report.json_text import json_pieces
 from vllm_memprof.report.markdown import render_markdown
@@ -46,12 +46,16 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """
     temporary: str | None = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
+        descriptor, temporary = tempfile.mkstemp(
+            prefix=f".{path.name}.", dir=path.parent
+        )  # made with mode 0600
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             stream.writelines([text] if isinstance(text, str) else text)
         os.replace(temporary, path)
     except OSError as exc:
-        raise MemprofError(f"cannot write {path}: {exc.strerror}", hint="is the disk full, the folder yours?") from exc
+        raise MemprofError(
+            f"cannot write {path}: {exc.strerror}", hint="is the disk full, the folder yours?"
+        ) from exc
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)  # after a failure; replaced, it is gone

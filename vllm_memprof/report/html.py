@@ -16,11 +16,20 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from vllm_memprof import __version__
+from vllm_memprof.accounting.model import INFERRED, MODELLED, Report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger.model import INFERRED, MODELLED, Report
 from vllm_memprof.report.plots import Plots, View, plots
 from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import MODELLED_MARK, MUTED, NOT_MEASURED, PLAIN, TOTAL, Column, Row, Section
+from vllm_memprof.report.sections.base import (
+    MODELLED_MARK,
+    MUTED,
+    NOT_MEASURED,
+    PLAIN,
+    TOTAL,
+    Column,
+    Row,
+    Section,
+)
 from vllm_memprof.report.sections.findings import FindingView, finding_views
 from vllm_memprof.report.sections.head import head, verdict
 from vllm_memprof.units import format_bytes, format_gib
@@ -111,8 +120,13 @@ def _plotly() -> str:
         raise _missing("plotly") from exc
     text: str = get_plotlyjs()
     if "</script" in text.lower():
-        raise MemprofError("this release of plotly cannot be inlined: it holds </script", hint="pip install -U plotly")
-    return text.replace("\r\n", "\n").replace("\r", "\n")  # as the browser reads it, so that its hash holds
+        raise MemprofError(
+            "this release of plotly cannot be inlined: it holds </script",
+            hint="pip install -U plotly",
+        )
+    return text.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )  # as the browser reads it, so that its hash holds
 
 
 def _environment() -> jinja2.Environment:
@@ -145,7 +159,9 @@ def _policy(*scripts: str) -> str:
     """Nothing is loaded, and no script runs but these, by their hashes."""
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    )
 
 
 def script_json(value: Any) -> str:
@@ -220,9 +236,15 @@ def _timeline_text(view: View) -> str:
 def _timeline_table(view: View) -> Section:
     line = view.timeline
     assert line is not None
-    columns = [Column("s"), Column("Phase", right=False), Column("Edge", right=False), Column("in use")]
+    columns = [
+        Column("s"),
+        Column("Phase", right=False),
+        Column("Edge", right=False),
+        Column("in use"),
+    ]
     columns += [
-        Column(f"{owner.name} {MODELLED_MARK}" if owner.how == MODELLED else owner.name) for owner in line.owners
+        Column(f"{owner.name} {MODELLED_MARK}" if owner.how == MODELLED else owner.name)
+        for owner in line.owners
     ]
     rows = []
     for i, moment in enumerate(line.moments):
@@ -250,7 +272,11 @@ def _waterfall_table(view: View) -> Section:
         )
         for step in view.waterfall
     ]
-    return Section(f"Steps of {view.labels}", [Column("Step", right=False), Column("GiB"), Column("bytes")], rows)
+    return Section(
+        f"Steps of {view.labels}",
+        [Column("Step", right=False), Column("GiB"), Column("bytes")],
+        rows,
+    )
 
 
 def _skew(drawn: Plots) -> Section | None:
@@ -264,6 +290,11 @@ def _skew(drawn: Plots) -> Section | None:
             ends[1] = ends[3] = "all" if None not in row.bytes else "all that have it"
         cells = [row.title, *ends, format_gib(row.median, 4), format_bytes(row.spread)]
         rows.append(Row(cells, style=PLAIN if row.spread else MUTED))
-    columns = [Column("Figure", right=False), Column("least, GiB"), Column("on", right=False), Column("most, GiB")]
+    columns = [
+        Column("Figure", right=False),
+        Column("least, GiB"),
+        Column("on", right=False),
+        Column("most, GiB"),
+    ]
     columns += [Column("on", right=False), Column("median, GiB"), Column("spread, bytes")]
     return Section("Ranks beside each other", columns, rows)

@@ -31,14 +31,20 @@ def json_pieces(value: Any, levels: int = _LEVELS) -> Iterator[str]:
 
 def _pieces(value: Any, depth: int, levels: int) -> Iterator[str]:
     if isinstance(value, dict) and value and depth < levels:
-        yield from _joined(((f"{_encode(str(key))}: ", item) for key, item in value.items()), "{}", depth, levels)
-    elif isinstance(value, Iterator) or (isinstance(value, list) and any(isinstance(i, (dict, list)) for i in value)):
+        yield from _joined(
+            ((f"{_encode(str(key))}: ", item) for key, item in value.items()), "{}", depth, levels
+        )
+    elif isinstance(value, Iterator) or (
+        isinstance(value, list) and any(isinstance(i, (dict, list)) for i in value)
+    ):
         yield from _joined((("", item) for item in value), "[]", depth, levels)
     else:
         yield _encode(value)
 
 
-def _joined(items: Iterator[tuple[str, Any]], brackets: str, depth: int, levels: int) -> Iterator[str]:
+def _joined(
+    items: Iterator[tuple[str, Any]], brackets: str, depth: int, levels: int
+) -> Iterator[str]:
     before = brackets[0]
     for name, item in items:
         yield f"{before}\n{' ' * (depth + 1)}{name}"

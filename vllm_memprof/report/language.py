@@ -59,7 +59,9 @@ class Language:
     def __init__(self, name: str, catalogue: dict[str, list[Entry]]) -> None:
         self.name = name
         self.catalogue = catalogue
-        self._exact = {kind: {e.english: e.translated for e in entries} for kind, entries in catalogue.items()}
+        self._exact = {
+            kind: {e.english: e.translated for e in entries} for kind, entries in catalogue.items()
+        }
         self._patterns = {kind: _compiled(entries) for kind, entries in catalogue.items()}
 
     def __call__(self, kind: str, text: str) -> str:
@@ -88,7 +90,10 @@ class Language:
         return Section(
             self("title", section.title),
             [replace(column, title=self("column", column.title)) for column in section.columns],
-            [replace(row, cells=[self("cell", cell) for cell in row.cells]) for row in section.rows],
+            [
+                replace(row, cells=[self("cell", cell) for cell in row.cells])
+                for row in section.rows
+            ],
             [self("note", note) for note in section.notes],
         )
 
@@ -110,12 +115,16 @@ class Language:
             exact = self._exact.get(table, {}).get(text)
             if exact is not None:
                 return exact
-        if kind not in STRICT:  # before the patterns: a place must not swallow what could be translated
+        if (
+            kind not in STRICT
+        ):  # before the patterns: a place must not swallow what could be translated
             for mark in ("; ", ", "):
                 if mark in text:
                     pieces = [self.find(kind, piece) for piece in text.split(mark)]
                     if None not in pieces:
-                        return self("frame", mark).join(piece for piece in pieces if piece is not None)
+                        return self("frame", mark).join(
+                            piece for piece in pieces if piece is not None
+                        )
         for table in dict.fromkeys((kind, "part")):
             for pattern, entry, nested in self._patterns.get(table, []):
                 match = pattern.fullmatch(text)
@@ -125,7 +134,9 @@ class Language:
                         return filled
         return text if kind not in STRICT and _NEUTRAL.fullmatch(text) else None
 
-    def _filled(self, kind: str, match: re.Match[str], entry: Entry, nested: set[str]) -> str | None:
+    def _filled(
+        self, kind: str, match: re.Match[str], entry: Entry, nested: set[str]
+    ) -> str | None:
         values = dict(match.groupdict())
         for name in nested:
             within = self.find("part" if kind in STRICT else kind, values[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vllm_memprof.ledger.model import Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import BAD, TOTAL, Section, fold
@@ -55,22 +55,34 @@ def render_markdown(report: Report, lang: str = ENGLISH) -> str:
     rows = head(report)
     said = {name: escape(_cut(say.head(name, value))) for name, value in rows if name in _SUMMARY}
     comma, colon = say("frame", ", "), say("frame", ": ")
-    lines += [f"**{said['model']}**{comma}{said['engine']}{comma}{said['device']}{colon}**{said['verdict']}**", ""]
+    lines += [
+        f"**{said['model']}**{comma}{said['engine']}{comma}{said['device']}{colon}**{said['verdict']}**",
+        "",
+    ]
     rest = [row for row in rows if row[0] not in _SUMMARY]
     for name, value in rest[:_LISTED_NOTES]:
-        text = _code(_cut(value, _COMMAND_CHARACTERS)) if name == "command" else escape(_cut(say.head(name, value)))
+        text = (
+            _code(_cut(value, _COMMAND_CHARACTERS))
+            if name == "command"
+            else escape(_cut(say.head(name, value)))
+        )
         lines.append(f"- **{escape(say('name', name))}**{colon}{text}")
     if len(rest) > _LISTED_NOTES:
         lines.append(f"- {say('note', f'{len(rest) - _LISTED_NOTES} more in report.json')}")
     lines += ["", *_findings([say.finding(view) for view in finding_views(report)], say)]
     tables = [say.section(section) for section in sections(report, _WIDE)]
-    return _fitting(lines, [(table.title, ["", *section_lines(table, say)]) for table in tables], say)
+    return _fitting(
+        lines, [(table.title, ["", *section_lines(table, say)]) for table in tables], say
+    )
 
 
 def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
     """Several engine starts in one text: a line each, then the reports of as many as a comment has room for."""
     say = language(lang)
-    lines = [f"{number}. {escape(_cut(line))}" for number, line in enumerate(start_lines(reports, lang), start=1)]
+    lines = [
+        f"{number}. {escape(_cut(line))}"
+        for number, line in enumerate(start_lines(reports, lang), start=1)
+    ]
     if len(lines) > _LISTED_STARTS:
         rest = say("frame", f"{len(lines) - _LISTED_STARTS} more engine starts")
         lines = [*lines[:_LISTED_STARTS], "", rest]
@@ -87,9 +99,17 @@ def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
     if out:
         names = escape(_cut(fold(out), _RESERVE // 4))
         opening += [
-            say("frame", f"Too long for a comment, left out below: {len(out)} of {len(reports)} starts, {names}.")
+            say(
+                "frame",
+                f"Too long for a comment, left out below: {len(out)} of {len(reports)} starts, {names}.",
+            )
         ]
-        opening += [say("frame", "The report of one start: `memprof explain FILE#NUMBER --format markdown`."), ""]
+        opening += [
+            say(
+                "frame", "The report of one start: `memprof explain FILE#NUMBER --format markdown`."
+            ),
+            "",
+        ]
     return "\n".join(["\n".join(opening), *texts])
 
 
@@ -199,5 +219,8 @@ def _findings(views: list[FindingView], say: Language) -> list[str]:
         lines.append(f"  {_paragraph(_cut(view.evidence))}{stop}")
         lines += [f"  {say('frame', 'Try: ')}{escape(action)}{stop}" for action in view.actions]
     more = {name: count - _LISTED for name, count in listed.items() if count > _LISTED}
-    lines += [f"- {escape(name)}{colon}{say('note', f'{count} more in report.json')}" for name, count in more.items()]
+    lines += [
+        f"- {escape(name)}{colon}{say('note', f'{count} more in report.json')}"
+        for name, count in more.items()
+    ]
     return lines

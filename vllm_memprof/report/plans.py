@@ -12,8 +12,18 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.ledger.plans import TERMS, Fit, PlanRow, Sweep, Try, one_line
-from vllm_memprof.report.sections.base import BAD, GOOD, MODELLED_MARK, MUTED, PLAIN, Column, Row, Section, number
+from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try, one_line
+from vllm_memprof.report.sections.base import (
+    BAD,
+    GOOD,
+    MODELLED_MARK,
+    MUTED,
+    PLAIN,
+    Column,
+    Row,
+    Section,
+    number,
+)
 from vllm_memprof.report.table import Painter
 from vllm_memprof.units import format_bytes, format_gib
 
@@ -85,7 +95,9 @@ class PlansTable:
         self._found = found
         self._width = width
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         draw = Painter(ascii_only=options.ascii_only)
         width = self._width or options.max_width
         if isinstance(self._found, Sweep):
@@ -104,12 +116,21 @@ def sweep_section(sweep: Sweep, width: int) -> Section:
     columns += [*_columns(wide), Column("Status", right=False)]
     rows = [
         Row(
-            [*(row.values.get(knob.name, "-") for knob in sweep.knobs), *_figures(row, wide), row.status],
+            [
+                *(row.values.get(knob.name, "-") for knob in sweep.knobs),
+                *_figures(row, wide),
+                row.status,
+            ],
             style=PLAIN if row.ok else BAD,
         )
         for row in sweep.rows
     ]
-    return Section(f"Plans of {sweep.model}", columns, rows, [*_reasons(sweep), *_marks(sweep.rows), *sweep.notes])
+    return Section(
+        f"Plans of {sweep.model}",
+        columns,
+        rows,
+        [*_reasons(sweep), *_marks(sweep.rows), *sweep.notes],
+    )
 
 
 def fit_section(fit: Fit, width: int) -> Section:
@@ -125,11 +146,15 @@ def fit_section(fit: Fit, width: int) -> Section:
     for i, each in enumerate(fit.tries, start=1):
         holds = "yes" if each.holds else f"no: {_missing(each)}" if wide else "no"
         style = GOOD if each.value == fit.answer else PLAIN if each.holds else MUTED
-        rows.append(Row([str(i), _shown(each.value), *_figures(each.row, wide), holds], style=style))
+        rows.append(
+            Row([str(i), _shown(each.value), *_figures(each.row, wide), holds], style=style)
+        )
     what = f"{fit.goal.capitalize()} {fit.knob} of {fit.model}, tried from {fit.low} to {fit.high}"
     notes = [f"wanted: {'; '.join(fit.wanted)}"]
     if not wide:
-        notes += [f"try {i}: {_missing(each)}" for i, each in enumerate(fit.tries, 1) if each.missing]
+        notes += [
+            f"try {i}: {_missing(each)}" for i, each in enumerate(fit.tries, 1) if each.missing
+        ]
     return Section(what, columns, rows, [*notes, *_marks([each.row for each in fit.tries])])
 
 
@@ -141,10 +166,19 @@ def fit_answer(fit: Fit) -> list[tuple[str, str]]:
     """The lines below the table: (what, text)."""
     count = len(fit.tries)
     cached = sum(each.row.cached for each in fit.tries)
-    text = f"{count} plan{'s' if count != 1 else ''}" + ("" if fit.seconds is None else f" in {fit.seconds:.0f} s")
+    text = f"{count} plan{'s' if count != 1 else ''}" + (
+        "" if fit.seconds is None else f" in {fit.seconds:.0f} s"
+    )
     lines = [("tried", f"{text}, {count - cached} made and {cached} from the cache")]
     step = f"step {fit.step}" if fit.step[:1].isdigit() else fit.step
-    lines.append(("answer", "none" if fit.answer is None else f"{fit.goal} {fit.knob} {_shown(fit.answer)} ({step})"))
+    lines.append(
+        (
+            "answer",
+            "none"
+            if fit.answer is None
+            else f"{fit.goal} {fit.knob} {_shown(fit.answer)} ({step})",
+        )
+    )
     if fit.flag is not None:
         lines.append(("use", fit.flag))
     return [*lines, *(("note", note) for note in fit.notes)]
@@ -173,7 +207,9 @@ def _marks(rows: Sequence[PlanRow]) -> list[str]:
     at = f"{next(iter(lengths)):,} tokens" if lengths else "max_model_len"
     notes = [f"requests: how many of {at} the KV cache holds at once; headroom in GiB"]
     if any(row.simulated for row in rows):
-        notes.append(f"{MODELLED_MARK}: with non-torch memory set by the profile of a simulated device")
+        notes.append(
+            f"{MODELLED_MARK}: with non-torch memory set by the profile of a simulated device"
+        )
     return notes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_memprof.ledger.plans import Knob, PlanRow, Sweep
+from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.report.html import render_page, script_json
 from vllm_memprof.report.plans import sweep_section
 from vllm_memprof.units import GIB, format_bytes, format_gib
@@ -39,7 +39,9 @@ class Line:
     name: str  # the values of the other options
     places: list[float]  # on the axis
     values: list[str]
-    figures: dict[str, list[int | float | None]]  # by name; None: not known, or the plan did not come up
+    figures: dict[
+        str, list[int | float | None]
+    ]  # by name; None: not known, or the plan did not come up
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def curves(sweep: Sweep) -> list[Curve]:
 
 def _curve(sweep: Sweep, knob: Knob) -> Curve:
     places = _places(knob.values)
-    others = [other.name for other in sweep.knobs if other.name != knob.name and len(other.values) > 1]
+    others = [
+        other.name for other in sweep.knobs if other.name != knob.name and len(other.values) > 1
+    ]
     groups: dict[str, list[PlanRow]] = {}
     for row in sweep.rows:
         name = ", ".join(f"{other} {row.values.get(other, '-')}" for other in others)
@@ -82,19 +86,28 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
                 name=name or sweep.model,
                 places=[places[row.values[knob.name]] for row in rows],
                 values=[row.values[knob.name] for row in rows],
-                figures={f.name: [getattr(row, f.name) if row.ok else None for row in rows] for f in FIGURES},
+                figures={
+                    f.name: [getattr(row, f.name) if row.ok else None for row in rows]
+                    for f in FIGURES
+                },
             )
         )
         for row in (row for row in rows if not row.ok):
             failed.places.append(places[row.values[knob.name]])
-            failed.texts.append(f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}")
+            failed.texts.append(
+                f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}"
+            )
     told = (
         f"{len(lines)} lines, one for each combination of {', '.join(others)}; those that agree cover each other"
         if others
         else "one line"
     )
     text = f"{told}; points are plans, what is between them was not planned"
-    text += f"; red crosses below: {len(failed.places)} plans that did not come up" if failed.places else ""
+    text += (
+        f"; red crosses below: {len(failed.places)} plans that did not come up"
+        if failed.places
+        else ""
+    )
     ticks = sorted((place, value) for value, place in places.items())
     return Curve(knob.name, ticks, len(others), lines, failed, text)
 
@@ -105,7 +118,11 @@ def _places(values: list[str]) -> dict[str, float]:
         numbers = {value: float(value) for value in values}
     except ValueError:
         numbers = {}
-    if not numbers or len(set(numbers.values())) < len(values) or any(abs(n) == float("inf") for n in numbers.values()):
+    if (
+        not numbers
+        or len(set(numbers.values())) < len(values)
+        or any(abs(n) == float("inf") for n in numbers.values())
+    ):
         return {value: float(place) for place, value in enumerate(values)}
     return numbers
 
@@ -117,7 +134,11 @@ def render_sweep_html(sweep: Sweep) -> str:
         MemprofError: jinja2 or plotly is not installed.
     """
     drawn = curves(sweep)
-    known = [figure for figure in FIGURES if any(getattr(row, figure.name) is not None for row in sweep.rows)]
+    known = [
+        figure
+        for figure in FIGURES
+        if any(getattr(row, figure.name) is not None for row in sweep.rows)
+    ]
     figures = known or [FIGURES[0]]
     data: dict[str, Any] = {
         "gib": GIB,

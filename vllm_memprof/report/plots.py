@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vllm_memprof.ledger.model import MODELLED, RankReport, Report
+from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
 from vllm_memprof.report.sections.budget import TERM_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -70,7 +70,11 @@ class Plots:
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script draws; rows of the skew only where the ranks differ."""
-        rows = [{"title": row.title, "median": row.median, "bytes": row.bytes} for row in self.skew if row.spread]
+        rows = [
+            {"title": row.title, "median": row.median, "bytes": row.bytes}
+            for row in self.skew
+            if row.spread
+        ]
         views = [asdict(view) for view in self.views]
         return {"gib": GIB, "views": views, "labels": self.labels, "skew": rows}
 
@@ -93,12 +97,20 @@ def plots(report: Report) -> Plots:
 def _in_print(rank: RankReport) -> tuple[object, ...]:
     """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
     moments = tuple(
-        (memory.phase, memory.edge, *((row.component, format_gib(row.bytes)) for row in memory.rows))
+        (
+            memory.phase,
+            memory.edge,
+            *((row.component, format_gib(row.bytes)) for row in memory.rows),
+        )
         for memory in rank.device_memory
     )
     budget = rank.budget
     figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
-    figures += [budget.honest_kv_cache_bytes, rank.headroom_bytes, *(term.bytes for term in budget.terms)]
+    figures += [
+        budget.honest_kv_cache_bytes,
+        rank.headroom_bytes,
+        *(term.bytes for term in budget.terms),
+    ]
     figures += [item.bytes for item in budget.uncharged]
     return moments, tuple(map(format_gib, figures)), tuple(rank.open_phases), repr(rank.oom)
 
@@ -189,7 +201,9 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         steps += _change(fixed if budget.override else "rest of the equation", computed - level)
         level = computed
     if granted is not None:
-        steps += _change("residual" if computed is not None else "charged, no equation known", granted - level)
+        steps += _change(
+            "residual" if computed is not None else "charged, no equation known", granted - level
+        )
         level = granted
     steps.append(Step("KV cache", level, "level"))
     if budget.honest_kv_cache_bytes is not None:
@@ -231,5 +245,7 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
             (least, first), (most, _) = known[0], known[-1]
             last = next(i for size, i in known if size == most)
             middle = known[(len(known) - 1) // 2][0]
-            rows.append(SkewRow(title, least, ranks[first].label, most, ranks[last].label, middle, sizes))
+            rows.append(
+                SkewRow(title, least, ranks[first].label, most, ranks[last].label, middle, sizes)
+            )
     return rows

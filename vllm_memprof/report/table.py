@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vllm_memprof.ledger.model import Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import BAD, GOOD, MUTED, TOTAL, Section
@@ -23,7 +23,9 @@ _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-"})
 
 
-def render_table(report: Report, console_width: int | None = None, lang: str = ENGLISH) -> RenderableType:
+def render_table(
+    report: Report, console_width: int | None = None, lang: str = ENGLISH
+) -> RenderableType:
     """The whole report as one rich renderable.
 
     Args:
@@ -42,7 +44,9 @@ class _Tables:
         self._width = width
         self._say = say
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         width = self._width or options.max_width
         say = self._say
         draw = Painter(ascii_only=options.ascii_only, say=say)
@@ -64,7 +68,9 @@ class Painter:
         self._say = say or language(ENGLISH)
 
     def text(self, text: str, style: str = "") -> Text:
-        return Text(text.translate(_ASCII) if self._ascii_only else text, style=style, overflow="fold")
+        return Text(
+            text.translate(_ASCII) if self._ascii_only else text, style=style, overflow="fold"
+        )
 
     def indented(self, text: str, style: str = "") -> RenderableType:
         return Padding(self.text(text, style), (0, 0, 0, 2), expand=False)
@@ -76,17 +82,31 @@ class Painter:
         for name, value in lines:
             bad = name == "status" and not value.startswith(("ok", "running"))
             style = "bold red" if bad else "bold" if name == "model" else ""
-            table.add_row(self.text(self._say("name", name)), self.text(self._say.head(name, value), style))
+            table.add_row(
+                self.text(self._say("name", name)), self.text(self._say.head(name, value), style)
+            )
         return table
 
     def section(self, section: Section) -> RenderableType:
         headless = all(not column.title for column in section.columns)
-        table = Table(box=box.SIMPLE_HEAD, show_header=not headless, padding=(0, 1, 0, 0), pad_edge=False)
+        table = Table(
+            box=box.SIMPLE_HEAD, show_header=not headless, padding=(0, 1, 0, 0), pad_edge=False
+        )
         for column in section.columns:
-            table.add_column(self.text(column.title), justify="right" if column.right else "left", overflow="fold")
+            table.add_column(
+                self.text(column.title),
+                justify="right" if column.right else "left",
+                overflow="fold",
+            )
         for row in section.rows:
-            first = Padding(self.text(row.cells[0]), (0, 0, 0, 2 * row.indent))  # a name in two lines keeps its place
-            table.add_row(first, *(self.text(cell) for cell in row.cells[1:]), style=_STYLES.get(row.style, ""))
+            first = Padding(
+                self.text(row.cells[0]), (0, 0, 0, 2 * row.indent)
+            )  # a name in two lines keeps its place
+            table.add_row(
+                first,
+                *(self.text(cell) for cell in row.cells[1:]),
+                style=_STYLES.get(row.style, ""),
+            )
         notes = [self.indented(note, "dim") for note in section.notes]
         return Group(self.text(section.title, "bold underline"), table, *notes)
 
@@ -94,7 +114,9 @@ class Painter:
         if not views:
             return self.text(self._say("frame", "No findings"), "bold underline")
         comma, colon, attempt = (self._say("frame", mark) for mark in (", ", ": ", "try: "))
-        parts: list[RenderableType] = [self.text(self._say("frame", f"Findings: {len(views)}"), "bold underline")]
+        parts: list[RenderableType] = [
+            self.text(self._say("frame", f"Findings: {len(views)}"), "bold underline")
+        ]
         for view in views:
             line = self.text("")
             line.append(self._say("frame", view.severity), _SEVERITIES.get(view.severity, ""))
@@ -102,6 +124,10 @@ class Painter:
             line.append(f"{comma}{view.labels}" if view.labels else "")
             line.append(f"{colon}{view.price}" if view.price else "")
             parts.append(line)
-            details = [view.title, view.evidence, *(f"{attempt}{action}" for action in view.actions)]
+            details = [
+                view.title,
+                view.evidence,
+                *(f"{attempt}{action}" for action in view.actions),
+            ]
             parts += [self.indented(detail) for detail in details if detail]
         return Group(*parts)

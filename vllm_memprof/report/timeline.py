@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.ledger.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.report.clock import MOMENTS
 from vllm_memprof.units import minus
@@ -91,12 +91,17 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
         return None
     drawn = _thinned(readings)
     names = list(dict.fromkeys(row.component for reading in drawn for row in reading.memory.rows))
-    owners = [*_tensors(rank, drawn), *_plain(drawn, [name for name in names if name not in _NOT_OWNERS])]
+    owners = [
+        *_tensors(rank, drawn),
+        *_plain(drawn, [name for name in names if name not in _NOT_OWNERS]),
+    ]
     rest = [reading.memory.unaccounted_bytes for reading in drawn]
     owners.append(Owner("unaccounted", rest))
     total, left = rank.device_total_bytes, rank.headroom_bytes
     return Timeline(
-        moments=[Moment((each.t_ns - start) / 1e9, each.memory.phase, each.memory.edge) for each in drawn],
+        moments=[
+            Moment((each.t_ns - start) / 1e9, each.memory.phase, each.memory.edge) for each in drawn
+        ],
         owners=[owner for owner in owners if any(owner.bytes)],
         in_use=[_in_use(reading.snapshot) for reading in drawn],
         bands=_bands(rank, start),
@@ -113,7 +118,11 @@ def _readings(rank: RankReport) -> list[_Reading]:
     for memory in rank.device_memory:
         row = rows.get(memory.order)
         snapshot = None if row is None else row.before if memory.edge == "before" else row.after
-        if snapshot is not None and snapshot.t_ns and any(each.bytes is not None for each in memory.rows):
+        if (
+            snapshot is not None
+            and snapshot.t_ns
+            and any(each.bytes is not None for each in memory.rows)
+        ):
             found.append(_Reading(snapshot.t_ns, memory, snapshot))
     return sorted(found, key=lambda reading: reading.t_ns)
 
@@ -153,7 +162,11 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         allocated.append(here)
         cached.append(spare)
     until = min(
-        (row.before.t_ns for row in rank.phases if row.phase in _TENSORS_CHANGE and row.before is not None),
+        (
+            row.before.t_ns
+            for row in rank.phases
+            if row.phase in _TENSORS_CHANGE and row.before is not None
+        ),
         default=None,
     )
     grown = _grown(rank)
@@ -171,7 +184,11 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
             divided.append({_UNDIVIDED: here})
     titles = [*_TENSORS.values(), _OTHER_TENSORS, _UNDIVIDED]
     owners = [
-        Owner(title, [parts.get(title) for parts in divided], MEASURED if title == _UNDIVIDED else INFERRED)
+        Owner(
+            title,
+            [parts.get(title) for parts in divided],
+            MEASURED if title == _UNDIVIDED else INFERRED,
+        )
         for title in titles
     ]
     return [*owners, Owner("cached by torch", cached)]
@@ -198,12 +215,18 @@ def _bands(rank: RankReport, start: int) -> list[Band]:
     found = []
     for row in rank.phases:
         begins, ends = _time(row.before), _time(row.after)
-        if begins is None and ends is not None and (row.seconds is not None or row.phase in MOMENTS):
+        if (
+            begins is None
+            and ends is not None
+            and (row.seconds is not None or row.phase in MOMENTS)
+        ):
             begins = ends - int((row.seconds or 0) * 1e9)
         if begins is not None:
             end = None if ends is None else (ends - start) / 1e9
             found.append(Band(row.phase, row.depth, max(0.0, (begins - start) / 1e9), end))
-    kept = sorted(found, key=lambda band: (band.depth > 0, -(band.end or 1e12) + band.start))[:MOST_BANDS]
+    kept = sorted(found, key=lambda band: (band.depth > 0, -(band.end or 1e12) + band.start))[
+        :MOST_BANDS
+    ]
     return sorted(kept, key=lambda band: (band.start, band.depth))
 
 
@@ -215,7 +238,9 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
     outermost: dict[int, int] = {}  # order -> that of the outermost phase around it
     rows: dict[int, list[PhaseRow]] = {}
     for row in rank.phases:  # by start: parents come first
-        outermost[row.order] = row.order if row.parent is None else outermost.get(row.parent, row.order)
+        outermost[row.order] = (
+            row.order if row.parent is None else outermost.get(row.parent, row.order)
+        )
         rows.setdefault(outermost[row.order], []).append(row)
     read: dict[int, list[_Reading]] = {}
     for reading in readings:
@@ -223,28 +248,52 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
     found: list[tuple[int, Peak]] = []
     for order, inside in rows.items():
         for what, level, between in _KINDS_OF_PEAK:
-            heights = [(each, size) for each in read.get(order, []) if (size := level(each.snapshot)) is not None]
+            heights = [
+                (each, size)
+                for each in read.get(order, [])
+                if (size := level(each.snapshot)) is not None
+            ]
             ends = [size for each, size in heights if each.memory.order == order]
             candidates = [
-                Peak(what, f"{each.memory.edge} {each.memory.phase}", size, (each.t_ns - start) / 1e9, True)
+                Peak(
+                    what,
+                    f"{each.memory.edge} {each.memory.phase}",
+                    size,
+                    (each.t_ns - start) / 1e9,
+                    True,
+                )
                 for each, size in heights
             ]
             candidates += _risen(inside, what, between, start)
             best = max(candidates, key=lambda peak: peak.bytes, default=None)
-            if best is not None and len(ends) == 2 and best.bytes - max(ends) > _WORTH_A_MARK * total:
+            if (
+                best is not None
+                and len(ends) == 2
+                and best.bytes - max(ends) > _WORTH_A_MARK * total
+            ):
                 found.append((best.bytes - max(ends), best))
     steepest = sorted(found, key=lambda entry: -entry[0])[:MOST_PEAKS]
     return sorted((peak for _, peak in steepest), key=lambda peak: peak.seconds)
 
 
-def _risen(rows: list[PhaseRow], what: str, between: Callable[[PhaseRow], int | None], start: int) -> list[Peak]:
+def _risen(
+    rows: list[PhaseRow], what: str, between: Callable[[PhaseRow], int | None], start: int
+) -> list[Peak]:
     """Peaks that the allocator kept; of nested phases that saw the same one, the innermost."""
     found: dict[int, tuple[int, Peak]] = {}
     for row in rows:
         size, begins, ends = between(row), _time(row.before), _time(row.after)
-        if size is None or begins is None or ends is None or row.depth < found.get(size, (-1, None))[0]:
+        if (
+            size is None
+            or begins is None
+            or ends is None
+            or row.depth < found.get(size, (-1, None))[0]
+        ):
             continue
-        found[size] = (row.depth, Peak(what, f"in {row.phase}", size, ((begins + ends) / 2 - start) / 1e9, False))
+        found[size] = (
+            row.depth,
+            Peak(what, f"in {row.phase}", size, ((begins + ends) / 2 - start) / 1e9, False),
+        )
     return [peak for _, peak in found.values()]
 
 
@@ -262,10 +311,15 @@ def _allocated_between(row: PhaseRow) -> int | None:
 def _reserved_between(row: PhaseRow) -> int | None:
     """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
 
-    As ``ledger.headroom`` has it: non-torch memory at that moment is not known.
+    As ``accounting.headroom`` has it: non-torch memory at that moment is not known.
     """
     before, after = row.before, row.after
-    if before is None or after is None or before.non_torch_bytes is None or after.non_torch_bytes is None:
+    if (
+        before is None
+        or after is None
+        or before.non_torch_bytes is None
+        or after.non_torch_bytes is None
+    ):
         return None
     low, high = before.reserved_run_peak_bytes, after.reserved_run_peak_bytes
     if low is None or high is None or high <= low:
@@ -274,7 +328,9 @@ def _reserved_between(row: PhaseRow) -> int | None:
 
 
 #: What has peaks: how high a reading is, and how high it was at most within a phase.
-_KINDS_OF_PEAK: tuple[tuple[str, Callable[[Snapshot], int | None], Callable[[PhaseRow], int | None]], ...] = (
+_KINDS_OF_PEAK: tuple[
+    tuple[str, Callable[[Snapshot], int | None], Callable[[PhaseRow], int | None]], ...
+] = (
     ("in use", _in_use, _reserved_between),
     ("allocated", _allocated, _allocated_between),
 )

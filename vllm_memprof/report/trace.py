@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport, Report
 from vllm_memprof.errors import UsageError
-from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport, Report
 from vllm_memprof.report.clock import host_starts, passages
 from vllm_memprof.report.json_text import json_pieces
 
@@ -38,18 +38,29 @@ def report_trace(report: Report) -> Iterator[str]:
     """The same piece by piece. Raises as ``render_trace`` does, before the first piece."""
     if report.run.source == "log":
         raise UsageError(
-            "--format trace needs a recorded run: a log tells of no moments in time", hint="csv has its figures"
+            "--format trace needs a recorded run: a log tells of no moments in time",
+            hint="csv has its figures",
         )
     if not any(passages(rank) for rank in report.ranks):
-        raise UsageError("--format trace: no phase was recorded, so there is nothing to draw", hint="--format table")
+        raise UsageError(
+            "--format trace: no phase was recorded, so there is nothing to draw",
+            hint="--format table",
+        )
     run = report.run.to_json()
-    other = {name: run[name] for name in ("id", "model", "engine", "engine_version", "device", "status", "started")}
-    return json_pieces({"displayTimeUnit": "ms", "traceEvents": _events(report), "otherData": other}, levels=2)
+    other = {
+        name: run[name]
+        for name in ("id", "model", "engine", "engine_version", "device", "status", "started")
+    }
+    return json_pieces(
+        {"displayTimeUnit": "ms", "traceEvents": _events(report), "otherData": other}, levels=2
+    )
 
 
 def _events(report: Report) -> Iterator[Event]:
     starts = host_starts(report)
-    spare = count(len(report.ranks) + 1)  # numbers of threads; several ranks may share a pid, on two hosts
+    spare = count(
+        len(report.ranks) + 1
+    )  # numbers of threads; several ranks may share a pid, on two hosts
     threads = []
     for track, rank in enumerate(report.ranks, start=1):
         lanes = _lanes(rank, passages(rank))
@@ -61,14 +72,25 @@ def _events(report: Report) -> Iterator[Event]:
 
 
 def _names(rank: RankReport, track: int, numbers: dict[int, int]) -> Iterator[Event]:
-    where = ", ".join(text for text in (f"pid {rank.pid}" if rank.pid else "", rank.host or "") if text)
-    yield _named("process_name", track, track, {"name": f"{rank.label} ({where})" if where else rank.label})
+    where = ", ".join(
+        text for text in (f"pid {rank.pid}" if rank.pid else "", rank.host or "") if text
+    )
+    yield _named(
+        "process_name", track, track, {"name": f"{rank.label} ({where})" if where else rank.label}
+    )
     yield _named("process_sort_index", track, track, {"sort_index": track})
     for lane, thread in numbers.items():
-        yield _named("thread_name", track, thread, {"name": f"{_PHASES}, overlapping {lane}" if lane else _PHASES})
+        yield _named(
+            "thread_name",
+            track,
+            thread,
+            {"name": f"{_PHASES}, overlapping {lane}" if lane else _PHASES},
+        )
 
 
-def _rank_events(rank: RankReport, track: int, threads: dict[int, int], start: int) -> Iterator[Event]:
+def _rank_events(
+    rank: RankReport, track: int, threads: dict[int, int], start: int
+) -> Iterator[Event]:
     times = passages(rank)
     rows = {row.order: row for row in rank.phases}
     for order in sorted(times, key=lambda order: (times[order][0], order)):
@@ -77,8 +99,16 @@ def _rank_events(rank: RankReport, track: int, threads: dict[int, int], start: i
         row = rows.get(memory.order)
         snapshot = None if row is None else row.before if memory.edge == "before" else row.after
         if snapshot is not None and snapshot.t_ns:
-            at: Event = {"ph": "C", "ts": _micros(snapshot.t_ns - start), "pid": track, "tid": track, "cat": "memory"}
-            yield from ({**at, "name": name, "args": {"bytes": size}} for name, size in _sizes(memory))
+            at: Event = {
+                "ph": "C",
+                "ts": _micros(snapshot.t_ns - start),
+                "pid": track,
+                "tid": track,
+                "cat": "memory",
+            }
+            yield from (
+                {**at, "name": name, "args": {"bytes": size}} for name, size in _sizes(memory)
+            )
 
 
 def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
@@ -88,14 +118,28 @@ def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
     return ((name, size) for name, size in rows if size is not None)
 
 
-def _slice(row: PhaseRow, times: tuple[int, int | None], track: int, thread: int, start: int) -> Event:
+def _slice(
+    row: PhaseRow, times: tuple[int, int | None], track: int, thread: int, start: int
+) -> Event:
     begins, ends = times
     delta = row.to_json()["delta"] or {}
     args = {"order": row.order, "open": row.open, "error": row.error}
-    args |= {f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size}
-    at: Event = {"ts": _micros(begins - start), "pid": track, "tid": thread, "cat": "phase", "name": row.phase}
+    args |= {
+        f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size
+    }
+    at: Event = {
+        "ts": _micros(begins - start),
+        "pid": track,
+        "tid": thread,
+        "cat": "phase",
+        "name": row.phase,
+    }
     kind: Event = {"ph": "B"} if ends is None else {"ph": "X", "dur": _micros(ends - begins)}
-    return {**kind, **at, "args": {name: value for name, value in args.items() if value is not None}}
+    return {
+        **kind,
+        **at,
+        "args": {name: value for name, value in args.items() if value is not None},
+    }
 
 
 def _lanes(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[int, int]:

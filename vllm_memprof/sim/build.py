@@ -36,7 +36,11 @@ _FLAGS = [
     "-DFUNC_VISIBILITY",
     "-Wno-deprecated-declarations",
 ]
-_INCLUDES = ["torch_npu/include", "torch_npu/include/third_party/acl/inc", "torch_npu/include/third_party/hccl/inc"]
+_INCLUDES = [
+    "torch_npu/include",
+    "torch_npu/include/third_party/acl/inc",
+    "torch_npu/include/third_party/hccl/inc",
+]
 
 Progress = Callable[[str], None]
 
@@ -95,7 +99,11 @@ def find_compiler() -> list[str]:
     for command in [shlex.split(configured)] if configured else [["g++"], ["clang++"], ["c++"]]:
         if command and shutil.which(command[0]):
             return command
-    wanted = f"CXX={configured!r} was not found" if configured else "no C++ compiler was found (g++ or clang++)"
+    wanted = (
+        f"CXX={configured!r} was not found"
+        if configured
+        else "no C++ compiler was found (g++ or clang++)"
+    )
     raise SetupError(
         f"{wanted}; the simulated device is compiled on this machine",
         "install one (Debian, Ubuntu: apt install g++; openEuler, Fedora: dnf install gcc-c++), or set CXX",
@@ -106,11 +114,16 @@ def _site_packages(engine_python: Path) -> Path:
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
     try:
         done = subprocess.run(
-            [str(engine_python), "-I", "-c", script], capture_output=True, text=True, check=True, timeout=60
+            [str(engine_python), "-I", "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise SetupError(
-            f"cannot run the engine's interpreter {engine_python}: {error}", "run: memprof sim setup"
+            f"cannot run the engine's interpreter {engine_python}: {error}",
+            "run: memprof sim setup",
         ) from error
     site_packages = Path(done.stdout.strip())
     if not (site_packages / "torch_npu").is_dir():
@@ -128,7 +141,9 @@ def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
     rules = symbols.load_rules()
-    for path in symbols.engine_libraries(site_packages, [*rules.libraries, *rules.operator_libraries]):
+    for path in symbols.engine_libraries(
+        site_packages, [*rules.libraries, *rules.operator_libraries]
+    ):
         status = path.stat()
         digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
@@ -163,7 +178,16 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
     library = work / LIBRARY
     say("linking")
     _run(
-        [*compiler, "-shared", "-o", str(library), *map(str, objects), "-pthread", "-ldl", "-Wl,-z,defs"],
+        [
+            *compiler,
+            "-shared",
+            "-o",
+            str(library),
+            *map(str, objects),
+            "-pthread",
+            "-ldl",
+            "-Wl,-z,defs",
+        ],
         "linking the simulated device",
     )
     _install(library, plan, out_dir)
@@ -171,24 +195,35 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
 
 def lacking_names(site_packages: Path) -> list[str]:
     """Names for which the shim's sources have a ``LACKS_<name>``, and which no installed CANN header mentions."""
-    asked = {name for path in _sources() for name in re.findall(r"\bLACKS_(\w+)", path.read_text(encoding="utf-8"))}
-    headers = [path for directory in _INCLUDES[1:] for path in (site_packages / directory).rglob("*.h")]
-    declared = {name for path in headers for name in re.findall(r"\w+", path.read_text("utf-8", "replace"))}
+    asked = {
+        name
+        for path in _sources()
+        for name in re.findall(r"\bLACKS_(\w+)", path.read_text(encoding="utf-8"))
+    }
+    headers = [
+        path for directory in _INCLUDES[1:] for path in (site_packages / directory).rglob("*.h")
+    ]
+    declared = {
+        name for path in headers for name in re.findall(r"\w+", path.read_text("utf-8", "replace"))
+    }
     return sorted(asked - declared)
 
 
 def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
     """Compiles one file, unless an object of the same content is there."""
     headers = b"".join(path.read_bytes() for path in sorted(NATIVE_DIR.glob("*.h")))
-    key = hashlib.sha256(source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()).hexdigest()[
-        :24
-    ]
+    key = hashlib.sha256(
+        source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()
+    ).hexdigest()[:24]
     target = work / f"{source.name}.{key}.o"
     if not target.exists():
         for stale in work.glob(f"{source.name}.*.o"):
             stale.unlink()
         temporary = target.with_suffix(".tmp")
-        _run([*compiler, *_FLAGS, *include_flags, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}")
+        _run(
+            [*compiler, *_FLAGS, *include_flags, "-c", str(source), "-o", str(temporary)],
+            f"compiling {source.name}",
+        )
         temporary.replace(target)
     return target
 
@@ -202,7 +237,8 @@ def _run(command: list[str], what: str) -> None:
     ] or done.stderr.splitlines()
     shown = "\n  ".join(lines[:8])
     raise SetupError(
-        f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}", "is the compiler older than C++17?"
+        f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}",
+        "is the compiler older than C++17?",
     )
 
 

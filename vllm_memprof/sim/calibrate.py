@@ -39,7 +39,11 @@ class Moment:
 
     def counted(self) -> int:
         """What the runtime's counters show that is neither the application's, HCCL's nor a captured graph's."""
-        return sum(size or 0 for owner, size in self.rows.items() if owner == "runtime" or owner.startswith("cann_"))
+        return sum(
+            size or 0
+            for owner, size in self.rows.items()
+            if owner == "runtime" or owner.startswith("cann_")
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class RankFacts:
     label: str
     device_total_bytes: int | None
     moments: list[Moment] = field(default_factory=list)  # in time
-    communicators: list[int | None] = field(default_factory=list)  # configured bytes of each that had a collective
+    communicators: list[int | None] = field(
+        default_factory=list
+    )  # configured bytes of each that had a collective
     graphs: int | None = None  # captured graphs
     task_queue_level: int = 1  # TASK_QUEUE_ENABLE
     atb_blocks: int = _ATB_BLOCKS  # ATB_DEVICE_TILING_BUFFER_BLOCK_NUM
@@ -79,7 +85,9 @@ def calibrate(rank: RankFacts) -> Calibration:
     Raises:
         RunRecordError: no phase edge has a figure of the context: nothing outside torch was read.
     """
-    first = next((moment for moment in rank.moments if moment.rows.get("context") is not None), None)
+    first = next(
+        (moment for moment in rank.moments if moment.rows.get("context") is not None), None
+    )
     if first is None:
         raise RunRecordError(
             f"{rank.label} has no reading of memory outside torch: there is nothing to calibrate from",
@@ -113,7 +121,9 @@ def _context(rank: RankFacts, first: Moment) -> Found:
     """All that a process holds before it does anything; the runtime's counters show a part of it."""
     runtime = first.counted()
     note = "with what the runtime counts" if runtime else ""
-    yield Setting("context_bytes", first.known("context") + runtime, _source(rank, first, "context", note))
+    yield Setting(
+        "context_bytes", first.known("context") + runtime, _source(rank, first, "context", note)
+    )
     if first.rows.get("runtime") is None:
         yield "context_runtime_bytes", "the run has no counters by module"
         return
@@ -127,7 +137,9 @@ def _kernels(rank: RankFacts, first: Moment) -> Found:
         return
     most = max(rank.moments, key=Moment.counted)
     grown = most.counted() - first.counted()
-    yield Setting("kernels_bytes", grown, _source(rank, most, "runtime", "growth since the first reading"))
+    yield Setting(
+        "kernels_bytes", grown, _source(rank, most, "runtime", "growth since the first reading")
+    )
 
 
 def _communicators(rank: RankFacts, first: Moment) -> Found:
@@ -157,7 +169,11 @@ def _atb(rank: RankFacts, first: Moment) -> Found:
     if not most.known("atb"):
         yield "atb_pool_bytes", "no pool of ATB was seen in the run"
         return
-    blocks = "" if rank.atb_blocks == _ATB_BLOCKS else f"{rank.atb_blocks} blocks; here for {_ATB_BLOCKS}"
+    blocks = (
+        ""
+        if rank.atb_blocks == _ATB_BLOCKS
+        else f"{rank.atb_blocks} blocks; here for {_ATB_BLOCKS}"
+    )
     size = most.known("atb") // rank.atb_blocks * _ATB_BLOCKS
     yield Setting("atb_pool_bytes", size, _source(rank, most, "atb", blocks))
 
@@ -165,12 +181,19 @@ def _atb(rank: RankFacts, first: Moment) -> Found:
 def _graphs(rank: RankFacts, first: Moment) -> Found:
     most = max(rank.moments, key=lambda moment: moment.known("graph"))
     if not most.known("graph"):
-        yield "graph_capture_bytes", "the run captured no graph, or none that cost anything outside torch"
+        yield (
+            "graph_capture_bytes",
+            "the run captured no graph, or none that cost anything outside torch",
+        )
     elif not rank.graphs:
         yield "graph_capture_bytes", "the run does not say how many graphs it captured"
     else:
         note = f"{rank.graphs} graph{'s' if rank.graphs > 1 else ''}"
-        yield Setting("graph_capture_bytes", most.known("graph") // rank.graphs, _source(rank, most, "graph", note))
+        yield Setting(
+            "graph_capture_bytes",
+            most.known("graph") // rank.graphs,
+            _source(rank, most, "graph", note),
+        )
 
 
 def _workspace(rank: RankFacts) -> list[Setting]:
@@ -181,20 +204,26 @@ def _workspace(rank: RankFacts) -> list[Setting]:
     """
     if rank.task_queue_level == 2:
         return _largest_stream(rank, rank.moments, "*")
-    warm_up = next((at for at, moment in enumerate(rank.moments) if moment.phase == "atb_warm_up"), None)
+    warm_up = next(
+        (at for at, moment in enumerate(rank.moments) if moment.phase == "atb_warm_up"), None
+    )
     if warm_up is None:
         return _largest_stream(rank, rank.moments, "Atb*")
     before, after = rank.moments[: warm_up + 1], rank.moments[warm_up + 1 :]
     # Where the phase ends its operator may still be in torch_npu's task queue; not so where the warm-up around it ends.
     ended = [moment for moment in after[:2] if moment.phase in ("atb_warm_up", "warm_up")]
-    if max((moment.known("npu_workspace") for moment in ended), default=0) <= before[-1].known("npu_workspace"):
+    if max((moment.known("npu_workspace") for moment in ended), default=0) <= before[-1].known(
+        "npu_workspace"
+    ):
         return _largest_stream(rank, rank.moments, "Atb*")
     linear = _largest_stream(rank, ended, "AtbLinear")
     later = _largest_stream(rank, after, "Atb*")
     if later[0].value > linear[0].value:
         return [*linear, *later]
     if any(moment.known("atb") for moment in before):  # others ran before
-        none = Setting("Atb*", 0, _source(rank, before[-1], "npu_workspace", "none until ATB's warm-up"))
+        none = Setting(
+            "Atb*", 0, _source(rank, before[-1], "npu_workspace", "none until ATB's warm-up")
+        )
         return [*linear, *(_largest_stream(rank, before, "Atb*") or [none])]
     return linear
 
@@ -207,7 +236,11 @@ def _largest_stream(rank: RankFacts, moments: list[Moment], pattern: str) -> lis
     streams = most.streams or (total,)
     notes = [f"the largest of {len(streams)} streams"] if len(streams) > 1 else []
     note = ", ".join([*notes, "TASK_QUEUE_ENABLE=2"] if pattern == "*" else notes)
-    return [Setting(pattern, streams[0] - _WORKSPACE_PADDING, _source(rank, most, "npu_workspace", note))]
+    return [
+        Setting(
+            pattern, streams[0] - _WORKSPACE_PADDING, _source(rank, most, "npu_workspace", note)
+        )
+    ]
 
 
 _LINE = re.compile(r"^(?P<key>\w+|\"[^\"]+\") *= *(?P<value>[^#]*?) *(?:# *(?P<comment>.*))?$")
@@ -246,7 +279,9 @@ def render(calibration: Calibration, base_name: str, base_text: str, name: str, 
         if found is None or section == "profile":
             continue
         key = found["key"].strip('"')
-        if section == "workspace" and any(fnmatchcase(key, setting.key) for setting in calibration.workspace):
+        if section == "workspace" and any(
+            fnmatchcase(key, setting.key) for setting in calibration.workspace
+        ):
             continue
         lines.append(_line(found, settings.get(key), calibration.silent.get(key), base_name))
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -46,7 +46,10 @@ class ElfFile:
         (offset,) = struct.unpack_from("<Q", self._data, 40)
         entry_size, count, names_index = struct.unpack_from("<HHH", self._data, 58)
         # name, type, flags, address, offset, size, link, info, alignment, entry size
-        self._sections = [struct.unpack_from("<IIQQQQIIQQ", self._data, offset + i * entry_size) for i in range(count)]
+        self._sections = [
+            struct.unpack_from("<IIQQQQIIQQ", self._data, offset + i * entry_size)
+            for i in range(count)
+        ]
         names = self._sections[names_index]
         self._section_names = [self._string(names[4] + section[0]) for section in self._sections]
 
@@ -61,10 +64,14 @@ class ElfFile:
         Soname and version are empty for a symbol without a version: it may come from any library.
         """
         versions = self._needed_versions()
-        numbers = next((struct.unpack(f"<{len(part) // 2}H", part) for part in self._parts(_SHT_VERSYM)), ())
+        numbers = next(
+            (struct.unpack(f"<{len(part) // 2}H", part) for part in self._parts(_SHT_VERSYM)), ()
+        )
         for index, name, defined, weak, _ in self._symbols(DYNSYM):
             if not defined and not weak:
-                library, version = versions.get(numbers[index] & 0x7FFF, ("", "")) if numbers else ("", "")
+                library, version = (
+                    versions.get(numbers[index] & 0x7FFF, ("", "")) if numbers else ("", "")
+                )
                 yield name, library, version
 
     def needed(self) -> list[str]:
@@ -72,7 +79,9 @@ class ElfFile:
         result = []
         for section in self._of_type(_SHT_DYNAMIC):
             strings = self._sections[section[6]][4]
-            for tag, value in struct.iter_unpack("<qQ", self._data[section[4] : section[4] + section[5]]):
+            for tag, value in struct.iter_unpack(
+                "<qQ", self._data[section[4] : section[4] + section[5]]
+            ):
                 if tag == _DT_NULL:
                     break
                 if tag == _DT_NEEDED:
@@ -95,7 +104,13 @@ class ElfFile:
             for index, (name, info, other, defined_in, _, _) in enumerate(entries):
                 if info >> 4 in (_STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE) and name:
                     hidden = other & 3 == _STV_HIDDEN
-                    yield index, self._string(strings + name), defined_in != 0, info >> 4 == _STB_WEAK, hidden
+                    yield (
+                        index,
+                        self._string(strings + name),
+                        defined_in != 0,
+                        info >> 4 == _STB_WEAK,
+                        hidden,
+                    )
 
     def _needed_versions(self) -> dict[int, tuple[str, str]]:
         """Version number of a symbol -> (soname, version), from .gnu.version_r."""
@@ -116,7 +131,9 @@ class ElfFile:
         return (section for section in self._sections if section[1] == wanted)
 
     def _parts(self, wanted: int) -> Iterator[bytes]:
-        return (self._data[section[4] : section[4] + section[5]] for section in self._of_type(wanted))
+        return (
+            self._data[section[4] : section[4] + section[5]] for section in self._of_type(wanted)
+        )
 
     def _string(self, offset: int) -> str:
         return self._data[offset : self._data.find(b"\0", offset)].decode("utf-8", "replace")

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json", "*.tiktoken")
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "tekken.json",
+    "*.tiktoken",
+)
 
 
 def has_weights(folder: Path) -> bool:

@@ -26,7 +26,11 @@ def modelscope_folder(model: str) -> Path | None:
     """The folder of a model in ModelScope's cache."""
     root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
     # ModelScope writes a dot of a name as three underscores.
-    candidates = [root / "models" / model, root / model, root / "models" / model.replace(".", "___")]
+    candidates = [
+        root / "models" / model,
+        root / model,
+        root / "models" / model.replace(".", "___"),
+    ]
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 

@@ -42,7 +42,9 @@ class Wanted:
     """What the binaries ask of libraries that are not there."""
 
     libraries: set[str] = field(default_factory=set)  # sonames
-    versioned: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))  # (soname, version)
+    versioned: dict[tuple[str, str], set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  # (soname, version)
     unversioned: set[str] = field(default_factory=set)
 
 
@@ -50,11 +52,15 @@ def system_libraries() -> set[str]:
     """Sonames that the dynamic loader finds without help."""
     for tool in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
         try:
-            listing = subprocess.run([tool, "-p"], capture_output=True, text=True, check=False).stdout
+            listing = subprocess.run(
+                [tool, "-p"], capture_output=True, text=True, check=False
+            ).stdout
         except FileNotFoundError:
             continue
         return set(re.findall(r"^\s+(\S+) \(", listing, re.MULTILINE)) | {"ld-linux-x86-64.so.2"}
-    raise SetupError("ldconfig was not found", "it belongs to the C library of the system: check PATH")
+    raise SetupError(
+        "ldconfig was not found", "it belongs to the C library of the system: check PATH"
+    )
 
 
 def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
@@ -70,7 +76,9 @@ def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
         for path in sorted((site_packages / name).rglob("*.so*"))
         if path.is_file() and path.name not in OPENED_LATE and is_elf(path)
     ]
-    present = {path.name for path in site_packages.rglob("*.so*")} | system_libraries() | set(provided)
+    present = (
+        {path.name for path in site_packages.rglob("*.so*")} | system_libraries() | set(provided)
+    )
     wanted = Wanted()
     defined: set[str] = set()
     unversioned: set[str] = set()
@@ -84,7 +92,9 @@ def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
             elif not version:
                 unversioned.add(name)
     wanted.unversioned = {
-        name for name in unversioned - defined if not name.startswith("_Z") and not INTERPRETER.match(name)
+        name
+        for name in unversioned - defined
+        if not name.startswith("_Z") and not INTERPRETER.match(name)
     }
     return wanted
 
@@ -93,7 +103,9 @@ def stand_in_source(names: Iterable[str]) -> str:
     """C text with one failing function per name."""
     lines = ["#include <stdio.h>"]
     for name in sorted(names):
-        quiet = next((value for pattern, value in QUIET.items() if re.fullmatch(pattern, name)), None)
+        quiet = next(
+            (value for pattern, value in QUIET.items() if re.fullmatch(pattern, name)), None
+        )
         if quiet is not None:
             lines.append(f"long {name}(void) {{ return {quiet}; }}")
         else:
@@ -102,7 +114,9 @@ def stand_in_source(names: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def build_left_out(site_packages: Path, out_dir: Path, compiler: str, provided: Iterable[str] = ()) -> list[Path]:
+def build_left_out(
+    site_packages: Path, out_dir: Path, compiler: str, provided: Iterable[str] = ()
+) -> list[Path]:
     """Compiles a stand-in for every missing library into ``out_dir``.
 
     Symbols without a version do not say which library they belong to; the loader looks through all of them, so the
@@ -118,14 +132,29 @@ def build_left_out(site_packages: Path, out_dir: Path, compiler: str, provided: 
     out_dir.mkdir(parents=True, exist_ok=True)
     built = []
     for index, soname in enumerate(sorted(wanted.libraries)):
-        versions = {version: names for (library, version), names in wanted.versioned.items() if library == soname}
+        versions = {
+            version: names
+            for (library, version), names in wanted.versioned.items()
+            if library == soname
+        }
         names = set().union(*versions.values())
         extra = wanted.unversioned - names if index == 0 else set()
         source = out_dir / f"{soname}.c"
         script = out_dir / f"{soname}.map"
         target = out_dir / soname
         source.write_text(stand_in_source(names | extra))
-        command = [compiler, "-x", "c", "-shared", "-fPIC", "-fno-builtin", "-w", str(source), "-o", f"{target}.tmp"]
+        command = [
+            compiler,
+            "-x",
+            "c",
+            "-shared",
+            "-fPIC",
+            "-fno-builtin",
+            "-w",
+            str(source),
+            "-o",
+            f"{target}.tmp",
+        ]
         command.append(f"-Wl,-soname,{soname}")
         if versions:
             nodes = [
@@ -137,7 +166,10 @@ def build_left_out(site_packages: Path, out_dir: Path, compiler: str, provided: 
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             first = "\n".join(done.stderr.splitlines()[:5])
-            raise SetupError(f"the compiler could not build the stand-in for {soname}:\n{first}", "see the lines above")
+            raise SetupError(
+                f"the compiler could not build the stand-in for {soname}:\n{first}",
+                "see the lines above",
+            )
         Path(f"{target}.tmp").replace(target)
         source.unlink()
         script.unlink(missing_ok=True)

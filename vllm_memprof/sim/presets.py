@@ -32,7 +32,9 @@ PRESETS_DIR = Path(__file__).parent / "presets"
 GENERATOR = 2
 #: A generated folder is complete: nothing is asked of a hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELSCOPE": "False"}
-_GENERATED_DESCRIPTION = f"{DESCRIPTION} was generated: W8A8 in the layers that models published for Ascend quantize"
+_GENERATED_DESCRIPTION = (
+    f"{DESCRIPTION} was generated: W8A8 in the layers that models published for Ascend quantize"
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,11 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in own.items():
         before = result.get(key)
-        result[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+        result[key] = (
+            _merged(before, value)
+            if isinstance(value, dict) and isinstance(before, dict)
+            else value
+        )
     return result
 
 
@@ -117,7 +123,9 @@ def find_preset(name: str) -> Preset | None:
     """The preset of that name, in any case; None where there is none."""
     wanted = name.lower()
     known = ((preset, (preset.name, *preset.also)) for preset in list_presets())
-    return next((preset for preset, names in known if wanted in (each.lower() for each in names)), None)
+    return next(
+        (preset for preset, names in known if wanted in (each.lower() for each in names)), None
+    )
 
 
 def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
@@ -141,14 +149,18 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     if from_hub is not None and (preset is None or not _lacks_description(from_hub, user_args)):
         return from_hub
     if preset is None:
-        return ResolvedModel(model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it")
+        return ResolvedModel(
+            model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it"
+        )
     extra = _missing(user_args, {"--load-format": "dummy", "--served-model-name": model})
     note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
     stand_ins = [f"{preset.name}: {preset.note}"] if preset.note else []
     if _is_quantized(user_args):
         preset = replace(preset, files={**preset.files, **_description(preset.config, preset.name)})
         stand_ins.append(_GENERATED_DESCRIPTION)
-    return ResolvedModel(model, str(generate_model(preset)), "preset", extra, _OFFLINE, note, tuple(stand_ins))
+    return ResolvedModel(
+        model, str(generate_model(preset)), "preset", extra, _OFFLINE, note, tuple(stand_ins)
+    )
 
 
 def generate_model(preset: Preset) -> Path:
@@ -167,10 +179,15 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     note = "the folder has no weights: --load-format dummy" if extra else ""
     stand_ins = []
     made: dict[str, Any] = {}
-    if not has_tokenizer(folder) and not _given(user_args) & {"--tokenizer", "--skip-tokenizer-init"}:
+    if not has_tokenizer(folder) and not _given(user_args) & {
+        "--tokenizer",
+        "--skip-tokenizer-init",
+    }:
         made = _stand_ins(config, folder)
         extra += [] if made else ["--skip-tokenizer-init"]
-        stand_ins.append(f"{model} has no tokenizer: " + ("a synthetic one was generated" if made else extra[-1]))
+        stand_ins.append(
+            f"{model} has no tokenizer: " + ("a synthetic one was generated" if made else extra[-1])
+        )
     if _is_quantized(user_args) and not (folder / DESCRIPTION).is_file():
         made |= _description(config, str(folder))
         stand_ins.append(_GENERATED_DESCRIPTION)
@@ -199,9 +216,13 @@ def _stand_ins(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     def kind(table: Mapping[str, Any]) -> tuple[Any, Any]:
         return table.get("model_type"), (table.get("text_config") or table).get("vocab_size")
 
-    preset = next((preset for preset in list_presets() if kind(preset.config) == kind(config)), None)
+    preset = next(
+        (preset for preset in list_presets() if kind(preset.config) == kind(config)), None
+    )
     if preset is not None:
-        others = {name: content for name, content in preset.files.items() if not (folder / name).exists()}
+        others = {
+            name: content for name, content in preset.files.items() if not (folder / name).exists()
+        }
         return {**others, **tokenizer_files(preset.tokenizer)}
     table = table_for(config)
     return {} if table is None else tokenizer_files(table)
@@ -227,7 +248,9 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
             return None
         extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
         extra += _missing(user_args, {"--served-model-name": model})
-        return ResolvedModel(model, str(cached), "hub", extra, {"VLLM_USE_MODELSCOPE": "False"}, "ModelScope's cache")
+        return ResolvedModel(
+            model, str(cached), "hub", extra, {"VLLM_USE_MODELSCOPE": "False"}, "ModelScope's cache"
+        )
     cached = hubs.hf_snapshot(model)
     if cached is not None and not has_weights(cached) and _is_quantized(user_args):
         return _from_folder(model, cached, "hub", user_args)
@@ -237,13 +260,19 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
     if "/" not in model or hubs.is_offline() or not hubs.hub_answers(model):
         return None
     extra = _missing(user_args, {"--load-format": "dummy"})
-    note = "configuration and tokenizer from the hub; weights are not downloaded" if extra else "hub"
+    note = (
+        "configuration and tokenizer from the hub; weights are not downloaded" if extra else "hub"
+    )
     return ResolvedModel(model, model, "hub", extra, {}, note)
 
 
 def _lacks_description(model: ResolvedModel, user_args: list[str]) -> bool:
     """Whether a hub's name is all there is of weights that are to be quantized: no place for a description."""
-    return _is_quantized(user_args) and model.path == model.name and "--load-format" in model.extra_args
+    return (
+        _is_quantized(user_args)
+        and model.path == model.name
+        and "--load-format" in model.extra_args
+    )
 
 
 def _is_quantized(user_args: list[str]) -> bool:
@@ -263,7 +292,9 @@ def _given(user_args: list[str]) -> set[str]:
 def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
     """Those of the options that the user did not give, as arguments."""
     given = _given(user_args)
-    return [word for option, value in wanted.items() if option not in given for word in (option, value)]
+    return [
+        word for option, value in wanted.items() if option not in given for word in (option, value)
+    ]
 
 
 def _digest(content: Any) -> str:

@@ -155,7 +155,9 @@ def find_profile(name: str) -> Path:
         if wanted in (profile.name, *profile.aliases):
             return PROFILES_DIR / f"{profile.name}.toml"
     known = ", ".join(f"{profile.name} ({', '.join(profile.aliases)})" for profile in profiles)
-    raise UsageError(f"no device profile named {name!r}", f"known: {known}; or give the path of a .toml file")
+    raise UsageError(
+        f"no device profile named {name!r}", f"known: {known}; or give the path of a .toml file"
+    )
 
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
@@ -173,7 +175,8 @@ def flat_text(profile: DeviceProfile) -> str:
     """The profile in the lines that the shim reads."""
     lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in profile.values.items())]
     lines += [
-        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}" for rule in profile.workspace
+        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}"
+        for rule in profile.workspace
     ]
     return "\n".join(lines) + "\n"
 
@@ -189,7 +192,9 @@ def _parse(path: Path) -> DeviceProfile:
         rows = _table(table, section, path)
         unknown = sorted(set(rows) - set(keys))
         if unknown:
-            raise SetupError(f"the device profile {path} has unknown keys in [{section}]: {', '.join(unknown)}")
+            raise SetupError(
+                f"the device profile {path} has unknown keys in [{section}]: {', '.join(unknown)}"
+            )
         for key, kind in keys.items():
             value: Any = rows.get(key)
             if (
@@ -198,9 +203,13 @@ def _parse(path: Path) -> DeviceProfile:
                 or isinstance(value, bool)
                 or (isinstance(value, int) and value < 0)
             ):
-                raise SetupError(f"the device profile {path} needs {key} in [{section}], a {kind.__name__}: {value!r}")
+                raise SetupError(
+                    f"the device profile {path} needs {key} in [{section}], a {kind.__name__}: {value!r}"
+                )
             values[key] = value
-    workspace = tuple(_workspace_rule(glob, given, path) for glob, given in table.get("workspace", {}).items())
+    workspace = tuple(
+        _workspace_rule(glob, given, path) for glob, given in table.get("workspace", {}).items()
+    )
     return DeviceProfile(
         name=str(head["name"]),
         aliases=tuple(str(alias) for alias in head.get("aliases", [])),
@@ -216,7 +225,10 @@ def _workspace_rule(pattern: str, given: Any, path: Path) -> WorkspaceRule:
     if (
         not isinstance(fields, dict)
         or set(fields) - known
-        or any(isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 for value in fields.values())
+        or any(
+            isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0
+            for value in fields.values()
+        )
         or any(isinstance(fields.get(key, 0), float) for key in ("base", "cap"))
         or not re.fullmatch(r"[\w*]+", pattern)
     ):
@@ -224,7 +236,9 @@ def _workspace_rule(pattern: str, given: Any, path: Path) -> WorkspaceRule:
             f"the device profile {path} has a rule in [workspace] that is none: {pattern!r} = {given!r}",
             "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes}",
         )
-    return WorkspaceRule(pattern, fields.get("base", 0), float(fields.get("per_byte", 0)), fields.get("cap", 0))
+    return WorkspaceRule(
+        pattern, fields.get("base", 0), float(fields.get("per_byte", 0)), fields.get("cap", 0)
+    )
 
 
 def _table(table: dict[str, Any], section: str, path: Path) -> dict[str, Any]:

@@ -57,7 +57,11 @@ def describe(config: Mapping[str, Any]) -> dict[str, str] | None:
     if rules is None or weights is None:
         return None
     layers = int(config.get("text_config", config)["num_hidden_layers"])
-    types = {name: _type(name, rules, layers) for name in weights if not re.search(r"\.experts\.[1-9]\d*\.", name)}
+    types = {
+        name: _type(name, rules, layers)
+        for name in weights
+        if not re.search(r"\.experts\.[1-9]\d*\.", name)
+    }
     whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
     return {"model_quant_type": whole, "version": "1.0.0", **types}
 
@@ -67,4 +71,6 @@ def _type(name: str, rules: Mapping[str, str], layers: int) -> str:
     match = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name)
     if match is None or int(match[1]) >= layers:
         return "FLOAT"
-    return next((type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2])), "FLOAT")
+    return next(
+        (type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2])), "FLOAT"
+    )

@@ -51,7 +51,9 @@ class SimRuntime:
     stack: Stack
 
 
-def prepare_runtime(profile: str, stack: str | None = None, prefix: Path | None = None) -> SimRuntime:
+def prepare_runtime(
+    profile: str, stack: str | None = None, prefix: Path | None = None
+) -> SimRuntime:
     """The runtime for a profile on a stack.
 
     Raises:
@@ -63,8 +65,12 @@ def prepare_runtime(profile: str, stack: str | None = None, prefix: Path | None 
     folder = prefix or default_prefix(chosen.name)
     state = stack_state(chosen, folder)
     if state != "ready":
-        why = {"absent": "is not set up", "incomplete": "is not completely set up"}.get(state, "needs an update")
-        raise SetupError(f"the engine stack {chosen.name} {why} ({folder})", setup_command(chosen, folder))
+        why = {"absent": "is not set up", "incomplete": "is not completely set up"}.get(
+            state, "needs an update"
+        )
+        raise SetupError(
+            f"the engine stack {chosen.name} {why} ({folder})", setup_command(chosen, folder)
+        )
     return SimRuntime(folder / "bin" / "python", engine_env(device, folder), device, chosen)
 
 
@@ -97,7 +103,11 @@ def fingerprint(stack: Stack) -> str:
     """Of everything a setup is made from: the stack's pins, the sources of the shim, the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
     modules = [Path(str(module.__file__)) for module in (build, elf, left_out, symbols)]
-    native = sorted(path for path in build.NATIVE_DIR.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    native = sorted(
+        path
+        for path in build.NATIVE_DIR.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
     for path in [*stack.sources, *modules, *native]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
@@ -142,7 +152,9 @@ def link_package(prefix: Path) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=target.parent))
     metadata = temporary / f"{PACKAGE_DIR.name}-{__version__}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n")
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n"
+    )
     (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
     (metadata / "INSTALLER").write_text("memprof sim setup\n")
     (temporary / PACKAGE_DIR.name).symlink_to(PACKAGE_DIR)
@@ -156,5 +168,7 @@ def link_package(prefix: Path) -> Path:
 
 
 def _joined(ours: list[str], name: str) -> str:
-    theirs = [entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and entry not in ours]
+    theirs = [
+        entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and entry not in ours
+    ]
     return os.pathsep.join([*ours, *theirs])

@@ -42,7 +42,15 @@ from vllm_memprof.sim.runtime import (
     setup_command,
     stack_state,
 )
-from vllm_memprof.sim.stacks import Build, Chunk, Stack, default_prefix, load_stack, normalize, remember_prefix
+from vllm_memprof.sim.stacks import (
+    Build,
+    Chunk,
+    Stack,
+    default_prefix,
+    load_stack,
+    normalize,
+    remember_prefix,
+)
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
@@ -53,7 +61,9 @@ VERIFY_TIMEOUT_S = 900.0
 _TIME_WAS_UP = 124
 _KEPT_LINES = 60
 #: What pip is at: the verb, the package or file, and the size where it says one.
-_PIP_WORK = re.compile(r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?")
+_PIP_WORK = re.compile(
+    r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?"
+)
 
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
@@ -111,7 +121,9 @@ def setup_stack(
     job = _Setup(stack, folder, progress or Progress(), run or run_command)
     try:
         with _locked(folder, job.progress):
-            if not force and stack_state(stack, folder) == "ready":  # another setup did it while we waited
+            if (
+                not force and stack_state(stack, folder) == "ready"
+            ):  # another setup did it while we waited
                 return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
             facts = job.execute()
             _write_stamp(stack, folder, facts, time.monotonic() - started)
@@ -122,7 +134,9 @@ def setup_stack(
         interrupted.exit_code = 128 + signal.SIGINT
         raise interrupted from None
     except OSError as error:
-        raise SetupError(f"setting up {stack.name} failed: {error}", setup_command(stack, folder)) from error
+        raise SetupError(
+            f"setting up {stack.name} failed: {error}", setup_command(stack, folder)
+        ) from error
     return SetupResult(stack, folder, True, time.monotonic() - started, facts)
 
 
@@ -151,7 +165,10 @@ class _Setup:
         steps.append((f"virtual environment, Python {self.stack.python}", self.make_venv))
         steps += [(f"install {chunk.title}", self._install(chunk)) for chunk in self.stack.chunks]
         steps.append(("build stand-ins for CUDA libraries that are left out", self.build_left_out))
-        steps += [(f"build {build.name} {build.version}", self._build(build)) for build in self.stack.builds]
+        steps += [
+            (f"build {build.name} {build.version}", self._build(build))
+            for build in self.stack.builds
+        ]
         steps.append(("build the simulated device", self.build_shim))
         steps.append(("install memprof", self.install_memprof))
         steps.append(("verify: import the engine, allocate on the device", self.verify))
@@ -166,7 +183,9 @@ class _Setup:
         check_platform()
         compiler = find_compiler()[0]
         if not (shutil.which("ldconfig") or shutil.which("ldconfig", path="/sbin:/usr/sbin")):
-            raise SetupError("ldconfig was not found", "install the C library's tools (libc-bin, glibc)")
+            raise SetupError(
+                "ldconfig was not found", "install the C library's tools (libc-bin, glibc)"
+            )
         self.progress.detail(f"compiler {compiler}")
         self._check_disk()
 
@@ -175,8 +194,14 @@ class _Setup:
         if not missing_pins(pins, self.site_packages):
             return
         held = folder_bytes(self.prefix)
-        check_free(self.prefix, max(self.stack.disk_bytes - held, 0) + 200_000_000, f"the stack {self.stack.name}")
-        check_free(Path(tempfile.gettempdir()), self.stack.temporary_bytes, "pip's downloads (TMPDIR)")
+        check_free(
+            self.prefix,
+            max(self.stack.disk_bytes - held, 0) + 200_000_000,
+            f"the stack {self.stack.name}",
+        )
+        check_free(
+            Path(tempfile.gettempdir()), self.stack.temporary_bytes, "pip's downloads (TMPDIR)"
+        )
 
     def make_venv(self) -> None:
         if self._venv_works():
@@ -210,7 +235,10 @@ class _Setup:
         left = missing_pins(chunk.pins, self.site_packages)
         if left:
             names = ", ".join(f"{name}=={version}" for name, version in left[:5])
-            raise SetupError(f"pip reported success, but these are not installed: {names}", "run it again with --force")
+            raise SetupError(
+                f"pip reported success, but these are not installed: {names}",
+                "run it again with --force",
+            )
 
     def _build(self, build: Build) -> Callable[[], None]:
         return lambda: self.build_package(build)
@@ -221,8 +249,16 @@ class _Setup:
             self.progress.detail("already there")
             return
         remove_torn(self.site_packages)
-        env = {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")}  # the build may import torch
-        options = ["--no-build-isolation", "--no-binary", build.name, f"{build.name}=={build.version}"]
+        env = {
+            **build.env,
+            "LD_LIBRARY_PATH": str(self.prefix / "left_out"),
+        }  # the build may import torch
+        options = [
+            "--no-build-isolation",
+            "--no-binary",
+            build.name,
+            f"{build.name}=={build.version}",
+        ]
         self._pip(options, f"{build.name} {build.version}", env)
 
     def build_left_out(self) -> None:
@@ -256,7 +292,10 @@ class _Setup:
                 report.append(line.removeprefix("MEMPROF "))
 
         with tempfile.TemporaryDirectory(prefix="memprof-sim-verify-") as folder:
-            env = {**engine_env(load_profile("ascend910b"), self.prefix), "MEMPROF_SIM_STATE": f"{folder}/state"}
+            env = {
+                **engine_env(load_profile("ascend910b"), self.prefix),
+                "MEMPROF_SIM_STATE": f"{folder}/state",
+            }
             command = [str(self.python), str(VERIFY_SCRIPT)]
             tail = self._run(["timeout", str(VERIFY_TIMEOUT_S), *command], env, keep)
         if tail is not None or not report:
@@ -272,14 +311,21 @@ class _Setup:
         def keep(line: str) -> None:
             if match := _PIP_WORK.match(line):
                 package[0] = match.group(2).rsplit("/", 1)[-1]
-                self.progress.detail(f"{match.group(1)} {package[0]} {match.group(3) or ''}".rstrip())
+                self.progress.detail(
+                    f"{match.group(1)} {package[0]} {match.group(3) or ''}".rstrip()
+                )
             elif match := re.match(r"ERROR: No matching distribution found for (\S+)", line):
                 package[0] = match.group(1)
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
 
         base = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input"]
-        base += ["--disable-pip-version-check", "--progress-bar", "off", "--no-warn-script-location"]
+        base += [
+            "--disable-pip-version-check",
+            "--progress-bar",
+            "off",
+            "--no-warn-script-location",
+        ]
         tail = self._run([*base, *arguments], env, keep)
         if tail is not None:
             raise SetupError(
@@ -289,7 +335,10 @@ class _Setup:
             )
 
     def _run(
-        self, command: list[str], env: dict[str, str] | None = None, keep: Callable[[str], None] | None = None
+        self,
+        command: list[str],
+        env: dict[str, str] | None = None,
+        keep: Callable[[str], None] | None = None,
     ) -> str | None:
         """Runs a command; None when it succeeded, else its last lines."""
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -303,14 +352,18 @@ class _Setup:
         if status == 0:
             return None
         if command[0] == "timeout" and status == _TIME_WAS_UP:
-            return f"  it did not end within {command[1]} s; its last lines:\n{tail_of(list(lines))}"
+            return (
+                f"  it did not end within {command[1]} s; its last lines:\n{tail_of(list(lines))}"
+            )
         return tail_of(list(lines))
 
 
 def tail_of(lines: list[str]) -> str:
     """The lines that say why a command failed: pip's errors, or the messages of a traceback, or the last lines."""
     useful = [line for line in lines if line.strip() and not line.startswith("WARNING: Location")]
-    start = next((index for index, line in enumerate(useful) if re.match(r"\s*(ERROR|error:)", line)), None)
+    start = next(
+        (index for index, line in enumerate(useful) if re.match(r"\s*(ERROR|error:)", line)), None
+    )
     raised = [line for line in useful if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
     chosen = useful[start:][:8] if start is not None else raised[-4:] or useful[-8:]
     return "\n".join(f"  {line}" for line in chosen) or "  (it printed nothing)"
@@ -353,7 +406,13 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 
 
 #: Would leak the launcher's Python into the engine's, or keep the verification from compiling the engine's files.
-_NOT_PASSED_ON = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
+_NOT_PASSED_ON = {
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPYCACHEPREFIX",
+}
 
 
 def clean_env() -> dict[str, str]:
@@ -423,8 +482,12 @@ def find_python(version: str) -> str:
     candidates = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     uv = Path.home() / ".local" / "share" / "uv" / "python"
-    candidates += [str(p) for p in sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)]
-    candidates += [str(p) for p in sorted(uv.glob(f"cpython-{version}.*/bin/python{version}"), reverse=True)]
+    candidates += [
+        str(p) for p in sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
+    ]
+    candidates += [
+        str(p) for p in sorted(uv.glob(f"cpython-{version}.*/bin/python{version}"), reverse=True)
+    ]
     for candidate in candidates:
         if candidate and _is_python(candidate, version):
             return candidate
@@ -437,7 +500,9 @@ def find_python(version: str) -> str:
 def _is_python(path: str, version: str) -> bool:
     script = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
-        done = subprocess.run([path, "-I", "-c", script], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [path, "-I", "-c", script], capture_output=True, text=True, timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0 and done.stdout.strip() == version

@@ -68,7 +68,9 @@ class Stack:
     def version_of(self, package: str) -> str | None:
         """The version that the stack installs, None where it leaves the package out."""
         wanted = normalize(package)
-        pins = [pin for chunk in self.chunks for pin in chunk.pins] + [(b.name, b.version) for b in self.builds]
+        pins = [pin for chunk in self.chunks for pin in chunk.pins] + [
+            (b.name, b.version) for b in self.builds
+        ]
         return next((version for name, version in pins if name == wanted), None)
 
 
@@ -111,7 +113,11 @@ def _prefix_note(name: str) -> Path:
 
 def list_stacks() -> list[Stack]:
     """Every stack that this memprof knows, newest engine first."""
-    return sorted((_parse(path) for path in STACKS_DIR.glob("*.toml")), key=lambda stack: stack.name, reverse=True)
+    return sorted(
+        (_parse(path) for path in STACKS_DIR.glob("*.toml")),
+        key=lambda stack: stack.name,
+        reverse=True,
+    )
 
 
 def load_stack(name: str | None = None) -> Stack:
@@ -140,14 +146,17 @@ def _parse(path: Path) -> Stack:
             python=table["python"],
             chunks=parse_lock(lock.read_text(encoding="utf-8")),
             builds=tuple(
-                Build(*_parse_pin(row["requirement"]), env=dict(row.get("env", {}))) for row in table.get("build", [])
+                Build(*_parse_pin(row["requirement"]), env=dict(row.get("env", {})))
+                for row in table.get("build", [])
             ),
             disk_bytes=int(table["disk_bytes"]),
             temporary_bytes=int(table["temporary_bytes"]),
             sources=(path, lock),
         )
     except (OSError, KeyError, ValueError) as error:
-        raise SetupError(f"the stack file {path} cannot be read: {type(error).__name__}: {error}") from error
+        raise SetupError(
+            f"the stack file {path} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def parse_lock(text: str) -> tuple[Chunk, ...]:

@@ -77,21 +77,28 @@ class Symbol:
 class SymbolPlan:
     symbols: list[Symbol]
     sonames: list[str]
-    pointer_results: frozenset[str] = field(default_factory=frozenset)  # functions whose failure is a null pointer
+    pointer_results: frozenset[str] = field(
+        default_factory=frozenset
+    )  # functions whose failure is a null pointer
 
     def by_state(self, state: str) -> list[Symbol]:
         return [symbol for symbol in self.symbols if symbol.state == state]
 
     def to_json(self) -> dict[str, Any]:
         rows = [[s.name, s.state, s.reason, s.asked_by, s.linked] for s in self.symbols]
-        return {"columns": ["name", "state", "reason", "asked_by", "linked"], "symbols": rows, "sonames": self.sonames}
+        return {
+            "columns": ["name", "state", "reason", "asked_by", "linked"],
+            "symbols": rows,
+            "sonames": self.sonames,
+        }
 
 
 def load_rules(path: Path = RULES_FILE) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     engine = table["engine"]
     rules = [
-        Rule(re.compile(row["pattern"]), row["state"], row["reason"], row.get("target", "")) for row in table["rule"]
+        Rule(re.compile(row["pattern"]), row["state"], row["reason"], row.get("target", ""))
+        for row in table["rule"]
     ]
     lookup = re.compile(rb"(?<=\0)(?:" + "|".join(engine["lookup"]).encode() + rb")(?=\0)")
     return Rules(
@@ -105,7 +112,9 @@ def load_rules(path: Path = RULES_FILE) -> Rules:
 
 
 def engine_libraries(site_packages: Path, patterns: Iterable[str]) -> list[Path]:
-    return sorted({path for pattern in patterns for path in site_packages.glob(pattern) if path.is_file()})
+    return sorted(
+        {path for pattern in patterns for path in site_packages.glob(pattern) if path.is_file()}
+    )
 
 
 def collect_demand(site_packages: Path, rules: Rules, compiler: str) -> Demand:
@@ -122,15 +131,24 @@ def collect_demand(site_packages: Path, rules: Rules, compiler: str) -> Demand:
     libraries = [ElfFile(path) for path in engine_libraries(site_packages, rules.libraries)]
     if not libraries:
         raise SetupError(
-            f"no engine library below {site_packages}", "install the engine environment first: memprof sim setup"
+            f"no engine library below {site_packages}",
+            "install the engine environment first: memprof sim setup",
         )
     provided_files = {path.name for path in engine_libraries(site_packages, rules.providers)}
-    needed = sorted({soname for library in libraries for soname in library.needed()} - provided_files)
-    system = {soname: found for soname in needed if (found := _system_library(compiler, soname)) is not None}
+    needed = sorted(
+        {soname for library in libraries for soname in library.needed()} - provided_files
+    )
+    system = {
+        soname: found
+        for soname in needed
+        if (found := _system_library(compiler, soname)) is not None
+    }
     provided: set[str] = set()
     provider_files = engine_libraries(site_packages, rules.providers)
     for path in [*provider_files, *system.values()]:
-        provided.update(name for name, defined, _, hidden in ElfFile(path).symbols() if defined and not hidden)
+        provided.update(
+            name for name, defined, _, hidden in ElfFile(path).symbols() if defined and not hidden
+        )
     linked: dict[str, str] = {}
     looked_up: dict[str, str] = {}
     for library in libraries:
@@ -163,7 +181,10 @@ def _of_the_interpreter(name: str) -> bool:
 def defined_symbols(objects: Iterable[Path]) -> set[str]:
     """The names that compiled objects export."""
     return {
-        name for path in objects for name, defined, _, hidden in ElfFile(path).symbols(SYMTAB) if defined and not hidden
+        name
+        for path in objects
+        for name, defined, _, hidden in ElfFile(path).symbols(SYMTAB)
+        if defined and not hidden
     }
 
 
@@ -173,12 +194,17 @@ def pointer_functions(include_dirs: Iterable[Path]) -> frozenset[str]:
     for directory in include_dirs:
         for header in directory.rglob("*.h"):
             found.update(
-                re.findall(r"\*\s*((?:acl|Hccl)\w+)\s*\(", header.read_text(encoding="utf-8", errors="replace"))
+                re.findall(
+                    r"\*\s*((?:acl|Hccl)\w+)\s*\(",
+                    header.read_text(encoding="utf-8", errors="replace"),
+                )
             )
     return frozenset(found)
 
 
-def make_plan(demand: Demand, rules: Rules, implemented: set[str], pointer_results: frozenset[str]) -> SymbolPlan:
+def make_plan(
+    demand: Demand, rules: Rules, implemented: set[str], pointer_results: frozenset[str]
+) -> SymbolPlan:
     """Decides what becomes of every name."""
     symbols = []
     names = set(demand.names())
@@ -193,7 +219,9 @@ def make_plan(demand: Demand, rules: Rules, implemented: set[str], pointer_resul
         elif rule.state == "operator" and not _is_stage(name, names):
             symbols.append(Symbol(name, "failing", "not a stage of an operator", asked_by, linked))
         elif rule.state == "absent" and linked:
-            symbols.append(Symbol(name, "failing", "linked, so it cannot be absent", asked_by, linked))
+            symbols.append(
+                Symbol(name, "failing", "linked, so it cannot be absent", asked_by, linked)
+            )
         else:
             symbols.append(Symbol(name, rule.state, rule.reason, asked_by, linked, rule.target))
     return SymbolPlan(symbols, demand.sonames, pointer_results)
@@ -238,7 +266,9 @@ def generate_cpp(plan: SymbolPlan) -> str:
             f"(void)code; return {value}; }}"
         )
     for index, symbol in enumerate(plan.by_state("noop")):
-        lines.append(f'API int noop{index}() __asm__("{symbol.name}");\nAPI int noop{index}() {{ return 0; }}')
+        lines.append(
+            f'API int noop{index}() __asm__("{symbol.name}");\nAPI int noop{index}() {{ return 0; }}'
+        )
     atb = plan.by_state("atb")
     targets = sorted({symbol.target for symbol in atb})
     lines += [f"SHIM uint64_t {target}(void *, void *, const char *);" for target in targets]

@@ -29,8 +29,15 @@ def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
     first = len(table.get("first_tokens", []))
     symbols = [_byte_symbol(byte) for byte in range(_BYTES)]
     vocabulary = {symbol: first + index for index, symbol in enumerate(symbols)}
-    vocabulary |= {f"<unused{index}>": first + index for index in range(_BYTES, table["plain_tokens"])}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary |= {
+        f"<unused{index}>": first + index for index in range(_BYTES, table["plain_tokens"])
+    }
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
@@ -40,7 +47,8 @@ def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
         "fuse_unk": False,
         "byte_fallback": False,
         # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
-        "vocab": {token["content"]: token["id"] for token in added if token["id"] < first} | vocabulary,
+        "vocab": {token["content"]: token["id"] for token in added if token["id"] < first}
+        | vocabulary,
         "merges": [],
     }
     tokenizer = {
@@ -60,7 +68,8 @@ def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
         **{name: table[name] for name in names if name in table},
         "chat_template": chat_template(table["message"]),
         "added_tokens_decoder": {
-            str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in added
+            str(token["id"]): {key: value for key, value in token.items() if key != "id"}
+            for token in added
         },
     }
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
@@ -98,11 +107,16 @@ def table_for(config: dict[str, Any]) -> dict[str, Any] | None:
 def _added_tokens(table: dict[str, Any]) -> list[dict[str, Any]]:
     first = table.get("first_tokens", [])
     reserved = table.get("reserved", {"name": "", "first": 0, "count": 0})
-    behind = [reserved["name"].format(reserved["first"] + index) for index in range(reserved["count"])]
+    behind = [
+        reserved["name"].format(reserved["first"] + index) for index in range(reserved["count"])
+    ]
     behind += table["special_tokens"]
     numbered = [*enumerate(first), *enumerate(behind, len(first) + table["plain_tokens"])]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [{"id": number, "content": text, **flags, "special": _is_special(text)} for number, text in numbered]
+    return [
+        {"id": number, "content": text, **flags, "special": _is_special(text)}
+        for number, text in numbered
+    ]
 
 
 def _is_special(text: str) -> bool:

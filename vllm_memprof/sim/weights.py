@@ -26,8 +26,12 @@ class Architecture:
     feed_forward: Callable[[_Config, int], Iterator[_Weight]]
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     prefix: str = "model"  # of the text model
-    tower: Callable[[_Config, _Config], Iterator[_Weight]] | None = None  # of vision and text configuration
-    draft: Callable[[_Config], Iterator[_Weight]] | None = None  # layers that only speculative decoding loads
+    tower: Callable[[_Config, _Config], Iterator[_Weight]] | None = (
+        None  # of vision and text configuration
+    )
+    draft: Callable[[_Config], Iterator[_Weight]] | None = (
+        None  # layers that only speculative decoding loads
+    )
 
 
 def list_weights(config: _Config, draft: bool = False) -> dict[str, tuple[int, ...]] | None:
@@ -80,12 +84,20 @@ def _linear(name: str, out: int, into: int, bias: bool = False) -> Iterator[_Wei
 
 
 def _grouped_attention(
-    qkv_bias: bool = False, out_bias: bool = False, head_norms: bool = False, sinks: bool = False, gated: bool = False
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    head_norms: bool = False,
+    sinks: bool = False,
+    gated: bool = False,
 ) -> Callable[[_Config, int], Iterator[_Weight]]:
     """Attention with fewer heads of keys and values than of queries; ``gated``: queries and a gate in one."""
 
     def weights(text: _Config, index: int) -> Iterator[_Weight]:
-        hidden, heads, kv_heads = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
+        hidden, heads, kv_heads = (
+            text["hidden_size"],
+            text["num_attention_heads"],
+            text["num_key_value_heads"],
+        )
         size = text.get("head_dim") or hidden // heads
         yield from _linear("self_attn.q_proj", heads * size * (2 if gated else 1), hidden, qkv_bias)
         yield from _linear("self_attn.k_proj", kv_heads * size, hidden, qkv_bias)
@@ -154,7 +166,11 @@ def _experts(text: _Config, index: int) -> Iterator[_Weight]:
 
 
 def _deepseek_experts(text: _Config, index: int) -> Iterator[_Weight]:
-    hidden, count, inner = text["hidden_size"], text["n_routed_experts"], text["moe_intermediate_size"]
+    hidden, count, inner = (
+        text["hidden_size"],
+        text["n_routed_experts"],
+        text["moe_intermediate_size"],
+    )
     if index < text["first_k_dense_replace"]:
         yield from _dense(text, index)
         return
@@ -202,7 +218,10 @@ def _qwen3_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
 def _qwen25_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
     hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
     merged = hidden * vision["spatial_merge_size"] ** 2
-    yield "visual.patch_embed.proj.weight", (hidden, vision["in_chans"], vision["temporal_patch_size"], patch, patch)
+    yield (
+        "visual.patch_embed.proj.weight",
+        (hidden, vision["in_chans"], vision["temporal_patch_size"], patch, patch),
+    )
     for index in range(vision["depth"]):
         block = f"visual.blocks.{index}"
         for name in ("norm1", "norm2"):
@@ -234,7 +253,9 @@ def _deepseek_draft(text: _Config) -> Iterator[_Weight]:
 def _qwen3_next_draft(text: _Config) -> Iterator[_Weight]:
     """One layer for multi-token prediction, with gated attention."""
     hidden = text["hidden_size"]
-    for name, shape in _layer(ARCHITECTURES["qwen3_next"], text, text["full_attention_interval"] - 1):
+    for name, shape in _layer(
+        ARCHITECTURES["qwen3_next"], text, text["full_attention_interval"] - 1
+    ):
         yield f"mtp.layers.0.{name}", shape
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield f"mtp.{name}.weight", (hidden,)
@@ -242,7 +263,12 @@ def _qwen3_next_draft(text: _Config) -> Iterator[_Weight]:
 
 
 _QWEN3 = _grouped_attention(head_norms=True)
-_FOUR_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_FOUR_NORMS = (
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
 
 #: By ``model_type`` of config.json.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -253,8 +279,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_next": Architecture(_hybrid_attention, _experts, draft=_qwen3_next_draft),
     "qwen2_5_vl": Architecture(_grouped_attention(qkv_bias=True), _dense, tower=_qwen25_tower),
     "qwen3_vl": Architecture(_QWEN3, _dense, prefix="model.language_model", tower=_qwen3_tower),
-    "qwen3_vl_moe": Architecture(_QWEN3, _experts, prefix="model.language_model", tower=_qwen3_tower),
+    "qwen3_vl_moe": Architecture(
+        _QWEN3, _experts, prefix="model.language_model", tower=_qwen3_tower
+    ),
     "deepseek_v3": Architecture(_latent_attention, _deepseek_experts, draft=_deepseek_draft),
     "glm4": Architecture(_grouped_attention(), _dense, norms=_FOUR_NORMS),
-    "gpt_oss": Architecture(_grouped_attention(qkv_bias=True, out_bias=True, sinks=True), _gpt_oss_experts),
+    "gpt_oss": Architecture(
+        _grouped_attention(qkv_bias=True, out_bias=True, sinks=True), _gpt_oss_experts
+    ),
 }

@@ -79,7 +79,13 @@ def run_engine(tmp_path: Path) -> Run:
         if record:
             env["MEMPROF_RUN_DIR"] = str(tmp_path)
         done = subprocess.run(
-            [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", code],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         files = {
             path.name: [json.loads(line) for line in path.read_text().splitlines()]

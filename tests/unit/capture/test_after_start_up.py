@@ -39,7 +39,11 @@ def test_calls_in_a_step_and_beside_one_are_told_apart(run_engine: Run) -> None:
 
     assert recorded.code == 0, recorded.err
     idle, beside, inside = details(recorded)[-3:]
-    assert [(d["requests"], d["in_step"]) for d in (idle, beside, inside)] == [(0, False), (2, False), (2, True)]
+    assert [(d["requests"], d["in_step"]) for d in (idle, beside, inside)] == [
+        (0, False),
+        (2, False),
+        (2, True),
+    ]
     assert inside["function"] == "execute_model"
 
 
@@ -54,12 +58,16 @@ def test_workspace_is_read_while_serving_only_when_no_request_runs(run_engine: R
         "torch_npu.npu.empty_cache()\n"
     )
 
-    edges = [event["snapshot"]["npu_workspace_bytes"] for event in recorded.edges("empty_cache")[-4:]]
+    edges = [
+        event["snapshot"]["npu_workspace_bytes"] for event in recorded.edges("empty_cache")[-4:]
+    ]
     assert edges == [None, None, 6, 0]
 
 
 def test_requests_are_unknown_where_the_runner_has_no_known_list(run_engine: Run) -> None:
-    recorded = run_engine(SERVING + "del worker.model_runner.requests\ntorch_npu.npu.empty_cache()\n")
+    recorded = run_engine(
+        SERVING + "del worker.model_runner.requests\ntorch_npu.npu.empty_cache()\n"
+    )
 
     assert details(recorded)[-1]["requests"] is None
     assert not recorded.kind("error")
@@ -75,7 +83,8 @@ def test_the_chain_names_who_wanted_it(run_engine: Run) -> None:
 
 def test_calls_of_several_threads_do_not_mix(run_engine: Run) -> None:
     recorded = run_engine(
-        SERVING + "threads = [threading.Thread(target=execute_model, name=f'T{i}') for i in range(4)]\n"
+        SERVING
+        + "threads = [threading.Thread(target=execute_model, name=f'T{i}') for i in range(4)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"
     )
 
@@ -91,7 +100,9 @@ def test_without_being_asked_memprof_never_empties_the_cache(run_engine: Run) ->
 
 
 def test_the_experiment_calls_once_at_the_end_of_each_named_phase(run_engine: Run) -> None:
-    recorded = run_engine(SERVING, MEMPROF_EMPTY_CACHE_AT="weight_load,mm_profile,graph_capture,warm_up")
+    recorded = run_engine(
+        SERVING, MEMPROF_EMPTY_CACHE_AT="weight_load,mm_profile,graph_capture,warm_up"
+    )
 
     own = [d for d in details(recorded) if d.get("by") == "memprof"]
     assert [d["at"] for d in own] == ["weight_load", "mm_profile", "graph_capture", "warm_up"]
@@ -132,7 +143,9 @@ def test_a_sleeping_pool_does_not_make_non_torch_negative(run_engine: Run) -> No
 
 
 def test_waking_up_by_parts(run_engine: Run) -> None:
-    recorded = run_engine(ASLEEP + "worker.sleep(2)\nworker.wake_up(['weights'])\nworker.wake_up(tags=['kv_cache'])\n")
+    recorded = run_engine(
+        ASLEEP + "worker.sleep(2)\nworker.wake_up(['weights'])\nworker.wake_up(tags=['kv_cache'])\n"
+    )
 
     ends = [event for event in recorded.edges("wake_up") if event["edge"] == "after"]
     assert [event["snapshot"]["unmapped_bytes"] for event in ends] == [90, 0]
@@ -156,7 +169,8 @@ def test_a_pool_that_failed_half_way_leaves_non_torch_unknown(run_engine: Run) -
 
 def test_an_update_lasts_from_its_start_to_its_finish(run_engine: Run) -> None:
     recorded = run_engine(
-        SERVING + "worker.start_weight_update()\nworker.update_weights({})\ntorch_npu.npu.empty_cache()\n"
+        SERVING
+        + "worker.start_weight_update()\nworker.update_weights({})\ntorch_npu.npu.empty_cache()\n"
         "worker.finish_weight_update()\n"
     )
 
@@ -202,5 +216,10 @@ def test_weights_sent_straight_to_the_model_are_an_update(run_engine: Run) -> No
 
     assert recorded.out.strip() == "{'w'}"
     assert not recorded.kind("error")
-    readings_before = [event for event in recorded.edges("weight_update") if event["edge"] == "before"]
-    assert [event["detail"]["by"] for event in readings_before] == ["load_weights", "start_weight_update"]
+    readings_before = [
+        event for event in recorded.edges("weight_update") if event["edge"] == "before"
+    ]
+    assert [event["detail"]["by"] for event in readings_before] == [
+        "load_weights",
+        "start_weight_update",
+    ]

@@ -37,9 +37,17 @@ class Bench:
 
     def bind(self, *targets: str, **fields: Any) -> Binder:
         hook = Hook(
-            "h", None, "required", "worker", "phase", tuple(f"engine_under_test:{t}" for t in targets), **fields
+            "h",
+            None,
+            "required",
+            "worker",
+            "phase",
+            tuple(f"engine_under_test:{t}" for t in targets),
+            **fields,
         )
-        self.binder = Binder([hook], self.wrap, lambda where, error: self.errors.append(f"{where}: {error}"))
+        self.binder = Binder(
+            [hook], self.wrap, lambda where, error: self.errors.append(f"{where}: {error}")
+        )
         self.binder.install()
         return self.binder
 
@@ -71,7 +79,9 @@ def test_binds_right_after_the_module_s_own_import(bench: Bench) -> None:
     assert engine.plan() == "planned"
     assert bench.calls == ["load", "plan"]
     assert [binding.state for binding in binder.bindings] == ["bound", "bound"]
-    assert "exec_module" not in vars(engine.__spec__.loader)  # the import system's loader is as it was
+    assert "exec_module" not in vars(
+        engine.__spec__.loader
+    )  # the import system's loader is as it was
 
 
 def test_binds_what_is_already_loaded(bench: Bench) -> None:

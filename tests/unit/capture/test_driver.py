@@ -17,7 +17,11 @@ def test_prompts_from_the_command_line_and_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
 
-    assert load_requests(path, ["first"], None) == [{"prompt": "first"}, *lines[:2], {"prompt": "c"}]
+    assert load_requests(path, ["first"], None) == [
+        {"prompt": "first"},
+        *lines[:2],
+        {"prompt": "c"},
+    ]
 
 
 def test_an_image_becomes_a_chat_message(tmp_path: Path) -> None:
@@ -60,7 +64,9 @@ def test_bad_prompts_say_where(tmp_path: Path, content: str, message: str) -> No
         load_requests(path, [], None)
 
 
-def test_missing_prompt_file_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_prompt_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["offline", "--model", "m", "--prompts", str(tmp_path / "none.jsonl")]) == 2
     assert "none.jsonl: No such file" in capsys.readouterr().err
 

@@ -36,7 +36,9 @@ def test_the_answer_comes_from_another_process_that_leaves_no_trace(registry: Mo
     assert (count, seen, registry.asked) == (1, [], [])
 
 
-def test_an_error_is_left_to_the_engine(registry: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_left_to_the_engine(
+    registry: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
     def look() -> None:
         raise ImportError("no such model")
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture.kvplan import bytes_per_token, context_parallel, describe, describe_group, layout, tokens_rule
+from vllm_memprof.capture.kvplan import (
+    bytes_per_token,
+    context_parallel,
+    describe,
+    describe_group,
+    layout,
+    tokens_rule,
+)
 
 
 class FullAttentionSpec(SimpleNamespace):
@@ -24,7 +31,9 @@ def full(page: int, block: int = 16) -> FullAttentionSpec:
 
 
 def group(spec: Any, layers: int) -> Any:
-    return SimpleNamespace(kv_cache_spec=spec, layer_names=[f"layer{index}" for index in range(layers)])
+    return SimpleNamespace(
+        kv_cache_spec=spec, layer_names=[f"layer{index}" for index in range(layers)]
+    )
 
 
 def test_a_uniform_group_with_two_page_sizes_is_two_rows() -> None:
@@ -52,16 +61,21 @@ def test_state_that_does_not_grow_with_tokens_has_no_bytes_per_token() -> None:
 def test_blocks_are_the_fewest_of_all_workers_and_bytes_are_per_worker() -> None:
     def config(blocks: int) -> Any:
         tensors = [SimpleNamespace(size=64 * blocks)] * 2
-        return SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group(full(64), 2)], kv_cache_tensors=tensors)
+        return SimpleNamespace(
+            num_blocks=blocks, kv_cache_groups=[group(full(64), 2)], kv_cache_tensors=tensors
+        )
 
     vllm_config = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=100), cache_config=SimpleNamespace(gpu_memory_utilization=0.9)
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
     )
     plan = describe(vllm_config, [2000, 1300], [config(12), config(10)])
     assert plan["blocks"] == 10
     assert plan["available_bytes"] == [2000, 1300]
     assert plan["planned_bytes"] == [1536, 1280]
-    assert plan["tokens"] is None  # the engine's own function is not loaded here: unknown, not guessed
+    assert (
+        plan["tokens"] is None
+    )  # the engine's own function is not loaded here: unknown, not guessed
 
 
 @pytest.mark.parametrize(
@@ -91,13 +105,23 @@ def test_tokens_as_an_older_release_prints_them(monkeypatch: pytest.MonkeyPatch)
     vllm_config = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=100),
         cache_config=SimpleNamespace(gpu_memory_utilization=0.9, num_gpu_blocks_override=11),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=2, prefill_context_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=2, prefill_context_parallel_size=1
+        ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
         kv_transfer_config=object(),
     )
     plan = describe(vllm_config, [2000], [config])
-    assert (plan["tokens"], plan["tokens_rule"], plan["context_parallel"]) == (11 // 2 * 16 * 2, "blocks", 2)
-    assert (plan["num_gpu_blocks_override"], plan["max_num_batched_tokens"], plan["kv_transfer"]) == (11, 2048, True)
+    assert (plan["tokens"], plan["tokens_rule"], plan["context_parallel"]) == (
+        11 // 2 * 16 * 2,
+        "blocks",
+        2,
+    )
+    assert (
+        plan["num_gpu_blocks_override"],
+        plan["max_num_batched_tokens"],
+        plan["kv_transfer"],
+    ) == (11, 2048, True)
 
 
 def test_a_layout_holds_numbers_and_words_only() -> None:
@@ -105,8 +129,20 @@ def test_a_layout_holds_numbers_and_words_only() -> None:
     spec = full(64)
     spec.dtype, spec.num_kv_heads, spec.head_size, spec.sliding_window = dtype, 4, 128, None
     spec.cache_dtype_str = "fp8_ds_mla"
-    assert layout(spec) == {"num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2, "cache_dtype_str": "fp8_ds_mla"}
-    state = MambaSpec(shapes=((3, 4), (5,)), dtypes=(dtype, SimpleNamespace(itemsize=4)), num_speculative_blocks=1)
+    assert layout(spec) == {
+        "num_kv_heads": 4,
+        "head_size": 128,
+        "dtype_bytes": 2,
+        "cache_dtype_str": "fp8_ds_mla",
+    }
+    state = MambaSpec(
+        shapes=((3, 4), (5,)), dtypes=(dtype, SimpleNamespace(itemsize=4)), num_speculative_blocks=1
+    )
     assert layout(state) == {"state_bytes": 44, "num_speculative_blocks": 1}
-    assert layout(SimpleNamespace(dtype="float16", dtypes=(1,), shapes=((1,),), kv_quant_mode=object())) == {}
+    assert (
+        layout(
+            SimpleNamespace(dtype="float16", dtypes=(1,), shapes=((1,),), kv_quant_mode=object())
+        )
+        == {}
+    )
     assert context_parallel(SimpleNamespace()) == 1

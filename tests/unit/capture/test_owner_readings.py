@@ -19,12 +19,21 @@ from vllm_memprof.capture.session import _with_later
 MIB = 1 << 20
 
 
-def segment(size: int, stream: int = 0, pool: tuple[int, int] = (0, 0), device: int = 0) -> dict[str, Any]:
+def segment(
+    size: int, stream: int = 0, pool: tuple[int, int] = (0, 0), device: int = 0
+) -> dict[str, Any]:
     return {"device": device, "total_size": size, "stream": stream, "segment_pool_id": pool}
 
 
 def test_what_comes_after_the_reserved_segments_is_workspace() -> None:
-    listed = [segment(20), segment(2, pool=(0, 1)), segment(5, device=1), segment(7, 9), segment(4, 11), segment(0, 13)]
+    listed = [
+        segment(20),
+        segment(2, pool=(0, 1)),
+        segment(5, device=1),
+        segment(7, 9),
+        segment(4, 11),
+        segment(0, 13),
+    ]
     assert divide(listed, 0, 22) == {
         "npu_workspace_bytes": 11,
         "npu_workspace_streams": {"9": 7, "11": 4},
@@ -46,12 +55,16 @@ def test_fewer_segments_than_reserved_tell_nothing() -> None:
     assert set(divide([segment(20)], 0, 22).values()) == {None}
 
 
-def counters_with(rows: list[tuple[bytes, int, int]], status: int = 0, count: int | None = None) -> Counters:
+def counters_with(
+    rows: list[tuple[bytes, int, int]], status: int = 0, count: int | None = None
+) -> Counters:
     def function(device: int, out: Any, capacity: int, written: Any) -> int:
         assert capacity == len(out)
         for index, (name, current, peak) in enumerate(rows):
             out[index].name, out[index].current, out[index].peak = name, current, peak
-        ctypes.cast(written, ctypes.POINTER(ctypes.c_size_t))[0] = len(rows) if count is None else count
+        ctypes.cast(written, ctypes.POINTER(ctypes.c_size_t))[0] = (
+            len(rows) if count is None else count
+        )
         return status
 
     found = Counters()
@@ -74,10 +87,15 @@ def test_a_count_beyond_what_was_asked_for_is_not_believed() -> None:
 
 
 def test_counters_that_the_driver_refuses() -> None:
-    assert counters_with([], status=207000).read(0) == (None, "aclrtGetMemUsageInfo returned 207000")
+    assert counters_with([], status=207000).read(0) == (
+        None,
+        "aclrtGetMemUsageInfo returned 207000",
+    )
 
 
-def test_without_the_library_or_the_function_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_or_the_function_there_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert Counters().read(0) == (None, "libascendcl.so is not loaded in this process")
     monkeypatch.setattr(components, "loaded_library", lambda: SimpleNamespace())
     read, reason = Counters().read(0)
@@ -123,8 +141,13 @@ def test_own_and_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_why_the_driver_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(monkeypatch, None).read(0)[2] == "no libdcmi.so here: the driver's management library"
-    assert asked(monkeypatch, Driver(status=-8005)).read(0)[2] == "dcmi_get_device_resource_info returned -8005"
+    assert (
+        asked(monkeypatch, None).read(0)[2] == "no libdcmi.so here: the driver's management library"
+    )
+    assert (
+        asked(monkeypatch, Driver(status=-8005)).read(0)[2]
+        == "dcmi_get_device_resource_info returned -8005"
+    )
     assert "does not list process" in (asked(monkeypatch, Driver(own=0)).read(0)[2] or "")
     monkeypatch.setenv("MEMPROF_DCMI", "0")
     driver = Driver()
@@ -186,7 +209,11 @@ def test_a_missing_reading_is_told_once() -> None:
     ],
 )
 def test_where_the_size_of_a_communicator_s_buffers_comes_from(
-    monkeypatch: pytest.MonkeyPatch, p2p: bool, config: dict[str, int], env: dict[str, str], expected: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch,
+    p2p: bool,
+    config: dict[str, int],
+    env: dict[str, str],
+    expected: tuple[int, str],
 ) -> None:
     for name in ("HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -195,7 +222,10 @@ def test_where_the_size_of_a_communicator_s_buffers_comes_from(
     monkeypatch.setattr(communicators, "_hccl_config", lambda group: config)
     found = communicators.buffers(object(), p2p, "npu")
     assert (found["buffer_bytes"] // MIB, found["buffer_source"]) == expected
-    assert communicators.buffers(object(), p2p, "cuda") == {"buffer_bytes": None, "buffer_source": None}
+    assert communicators.buffers(object(), p2p, "cuda") == {
+        "buffer_bytes": None,
+        "buffer_source": None,
+    }
 
 
 def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:

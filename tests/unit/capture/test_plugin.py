@@ -41,7 +41,10 @@ def test_loads_neither_the_launcher_s_libraries_nor_the_engine(run_engine: Run) 
 
 
 def test_worker_modules_are_not_imported_early(run_engine: Run) -> None:
-    code = REGISTER + "import sys\nprint([n for n in sys.modules if n.startswith(('vllm_ascend', 'vllm.v1'))])"
+    code = (
+        REGISTER
+        + "import sys\nprint([n for n in sys.modules if n.startswith(('vllm_ascend', 'vllm.v1'))])"
+    )
 
     assert run_engine(code).out.strip() == "[]"
 
@@ -74,7 +77,9 @@ def test_a_failure_to_start_is_said_and_not_raised(run_engine: Run) -> None:
     assert "no space left" in recorded.err
 
 
-def test_an_unwritable_folder_costs_the_record_and_not_the_engine(run_engine: Run, tmp_path_factory: object) -> None:
+def test_an_unwritable_folder_costs_the_record_and_not_the_engine(
+    run_engine: Run, tmp_path_factory: object
+) -> None:
     code = "import pathlib\npathlib.Path('events').write_text('in the way')\n" + START_UP
     recorded = run_engine(code + "EngineCore(executor())\nprint('serving')")
 
@@ -102,7 +107,10 @@ def test_a_forked_child_has_its_own_file_phases_and_role(run_engine: Run) -> Non
     assert recorded.out.strip() == "0", recorded.err
     by_role = {events[0]["role"]: events for events in recorded.files.values()}
     assert set(by_role) == {"api", "worker"}
-    assert [event["phase"] for event in by_role["api"] if event["kind"] == "phase"] == ["warm_up", "warm_up"]
+    assert [event["phase"] for event in by_role["api"] if event["kind"] == "phase"] == [
+        "warm_up",
+        "warm_up",
+    ]
     child_phases = [event for event in by_role["worker"] if event["kind"] == "phase"]
     assert child_phases[0]["phase"] == "device_init"
     assert child_phases[0]["parent"] is None
@@ -110,7 +118,10 @@ def test_a_forked_child_has_its_own_file_phases_and_role(run_engine: Run) -> Non
 
 
 def test_server_readiness(run_engine: Run) -> None:
-    code = REGISTER + "import asyncio\nfrom uvicorn.server import Server\nasyncio.run(Server().startup())"
+    code = (
+        REGISTER
+        + "import asyncio\nfrom uvicorn.server import Server\nasyncio.run(Server().startup())"
+    )
     recorded = run_engine(code)
 
     assert [event["what"] for event in recorded.kind("ready")] == ["server"]

@@ -6,21 +6,36 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.capture.ranks import WORKER_HOST_BYTES, Choice, RankError, World, choose, layer_kinds
+from vllm_memprof.capture.ranks import (
+    WORKER_HOST_BYTES,
+    Choice,
+    RankError,
+    World,
+    choose,
+    layer_kinds,
+)
 from vllm_memprof.record.schema import RANKS
 
 DENSE = "/dense"
 FREE = 1 << 40
 
 
-def pick(world: World, mode: str, rank: int | None = None, devices: int | None = 8, host: int | None = FREE) -> Choice:
+def pick(
+    world: World,
+    mode: str,
+    rank: int | None = None,
+    devices: int | None = 8,
+    host: int | None = FREE,
+) -> Choice:
     return choose(world, mode, rank, devices, host)
 
 
 def test_auto_runs_every_rank_where_they_fit():
     choice = pick(World(tensor=8), "auto")
     assert (choice.mode, sorted(choice.alike), choice.not_run) == ("all", list(range(8)), [])
-    assert [replica.stands_for for replica in choice.replicas] == [{rank: [rank] for rank in range(8)}]
+    assert [replica.stands_for for replica in choice.replicas] == [
+        {rank: [rank] for rank in range(8)}
+    ]
 
 
 def test_auto_runs_one_rank_beyond_the_devices():
@@ -89,7 +104,10 @@ def test_a_rank_that_the_run_does_not_have(mode, rank):
 
 
 def test_every_rank_is_accounted_for_once():
-    for world in (World(4, 3, 2, 2, ((DENSE,), (DENSE,) * 2, (DENSE,)), 30), World(tensor=3, data=5, experts=17)):
+    for world in (
+        World(4, 3, 2, 2, ((DENSE,), (DENSE,) * 2, (DENSE,)), 30),
+        World(tensor=3, data=5, experts=17),
+    ):
         for mode in ("one", "edges", "all"):
             choice = pick(world, mode)
             others = [rank for ranks in choice.alike.values() for rank in ranks]
@@ -103,7 +121,10 @@ def test_every_rank_is_accounted_for_once():
 def test_a_rank_beside_a_crowd_is_like_no_rank_elsewhere():
     world = World(tensor=8, data=2)
     apart = pick(world, "one", rank=3, devices=4).with_fuller_devices(0, 4)
-    assert (apart.alike[3], apart.not_run) == ([1, 2, 5, 6, 7, 9, 10, 11, 13, 14, 15], [0, 4, 8, 12])
+    assert (apart.alike[3], apart.not_run) == (
+        [1, 2, 5, 6, 7, 9, 10, 11, 13, 14, 15],
+        [0, 4, 8, 12],
+    )
     crowded = pick(world, "one", rank=0, devices=4)
     assert crowded.with_fuller_devices(0, 4) == crowded  # what it grants, the others can
 

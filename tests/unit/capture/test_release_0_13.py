@@ -11,7 +11,11 @@ def test_every_required_hook_binds(run_engine: Run) -> None:
     recorded = run_engine(FULL)
 
     assert recorded.code == 0, recorded.err
-    required = {event["hook"]: event["state"] for event in recorded.kind("hook") if event["need"] == "required"}
+    required = {
+        event["hook"]: event["state"]
+        for event in recorded.kind("hook")
+        if event["need"] == "required"
+    }
     assert set(required.values()) == {"bound"}
     assert "w.memory_profiling" not in required
     assert "w.shutdown" not in required
@@ -26,7 +30,12 @@ def test_figures_that_only_the_hooked_calls_hold(run_engine: Run) -> None:
     assert values["graph_bytes"] == 7
     assert values["initial_free_bytes"] == 1000 - 10
     assert values["gpu_memory_utilization"] == 0.9
-    forgotten = ("requested_bytes", "peak_activation_bytes", "non_torch_increase_bytes", "profile_after_free_bytes")
+    forgotten = (
+        "requested_bytes",
+        "peak_activation_bytes",
+        "non_torch_increase_bytes",
+        "profile_after_free_bytes",
+    )
     assert [values[name] for name in forgotten] == [None] * 4
 
 
@@ -35,7 +44,11 @@ def test_the_terms_of_the_equation_are_the_edges_of_the_last_empty_cache(run_eng
 
     peak, used = map(int, recorded.out.split("TERMS ")[1].split()[:2])
     [profile, *_] = recorded.edges("profile_run")
-    inside = [event["snapshot"] for event in recorded.edges("empty_cache") if event["parent"] == profile["id"]]
+    inside = [
+        event["snapshot"]
+        for event in recorded.edges("empty_cache")
+        if event["parent"] == profile["id"]
+    ]
     before, after = inside[-2:]
     assert before["allocated_peak_bytes"] == peak == 303
     held = after["device_total_bytes"] - after["device_free_bytes"] - after["allocated_bytes"]

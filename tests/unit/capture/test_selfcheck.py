@@ -15,7 +15,12 @@ def installed(folder: Path) -> list[str]:
     """The miniature engine as if installed: its packages and their metadata."""
     target = folder / "site"
     shutil.copytree(FAKES, target, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, version in (("vllm", "0.23.0"), ("vllm_ascend", "0.23.0"), ("torch_npu", "2.10.0"), ("torch", "2.10.0")):
+    for name, version in (
+        ("vllm", "0.23.0"),
+        ("vllm_ascend", "0.23.0"),
+        ("torch_npu", "2.10.0"),
+        ("torch", "2.10.0"),
+    ):
         info = target / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -28,7 +33,11 @@ def test_everything_is_found_and_nothing_imported(tmp_path: Path) -> None:
 
     assert versions["vllm"] == "0.23.0"
     assert {row.state for row in rows if row.hook.need == "required"} == {"found"}
-    assert not {name for name in set(sys.modules) - before if name.split(".")[0] in ("torch", "vllm", "vllm_ascend")}
+    assert not {
+        name
+        for name in set(sys.modules) - before
+        if name.split(".")[0] in ("torch", "vllm", "vllm_ascend")
+    }
 
 
 def test_a_renamed_target_is_missing(tmp_path: Path) -> None:
@@ -37,7 +46,9 @@ def test_a_renamed_target_is_missing(tmp_path: Path) -> None:
     source.write_text(source.read_text().replace("def load_model", "def load_weights"))
 
     _, rows = check_installed(path)
-    assert [row.hook.id for row in rows if row.state == "missing" and row.hook.need == "required"] == ["w.weight_load"]
+    assert [
+        row.hook.id for row in rows if row.state == "missing" and row.hook.need == "required"
+    ] == ["w.weight_load"]
 
 
 def test_versions_select_the_rows(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import os
 import stat
 from pathlib import Path
 
-from vllm_memprof.record.schema import EVENTS_SCHEMA, FIGURES, KV_PLAN, SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
+from vllm_memprof.record.schema import (
+    EVENTS_SCHEMA,
+    FIGURES,
+    KV_PLAN,
+    SNAPSHOT_FIELDS,
+    SNAPSHOT_OBJECTS,
+)
 
 from .conftest import START_UP, Run
 
@@ -48,13 +54,19 @@ def test_phases_in_their_order_and_nested(run_engine: Run) -> None:
         "shutdown after",
     ]
     ids = {event["phase"]: event["id"] for event in recorded.kind("phase")}
-    for inner, outer in (("mm_profile", "profile_run"), ("communicator", "profile_run"), ("graph_capture", "warm_up")):
+    for inner, outer in (
+        ("mm_profile", "profile_run"),
+        ("communicator", "profile_run"),
+        ("graph_capture", "warm_up"),
+    ):
         assert recorded.edges(inner)[0]["parent"] == ids[outer]
     assert recorded.edges("profile_run")[0]["parent"] is None
     assert not recorded.kind("error")
 
 
-def test_snapshots_carry_every_field_and_the_first_edge_leaves_the_device_alone(run_engine: Run) -> None:
+def test_snapshots_carry_every_field_and_the_first_edge_leaves_the_device_alone(
+    run_engine: Run,
+) -> None:
     recorded = run_engine(FULL)
 
     before, after = recorded.edges("device_init")
@@ -73,7 +85,10 @@ def test_peaks_survive_the_engine_s_resets(run_engine: Run) -> None:
     recorded = run_engine(FULL)
 
     end_of_profile = recorded.edges("profile_run")[1]["snapshot"]
-    assert (end_of_profile["allocated_peak_bytes"], end_of_profile["allocated_run_peak_bytes"]) == (300, 300)
+    assert (end_of_profile["allocated_peak_bytes"], end_of_profile["allocated_run_peak_bytes"]) == (
+        300,
+        300,
+    )
     spiky = START_UP + (
         "from torch_npu import _C, npu\n"
         "import vllm_memprof.capture.plugin as p\n"
@@ -87,7 +102,10 @@ def test_peaks_survive_the_engine_s_resets(run_engine: Run) -> None:
 def test_multimodal_profile_ends_at_the_full_size_dummy_run(run_engine: Run) -> None:
     before, after = run_engine(FULL).edges("mm_profile")
 
-    assert (before["snapshot"]["allocated_bytes"], after["snapshot"]["allocated_bytes"]) == (100, 150)
+    assert (before["snapshot"]["allocated_bytes"], after["snapshot"]["allocated_bytes"]) == (
+        100,
+        150,
+    )
 
 
 def test_communicator_is_read_when_its_queued_work_is_done(run_engine: Run) -> None:
@@ -145,7 +163,9 @@ def test_figures_are_the_engine_s_own(run_engine: Run) -> None:
 
 
 def test_a_capture_says_how_many_graphs(run_engine: Run) -> None:
-    [ended] = [event for event in run_engine(FULL).edges("graph_capture") if event["edge"] == "after"]
+    [ended] = [
+        event for event in run_engine(FULL).edges("graph_capture") if event["edge"] == "after"
+    ]
     assert ended["detail"] == {"graph_bytes": 7, "graphs": 3}
 
 
@@ -200,7 +220,11 @@ def test_identity_and_roles(run_engine: Run) -> None:
 
     assert recorded.events[0]["kind"] == "process"
     assert recorded.events[0]["schema"] == EVENTS_SCHEMA
-    assert recorded.events[0]["versions"] == {"vllm": "0.23.0", "torch": "2.10.0", "torch_npu": "2.10.0"}
+    assert recorded.events[0]["versions"] == {
+        "vllm": "0.23.0",
+        "torch": "2.10.0",
+        "torch_npu": "2.10.0",
+    }
     assert identity["label"] == "TP1"
     assert (identity["rank"], identity["tp_rank"], identity["ep_rank"]) == (1, 1, None)
     assert (identity["role"], identity["soc"], identity["device_index"]) == ("worker", "FakeNPU", 0)
@@ -235,7 +259,9 @@ def test_the_engine_s_exception_passes_and_is_on_the_phase(run_engine: Run) -> N
 
 
 def test_out_of_memory_is_a_moment_with_counters_only(run_engine: Run) -> None:
-    code = FULL + "from torch_npu import _C\n[callback] = _C.observers\ncallback(0, 5000, 1000, 300)"
+    code = (
+        FULL + "from torch_npu import _C\n[callback] = _C.observers\ncallback(0, 5000, 1000, 300)"
+    )
     [oom] = run_engine(code).edges("oom")
 
     assert oom["edge"] == "after"

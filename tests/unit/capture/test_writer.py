@@ -9,13 +9,24 @@ from vllm_memprof.capture.session import Session
 
 
 def test_no_secret_of_the_command_line_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "m", "--api-key", "sk-1", "--hf-token=hf_2", "--port", "1"])
+    monkeypatch.setattr(
+        sys, "argv", ["vllm", "serve", "m", "--api-key", "sk-1", "--hf-token=hf_2", "--port", "1"]
+    )
     session = Session(tmp_path)
     session.emit("ready", what="model")
     [path] = (tmp_path / "events").glob("*.jsonl")
     text = path.read_text()
     first = json.loads(text.splitlines()[0])
     assert first["kind"] == "process"
-    assert first["argv"] == ["vllm", "serve", "m", "--api-key", "***", "--hf-token=***", "--port", "1"]
+    assert first["argv"] == [
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "***",
+        "--hf-token=***",
+        "--port",
+        "1",
+    ]
     assert "sk-1" not in text
     assert "hf_2" not in text

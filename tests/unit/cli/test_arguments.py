@@ -59,12 +59,16 @@ def test_examples(line, own, model, engine):
 
 
 def test_values_may_hold_anything():
-    found = split_arguments(["M", "--prompt", "a b=c\n--device", "--hf-overrides", '{"a": "--device"}', ""], OPTIONS)
+    found = split_arguments(
+        ["M", "--prompt", "a b=c\n--device", "--hf-overrides", '{"a": "--device"}', ""], OPTIONS
+    )
     assert found.own == ["--prompt=a b=c\n--device"]
     assert found.engine == ["--hf-overrides", '{"a": "--device"}', ""]
 
 
-@pytest.mark.parametrize("line", ["M --device", "M --device --seed 1", "M --run-dir -tp 2", "M --device --"])
+@pytest.mark.parametrize(
+    "line", ["M --device", "M --device --seed 1", "M --run-dir -tp 2", "M --device --"]
+)
 def test_a_missing_value_is_not_taken_from_the_engine(line):
     with pytest.raises(UsageError, match="needs a value"):
         split(line)
@@ -76,25 +80,51 @@ def test_a_flag_takes_no_value():
 
 
 def is_engine_token(token: str) -> bool:
-    return token != "--" and token.partition("=")[0].replace("_", "-") not in OWN_NAMES | {"--model"}
+    return token != "--" and token.partition("=")[0].replace("_", "-") not in OWN_NAMES | {
+        "--model"
+    }
 
 
 engine_tokens = st.lists(
     st.one_of(
         st.sampled_from(
-            ["-tp", "2", "--foo=bar", "--seed", "-1", "-dp=2", "--device-x", "-O3", "-cc.mode=3", "-", "="]
+            [
+                "-tp",
+                "2",
+                "--foo=bar",
+                "--seed",
+                "-1",
+                "-dp=2",
+                "--device-x",
+                "-O3",
+                "-cc.mode=3",
+                "-",
+                "=",
+            ]
         ),
         st.text(max_size=8),
     ).filter(is_engine_token),
     max_size=8,
 )
 own_groups = st.one_of(
-    st.sampled_from([["--quiet"], ["--device", "cpu"], ["--device=sim:910b"], ["--run_dir", "x"], ["--prompt=-tp 2"]]),
+    st.sampled_from(
+        [
+            ["--quiet"],
+            ["--device", "cpu"],
+            ["--device=sim:910b"],
+            ["--run_dir", "x"],
+            ["--prompt=-tp 2"],
+        ]
+    ),
     st.text(max_size=8).map(lambda text: [f"--prompt={text}"]),
 )
 
 
-@given(engine_tokens, st.lists(st.tuples(own_groups, st.integers(0, 8)), max_size=5), engine_tokens | st.none())
+@given(
+    engine_tokens,
+    st.lists(st.tuples(own_groups, st.integers(0, 8)), max_size=5),
+    engine_tokens | st.none(),
+)
 def test_the_engine_gets_its_tokens_in_order(engine, groups, verbatim):
     """Options of memprof may stand anywhere between the engine's tokens; after `--` everything is the engine's."""
     tokens: list[list[str]] = [[token] for token in engine]
@@ -104,7 +134,9 @@ def test_the_engine_gets_its_tokens_in_order(engine, groups, verbatim):
     if verbatim is not None:
         args += ["--", *verbatim, "--device", "-q", "--", "--quiet"]
     found = split_arguments(args, OPTIONS)
-    expected = engine if verbatim is None else [*engine, *verbatim, "--device", "-q", "--", "--quiet"]
+    expected = (
+        engine if verbatim is None else [*engine, *verbatim, "--device", "-q", "--", "--quiet"]
+    )
     assert found.model == "MODEL"
     assert found.engine == expected
     assert len(found.own) == len(groups)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ledger.builders import DATA, recorded
-from vllm_memprof.ledger import build_report
+from tests.unit.accounting.builders import DATA, recorded
+from vllm_memprof.accounting import build_report
 from vllm_memprof.report import render_json
 
 RUN = DATA / "graph_tp2"
@@ -50,20 +50,40 @@ def test_within_and_over() -> None:
     [
         ([RUN], 2, "--budget FILE is missing"),
         ([], 2, "Missing argument 'RUN'"),
-        ([RUN, "--budget", "missing.toml"], 2, "cannot read the budget file missing.toml: No such file"),
+        (
+            [RUN, "--budget", "missing.toml"],
+            2,
+            "cannot read the budget file missing.toml: No such file",
+        ),
         ([RUN, "--budget", DATA], 2, "cannot read the budget file"),
         ([RUN, "--budget", sys.executable], 2, "is not UTF-8 text"),
         ([RUN, "--budget", PASSED, "--format", "html"], 2, "--format 'html' is not known"),
-        ([RUN, "--budget", PASSED, "--margin", "1%"], 2, "--margin means nothing with a check without"),
-        ([RUN, "--budget", PASSED, "--update-baseline", "--margin", "x"], 2, "--margin 'x' is not a percentage"),
-        ([RUN, "--budget", PASSED, "--update-baseline", "--margin", "101%"], 2, "is not a percentage"),
+        (
+            [RUN, "--budget", PASSED, "--margin", "1%"],
+            2,
+            "--margin means nothing with a check without",
+        ),
+        (
+            [RUN, "--budget", PASSED, "--update-baseline", "--margin", "x"],
+            2,
+            "--margin 'x' is not a percentage",
+        ),
+        (
+            [RUN, "--budget", PASSED, "--update-baseline", "--margin", "101%"],
+            2,
+            "is not a percentage",
+        ),
         ([RUN, "--budget", GUARD], 2, "needs a baseline"),
         ([RUN, "--budget", PASSED, "--baseline", RUN], 2, "has no limit in [regression]"),
         ([RUN, "--init", "--budget", PASSED], 2, "--budget means nothing with --init"),
         ([DATA / "killed_tp2", "--init"], 2, "the run has status failed"),
         (["missing", "--budget", PASSED], 3, "there is no run folder and no file missing"),
         ([DATA, "--budget", PASSED], 3, "no run.json"),
-        ([RUN, "--budget", GUARD, "--baseline", "missing"], 3, "there is no run folder and no file missing"),
+        (
+            [RUN, "--budget", GUARD, "--baseline", "missing"],
+            3,
+            "there is no run folder and no file missing",
+        ),
         (["/dev/null", "--budget", PASSED], 3, "no line about memory"),
     ],
 )
@@ -76,9 +96,13 @@ def test_what_cannot_be_checked(args: list[str | Path], code: int, words: str) -
 
 
 def test_a_mistake_in_the_file_is_named_before_the_run_is_read(tmp_path: Path) -> None:
-    done = call("missing", "--budget", budget(tmp_path, "[budget]\nmin_kv_cach = 1\nmax_graph = '1GB'\n"))
+    done = call(
+        "missing", "--budget", budget(tmp_path, "[budget]\nmin_kv_cach = 1\nmax_graph = '1GB'\n")
+    )
     assert done.returncode == 2
-    assert "line 2: unknown key 'min_kv_cach' in [budget]: did you mean min_kv_cache?" in done.stderr
+    assert (
+        "line 2: unknown key 'min_kv_cach' in [budget]: did you mean min_kv_cache?" in done.stderr
+    )
     assert "line 3: max_graph: not a size: '1GB'" in done.stderr
 
 
@@ -141,7 +165,10 @@ def test_junit_and_output(tmp_path: Path) -> None:
 
 
 def test_github(tmp_path: Path) -> None:
-    path, summary = budget(tmp_path, "[budget]\n\nmin_kv_cache = '44.5GiB'\n"), tmp_path / "summary.md"
+    path, summary = (
+        budget(tmp_path, "[budget]\n\nmin_kv_cache = '44.5GiB'\n"),
+        tmp_path / "summary.md",
+    )
     summary.write_text("before\n")
     env = {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(tmp_path)}
     done = call(RUN, "--budget", path, "--format", "github", **env)
@@ -153,10 +180,22 @@ def test_github(tmp_path: Path) -> None:
         "210,045,952 bytes too little"
     )
     assert all(line.startswith("::") for line in lines)
-    assert summary.read_text().startswith("before\n# memprof check: over budget: 1 of 2 checks fail")
+    assert summary.read_text().startswith(
+        "before\n# memprof check: over budget: 1 of 2 checks fail"
+    )
     good = call(RUN, "--budget", PASSED, "--format", "github", GITHUB_STEP_SUMMARY="")
-    assert (good.returncode, good.stdout) == (0, "::notice title=memprof check::within budget: 12 of 12 checks hold\n")
-    lost = call(RUN, "--budget", PASSED, "--format", "github", GITHUB_STEP_SUMMARY=str(tmp_path / "no" / "file"))
+    assert (good.returncode, good.stdout) == (
+        0,
+        "::notice title=memprof check::within budget: 12 of 12 checks hold\n",
+    )
+    lost = call(
+        RUN,
+        "--budget",
+        PASSED,
+        "--format",
+        "github",
+        GITHUB_STEP_SUMMARY=str(tmp_path / "no" / "file"),
+    )
     assert lost.returncode == 1
     assert "cannot write the job summary" in lost.stderr
 
@@ -184,13 +223,18 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_ratchet(tmp_path: Path) -> None:
-    path = budget(tmp_path, '[budget]\nmin_kv_cache = "40GiB"  # why\nmax_graph = "0.1GiB"  # broken\n')
+    path = budget(
+        tmp_path, '[budget]\nmin_kv_cache = "40GiB"  # why\nmax_graph = "0.1GiB"  # broken\n'
+    )
     path.chmod(0o644)
     link = tmp_path / "link.toml"
     link.symlink_to(path)
     done = call(RUN, "--budget", link, "--update-baseline", "--margin", "0%")
     assert done.returncode == 1, done.stderr  # max_graph is broken, and is not loosened
-    assert path.read_text() == '[budget]\nmin_kv_cache = 47571465216  # why\nmax_graph = "0.1GiB"  # broken\n'
+    assert (
+        path.read_text()
+        == '[budget]\nmin_kv_cache = 47571465216  # why\nmax_graph = "0.1GiB"  # broken\n'
+    )
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o644
     assert "min_kv_cache tightened: 40GiB → 47,571,465,216" in done.stdout
@@ -198,7 +242,10 @@ def test_the_ratchet(tmp_path: Path) -> None:
     assert "is left as it is: no limit to tighten" in " ".join(again.stdout.split())
     forced = call(RUN, "--budget", path, "--update-baseline", "--margin", "10%", "--force")
     assert forced.returncode == 0
-    assert path.read_text() == '[budget]\nmin_kv_cache = "39.87GiB"  # why\nmax_graph = "338.0MiB"  # broken\n'
+    assert (
+        path.read_text()
+        == '[budget]\nmin_kv_cache = "39.87GiB"  # why\nmax_graph = "338.0MiB"  # broken\n'
+    )
 
 
 def test_a_failed_run_turns_no_ratchet(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from vllm_memprof.ledger.check_file import parse_budget
-from vllm_memprof.ledger.check_keys import BUDGET, KEYS, REGRESSION
+from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.limits import BUDGET, KEYS, REGRESSION
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "ci.md").read_text()

@@ -28,20 +28,29 @@ def env(tmp_path: Path) -> dict[str, str]:
     package.mkdir(parents=True)
     for folder in (package, *package.parents[:2]):
         (folder / "__init__.py").touch()
-    (package / "main.py").write_text(f"import runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n")
+    (package / "main.py").write_text(
+        f"import runpy\nrunpy.run_path({str(FAKE)!r}, run_name='__main__')\n"
+    )
     (tmp_path / "cwd").mkdir()
     path = os.pathsep.join([str(tmp_path / "site"), str(Path(__file__).parents[3])])
     return {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "VLLM_API_KEY": "s3cret"}
 
 
 def call(args: list[str], env: dict[str, str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MEMPROF, *args], capture_output=True, text=True, env=env, cwd=tmp_path / "cwd", timeout=60)
+    return subprocess.run(
+        [*MEMPROF, *args], capture_output=True, text=True, env=env, cwd=tmp_path / "cwd", timeout=60
+    )
 
 
 def start_server(args: list[str], env: dict[str, str], tmp_path: Path) -> subprocess.Popen[str]:
     command = [*MEMPROF, "serve", "--python", sys.executable, "--run-dir", "run", *args]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path / "cwd"
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=tmp_path / "cwd",
     )
 
 
@@ -83,11 +92,19 @@ def test_version(env, tmp_path):
         (["plan", "M", "--stack", "x"], 2, "--stack names a simulated stack"),
         (["report", "nowhere"], 3, "does not exist"),
         (["report", ".", "--format", "csv"], 3, "run.json"),
-        (["explain", "x.log", "--format", "trace"], 2, "a log tells of no moments in time\n  try: --format csv"),
+        (
+            ["explain", "x.log", "--format", "trace"],
+            2,
+            "a log tells of no moments in time\n  try: --format csv",
+        ),
         (["plan", "M", "--format", "trace"], 2, "is for a file\n  try: memprof report RUN"),
         (["report", ".", "--format", "pdf"], 2, "not known"),
         (["nonsense"], 2, "nonsense"),
-        (["offline", "M", "--empty-cache-at", "warm_up,nowhere"], 2, "no phase 'nowhere'\n  try: one of weight_load,"),
+        (
+            ["offline", "M", "--empty-cache-at", "warm_up,nowhere"],
+            2,
+            "no phase 'nowhere'\n  try: one of weight_load,",
+        ),
         (["offline", "M", "--empty-cache-at", ""], 2, "no phase ''"),
         (["offline", "M", "--sleep-cycles=-1"], 2, "--sleep-cycles must not be negative"),
     ],
@@ -111,7 +128,19 @@ def test_an_interpreter_without_vllm(env, tmp_path):
 
 
 def test_serve_passes_arguments_and_ends_on_ctrl_c(env, tmp_path):
-    engine_args = ["M", "--api-key", "s3cret", "-tp", "2", "--foo=bar", "-q", "awq", "--", "--device", "npu"]
+    engine_args = [
+        "M",
+        "--api-key",
+        "s3cret",
+        "-tp",
+        "2",
+        "--foo=bar",
+        "-q",
+        "awq",
+        "--",
+        "--device",
+        "npu",
+    ]
     process = start_server(["--device", "cpu", *engine_args], env, tmp_path)
     run_dir = tmp_path / "cwd" / "run"
     wait_until_ready(run_dir)
@@ -140,7 +169,9 @@ def test_serve_passes_arguments_and_ends_on_ctrl_c(env, tmp_path):
 
 
 def test_a_killed_worker_still_gives_the_tables(env, tmp_path):
-    process = start_server(["M", "--kill-in=profile_run", "--pace=0.2", "--format", "json"], env, tmp_path)
+    process = start_server(
+        ["M", "--kill-in=profile_run", "--pace=0.2", "--format", "json"], env, tmp_path
+    )
     out, err = process.communicate(timeout=40)
     assert process.returncode == 1
     assert "worker TP1 (pid" in err
@@ -174,11 +205,22 @@ def test_report_to_a_file(env, tmp_path):
 def test_doctor_on_a_machine_with_nothing(env, tmp_path):
     (tmp_path / "empty").mkdir()
     bare = {**env, "PYTHONPATH": str(Path(__file__).parents[3]), "PATH": str(tmp_path / "empty")}
-    bare |= {"MEMPROF_CACHE_DIR": str(tmp_path / "empty"), "VLLM_PLUGINS": "ascend", "COLUMNS": "120"}
+    bare |= {
+        "MEMPROF_CACHE_DIR": str(tmp_path / "empty"),
+        "VLLM_PLUGINS": "ascend",
+        "COLUMNS": "120",
+    }
     bare["PYTORCH_NPU_ALLOC_CONF"] = "expandable_segments:True,max_split_size_mb:64"
     done = call(["doctor"], bare, tmp_path)
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 1)
     assert ("no way to run yet" in done.stdout) == (done.returncode == 1)
-    for words in ("C++ compiler", "none of g++", "memprof sim setup", "VLLM_PLUGINS", "max_split_size_mb", "/dev/shm"):
+    for words in (
+        "C++ compiler",
+        "none of g++",
+        "memprof sim setup",
+        "VLLM_PLUGINS",
+        "max_split_size_mb",
+        "/dev/shm",
+    ):
         assert words in done.stdout

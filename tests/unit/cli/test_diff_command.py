@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ledger.builders import DATA, recorded
-from vllm_memprof.ledger import build_report
+from tests.unit.accounting.builders import DATA, recorded
+from vllm_memprof.accounting import build_report
 from vllm_memprof.report import render_json
 
 LOG = DATA / "logs" / "two_methods_910b_tp2.md"
@@ -21,14 +21,18 @@ RUN = DATA / "graph_tp2"
 
 def call(*args: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vllm_memprof", "diff", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=60)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+    )
 
 
 def test_run_folders_reports_and_logs_are_read(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text(render_json(build_report(recorded("skewed_tp2"))))
     several = tmp_path / "several.json"
-    several.write_text(f"[{report.read_text()}, {render_json(build_report(recorded('graph_tp2')))}]")
+    several.write_text(
+        f"[{report.read_text()}, {render_json(build_report(recorded('graph_tp2')))}]"
+    )
     packed = tmp_path / "log.gz"
     packed.write_bytes(gzip.compress(LOG.read_bytes()))
     wanted = json.loads(call(DATA / "skewed_tp2", RUN, "--format", "json").stdout)
@@ -73,7 +77,9 @@ def test_no_permission(tmp_path: Path) -> None:
     assert "no permission" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": 1}', "[1]", "[" * 100_000, '{"schema": "memprof.report/1"}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["{", '{"schema": 1}', "[1]", "[" * 100_000, '{"schema": "memprof.report/1"}', "{}"]
+)
 def test_damaged_json(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ledger.builders import DATA
+from tests.unit.accounting.builders import DATA
 from tests.unit.report.page import Page
 
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
@@ -19,7 +19,9 @@ LOG = DATA / "logs" / "two_methods_910b_tp2.md"
 
 
 @pytest.mark.parametrize(("command", "source", "runs"), [("report", RUN, 1), ("explain", LOG, 5)])
-def test_into_a_file_and_through_a_pipe(command: str, source: Path, runs: int, tmp_path: Path) -> None:
+def test_into_a_file_and_through_a_pipe(
+    command: str, source: Path, runs: int, tmp_path: Path
+) -> None:
     page = tmp_path / "page.html"
     call = [*MEMPROF, command, str(source), "--format", "html"]
     done = subprocess.run([*call, "-o", str(page)], capture_output=True, text=True, check=True)

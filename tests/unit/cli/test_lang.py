@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vllm_memprof.cli.explain import app as explain
-from vllm_memprof.cli.report import app as report
+from vllm_memprof.cli.commands.explain import app as explain
+from vllm_memprof.cli.commands.report import app as report
 from vllm_memprof.errors import UsageError
 
 DATA = Path(__file__).parents[2] / "data"
@@ -16,7 +16,9 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.mark.parametrize("format_name", ["table", "markdown"])
 def test_a_report_in_chinese(format_name: str) -> None:
-    done = CliRunner().invoke(report, [str(DATA / "graph_tp2"), "--format", format_name, "--lang", "zh"])
+    done = CliRunner().invoke(
+        report, [str(DATA / "graph_tp2"), "--format", format_name, "--lang", "zh"]
+    )
     assert done.exit_code == 0
     for text in ("等式 E4 逐字节平衡", "KV cache 预算，等式 E4", "激活峰值", "诊断结果："):
         assert text in done.stdout

@@ -8,10 +8,12 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-from vllm_memprof.cli import check, diff, report
+from vllm_memprof.cli.commands import check, diff, report
 
 DATA = Path(__file__).parents[2] / "data"
-OLD, NEW, BUDGET = (str(DATA / name) for name in ("recorded_013_tp2", "recorded_023_tp2", "budgets/passed.toml"))
+OLD, NEW, BUDGET = (
+    str(DATA / name) for name in ("recorded_013_tp2", "recorded_023_tp2", "budgets/passed.toml")
+)
 
 
 @pytest.mark.parametrize("into", ["pipe", "file"])

@@ -120,7 +120,10 @@ def main(options: argparse.Namespace) -> int:
         signal.signal(number, handler)
     passed = [token for token in sys.argv[1:] if token.startswith("--")]
     children = [
-        subprocess.Popen([sys.executable, __file__, *passed, f"--worker={rank}"], start_new_session=options.detach)
+        subprocess.Popen(
+            [sys.executable, __file__, *passed, f"--worker={rank}"],
+            start_new_session=options.detach,
+        )
         for rank in range(2)
     ]
     run_dir = Path(os.environ["MEMPROF_RUN_DIR"])
@@ -131,7 +134,9 @@ def main(options: argparse.Namespace) -> int:
             print("RuntimeError: Engine core initialization failed.", flush=True)
             stop(children)
             return options.lost_code
-        if not ready and all((run_dir / "events" / f"worker-{rank}.ready").exists() for rank in range(2)):
+        if not ready and all(
+            (run_dir / "events" / f"worker-{rank}.ready").exists() for rank in range(2)
+        ):
             ready = True
             if options.ready_by == "event":
                 events.write("ready", what=options.mode_ready)

@@ -37,8 +37,16 @@ def error_lines(log, tmp_path):
 @pytest.mark.parametrize(
     ("log", "found", "advice"),
     [
-        (UNKNOWN_TYPE, "Value error, The checkpoint you are trying", "does not know this model_type"),
-        (UNKNOWN_ARCHITECTURE, "Value error, Model architectures ['BarForCausalLM']", "no such architecture"),
+        (
+            UNKNOWN_TYPE,
+            "Value error, The checkpoint you are trying",
+            "does not know this model_type",
+        ),
+        (
+            UNKNOWN_ARCHITECTURE,
+            "Value error, Model architectures ['BarForCausalLM']",
+            "no such architecture",
+        ),
     ],
 )
 def test_the_line_that_says_what_is_wrong(tmp_path, log, found, advice):

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.launch import doctor
-from vllm_memprof.launch.doctor import Check, InterpreterFacts, find_alloc_conf_problems, find_ways, summarise_hooks
+from vllm_memprof.launch.doctor import (
+    Check,
+    InterpreterFacts,
+    find_alloc_conf_problems,
+    find_ways,
+    summarise_hooks,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +22,10 @@ from vllm_memprof.launch.doctor import Check, InterpreterFacts, find_alloc_conf_
         ("expandable_segments:True", []),
         ("max_split_size_mb:128", []),
         ("expandable_segments:True,max_split_size_mb:128", ["max_split_size_mb"]),
-        ("garbage_collection_threshold:0.6 , expandable_segments:true", ["garbage_collection_threshold"]),
+        (
+            "garbage_collection_threshold:0.6 , expandable_segments:true",
+            ["garbage_collection_threshold"],
+        ),
         ("expandable_segments:False,max_split_size_mb:128", []),
         ("expandable_segments:True,expandable_segments:False", ["set 2 times"]),
         ("expandable_segments", ["no value"]),
@@ -53,17 +62,27 @@ def test_devices(tmp_path):
 
 
 def test_ways_to_run():
-    facts = InterpreterFacts(Path("p"), "3", "x", has_vllm=True, has_memprof=True, plugins=("memprof",))
+    facts = InterpreterFacts(
+        Path("p"), "3", "x", has_vllm=True, has_memprof=True, plugins=("memprof",)
+    )
     device = Check("npu", doctor.GOOD, "")
     stack = Check(doctor.STACK, doctor.GOOD, "")
     assert find_ways(facts, [device], []) == ["--device npu"]
     assert find_ways(None, [device], []) == []
     assert find_ways(None, [], [stack]) == ["--device sim:910b"]
-    assert find_ways(facts, [Check("npu", doctor.WARNING, "")], [Check(doctor.STACK, doctor.MISSING, "")]) == []
+    assert (
+        find_ways(
+            facts, [Check("npu", doctor.WARNING, "")], [Check(doctor.STACK, doctor.MISSING, "")]
+        )
+        == []
+    )
 
 
 def test_hooks_are_summarised():
-    rows = [{"hook": "a", "need": "required", "state": "found"}, {"hook": "b", "need": "required", "state": "missing"}]
+    rows = [
+        {"hook": "a", "need": "required", "state": "found"},
+        {"hook": "b", "need": "required", "state": "missing"},
+    ]
     rows.append({"hook": "c", "need": "optional", "state": "missing"})
     assert summarise_hooks({"rows": rows[:1]}, "s").state == doctor.GOOD
     check = summarise_hooks({"rows": rows}, "s")

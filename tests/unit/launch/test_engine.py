@@ -13,7 +13,12 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import interpreter
 from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir, default_run_dir, write_run_info
-from vllm_memprof.launch.interpreter import InterpreterFacts, find_python, probe_interpreter, require_engine
+from vllm_memprof.launch.interpreter import (
+    InterpreterFacts,
+    find_python,
+    probe_interpreter,
+    require_engine,
+)
 from vllm_memprof.launch.prepare import find_shutdown_timeout, require_device
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest, parse_device
 from vllm_memprof.record.schema import EMPTY_CACHE_AT, RunInfo
@@ -25,14 +30,30 @@ def test_serve_passes_arguments_as_they_are():
     request = LaunchRequest("serve", "M", ["-tp", "2", "--foo=bar", "", "--", "-q", "awq"])
     command = build_command(PYTHON, request, "/models/M", ["--load-format", "dummy"])
     assert command[:4] == [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve"]
-    assert command[4:] == ["/models/M", "--load-format", "dummy", "-tp", "2", "--foo=bar", "", "--", "-q", "awq"]
+    assert command[4:] == [
+        "/models/M",
+        "--load-format",
+        "dummy",
+        "-tp",
+        "2",
+        "--foo=bar",
+        "",
+        "--",
+        "-q",
+        "awq",
+    ]
 
 
 def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("p.jsonl").touch()
     request = LaunchRequest(
-        "offline", "M", ["-tp", "2"], prompts_file=Path("p.jsonl"), prompts=["-a", "b"], max_tokens=4
+        "offline",
+        "M",
+        ["-tp", "2"],
+        prompts_file=Path("p.jsonl"),
+        prompts=["-a", "b"],
+        max_tokens=4,
     )
     command = build_command(PYTHON, request, "M", [])
     assert command[1:6] == ["-m", "vllm_memprof.capture.driver", "offline", "--model", "M"]
@@ -61,7 +82,9 @@ def test_an_experiment_names_phases_that_exist():
 
 
 def test_environment_switches_capture_on(tmp_path):
-    env = build_env({"PATH": "/bin", "MEMPROF_STOP_AFTER": "x"}, tmp_path, "serve", {"LD_LIBRARY_PATH": "/shim"})
+    env = build_env(
+        {"PATH": "/bin", "MEMPROF_STOP_AFTER": "x"}, tmp_path, "serve", {"LD_LIBRARY_PATH": "/shim"}
+    )
     assert env["MEMPROF_RUN_DIR"] == str(tmp_path)
     assert env["LD_LIBRARY_PATH"] == "/shim"
     assert "MEMPROF_STOP_AFTER" not in env
@@ -71,7 +94,8 @@ def test_environment_switches_capture_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [("", "memprof"), ("ascend", "ascend,memprof"), ("memprof,a", "memprof,a")]
+    ("given", "expected"),
+    [("", "memprof"), ("ascend", "ascend,memprof"), ("memprof,a", "memprof,a")],
 )
 def test_allow_list_of_plugins_is_extended(tmp_path, given, expected):
     assert build_env({"VLLM_PLUGINS": given}, tmp_path, "serve", {})["VLLM_PLUGINS"] == expected
@@ -86,7 +110,9 @@ def test_default_run_dir_is_named_after_time_and_model():
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(time, "localtime", lambda: time.struct_time((2026, 11, 21, 2, 33, 9, 0, 0, 0)))
+    monkeypatch.setattr(
+        time, "localtime", lambda: time.struct_time((2026, 11, 21, 2, 33, 9, 0, 0, 0))
+    )
     first, second = create_run_dir(None, "m"), create_run_dir(None, "m")
     assert second.name == first.name + "-2"
     assert stat.S_IMODE(second.stat().st_mode) == 0o700
@@ -119,7 +145,12 @@ def test_run_json_is_replaced_whole(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "kind", "profile"),
-    [("auto", "auto", None), ("NPU", "npu", None), ("sim", "sim", "910b"), ("sim:310p", "sim", "310p")],
+    [
+        ("auto", "auto", None),
+        ("NPU", "npu", None),
+        ("sim", "sim", "910b"),
+        ("sim:310p", "sim", "310p"),
+    ],
 )
 def test_devices(text, kind, profile):
     assert parse_device(text) == DeviceChoice(kind, profile)
@@ -158,7 +189,12 @@ def test_a_device_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize(
     ("args", "seconds"),
-    [([], 0), (["--shutdown-timeout", "30"], 30), (["--shutdown_timeout=5"], 5), (["--shutdown-timeout"], 0)],
+    [
+        ([], 0),
+        (["--shutdown-timeout", "30"], 30),
+        (["--shutdown_timeout=5"], 5),
+        (["--shutdown-timeout"], 0),
+    ],
 )
 def test_shutdown_timeout_of_the_engine_is_respected(args, seconds):
     assert find_shutdown_timeout(args) == seconds
@@ -197,4 +233,8 @@ def test_an_interpreter_must_have_both_vllm_and_memprof():
     assert "sim:910b" in str(caught.value.hint)
     with pytest.raises(LaunchError, match="memprof is not installed"):
         require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True))
-    require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True, plugins=("memprof",)))
+    require_engine(
+        InterpreterFacts(
+            PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True, plugins=("memprof",)
+        )
+    )

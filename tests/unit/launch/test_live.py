@@ -18,8 +18,14 @@ def event(kind: str, seconds: float, **fields: Any) -> dict[str, Any]:
     return {"kind": kind, "t_ns": int(seconds * 1e9), **fields}
 
 
-def phase(name: str, edge: str, id_: int, seconds: float, reserved: int | None = None, **fields: Any) -> dict[str, Any]:
-    snapshot = {"reserved_bytes": reserved, "allocated_run_peak_bytes": reserved, "non_torch_bytes": None}
+def phase(
+    name: str, edge: str, id_: int, seconds: float, reserved: int | None = None, **fields: Any
+) -> dict[str, Any]:
+    snapshot = {
+        "reserved_bytes": reserved,
+        "allocated_run_peak_bytes": reserved,
+        "non_torch_bytes": None,
+    }
     return event("phase", seconds, phase=name, edge=edge, id=id_, snapshot=snapshot, **fields)
 
 
@@ -28,7 +34,9 @@ def progress() -> EngineProgress:
     progress = EngineProgress()
     for rank in (1, 0):
         file = f"h-{rank}.jsonl"
-        progress.fold(file, event("process", 0, pid=rank + 10, role="unknown", versions={"vllm": "0.23.0"}))
+        progress.fold(
+            file, event("process", 0, pid=rank + 10, role="unknown", versions={"vllm": "0.23.0"})
+        )
         progress.fold(file, event("identity", 0, role="worker", rank=rank, label=f"TP{rank}"))
         progress.fold(file, phase("hccl_init", "before", 1, 1))
         progress.fold(file, phase("communicator", "before", 2, 1))
@@ -81,11 +89,21 @@ def test_plain_view_never_breaks_a_line_of_the_engine(progress):
 
 
 def test_a_failed_phase_says_so(progress):
-    progress.fold("h-0.jsonl", phase("mm_profile", "after", 4, 6, error="RuntimeError: NPU out of memory"))
+    progress.fold(
+        "h-0.jsonl", phase("mm_profile", "after", 4, 6, error="RuntimeError: NPU out of memory")
+    )
     stream = io.BytesIO()
     PlainView(None, 0, show_output=False, stream=stream).update(progress)
-    assert b"mm_profile - GiB reserved, peak -, non-torch - (1.0 s) FAILED: RuntimeError" in stream.getvalue()
-    assert progress.first_error == (6_000_000_000, "TP0", "mm_profile", "RuntimeError: NPU out of memory")
+    assert (
+        b"mm_profile - GiB reserved, peak -, non-torch - (1.0 s) FAILED: RuntimeError"
+        in stream.getvalue()
+    )
+    assert progress.first_error == (
+        6_000_000_000,
+        "TP0",
+        "mm_profile",
+        "RuntimeError: NPU out of memory",
+    )
 
 
 def test_live_view_prints_output_above_and_then_passes_it_through(progress, capfdbinary):
@@ -110,7 +128,9 @@ def test_a_lost_terminal_ends_the_display_and_nothing_else(progress, capsys):
         def write(self, data: Any) -> int:
             raise OSError(5, "Input/output error")
 
-    console = Console(file=io.TextIOWrapper(Gone(), write_through=True), width=80, force_terminal=True)
+    console = Console(
+        file=io.TextIOWrapper(Gone(), write_through=True), width=80, force_terminal=True
+    )
     plain = PlainView(None, 0, show_output=True, stream=Gone())
     for view in (GuardedView(plain), GuardedView(_FailingView())):
         view.update(progress)

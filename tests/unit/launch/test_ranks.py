@@ -20,7 +20,12 @@ def test_the_driver_gets_the_ranks_and_the_devices_of_the_simulated_machine():
     request = LaunchRequest("plan", "M", ["-tp", "32"], device=SIM, ranks="one", rank=3)
     command = build_command(PYTHON, request, "M", [], 8)
     assert command[6:] == ["--ranks", "one", "--devices", "8", "--rank", "3", "--", "-tp", "32"]
-    assert build_command(PYTHON, LaunchRequest("plan", "M"), "M", [], 2)[6:10] == ["--ranks", "auto", "--devices", "2"]
+    assert build_command(PYTHON, LaunchRequest("plan", "M"), "M", [], 2)[6:10] == [
+        "--ranks",
+        "auto",
+        "--devices",
+        "2",
+    ]
 
 
 def test_on_hardware_the_driver_runs_every_rank():
@@ -32,7 +37,9 @@ def test_hardware_takes_what_runs_every_rank(ranks):
     assert LaunchRequest("plan", "M", ranks=ranks).ranks in RANKS
 
 
-@pytest.mark.parametrize(("ranks", "rank"), [("one", None), ("edges", None), ("auto", 0), ("one", 2)])
+@pytest.mark.parametrize(
+    ("ranks", "rank"), [("one", None), ("edges", None), ("auto", 0), ("one", 2)]
+)
 def test_hardware_runs_no_rank_alone(ranks, rank):
     with pytest.raises(UsageError, match="needs a simulated device") as caught:
         LaunchRequest("plan", "M", device=parse_device("npu"), ranks=ranks, rank=rank)
@@ -46,7 +53,14 @@ def test_impossible_ranks(ranks, rank):
 
 
 def test_what_the_engine_says_reaches_the_record():
-    said = {"mode": "one", "why": "--ranks one", "world_size": 2, "run": [0], "alike": {"0": [1]}, "not_run": []}
+    said = {
+        "mode": "one",
+        "why": "--ranks one",
+        "world_size": 2,
+        "run": [0],
+        "alike": {"0": [1]},
+        "not_run": [],
+    }
     assert tuple(said) == schema.RANKS
     progress = EngineProgress()
     progress.fold("a.jsonl", {"kind": "ranks", "t_ns": 1, "role": "api", **said})

@@ -60,7 +60,14 @@ def make_job(tmp_path: Path, *options: str, mode: str = "serve", timeout_s: floa
     env = {**os.environ, "MEMPROF_RUN_DIR": str(run_dir)}
     ready = {"serve": "server", "offline": "model", "plan": "plan"}[mode]
     command = [sys.executable, str(FAKE), f"--mode-ready={ready}", *options]
-    return Job(RunInfo(id="x", mode=mode, model="m", command=[]), run_dir, command, env, timeout_s, patience=QUICK)
+    return Job(
+        RunInfo(id="x", mode=mode, model="m", command=[]),
+        run_dir,
+        command,
+        env,
+        timeout_s,
+        patience=QUICK,
+    )
 
 
 def run(job: Job, on_ready: Any = None) -> tuple[Outcome, Recorder]:
@@ -113,7 +120,11 @@ def test_a_ready_server_ends_on_request(tmp_path, number):
     assert (info["status"], info["exit_code"]) == ("ok", 0)
     assert signal.Signals(number).name in info["exit_reason"]
     assert info["versions"]["vllm_ascend"] == "0.23.0"
-    assert (info["engine"], info["engine_version"], info["device"]) == ("vllm-ascend", "0.23.0", "Fake1")
+    assert (info["engine"], info["engine_version"], info["device"]) == (
+        "vllm-ascend",
+        "0.23.0",
+        "Fake1",
+    )
     assert info["seconds"] > 0
     assert len(recorded_pids(job)) == 3
 
@@ -127,11 +138,17 @@ def test_the_log_line_counts_as_readiness_too(tmp_path):
 @pytest.mark.parametrize("mode", ["offline", "plan"])
 def test_a_run_that_ends_by_itself(tmp_path, mode):
     outcome, view = run(make_job(tmp_path, mode=mode))
-    assert (outcome.verdict.status, outcome.verdict.exit_code, outcome.verdict.reason) == ("ok", 0, None)
+    assert (outcome.verdict.status, outcome.verdict.exit_code, outcome.verdict.reason) == (
+        "ok",
+        0,
+        None,
+    )
     assert view.notes == []
 
 
-@pytest.mark.parametrize("phase", ["device_init", "hccl_init", "weight_load", "profile_run", "warm_up", "mm_profile"])
+@pytest.mark.parametrize(
+    "phase", ["device_init", "hccl_init", "weight_load", "profile_run", "warm_up", "mm_profile"]
+)
 @pytest.mark.parametrize("extra", [[], ["--oblivious"]], ids=["engine-notices", "engine-hangs"])
 def test_a_worker_killed_during_start_up(tmp_path, phase, extra):
     job = make_job(tmp_path, f"--kill-in={phase}", "--pace=0.3", *extra)
@@ -205,7 +222,9 @@ def test_start_up_deadline(tmp_path):
 def test_an_engine_that_fails_and_hangs_is_ended(tmp_path):
     outcome, _ = run(make_job(tmp_path, "--raise-in=profile_run"))
     assert outcome.verdict.exit_code == 1
-    assert "TP1 failed in profile_run: AttributeError: no such operator" in str(outcome.verdict.reason)
+    assert "TP1 failed in profile_run: AttributeError: no such operator" in str(
+        outcome.verdict.reason
+    )
     assert str(outcome.verdict.reason).endswith("the engine hung and was ended by memprof")
 
 
@@ -218,7 +237,9 @@ def test_the_first_failure_is_the_reason_also_when_the_user_loses_patience(tmp_p
     assert str(outcome.verdict.reason).endswith("ended by SIGINT")
 
 
-@pytest.mark.parametrize("options", [["--stubborn"], ["--stubborn", "--detach"], ["--leave-workers", "--stubborn"]])
+@pytest.mark.parametrize(
+    "options", [["--stubborn"], ["--stubborn", "--detach"], ["--leave-workers", "--stubborn"]]
+)
 def test_stubborn_processes_are_killed(tmp_path, options):
     job = make_job(tmp_path, *options)
     outcome, view = run(job, interrupt_soon())
@@ -228,7 +249,9 @@ def test_stubborn_processes_are_killed(tmp_path, options):
 
 
 def test_workers_left_behind_by_an_engine_that_ended_well(tmp_path):
-    outcome, _ = run(make_job(tmp_path, "--leave-workers", "--detach", "--oblivious"), interrupt_soon())
+    outcome, _ = run(
+        make_job(tmp_path, "--leave-workers", "--detach", "--oblivious"), interrupt_soon()
+    )
     assert outcome.verdict.exit_code == 0
 
 

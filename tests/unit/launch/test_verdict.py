@@ -24,16 +24,30 @@ def progress_of(*ranks: str, phase: str | None = "weight_load") -> EngineProgres
     for rank, label in enumerate(ranks):
         file = f"h-{10 + rank}.jsonl"
         progress.fold(file, {"kind": "process", "t_ns": S, "pid": 10 + rank, "role": "unknown"})
-        progress.fold(file, {"kind": "identity", "t_ns": S, "role": "worker", "rank": rank, "label": label})
+        progress.fold(
+            file, {"kind": "identity", "t_ns": S, "role": "worker", "rank": rank, "label": label}
+        )
         if phase:
-            progress.fold(file, {"kind": "phase", "t_ns": S, "phase": phase, "edge": "before", "id": 1})
+            progress.fold(
+                file, {"kind": "phase", "t_ns": S, "phase": phase, "edge": "before", "id": 1}
+            )
     return progress
 
 
 def end_phase(
-    progress: EngineProgress, rank: int, seconds: float, error: str | None = None, phase: str = "weight_load"
+    progress: EngineProgress,
+    rank: int,
+    seconds: float,
+    error: str | None = None,
+    phase: str = "weight_load",
 ):
-    event: dict[str, Any] = {"kind": "phase", "t_ns": int(seconds * S), "phase": phase, "edge": "after", "id": 1}
+    event: dict[str, Any] = {
+        "kind": "phase",
+        "t_ns": int(seconds * S),
+        "phase": phase,
+        "edge": "after",
+        "id": 1,
+    }
     progress.fold(f"h-{10 + rank}.jsonl", {**event, "error": error})
 
 
@@ -65,18 +79,26 @@ def test_of_deaths_noticed_at_once_the_violent_one_counts():
 
 def test_deaths_in_good_order_are_no_cause():
     progress = progress_of("TP0", phase=None)
-    progress.fold("h-10.jsonl", {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2})
+    progress.fold(
+        "h-10.jsonl",
+        {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2},
+    )
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
     deaths = [Death(10, 6 * S), Death(12, 8 * S, signal=9)]
     assert judge(seen(engine_code=0, ready=True, deaths=deaths), progress).status == "ok"
-    assert judge(seen(engine_code=0, mode="offline", deaths=[Death(12, S)]), progress).status == "ok"
+    assert (
+        judge(seen(engine_code=0, mode="offline", deaths=[Death(12, S)]), progress).status == "ok"
+    )
 
 
 def test_a_shutdown_that_followed_from_a_death_hides_nothing():
     """Noticed late: the other worker's shutdown, which the death had caused, is older than the notice."""
     progress = progress_of("TP0", "TP1", phase=None)
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
-    progress.fold("h-11.jsonl", {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2})
+    progress.fold(
+        "h-11.jsonl",
+        {"kind": "phase", "t_ns": 5 * S, "phase": "shutdown", "edge": "before", "id": 2},
+    )
     for death in (Death(10, 9 * S, signal=9), Death(12, 6 * S, signal=9)):
         verdict = judge(seen(engine_code=0, ready=True, deaths=[death]), progress)
         assert verdict.exit_code == 1
@@ -85,7 +107,8 @@ def test_a_shutdown_that_followed_from_a_death_hides_nothing():
 
 def test_a_server_that_lost_a_worker_and_says_0_failed_all_the_same():
     verdict = judge(
-        seen(engine_code=0, ready=True, deaths=[Death(10, 6 * S, signal=15)]), progress_of("TP0", phase=None)
+        seen(engine_code=0, ready=True, deaths=[Death(10, 6 * S, signal=15)]),
+        progress_of("TP0", phase=None),
     )
     assert (verdict.status, verdict.exit_code) == ("failed", 1)
     assert verdict.reason == "worker TP0 (pid 10) was killed by SIGTERM while serving"
@@ -96,13 +119,19 @@ def test_readiness_counts_at_the_time_of_the_death():
     end_phase(progress, 0, 2.0)
     death = [Death(10, 5 * S, signal=9)]
     assert "after weight_load" in str(judge(seen(deaths=death), progress).reason)
-    assert "while serving" in str(judge(seen(deaths=death, ready=True, ready_t_ns=4 * S), progress).reason)
-    assert "after weight_load" in str(judge(seen(deaths=death, ready=True, ready_t_ns=6 * S), progress).reason)
+    assert "while serving" in str(
+        judge(seen(deaths=death, ready=True, ready_t_ns=4 * S), progress).reason
+    )
+    assert "after weight_load" in str(
+        judge(seen(deaths=death, ready=True, ready_t_ns=6 * S), progress).reason
+    )
 
 
 def test_host_memory_is_named_when_the_kernel_killed():
     deaths = [Death(10, 5 * S, signal=9)]
-    assert "host memory" in str(judge(seen(deaths=deaths, host_oom_kills=1), progress_of("TP0")).reason)
+    assert "host memory" in str(
+        judge(seen(deaths=deaths, host_oom_kills=1), progress_of("TP0")).reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,13 +143,19 @@ def test_host_memory_is_named_when_the_kernel_killed():
     ],
 )
 def test_status_from_the_log(line, status):
-    verdict = judge(seen(error_lines=[f"(EngineCore pid=1) ERROR 11-21 03:07:49 [core.py:1] {line}"]), EngineProgress())
+    verdict = judge(
+        seen(error_lines=[f"(EngineCore pid=1) ERROR 11-21 03:07:49 [core.py:1] {line}"]),
+        EngineProgress(),
+    )
     assert verdict.status == status
     assert str(verdict.reason).endswith(f"before any worker reported: {line}")
 
 
 def test_error_lines_that_only_pass_on_are_skipped():
-    lines = ["ValueError: real", "RuntimeError: Engine core initialization failed. See root cause above."]
+    lines = [
+        "ValueError: real",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
     assert find_error_line(lines) == "ValueError: real"
     assert find_error_line(lines[1:]) == lines[1]
     assert find_error_line([]) is None
@@ -139,7 +174,10 @@ def test_the_signal_that_memprof_sent_is_not_the_engines_status():
 def test_where_each_rank_is_stuck():
     progress = progress_of("TP0", "TP1")
     end_phase(progress, 1, 3.0)
-    assert describe_stuck(progress, 31 * S) == "TP0 in weight_load for 30 s, TP1 after weight_load for 28 s"
+    assert (
+        describe_stuck(progress, 31 * S)
+        == "TP0 in weight_load for 30 s, TP1 after weight_load for 28 s"
+    )
     assert describe_stuck(EngineProgress(), S) == ""
 
 
@@ -153,7 +191,10 @@ def test_foreign_events_are_skipped():
 
 def test_steps_of_an_ending():
     taken: list[str] = []
-    steps = [Step(2.0, "one", lambda: taken.append("one")), Step(3.0, "two", lambda: taken.append("two"))]
+    steps = [
+        Step(2.0, "one", lambda: taken.append("one")),
+        Step(3.0, "two", lambda: taken.append("two")),
+    ]
     ending = Ending("why", steps, 100.0)
     assert ending.advance(101.9) is None
     assert not ending.forced
@@ -188,7 +229,9 @@ def test_an_id_that_was_used_again_is_not_ours():
     watch = ProcessWatch(os.getpid())
     try:
         parent = os.getppid()
-        assert watch.track(parent, started_before=1.0)  # the event was written in 1970: another process
+        assert watch.track(
+            parent, started_before=1.0
+        )  # the event was written in 1970: another process
         assert [death.pid for death in watch.refresh()] == [parent]
         assert parent not in watch.living()
     finally:

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 Dirt = Callable[[str, random.Random], "str | bytes"]
 
-_WIDE = {":": "\uff1a", ",": "\uff0c", "(": "\uff08", ")": "\uff09", ";": "\uff1b", "=": "\uff1d", "%": "\uff05"}
+_WIDE = {
+    ":": "\uff1a",
+    ",": "\uff0c",
+    "(": "\uff08",
+    ")": "\uff09",
+    ";": "\uff1b",
+    "=": "\uff1d",
+    "%": "\uff05",
+}
 _PREFIX = re.compile(r"^\(\w[^()]{0,60}pid=\d+[^()]{0,40}\) ")
 _CHINESE = [
     "\u670d\u52a1\u65e5\u5fd7\u5982\u4e0b\uff1a",
@@ -29,7 +37,9 @@ def _lines(text: str) -> list[str]:
 
 def colours(text: str, rng: random.Random) -> str:
     codes = ["\x1b[36m", "\x1b[0;0m", "\x1b[1;32m", "\x1b[0m", "\x1b[K"]
-    return "\n".join(f"{rng.choice(codes)}{line}{rng.choice(codes)}" if line else line for line in _lines(text))
+    return "\n".join(
+        f"{rng.choice(codes)}{line}{rng.choice(codes)}" if line else line for line in _lines(text)
+    )
 
 
 def crlf(text: str, rng: random.Random) -> str:
@@ -58,14 +68,20 @@ def quotes(text: str, rng: random.Random) -> str:
 
 
 def entities(text: str, rng: random.Random) -> str:
-    return html.escape(text).replace("'", "&#39;").replace("/", "&#x2F;" if rng.random() < 0.5 else "/")
+    return (
+        html.escape(text)
+        .replace("'", "&#39;")
+        .replace("/", "&#x2F;" if rng.random() < 0.5 else "/")
+    )
 
 
 def full_width(text: str, rng: random.Random) -> str:
     keep = rng.sample(sorted(_WIDE), rng.randrange(1, len(_WIDE) + 1))
     # a clock and a prefix keep theirs: nobody types those again
     return "\n".join(
-        line if "pid=" in line[:40] else "".join(_WIDE[char] if char in keep else char for char in line)
+        line
+        if "pid=" in line[:40]
+        else "".join(_WIDE[char] if char in keep else char for char in line)
         for line in _lines(text)
     )
 
@@ -90,10 +106,16 @@ def progress_bars(text: str, rng: random.Random) -> str:
 
 def timestamps(text: str, rng: random.Random) -> str:
     prefix = rng.choice(
-        ["2026-01-07T02:38:42.269Z ", "[2026-01-07 02:38:42] ", "engine-1  | ", "Jan 07 02:38:42 host vllm[9]: "]
+        [
+            "2026-01-07T02:38:42.269Z ",
+            "[2026-01-07 02:38:42] ",
+            "engine-1  | ",
+            "Jan 07 02:38:42 host vllm[9]: ",
+        ]
     )
     return "\n".join(
-        prefix + line if line and "#" not in line[:3] and "```" not in line else line for line in _lines(text)
+        prefix + line if line and "#" not in line[:3] and "```" not in line else line
+        for line in _lines(text)
     )
 
 
@@ -113,14 +135,23 @@ def wrapped(text: str, rng: random.Random) -> str:
 
 def wrapped_at_80(text: str, rng: random.Random) -> str:
     return "\n".join(
-        piece for line in _lines(text) for piece in ([line[at : at + 80] for at in range(0, len(line), 80)] or [""])
+        piece
+        for line in _lines(text)
+        for piece in ([line[at : at + 80] for at in range(0, len(line), 80)] or [""])
     )
 
 
 def worker_prefixes(text: str, rng: random.Random) -> str:
     """As an executor puts them before the lines of its workers."""
     name = rng.choice(
-        ["Worker_TP0", "Worker_PP1_TP3", "EngineCore", "EngineCore_DP0", "VllmWorkerProcess", "APIServer"]
+        [
+            "Worker_TP0",
+            "Worker_PP1_TP3",
+            "EngineCore",
+            "EngineCore_DP0",
+            "VllmWorkerProcess",
+            "APIServer",
+        ]
     )
     prefix = f"({name} pid={rng.randrange(2, 10**6)}) "
     return "\n".join(prefix + line if _bare(line) else line for line in _lines(text))
@@ -131,7 +162,11 @@ def without_prefixes(text: str, rng: random.Random) -> str:
 
 
 def _bare(line: str) -> bool:
-    return bool(line.strip()) and "pid=" not in line and not line.lstrip().startswith(("#", "`", "-", ">", "="))
+    return (
+        bool(line.strip())
+        and "pid=" not in line
+        and not line.lstrip().startswith(("#", "`", "-", ">", "="))
+    )
 
 
 #: These lose nothing.
@@ -155,8 +190,19 @@ HARMLESS: dict[str, Dirt] = {
 
 
 #: In this order: what escapes comes after what changes characters, and before what adds markup of its own.
-_PLACES = {"text_between": -2, "progress_bars": -1, "full_width": 0, "entities": 1, "quotes": 3, "crlf": 4}
-_WRAPPED = {"wrapped": 1.5, "wrapped_at_80": 1.5, "wrapped_at_spaces": 1.5}  # nobody writes between their pieces
+_PLACES = {
+    "text_between": -2,
+    "progress_bars": -1,
+    "full_width": 0,
+    "entities": 1,
+    "quotes": 3,
+    "crlf": 4,
+}
+_WRAPPED = {
+    "wrapped": 1.5,
+    "wrapped_at_80": 1.5,
+    "wrapped_at_spaces": 1.5,
+}  # nobody writes between their pieces
 _LAST = {"byte_order_mark": 5, "utf_16": 5, "packed": 6}
 
 
@@ -167,7 +213,9 @@ def in_order(kinds: list[str]) -> list[str]:
 
 
 #: These change who is taken to have printed a line, and no figure.
-RENAMING: dict[str, Dirt] = {function.__name__: function for function in (worker_prefixes, without_prefixes)}
+RENAMING: dict[str, Dirt] = {
+    function.__name__: function for function in (worker_prefixes, without_prefixes)
+}
 
 
 def cut_lines(text: str, rng: random.Random) -> str:
@@ -176,7 +224,10 @@ def cut_lines(text: str, rng: random.Random) -> str:
 
 
 def cut_at_random(text: str, rng: random.Random) -> str:
-    return "\n".join(line[: rng.randrange(len(line) + 1)] if rng.random() < 0.3 else line for line in _lines(text))
+    return "\n".join(
+        line[: rng.randrange(len(line) + 1)] if rng.random() < 0.3 else line
+        for line in _lines(text)
+    )
 
 
 def cut_short(text: str, rng: random.Random) -> str:
@@ -188,7 +239,9 @@ def lost_lines(text: str, rng: random.Random) -> str:
 
 
 def lost_beginnings(text: str, rng: random.Random) -> str:
-    return "\n".join(line[rng.randrange(30) :] if rng.random() < 0.3 else line for line in _lines(text))
+    return "\n".join(
+        line[rng.randrange(30) :] if rng.random() < 0.3 else line for line in _lines(text)
+    )
 
 
 def repeated_lines(text: str, rng: random.Random) -> str:

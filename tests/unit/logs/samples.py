@@ -47,7 +47,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "vllm 0.6.4 to 0.9, V0",
         "(VllmWorkerProcess pid=521) INFO 04-12 08:21:19 [worker.py:267] the current vLLM instance can use "
         "total_gpu_memory (23.58GiB) x gpu_memory_utilization (0.99) = 23.35GiB",
-        {"device_total_bytes": "23.58 GiB", "gpu_memory_utilization": 0.99, "requested_bytes": "23.35 GiB"},
+        {
+            "device_total_bytes": "23.58 GiB",
+            "gpu_memory_utilization": 0.99,
+            "requested_bytes": "23.35 GiB",
+        },
     ),
     (
         "vllm 0.6.4 to 0.9, V0",
@@ -85,7 +89,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB",
         {"kv_cache_bytes": "53.29 GiB"},
     ),
-    ("vllm V0", "INFO 01-16 09:40:00 executor_base.py:95] # CUDA blocks: 6001, # CPU blocks: 1638", {"blocks": 6001}),
+    (
+        "vllm V0",
+        "INFO 01-16 09:40:00 executor_base.py:95] # CUDA blocks: 6001, # CPU blocks: 1638",
+        {"blocks": 6001},
+    ),
     (
         "vllm V0",
         "INFO 01-01 executor_base.py:116] Maximum concurrency for 40000 tokens per request: 1.54x",
@@ -119,18 +127,29 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
     (
         "vllm 0.11 to 0.32, DEBUG",
         "DEBUG [gpu_worker.py:284] Initial free memory: 78.59 GiB; Requested memory: 0.92 (util), 72.78 GiB",
-        {"initial_free_bytes": "78.59 GiB", "gpu_memory_utilization": 0.92, "requested_bytes": "72.78 GiB"},
+        {
+            "initial_free_bytes": "78.59 GiB",
+            "gpu_memory_utilization": 0.92,
+            "requested_bytes": "72.78 GiB",
+        },
     ),
     (
         "vllm 0.11 to 0.32, DEBUG",
         "DEBUG [gpu_worker.py:291] Free memory after profiling: 61.09 GiB (total), 55.28 GiB (within requested)",
-        {"profile_after_free_bytes": "61.09 GiB", "profile_after_free_within_requested_bytes": "55.28 GiB"},
+        {
+            "profile_after_free_bytes": "61.09 GiB",
+            "profile_after_free_within_requested_bytes": "55.28 GiB",
+        },
     ),
     (
         "vllm 0.18 to 0.32, DEBUG",
         "DEBUG [gpu_worker.py:284] worker init memory snapshot: torch_peak=0.0GiB, free_memory=78.59GiB, total_memory=79.11GiB, "
         "cuda_memory=0.52GiB, torch_memory=0.0GiB, non_torch_memory=0.52GiB, timestamp=1763.1, auto_measure=True",
-        {"initial_free_bytes": "78.59 GiB", "device_total_bytes": "79.11 GiB", "initial_non_torch_bytes": "0.52 GiB"},
+        {
+            "initial_free_bytes": "78.59 GiB",
+            "device_total_bytes": "79.11 GiB",
+            "initial_non_torch_bytes": "0.52 GiB",
+        },
     ),
     (
         "vllm 0.18 to 0.32, DEBUG",
@@ -189,8 +208,16 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "INFO [worker.py:357] Available KV cache memory: 44.30 GiB",
         {"kv_cache_bytes": "44.30 GiB"},
     ),
-    ("vllm from 0.18", "INFO [gpu_worker.py:456] Available KV cache memory: 44.3 GiB", {"kv_cache_bytes": "44.3 GiB"}),
-    ("negative", "INFO [worker.py:357] Available KV cache memory: -1.33 GiB", {"kv_cache_bytes": "-1.33 GiB"}),
+    (
+        "vllm from 0.18",
+        "INFO [gpu_worker.py:456] Available KV cache memory: 44.3 GiB",
+        {"kv_cache_bytes": "44.3 GiB"},
+    ),
+    (
+        "negative",
+        "INFO [worker.py:357] Available KV cache memory: -1.33 GiB",
+        {"kv_cache_bytes": "-1.33 GiB"},
+    ),
     (
         "vllm-ascend 310P from 0.23",
         "INFO [worker_310p.py:118] Available KV cache memory: 9.95 GiB (halved for workspace)",
@@ -228,7 +255,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it, CUDA graph memory is not accounted for during KV cache "
         "allocation, which may require lowering --gpu-memory-utilization to avoid OOM. Consider re-enabling it (the default "
         "as of v0.21.0) and increasing --gpu-memory-utilization from 0.9200 to 0.9271.",
-        {"gpu_memory_utilization": 0.92, "graph_estimate_charged": 0, "suggested_utilization": 0.9271},
+        {
+            "gpu_memory_utilization": 0.92,
+            "graph_estimate_charged": 0,
+            "suggested_utilization": 0.9271,
+        },
     ),
     (
         "vllm 0.18 and 0.19, the estimate not asked for",
@@ -236,7 +267,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1), which more accurately accounts for CUDA graph memory during "
         "KV cache allocation. To try it now, set VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1 and increase "
         "--gpu-memory-utilization from 0.9200 to 0.9271 to maintain the same effective KV cache size.",
-        {"gpu_memory_utilization": 0.92, "graph_estimate_charged": 0, "suggested_utilization": 0.9271},
+        {
+            "gpu_memory_utilization": 0.92,
+            "graph_estimate_charged": 0,
+            "suggested_utilization": 0.9271,
+        },
     ),
     (
         "vllm 0.18 to 0.33",
@@ -260,14 +295,22 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "vllm, too small",
         "ValueError: To serve at least one request with the models's max seq len (131072), (1.34 GiB KV cache is needed, which is larger than "
         "the available KV cache memory (0.3 GiB). Based on the available memory, the estimated maximum model length is 720. Try increasing",
-        {"kv_cache_minimum_bytes": "1.34 GiB", "kv_cache_bytes": "0.3 GiB", "estimated_max_model_len": 720},
+        {
+            "kv_cache_minimum_bytes": "1.34 GiB",
+            "kv_cache_bytes": "0.3 GiB",
+            "estimated_max_model_len": 720,
+        },
     ),
     (
         "vllm, none",
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
         {"no_cache_blocks": 1},
     ),
-    ("vllm 0.8 to 0.27", "INFO [kv_cache_utils.py:1744] GPU KV cache size: 645,120 tokens", {"tokens": 645120}),
+    (
+        "vllm 0.8 to 0.27",
+        "INFO [kv_cache_utils.py:1744] GPU KV cache size: 645,120 tokens",
+        {"tokens": 645120},
+    ),
     (
         "vllm from 0.28",
         "INFO [kv_cache_utils.py:2327] GPU KV cache size: 645,120 tokens, Maximum concurrency for 65,536 tokens per request: 9.84x",
@@ -286,7 +329,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
     (
         "vllm 0.18 to 0.33",
         "INFO [gpu_worker.py:617] CUDA graph pool memory: 0.1 GiB (actual), 0.58 GiB (estimated), difference: 0.47 GiB (457.5%).",
-        {"graph_bytes": "0.1 GiB", "graph_estimate_bytes": "0.58 GiB", "graph_difference_bytes": "0.47 GiB"},
+        {
+            "graph_bytes": "0.1 GiB",
+            "graph_estimate_bytes": "0.58 GiB",
+            "graph_difference_bytes": "0.47 GiB",
+        },
     ),
     (
         "vllm 0.11 to 0.25",
@@ -323,7 +370,11 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
     (
         "vllm-ascend 0.25",
         f"INFO [worker.py:751] {ASCEND_SUGGESTION} After warmup: torch reserved memory 54.4 GiB, torch allocated memory 53.75 GiB.",
-        {**_ASCEND_SUGGESTED, "warm_up_reserved_bytes": "54.4 GiB", "warm_up_allocated_bytes": "53.75 GiB"},
+        {
+            **_ASCEND_SUGGESTED,
+            "warm_up_reserved_bytes": "54.4 GiB",
+            "warm_up_allocated_bytes": "53.75 GiB",
+        },
     ),
     (
         "vllm-ascend 0.23, DEBUG",
@@ -428,12 +479,24 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         "torch_peak after profiling, after empty_cache() is 13.30 G",
         {"profile_after_allocated_peak_bytes": "13.30 GiB"},
     ),
-    ("by hand", "non_torch_memory after init HCCL is 0.35 G", {"distributed_after_non_torch_bytes": "0.35 GiB"}),
-    ("by hand", "non_torch_memory before init HCCL is 0.35 G", {"initial_non_torch_bytes": "0.35 GiB"}),
+    (
+        "by hand",
+        "non_torch_memory after init HCCL is 0.35 G",
+        {"distributed_after_non_torch_bytes": "0.35 GiB"},
+    ),
+    (
+        "by hand",
+        "non_torch_memory before init HCCL is 0.35 G",
+        {"initial_non_torch_bytes": "0.35 GiB"},
+    ),
     (
         "by hand",
         "\u670d\u52a1\u542f\u52a8\u540e\uff1a59614 / 65536 (\u8fdb\u7a0b\u5360\u7528\uff1a56257)",
-        {"npu_smi_after_bytes": "59614 MiB", "npu_smi_total_bytes": "65536 MiB", "npu_smi_process_bytes": "56257 MiB"},
+        {
+            "npu_smi_after_bytes": "59614 MiB",
+            "npu_smi_total_bytes": "65536 MiB",
+            "npu_smi_process_bytes": "56257 MiB",
+        },
     ),
 ]
 

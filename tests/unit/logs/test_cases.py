@@ -24,7 +24,9 @@ def test_reported_figures(name):
         plan = next((process.kv_plan for process in run.processes if process.kv_plan), {})
         for process in run.processes:
             if process.is_worker:
-                device = next((span.detail["device"] for span in process.phases if span.phase == "oom"), None)
+                device = next(
+                    (span.detail["device"] for span in process.phases if span.phase == "oom"), None
+                )
                 found.append({**plan, **process.figures, "device": device})
     starts = EXPECTED[name]["starts"]
     assert len(found) == len(starts)
@@ -38,9 +40,10 @@ def test_printed_digits_give_the_half_unit(name):
     for run in read_log(str(DATA / name)):
         for process in run.processes:
             for figure, value in process.figures.items():
-                exact = figure in ("suggested_requested_bytes", "suggested_limit_bytes") or not figure.endswith(
-                    "_bytes"
-                )
+                exact = figure in (
+                    "suggested_requested_bytes",
+                    "suggested_limit_bytes",
+                ) or not figure.endswith("_bytes")
                 assert (figures_half := process.figures_half_units.get(figure, 0)) >= 0
                 assert exact == (figures_half == 0), (figure, value)
 
@@ -86,7 +89,12 @@ def test_the_old_method_adds_up(notes):
     """KV = requested - (allocated peak + (device used - allocated)), within the printed digits."""
     for run in (notes[1], notes[4]):
         figures, half = run.processes[0].figures, run.processes[0].figures_half_units
-        names = ("requested_bytes", "profile_after_allocated_peak_bytes", "used_less_allocated_bytes", "kv_cache_bytes")
+        names = (
+            "requested_bytes",
+            "profile_after_allocated_peak_bytes",
+            "used_less_allocated_bytes",
+            "kv_cache_bytes",
+        )
         asked, peak, other, granted = (figures[name] for name in names)
         assert abs(asked - peak - other - granted) <= sum(half[name] for name in names)
 
@@ -141,7 +149,9 @@ def test_phases_of_the_notes(notes):
 def test_the_oom_of_the_notes(notes):
     oom = notes[3].processes[0].phases[-1]
     assert oom.phase == "oom"
-    assert round((oom.detail["reserved_bytes"] - oom.detail["allocated_peak_bytes"]) / GIB, 2) == 4.61
+    assert (
+        round((oom.detail["reserved_bytes"] - oom.detail["allocated_peak_bytes"]) / GIB, 2) == 4.61
+    )
     assert round(oom.after.non_torch_bytes / GIB, 2) == 1.15
 
 
@@ -161,17 +171,32 @@ HOOKED = {
 
 def test_a_real_log_agrees_with_what_hooks_read():
     (run,) = read_log(str(DATA / "recorded_tp2_0.23.0.log"))
-    assert (run.info.engine, run.info.engine_version, run.info.status) == ("vllm-ascend", "0.23.0", "ok")
+    assert (run.info.engine, run.info.engine_version, run.info.status) == (
+        "vllm-ascend",
+        "0.23.0",
+        "ok",
+    )
     assert run.info.model == "Qwen/Qwen3-VL-8B-Instruct"
     assert run.forms == ["E4"]
     found = [process for process in run.processes if process.is_worker]
     assert sorted(process.identity.label for process in found) == ["TP0", "TP1"]
     for process in found:
         for name, value in HOOKED.items():
-            assert abs(process.figures[name] - value) <= process.figures_half_units.get(name, 0), name
+            assert abs(process.figures[name] - value) <= process.figures_half_units.get(name, 0), (
+                name
+            )
         # the exact suggestion gives the sum of what the equation and the graphs take, to the byte
-        taken = int(HOOKED["requested_bytes"]) - process.figures["suggested_requested_bytes"] - (150 << 20)
-        names = ("weights_bytes", "peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
+        taken = (
+            int(HOOKED["requested_bytes"])
+            - process.figures["suggested_requested_bytes"]
+            - (150 << 20)
+        )
+        names = (
+            "weights_bytes",
+            "peak_activation_bytes",
+            "non_torch_increase_bytes",
+            "graph_bytes",
+        )
         assert taken == sum(HOOKED[name] for name in names)
     plan = run.processes[-1].kv_plan
     assert (plan["tokens"], plan["max_model_len"], plan["max_concurrency"], plan["block_size"]) == (

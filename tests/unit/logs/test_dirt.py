@@ -27,7 +27,10 @@ PREFIXED = "".join(
     if "by hand" not in release and "a value a line" not in release
 )
 NOTES = (DATA / "two_methods_910b_tp2.md").read_text()
-LOGS = {path.name: path.read_text() for path in sorted(DATA.glob("*.log"))} | {"notes": NOTES, "every line": PREFIXED}
+LOGS = {path.name: path.read_text() for path in sorted(DATA.glob("*.log"))} | {
+    "notes": NOTES,
+    "every line": PREFIXED,
+}
 
 
 def read(data: str | bytes) -> tuple[set[tuple[str, Any]], list[Any]]:
@@ -65,7 +68,9 @@ def test_harmless_dirt_keeps_the_books(kind, name, seed):
 @given(
     name=st.sampled_from(sorted(LOGS)),
     kinds=st.lists(
-        st.sampled_from([k for k in sorted(HARMLESS) if k not in ("packed", "utf_16", "byte_order_mark")]),
+        st.sampled_from(
+            [k for k in sorted(HARMLESS) if k not in ("packed", "utf_16", "byte_order_mark")]
+        ),
         max_size=3,
         unique=True,
     ),
@@ -110,7 +115,11 @@ def test_who_printed_a_line_changes_no_figure(kind, name, seed):
 #: The line with which a start begins: it keeps what two people have pasted one after the other apart.
 BEGINNING = "(EngineCore pid=1) INFO 11-21 03:07:41 [core.py:94] Initializing a V1 LLM engine (v0.23.0) with config: "
 BEGINNING += "model='org/model-{number}', max_seq_len=4096, tensor_parallel_size={size}, x=1\n"
-SINGLE = [name for name in sorted(LOGS) if name not in ("notes", "every line") and len(EXPECTED[name][1]) == 1]
+SINGLE = [
+    name
+    for name in sorted(LOGS)
+    if name not in ("notes", "every line") and len(EXPECTED[name][1]) == 1
+]
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,12 +131,18 @@ def test_several_starts_in_one_paste_are_kept_apart(names, seed):
         f"{BEGINNING.format(number=number, size=2 if name.startswith('recorded') else 1)}{LOGS[name]}"
         for number, name in enumerate(names)
     ]
-    dirty = HARMLESS[rng.choice([kind for kind in sorted(HARMLESS) if kind not in ("fences", "quotes")])]
+    dirty = HARMLESS[
+        rng.choice([kind for kind in sorted(HARMLESS) if kind not in ("fences", "quotes")])
+    ]
     alone = [start for part in parts for start in read(part)[1]]
     together = read(dirty("\n".join(parts), rng))[1]
     assert [start[3] for start in together] == [start[3] for start in alone]
     # what a part does not say of its engine, another part may
-    assert all(known[:3] == found[:3] for known, found in zip(alone, together, strict=True) if known[0] is not None)
+    assert all(
+        known[:3] == found[:3]
+        for known, found in zip(alone, together, strict=True)
+        if known[0] is not None
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -139,12 +154,17 @@ def test_pastes_without_beginnings_mix_no_numbers(names, seed):
     assert facts <= known
     for *_, processes in books:
         for _, figures, _ in processes:
-            printed = {(name, value) for name, value in figures.items() if name != "oom_reserved_bytes"}
+            printed = {
+                (name, value) for name, value in figures.items() if name != "oom_reserved_bytes"
+            }
             assert printed <= known
 
 
 @settings(max_examples=40, deadline=None)
-@given(name=st.sampled_from([name for name in sorted(LOGS) if name != "notes"]), seed=st.integers(0, 2**32))
+@given(
+    name=st.sampled_from([name for name in sorted(LOGS) if name != "notes"]),
+    seed=st.integers(0, 2**32),
+)
 def test_lines_wrapped_by_a_terminal_are_whole_again(name, seed):
     """But for plain bytes at the end of a line: broken within, nothing tells them from two numbers."""
     facts, books = read(wrapped(LOGS[name], random.Random(seed)))

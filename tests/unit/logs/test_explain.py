@@ -22,7 +22,7 @@ LINE = "INFO Available KV cache memory: 43.40 GiB\n"
 @pytest.fixture
 def explain(monkeypatch, capsys):
     """Runs the command; (exit status, stdout, stderr)."""
-    monkeypatch.setitem(cli.COMMANDS, "explain", "vllm_memprof.cli.explain")
+    monkeypatch.setitem(cli.COMMANDS, "explain", "vllm_memprof.cli.commands.explain")
 
     def run(*args: str) -> tuple[int, str, str]:
         try:
@@ -64,7 +64,9 @@ def test_several_starts_are_an_array(explain):
 
 
 @pytest.mark.parametrize("format_name", ["table", "markdown", "json"])
-@pytest.mark.parametrize("name", sorted(path.name for path in DATA.iterdir() if path.suffix in (".log", ".md")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in DATA.iterdir() if path.suffix in (".log", ".md"))
+)
 def test_every_log_in_every_format(explain, name, format_name):
     status, out, _ = explain("--format", format_name, DATA / name)
     assert status == 0
@@ -90,7 +92,9 @@ def test_markdown_of_many_starts_fits_into_a_comment(explain, tmp_path, lang):
     assert len(out.encode()) < 60_000
     listed = [line for line in out.splitlines() if re.match(r"\d+\. many", line)]
     assert len(listed) == 60
-    first_out, last_out = (int(number) for number in re.search(r"#(\d+)-many.log#(\d+)", plain(out)).groups())
+    first_out, last_out = (
+        int(number) for number in re.search(r"#(\d+)-many.log#(\d+)", plain(out)).groups()
+    )
     assert (out.count("\n# memprof: "), last_out) == (first_out - 1, 70)
     said = {"en": "left out below: {} of 70 starts", "zh": "略去 70 次启动中的 {} 次"}[lang]
     assert said.format(71 - first_out) in out
@@ -119,13 +123,17 @@ def test_one_start_of_a_log_by_its_number(explain, tmp_path):
 
 
 def test_into_a_file(explain, tmp_path):
-    status, out, _ = explain(DATA / "two_methods_910b_tp2.md", "--format", "markdown", "-o", tmp_path / "r.md")
+    status, out, _ = explain(
+        DATA / "two_methods_910b_tp2.md", "--format", "markdown", "-o", tmp_path / "r.md"
+    )
     assert (status, out) == (0, "")
     assert "44.30" in (tmp_path / "r.md").read_text()
 
 
 def test_standard_input(explain, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LINE.encode(), mtime=0))))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(LINE.encode(), mtime=0)))
+    )
     status, out, _ = explain("-")
     assert status == 0
     assert "KV cache 43.40 GiB" in out
@@ -143,7 +151,14 @@ def test_several_logs(explain, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"hello\n", os.urandom(100_000), b"\0" * 50_000, b"\x89PNG\r\n\x1a\n" * 99, gzip.compress(b"x", mtime=0)],
+    [
+        b"",
+        b"hello\n",
+        os.urandom(100_000),
+        b"\0" * 50_000,
+        b"\x89PNG\r\n\x1a\n" * 99,
+        gzip.compress(b"x", mtime=0),
+    ],
 )
 def test_a_file_without_memory_lines(explain, tmp_path, content):
     (tmp_path / "x.log").write_bytes(content)

@@ -26,7 +26,9 @@ def figures(text: str) -> dict[str, int | float]:
     return {fact.name: fact.value for fact in facts_of(plain(text), 1)}
 
 
-@pytest.mark.parametrize(("release", "line", "expected"), SAMPLES, ids=[f"{i}: {s[0]}" for i, s in enumerate(SAMPLES)])
+@pytest.mark.parametrize(
+    ("release", "line", "expected"), SAMPLES, ids=[f"{i}: {s[0]}" for i, s in enumerate(SAMPLES)]
+)
 def test_lines_of_engines(release, line, expected):
     assert figures(line) == {name: amount(figure) for name, figure in expected.items()}
 
@@ -54,15 +56,23 @@ def test_every_row_is_exercised():
     seen = {fact.format for _, line, _ in SAMPLES for fact in facts_of(plain(line), 1)}
     seen |= {
         fact.format
-        for line in ("peak_memory after profiling is 13.30 G", "non_torch_memory after profiling is 1.21 G")
+        for line in (
+            "peak_memory after profiling is 13.30 G",
+            "non_torch_memory after profiling is 1.21 G",
+        )
         for fact in facts_of(line, 1, context="real")
     }
-    untested = [row.regex.pattern for row in FORMATS if row.holes and row not in seen and "torch_" not in row.anchor]
+    untested = [
+        row.regex.pattern
+        for row in FORMATS
+        if row.holes and row not in seen and "torch_" not in row.anchor
+    ]
     assert len(untested) <= 8, untested
 
 
 @pytest.mark.parametrize(
-    ("release", "line", "expected"), [s for s in SAMPLES if "by hand" not in s[0] and "a value a line" not in s[0]]
+    ("release", "line", "expected"),
+    [s for s in SAMPLES if "by hand" not in s[0] and "a value a line" not in s[0]],
 )
 def test_a_needle_finds_every_line_of_an_engine(release, line, expected):
     assert any(needle in line.encode() for needle in NEEDLES), line
@@ -89,12 +99,16 @@ def test_units_and_half_units(text, unit, digits, value, half):
 def test_context_changes_the_meaning():
     line = "non_torch_memory after profiling is 1.21 G  # updated: "
     assert [fact.name for fact in facts_of(line, 1)] == ["profile_after_non_torch_bytes"]
-    assert [fact.name for fact in facts_of(line, 1, context="real")] == ["used_less_allocated_bytes"]
+    assert [fact.name for fact in facts_of(line, 1, context="real")] == [
+        "used_less_allocated_bytes"
+    ]
 
 
 @pytest.mark.parametrize("total", ["6545211392", "65452", "46600395161"])
 def test_a_device_total_that_was_cut_is_not_read(total):
-    assert figures(f"Available memory: 46600395162, total memory: {total}") == {"kv_cache_bytes": 46600395162}
+    assert figures(f"Available memory: 46600395162, total memory: {total}") == {
+        "kv_cache_bytes": 46600395162
+    }
 
 
 @pytest.mark.parametrize("size", ["1" * 400, "1048577", "9" * 30])

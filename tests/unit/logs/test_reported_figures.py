@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.logs.record import read_log
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -99,7 +99,13 @@ def starts(name: str) -> list[tuple[str, Report, dict[str, Any]]]:
 def wanted(kind: str, key: str, value: Any) -> tuple[str, int | Fraction]:
     """(figure, value in bytes or as it is) of one entry of a row."""
     figure, unit = KEYS.get(key, ("", GIB))
-    figure = OF_OOM.get(key, figure) if kind == "oom" else OF_E6.get(key, figure) if kind == "gpuB" else figure
+    figure = (
+        OF_OOM.get(key, figure)
+        if kind == "oom"
+        else OF_E6.get(key, figure)
+        if kind == "gpuB"
+        else figure
+    )
     assert figure, f"no figure for {key}"
     if isinstance(value, str):
         number, name = value.split()
@@ -144,14 +150,18 @@ def test_a_log_gives_the_figures_of_its_row(name: str) -> None:
                 continue  # "free_s" is the number that was printed
             figure, amount = wanted(row["style"], key, value)
             if printed(text, value):
-                assert figures[figure] == (float(amount) if isinstance(amount, Fraction) else amount), key
+                assert figures[figure] == (
+                    float(amount) if isinstance(amount, Fraction) else amount
+                ), key
                 compared += 1
             else:
                 assert figures.get(figure) is None, key
     assert compared
 
 
-@pytest.mark.parametrize("name", sorted(name for name, row in CASES.items() if row["style"] in SUBTRACTED))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, row in CASES.items() if row["style"] in SUBTRACTED)
+)
 def test_the_residual_is_the_one_that_the_row_implies(name: str) -> None:
     """KV cache - (requested - what the equation subtracts), from the row's own digits."""
     row = CASES[name]
@@ -164,7 +174,9 @@ def test_the_residual_is_the_one_that_the_row_implies(name: str) -> None:
         implied = Fraction(str(figs["kv"])) - Fraction(str(figs["req"]))
         implied += sum(Fraction(str(figs[key])) for key in names)
         assert budget.residual_bytes is not None
-        assert abs(budget.residual_bytes - implied * GIB) <= len(names) + 2  # each figure is whole bytes
+        assert (
+            abs(budget.residual_bytes - implied * GIB) <= len(names) + 2
+        )  # each figure is whole bytes
         assert budget.balanced
 
 

@@ -32,12 +32,19 @@ def test_ranks_by_their_prefixes(runs_of):
         "(APIServer pid=10) INFO:     Application startup complete.\n"
     )
     assert run.info.model == "org/model"
-    assert (run.info.engine, run.info.engine_version, run.info.status) == ("vllm-ascend", "0.13.0", "ok")
+    assert (run.info.engine, run.info.engine_version, run.info.status) == (
+        "vllm-ascend",
+        "0.13.0",
+        "ok",
+    )
     assert any("taken to be that of vLLM" in note for note in run.info.notes)
     assert run.forms == ["E2"]
     found = workers(run)
     assert list(found) == ["TP1", "TP0"]
-    assert [(p.identity.rank, p.identity.tp_rank, p.identity.pid) for p in found.values()] == [(1, 1, 31), (0, 0, 30)]
+    assert [(p.identity.rank, p.identity.tp_rank, p.identity.pid) for p in found.values()] == [
+        (1, 1, 31),
+        (0, 0, 30),
+    ]
     assert found["TP0"].figures["kv_cache_bytes"] == 46600395162
     assert found["TP1"].figures["kv_cache_bytes"] == 46525233234
     assert {p.figures["gpu_memory_utilization"] for p in found.values()} == {0.95}
@@ -46,11 +53,12 @@ def test_ranks_by_their_prefixes(runs_of):
 
 
 def test_ranks_of_prefill_context_parallelism(runs_of):
-    assigned = (
-        "rank {rank} in world size 4 is assigned as DP rank 0, PP rank 0, PCP rank {pcp}, TP rank {tp}, EP rank N/A"
-    )
+    assigned = "rank {rank} in world size 4 is assigned as DP rank 0, PP rank 0, PCP rank {pcp}, TP rank {tp}, EP rank N/A"
     options = "{'tensor_parallel_size': 2, 'prefill_context_parallel_size': 2}"
-    lines = [f"(APIServer pid=10) INFO 11-21 03:07:01 [utils.py:1] non-default args: {options}\n", INIT]
+    lines = [
+        f"(APIServer pid=10) INFO 11-21 03:07:01 [utils.py:1] non-default args: {options}\n",
+        INIT,
+    ]
     for rank, pcp, tp in ((0, 0, 0), (3, 1, 1), (2, 1, 0)):
         said = assigned.format(rank=rank, pcp=pcp, tp=tp)
         lines.append(f"(Worker pid={30 + rank}) INFO 11-21 03:07:20 [parallel_state.py:1] {said}\n")
@@ -81,7 +89,9 @@ def test_the_same_start_pasted_twice_is_two_starts_with_the_same_figures(runs_of
 
 
 def test_a_process_that_says_it_again_is_one_start(runs_of):
-    (run,) = runs_of("Available KV cache memory: 44.30 GiB\n\nIn short: Available KV cache memory: 44.3 GiB\n")
+    (run,) = runs_of(
+        "Available KV cache memory: 44.30 GiB\n\nIn short: Available KV cache memory: 44.3 GiB\n"
+    )
     assert kv(run) == {"the worker": 44.3}
 
 
@@ -98,13 +108,9 @@ def test_interleaved_instances(runs_of):
     for pid in (100, 200):
         text += f"(APIServer pid={pid}) INFO 11-21 03:07:01 [api_server.py:1] vLLM API server version 0.23.0\n"
         text += f"(EngineCore pid={pid + 10}) INFO 11-21 03:07:12 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with config: model='m{pid}', tensor_parallel_size=2, pipeline_parallel_size=1,\n"
-        text += (
-            f"(Worker_TP0 pid={pid + 20}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
-        )
+        text += f"(Worker_TP0 pid={pid + 20}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
     for pid in (200, 100):
-        text += (
-            f"(Worker_TP1 pid={pid + 21}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
-        )
+        text += f"(Worker_TP1 pid={pid + 21}) INFO [model_runner_v1.py:1] Loading model weights took {pid / 100}000 GB\n"
         for rank in (0, 1):
             text += f"(Worker_TP{rank} pid={pid + 20 + rank}) INFO [worker.py:1] Available KV cache memory: {pid / 10 + rank:.2f} GiB\n"
         text += f"(EngineCore pid={pid + 10}) INFO [kv_cache_utils.py:1] GPU KV cache size: {pid},000 tokens\n"
@@ -123,9 +129,7 @@ def test_data_parallel_replicas_are_one_run(runs_of):
     for dp in (0, 1):
         text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [model_runner_v1.py:1] Loading model weights took 5.0000 GB\n"
         text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [worker.py:1] Available KV cache memory: {40 + dp}.00 GiB\n"
-        text += (
-            f"(EngineCore_DP{dp} pid={dp + 20}) INFO [kv_cache_utils.py:1] GPU KV cache size: {400 + dp},000 tokens\n"
-        )
+        text += f"(EngineCore_DP{dp} pid={dp + 20}) INFO [kv_cache_utils.py:1] GPU KV cache size: {400 + dp},000 tokens\n"
     (run,) = runs_of(text)
     assert kv(run) == {"DP0": 40.0, "DP1": 41.0}
     plans = {p.identity.dp_rank: p.kv_plan["tokens"] for p in run.processes if p.kv_plan}
@@ -153,7 +157,10 @@ def test_workers_that_nothing_names_are_told_apart_by_process_id(runs_of):
 
 def test_ranks_of_old_releases(runs_of):
     (run,) = runs_of(
-        "".join(f"(VllmWorker rank={r} pid={r + 5}) INFO Available KV cache memory: {r}.50 GiB\n" for r in (0, 1))
+        "".join(
+            f"(VllmWorker rank={r} pid={r + 5}) INFO Available KV cache memory: {r}.50 GiB\n"
+            for r in (0, 1)
+        )
     )
     assert kv(run) == {"rank 0": 0.5, "rank 1": 1.5}
     assert [p.identity.rank for p in workers(run).values()] == [0, 1]
@@ -203,7 +210,10 @@ def test_npu_smi_tables_become_notes(runs_of):
         "| 0       0                 | 1234          | python                   | 51341                   |\n"
     )
     (run,) = runs_of(table)
-    assert "npu-smi: NPU 0 chip 0 holds 54,735 of 65,536 MiB, 51,341 of them in 1 processes" in run.info.notes
+    assert (
+        "npu-smi: NPU 0 chip 0 holds 54,735 of 65,536 MiB, 51,341 of them in 1 processes"
+        in run.info.notes
+    )
     (run,) = runs_of(table + "INFO Available KV cache memory: 43.40 GiB\n")
     assert run.info.engine == "vllm-ascend"
 
@@ -227,8 +237,13 @@ def test_a_utilization_that_the_figures_contradict_is_not_used(runs_of):
 
 def test_lines_in_an_unknown_order_are_not_mixed(runs_of):
     """A weights line after a grant is of another start: its KV cache is unknown."""
-    runs = runs_of("INFO Available KV cache memory: 5.00 GiB\nINFO Loading model weights took 9.0000 GB\n")
-    assert [sorted(run.processes[0].figures) for run in runs] == [["kv_cache_bytes"], ["weights_bytes"]]
+    runs = runs_of(
+        "INFO Available KV cache memory: 5.00 GiB\nINFO Loading model weights took 9.0000 GB\n"
+    )
+    assert [sorted(run.processes[0].figures) for run in runs] == [
+        ["kv_cache_bytes"],
+        ["weights_bytes"],
+    ]
 
 
 def test_many_starts_are_bounded(runs_of):
@@ -266,7 +281,9 @@ def test_lines_behind_the_prefix_of_a_container(runs_of):
 def test_a_wrapped_record_stays_with_its_worker(runs_of):
     line = "(Worker_TP1 pid=31) INFO 11-21 03:07:41 [worker.py:771] Free memory on device (60.61/60.96 GiB) on startup. Desired GPU memory utilization is (0.95, 57.91 GiB). Actual usage: 9.19 GiB for weights, 3.86 GiB for peak activation, 0.56 GiB for non-torch memory, 0.31 GiB for NPU graph memory."
     for width in range(60, 130):
-        (run,) = runs_of("\n".join(line[at : at + width] for at in range(0, len(line), width)) + "\n")
+        (run,) = runs_of(
+            "\n".join(line[at : at + width] for at in range(0, len(line), width)) + "\n"
+        )
         (worker,) = workers(run).values()
         assert worker.identity.label == "TP1"
         assert len(worker.figures) == 8, width
@@ -300,10 +317,10 @@ def test_nothing_follows_a_refused_start(runs_of):
 @pytest.mark.parametrize("filled", ["", "   "])
 def test_a_number_torn_by_a_terminal_is_whole_or_unknown(runs_of, filled):
     """Rows filled up with spaces hide that 0.31 goes over two lines: 31 GiB is no figure of this log."""
-    first = (
-        "(Worker_TP1 pid=31) INFO [worker.py:771] Actual usage: 9.19 GiB for weights, 3.86 GiB for peak activation, 0."
+    first = "(Worker_TP1 pid=31) INFO [worker.py:771] Actual usage: 9.19 GiB for weights, 3.86 GiB for peak activation, 0."
+    (run,) = runs_of(
+        f"{first}{filled}\n31 GiB for NPU graph memory. Replace gpu_memory_utilization with more of it\n"
     )
-    (run,) = runs_of(f"{first}{filled}\n31 GiB for NPU graph memory. Replace gpu_memory_utilization with more of it\n")
     (worker,) = workers(run).values()
     assert worker.figures["weights_bytes"] == round(9.19 * GIB)
     if "graph_bytes" in worker.figures:

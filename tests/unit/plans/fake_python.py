@@ -94,7 +94,16 @@ def plan(args: list[str]) -> int:
     versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0"}
     events.write("process", schema="memprof.events/1", host=socket.gethostname(), pid=os.getpid(), ppid=os.getppid(),
                  role="engine_core", wall=time.time(), argv=sys.argv, python="3", versions=versions)  # fmt: skip
-    events.write("identity", role="worker", rank=0, local_rank=0, tp_rank=0, label="TP0", soc="Fake1", world_size=1)
+    events.write(
+        "identity",
+        role="worker",
+        rank=0,
+        local_rank=0,
+        tp_rank=0,
+        label="TP0",
+        soc="Fake1",
+        world_size=1,
+    )
     time.sleep(float(os.environ.get("FAKE_PLAN_SECONDS", "0")))
     refused = option(args, "refuse", "")
     if refused and refused == option(args, "max-num-seqs", ""):

@@ -26,7 +26,10 @@ def test_one_normal_form_for_what_says_the_same(tokens: list[str]) -> None:
         (["--max-model-len", "4096"], ["--max-model-len", "8192"]),
         (["--enforce-eager"], ["--no-enforce-eager"]),
         (["--enforce-eager"], []),
-        (["--enforce-eager", "--no-enforce-eager"], ["--no-enforce-eager", "--enforce-eager"]),  # the later one wins
+        (
+            ["--enforce-eager", "--no-enforce-eager"],
+            ["--no-enforce-eager", "--enforce-eager"],
+        ),  # the later one wins
         (["--x", "1", "--x", "2"], ["--x", "2", "--x", "1"]),
         (["--names", "a", "b"], ["--names", "a b"]),
         (["--config", '{"a": 1}'], ["--config", '{"a": 2}']),
@@ -37,7 +40,9 @@ def test_what_says_something_else_has_another_form(a: list[str], b: list[str]) -
 
 
 def test_json_is_compared_by_content() -> None:
-    assert normal_form(["--cc", '{"b": 1,"a":[1, 2]}']) == normal_form(["--cc", '{"a":[1,2],  "b":1}'])
+    assert normal_form(["--cc", '{"b": 1,"a":[1, 2]}']) == normal_form(
+        ["--cc", '{"a":[1,2],  "b":1}']
+    )
 
 
 def test_negative_numbers_are_values() -> None:
@@ -49,14 +54,21 @@ def test_negative_numbers_are_values() -> None:
     [
         ([], "max-model-len", "1", ["--max-model-len", "1"]),
         (["-tp", "2", "--x"], "tensor-parallel-size", "4", ["--tensor-parallel-size", "4", "--x"]),
-        (["--a", "--max_num_seqs=8", "--b", "c"], "max-num-seqs", "9", ["--a", "--max-num-seqs", "9", "--b", "c"]),
+        (
+            ["--a", "--max_num_seqs=8", "--b", "c"],
+            "max-num-seqs",
+            "9",
+            ["--a", "--max-num-seqs", "9", "--b", "c"],
+        ),
         (["--x=1", "--y", "--x", "2"], "x", "3", ["--x", "3", "--y"]),
         (["--enforce-eager"], "enforce-eager", "false", ["--no-enforce-eager"]),
         (["--no-enforce-eager"], "enforce_eager", "true", ["--enforce-eager"]),
         ([], "seed", "-1", ["--seed=-1"]),
     ],
 )
-def test_an_option_is_replaced_in_its_place(tokens: list[str], name: str, value: str, wanted: list[str]) -> None:
+def test_an_option_is_replaced_in_its_place(
+    tokens: list[str], name: str, value: str, wanted: list[str]
+) -> None:
     assert with_option(tokens, name, value) == wanted
 
 
@@ -69,6 +81,9 @@ def test_values_are_found_by_any_spelling_and_the_last_counts() -> None:
 
 def test_devices_are_the_product_of_the_parallel_sizes() -> None:
     assert devices_of([]) == 1
-    assert devices_of(["-tp", "8", "--pipeline_parallel_size=2", "-dp", "4", "--max-num-seqs", "9"]) == 64
+    assert (
+        devices_of(["-tp", "8", "--pipeline_parallel_size=2", "-dp", "4", "--max-num-seqs", "9"])
+        == 64
+    )
     with pytest.raises(UsageError, match="--tensor-parallel-size 'two' is not a number of devices"):
         devices_of(["-tp", "two"])

@@ -29,7 +29,11 @@ __all__ = ["env"]  # a fixture
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'"
 )
-PLAN = Plan("some/model", [], own={"device": "cpu", "python": str(Path(__file__).with_name("fake_python.py"))})
+PLAN = Plan(
+    "some/model",
+    [],
+    own={"device": "cpu", "python": str(Path(__file__).with_name("fake_python.py"))},
+)
 
 
 def test_a_task_brings_the_run_folder_back(tmp_path: Path) -> None:
@@ -53,18 +57,44 @@ def test_without_ray_the_command_says_what_to_install(env: dict[str, str], tmp_p
     code = "import sys, importlib.util as u; f = u.find_spec\n"
     code += "u.find_spec = lambda n, *a: None if n == 'ray' else f(n, *a)\n"
     code += "from vllm_memprof.cli import main; sys.exit(main(sys.argv[1:]))"
-    args = ["sweep", "some/model", "--device", "cpu", "--python", "python3", "--over", "max-num-seqs=1", "--ray"]
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, cwd=tmp_path)
+    args = [
+        "sweep",
+        "some/model",
+        "--device",
+        "cpu",
+        "--python",
+        "python3",
+        "--over",
+        "max-num-seqs=1",
+        "--ray",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert "pip install 'vllm-memprof[ray]'" in done.stderr
 
 
 @needs_ray
 def test_a_sweep_on_two_workers_with_a_ctrl_c(env: dict[str, str], tmp_path: Path) -> None:
-    args = ["--over", "max-num-seqs=1,2,3,4,5,6", "-o", "sweep", "--ray=local", "--jobs", "2", "--refuse=6"]
-    code, stderr, children = interrupted_after(2, {**env, "FAKE_PLAN_SECONDS": "1"}, tmp_path, *args)
+    args = [
+        "--over",
+        "max-num-seqs=1,2,3,4,5,6",
+        "-o",
+        "sweep",
+        "--ray=local",
+        "--jobs",
+        "2",
+        "--refuse=6",
+    ]
+    code, stderr, children = interrupted_after(
+        2, {**env, "FAKE_PLAN_SECONDS": "1"}, tmp_path, *args
+    )
     assert code == 130, stderr
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "something of Ray outlived the sweep")
+    wait_for(
+        lambda: not any(psutil.pid_exists(pid) for pid in children),
+        "something of Ray outlived the sweep",
+    )
     before, ended = identities(tmp_path / "sweep"), len(starts(tmp_path))
     assert 2 <= len(before) < 6
 

@@ -29,7 +29,11 @@ ENGINE = ["--device", "cpu", "--python", FAKE]
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    made = {"NO_COLOR": "1", "FAKE_PLAN_LOG": str(tmp_path / "starts"), "MEMPROF_CACHE_DIR": str(tmp_path / "cache")}
+    made = {
+        "NO_COLOR": "1",
+        "FAKE_PLAN_LOG": str(tmp_path / "starts"),
+        "MEMPROF_CACHE_DIR": str(tmp_path / "cache"),
+    }
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **made}
 
 
@@ -52,8 +56,19 @@ def tokens(*args: str) -> int:
 
 
 def test_a_sweep_has_a_row_for_each_combination(env: dict[str, str], tmp_path: Path) -> None:
-    args = ["--over", "tensor_parallel_size=1,2,4", "--over", "max-num-seqs=8,64", "-o", "sweep", "--jobs", "2"]
-    done = call(env, tmp_path, "sweep", *args, "--refuse=64", "--max-model-len", "1024", "--format", "json")
+    args = [
+        "--over",
+        "tensor_parallel_size=1,2,4",
+        "--over",
+        "max-num-seqs=8,64",
+        "-o",
+        "sweep",
+        "--jobs",
+        "2",
+    ]
+    done = call(
+        env, tmp_path, "sweep", *args, "--refuse=64", "--max-model-len", "1024", "--format", "json"
+    )
     assert done.returncode == 0, done.stderr
     assert "memprof: 6/6" in done.stderr
     found = rows(tmp_path / "sweep")
@@ -67,10 +82,14 @@ def test_a_sweep_has_a_row_for_each_combination(env: dict[str, str], tmp_path: P
             assert "max_num_seqs is refused by this engine" in row["reason"]
         elif size == "1":
             assert (row["status"], row["kv_cache_bytes"]) == ("oom", "")
-            assert row["reason"].startswith("TP0 ran out of device memory in weight_load: RuntimeError: NPU out of")
+            assert row["reason"].startswith(
+                "TP0 ran out of device memory in weight_load: RuntimeError: NPU out of"
+            )
         else:
             assert row["status"] == "ok"
-            assert int(row["tokens"]) == tokens("--tensor-parallel-size", size, "--max-num-seqs", seqs)
+            assert int(row["tokens"]) == tokens(
+                "--tensor-parallel-size", size, "--max-num-seqs", seqs
+            )
     data = json.loads(done.stdout)
     assert data["schema"] == "memprof.sweep/1"
     assert [row["status"] for row in data["rows"]] == [row["status"] for row in found]
@@ -78,12 +97,23 @@ def test_a_sweep_has_a_row_for_each_combination(env: dict[str, str], tmp_path: P
 
 
 def test_each_plan_is_an_ordinary_run(env: dict[str, str], tmp_path: Path) -> None:
-    assert call(env, tmp_path, "sweep", "--over", "max-num-seqs=8,64", "-o", "sweep").returncode == 0
+    assert (
+        call(env, tmp_path, "sweep", "--over", "max-num-seqs=8,64", "-o", "sweep").returncode == 0
+    )
     a, b = (f"sweep/{row['run']}" for row in rows(tmp_path / "sweep"))
-    for args in (["report", a], ["diff", a, b], ["check", a, "--init"], ["diff", f"{a}/report.json", b]):
-        done = subprocess.run([*MEMPROF, *args], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+    for args in (
+        ["report", a],
+        ["diff", a, b],
+        ["check", a, "--init"],
+        ["diff", f"{a}/report.json", b],
+    ):
+        done = subprocess.run(
+            [*MEMPROF, *args], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60
+        )
         assert done.returncode == 0, done.stderr
-    diff = subprocess.run([*MEMPROF, "diff", a, b], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+    diff = subprocess.run(
+        [*MEMPROF, "diff", a, b], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60
+    )
     assert "--max-num-seqs" in diff.stdout
 
 
@@ -94,12 +124,17 @@ def wait_for(condition: Any, what: str) -> None:
         time.sleep(0.02)
 
 
-def interrupted_after(count: int, env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, str, set[int]]:
+def interrupted_after(
+    count: int, env: dict[str, str], tmp_path: Path, *args: str
+) -> tuple[int, str, set[int]]:
     """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count`` plans were whole."""
     command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
                                cwd=tmp_path, start_new_session=True)  # fmt: skip
-    wait_for(lambda: len(list((tmp_path / "sweep").glob("plans/*/plan.json"))) >= count, "the first plans")
+    wait_for(
+        lambda: len(list((tmp_path / "sweep").glob("plans/*/plan.json"))) >= count,
+        "the first plans",
+    )
     children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
@@ -117,7 +152,9 @@ def test_ctrl_c_and_the_same_command_again(env: dict[str, str], tmp_path: Path) 
     code, stderr, children = interrupted_after(5, slow, tmp_path, *args)
     assert code == 130
     assert "the same command goes on" in stderr
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep")
+    wait_for(
+        lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep"
+    )
     before = identities(tmp_path / "sweep")
     assert 5 <= len(before) < 12
     assert len(rows(tmp_path / "sweep")) == len(before)
@@ -153,10 +190,14 @@ def test_a_second_ctrl_c_hastens(env: dict[str, str], tmp_path: Path) -> None:
     process.communicate(timeout=60)
     assert time.monotonic() - began < 15
     assert process.returncode == 130
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep")
+    wait_for(
+        lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep"
+    )
 
 
-def test_a_plan_that_ran_out_of_time_is_a_row_and_is_tried_again(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_plan_that_ran_out_of_time_is_a_row_and_is_tried_again(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     args = ["--over", "max-num-seqs=8", "-o", "sweep", "--startup-timeout", "5"]
     done = call({**env, "FAKE_PLAN_SECONDS": "30"}, tmp_path, "sweep", *args)
     assert done.returncode == 1
@@ -221,7 +262,10 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
         (["--fit", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
         (["--fit", "max-model-len", "--headroom", "2GB"], "not a size"),
         (["--fit", "max-model-len", "--between", "5"], "is not a range"),
-        (["--fit", "max-model-len", "--format", "markdown"], "--format 'markdown' is not there for --fit"),
+        (
+            ["--fit", "max-model-len", "--format", "markdown"],
+            "--format 'markdown' is not there for --fit",
+        ),
         (["--want", "tokens=5"], "--want means nothing without --fit"),
         (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
     ],
@@ -239,15 +283,23 @@ def fit(env: dict[str, str], tmp_path: Path, *args: str) -> tuple[int, dict[str,
 def test_the_fewest_devices(env: dict[str, str], tmp_path: Path) -> None:
     wanted = 300_000
     assert tokens("--tensor-parallel-size", "2") < wanted <= tokens("--tensor-parallel-size", "4")
-    code, found = fit(env, tmp_path, "--fit", "devices", "--want", f"tokens={wanted}", "--run-dir", "fit")
+    code, found = fit(
+        env, tmp_path, "--fit", "devices", "--want", f"tokens={wanted}", "--run-dir", "fit"
+    )
     assert (code, found["answer"], found["flag"]) == (0, "4", "--tensor-parallel-size 4")
-    assert [(row["value"], row["holds"]) for row in found["tries"]] == [("1", False), ("2", False), ("4", True)]
+    assert [(row["value"], row["holds"]) for row in found["tries"]] == [
+        ("1", False),
+        ("2", False),
+        ("4", True),
+    ]
     assert "ran out of device memory" in found["tries"][0]["missing"][0]
     run = tmp_path / "fit" / found["tries"][-1]["plan"]["run"]
     assert json.loads((run / "report.json").read_text())["run"]["status"] == "ok"
 
 
-def test_the_longest_requests_are_those_of_an_exhaustive_search(env: dict[str, str], tmp_path: Path) -> None:
+def test_the_longest_requests_are_those_of_an_exhaustive_search(
+    env: dict[str, str], tmp_path: Path
+) -> None:
     lengths = range(2048, 32769, 2048)
     blocks = int(figures_of([])["kv_cache_bytes"]) // (BLOCK * BYTES_PER_TOKEN)
     best = max(length for length in lengths if blocks / -(-length // BLOCK) >= 8)
@@ -258,7 +310,9 @@ def test_the_longest_requests_are_those_of_an_exhaustive_search(env: dict[str, s
 
 
 def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_path: Path) -> None:
-    code, found = fit(env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02")
+    code, found = fit(
+        env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02"
+    )
     values = figures_of([])
     beside = values["profile_after_allocated_peak_bytes"] + values["profile_after_non_torch_bytes"]
     holding = []
@@ -280,12 +334,23 @@ def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) 
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted by SIGINT" in stderr
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in children), "a plan outlived the search")
+    wait_for(
+        lambda: not any(psutil.pid_exists(pid) for pid in children), "a plan outlived the search"
+    )
     assert len(starts(tmp_path)) == 1
 
 
 def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: Path) -> None:
-    args = ["--fit", "gpu-memory-utilization", "--want", "tokens=900000000", "--step", "0.1", "--run-dir", "fit"]
+    args = [
+        "--fit",
+        "gpu-memory-utilization",
+        "--want",
+        "tokens=900000000",
+        "--step",
+        "0.1",
+        "--run-dir",
+        "fit",
+    ]
     done = call(env, tmp_path, "plan", *args)
     assert done.returncode == 1
     assert "answer:  none" in done.stdout

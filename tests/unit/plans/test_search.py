@@ -25,11 +25,17 @@ def search(verdicts: list[int]) -> tuple[Found, list[str]]:
 
 
 def best_of_all(verdicts: list[int]) -> str | None:
-    return max((value for value, verdict in values_of(verdicts).items() if verdict == HOLDS), key=int, default=None)
+    return max(
+        (value for value, verdict in values_of(verdicts).items() if verdict == HOLDS),
+        key=int,
+        default=None,
+    )
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_in_order_it_finds_what_an_exhaustive_search_finds(little: int, holding: int, much: int) -> None:
+def test_in_order_it_finds_what_an_exhaustive_search_finds(
+    little: int, holding: int, much: int
+) -> None:
     verdicts = [TOO_LITTLE] * little + [HOLDS] * holding + [TOO_MUCH] * much
     found, asked = search(verdicts)
     assert found.answer == best_of_all(verdicts)
@@ -38,7 +44,9 @@ def test_in_order_it_finds_what_an_exhaustive_search_finds(little: int, holding:
 
 
 @given(st.lists(st.sampled_from([TOO_LITTLE, HOLDS, TOO_MUCH]), max_size=60))
-def test_in_any_order_the_answer_holds_and_no_answer_means_that_none_tried_does(verdicts: list[int]) -> None:
+def test_in_any_order_the_answer_holds_and_no_answer_means_that_none_tried_does(
+    verdicts: list[int],
+) -> None:
     table = values_of(verdicts)
     found, asked = search(verdicts)
     assert list(found.tried) == asked
@@ -73,4 +81,6 @@ def test_from_the_least_tries_each_until_one_holds(verdicts: list[int]) -> None:
     found = from_the_least(list(table), table.__getitem__)
     holding = [value for value in table if table[value] == HOLDS]
     assert found.answer == (holding[0] if holding else None)
-    assert list(found.tried) == list(table)[: list(table).index(holding[0]) + 1 if holding else None]
+    assert (
+        list(found.tried) == list(table)[: list(table).index(holding[0]) + 1 if holding else None]
+    )

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.cli.show import build
-from vllm_memprof.ledger.plans import PlanRow, plan_row
 from vllm_memprof.plans import store as store_module
 from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import write_reports
@@ -28,7 +28,9 @@ def key(plan: Plan = PLAN, **env: str) -> str | None:
 
 
 def test_the_same_plan_in_other_words_has_the_same_key() -> None:
-    other = replace(PLAN, engine_args=["--tensor_parallel_size=2", "--max-model-len=4096"], timeout_s=5.0)
+    other = replace(
+        PLAN, engine_args=["--tensor_parallel_size=2", "--max-model-len=4096"], timeout_s=5.0
+    )
     assert key(other) == key() is not None
     assert key(replace(PLAN, own={"device": "sim:ascend910b"})) == key()  # one profile by two names
     assert key(replace(PLAN, own={"device": "sim"})) == key()
@@ -73,7 +75,9 @@ def test_the_content_of_a_profile_is_in_the_key(tmp_path: Path) -> None:
     text = (Path(store_module.PACKAGE_DIR) / "sim" / "profiles" / "ascend910b.toml").read_text()
     keys = set()
     for count in (8, 4):
-        (tmp_path / "mine.toml").write_text(text.replace("device_count = 8", f"device_count = {count}"))
+        (tmp_path / "mine.toml").write_text(
+            text.replace("device_count = 8", f"device_count = {count}")
+        )
         keys.add(key(replace(PLAN, own={"device": f"sim:{tmp_path / 'mine.toml'}"})))
     assert len(keys) == 2
 
@@ -93,16 +97,29 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
     run_dir, row = made
     report = build(run_dir)
     rank = min(report.ranks, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0)
-    assert (row.status, row.tokens, row.kv_cache_bytes) == ("ok", rank.kv.tokens, rank.budget.engine_kv_cache_bytes)
-    assert row.honest_kv_cache_bytes == min(rank.budget.honest_kv_cache_bytes or 0 for rank in report.ranks)
+    assert (row.status, row.tokens, row.kv_cache_bytes) == (
+        "ok",
+        rank.kv.tokens,
+        rank.budget.engine_kv_cache_bytes,
+    )
+    assert row.honest_kv_cache_bytes == min(
+        rank.budget.honest_kv_cache_bytes or 0 for rank in report.ranks
+    )
     total, requested = rank.device_total_bytes, rank.budget.requested_bytes
     assert total is not None
     assert requested is not None
     assert row.honest_kv_cache_bytes is not None
     # everything held, beside the honest KV cache, is what the request leaves
     assert rank.kv.planned_bytes is not None
-    assert row.honest_headroom_bytes == total - (requested - row.honest_kv_cache_bytes) - rank.kv.planned_bytes
-    worst = max(memory.before.reserved_run_peak_bytes or 0 for memory in rank.phases if memory.before is not None)
+    assert (
+        row.honest_headroom_bytes
+        == total - (requested - row.honest_kv_cache_bytes) - rank.kv.planned_bytes
+    )
+    worst = max(
+        memory.before.reserved_run_peak_bytes or 0
+        for memory in rank.phases
+        if memory.before is not None
+    )
     assert row.peak_headroom_bytes is not None
     assert row.peak_headroom_bytes <= total - worst - rank.kv.planned_bytes
     assert row.headroom_bytes == min(row.honest_headroom_bytes, row.peak_headroom_bytes)
@@ -135,7 +152,9 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert store.take(None, PLAN, tmp_path / "none") is None
 
 
-def test_what_another_try_may_end_otherwise_is_not_kept(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+def test_what_another_try_may_end_otherwise_is_not_kept(
+    made: tuple[Path, PlanRow], tmp_path: Path
+) -> None:
     run_dir, row = made
     store = Store(tmp_path / "cache")
     store.keep("k", replace(row, final=False), run_dir)
@@ -146,18 +165,34 @@ def test_what_another_try_may_end_otherwise_is_not_kept(made: tuple[Path, PlanRo
 @pytest.mark.parametrize(
     ("status", "reason", "kept"),
     [
-        ("oom", "TP0 ran out of device memory in weight_load: OutOfMemoryError: NPU out of memory", True),
+        (
+            "oom",
+            "TP0 ran out of device memory in weight_load: OutOfMemoryError: NPU out of memory",
+            True,
+        ),
         ("failed", "the engine exited with status 1: MemoryError", False),
-        ("failed", "the engine exited with status 1: ValueError: No available memory for the cache blocks.", True),
+        (
+            "failed",
+            "the engine exited with status 1: ValueError: No available memory for the cache blocks.",
+            True,
+        ),
         ("failed", "interrupted by SIGINT: TP0 in weight_load", False),
-        ("failed", "not ready within 600 s (--startup-timeout): TP0 in weight_load for 500 s", False),
+        (
+            "failed",
+            "not ready within 600 s (--startup-timeout): TP0 in weight_load for 500 s",
+            False,
+        ),
         ("failed", "worker TP1 (pid 9) was killed by SIGKILL in weight_load", False),
         ("failed", "EngineCore failed: OSError: [Errno 98] Address already in use", False),
     ],
 )
-def test_which_failures_are_final(made: tuple[Path, PlanRow], status: str, reason: str, kept: bool) -> None:
+def test_which_failures_are_final(
+    made: tuple[Path, PlanRow], status: str, reason: str, kept: bool
+) -> None:
     info = json.loads((made[0] / "run.json").read_text())
-    (made[0] / "run.json").write_text(json.dumps({**info, "status": status, "exit_code": 1, "exit_reason": reason}))
+    (made[0] / "run.json").write_text(
+        json.dumps({**info, "status": status, "exit_code": 1, "exit_reason": reason})
+    )
     row = row_of(PLAN, made[0], exit_code=1)
     assert (row.status, row.reason, row.final) == (status, reason, kept)
 
@@ -170,7 +205,9 @@ def test_half_a_plan_in_the_cache_is_none(made: tuple[Path, PlanRow], tmp_path: 
     assert store.take("k", PLAN, tmp_path / "none") is None
 
 
-def test_processes_that_keep_the_same_plan_leave_one_whole(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+def test_processes_that_keep_the_same_plan_leave_one_whole(
+    made: tuple[Path, PlanRow], tmp_path: Path
+) -> None:
     run_dir, _ = made
     code = (
         "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
@@ -181,6 +218,10 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(made: tuple[Path, Pla
     command = [sys.executable, "-c", code, str(run_dir), str(tmp_path / "cache")]
     processes = [subprocess.Popen(command) for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(f"k{i}" for i in range(10))
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(
+        f"k{i}" for i in range(10)
+    )
     for number in range(10):
-        assert Store(tmp_path / "cache").take(f"k{number}", PLAN, tmp_path / f"t{number}") is not None
+        assert (
+            Store(tmp_path / "cache").take(f"k{number}", PLAN, tmp_path / f"t{number}") is not None
+        )

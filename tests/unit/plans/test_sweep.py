@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.cli.show import build
-from vllm_memprof.ledger.plans import Knob, PlanRow
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
 from vllm_memprof.plans.plan import Plan, is_whole, row_of
 from vllm_memprof.plans.pool import Task, Watcher, default_jobs
+from vllm_memprof.plans.rows import Knob, PlanRow
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
@@ -97,7 +97,10 @@ def test_the_folder_is_that_of_the_sweep() -> None:
 
 
 def test_plans_that_are_the_same_are_made_once(tmp_path: Path) -> None:
-    knobs = [Knob("max-model-len", ["4096"]), Knob("cc", ['{"a": 1,"b":2}', '{"b":2,"a":1}', '{"a":2}'])]
+    knobs = [
+        Knob("max-model-len", ["4096"]),
+        Knob("cc", ['{"a": 1,"b":2}', '{"b":2,"a":1}', '{"a":2}']),
+    ]
     job = SweepJob(PLAN, knobs, tmp_path / "sweep", [], Store(tmp_path / "cache"))
     pool, progress = FakePool(), Quiet()
     found = run_sweep(job, pool, progress)
@@ -139,7 +142,11 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
     assert default_jobs([PLAN]) == 16
     assert default_jobs([PLAN, PLAN.vary("tensor-parallel-size", "4")]) == 4
     assert default_jobs([PLAN.vary("tensor-parallel-size", "32")]) == 1
-    assert default_jobs([PLAN, Plan("m", [], own={"device": "npu"})]) == default_jobs([Plan("m", [])]) == 1
+    assert (
+        default_jobs([PLAN, Plan("m", [], own={"device": "npu"})])
+        == default_jobs([Plan("m", [])])
+        == 1
+    )
     one = Plan("m", ["-tp", "32"], own={"device": "sim:910b", "ranks": "one"})
     assert default_jobs([one]) == 16
     free(4 * gib)
@@ -154,7 +161,12 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
     def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             good = holds[int(task.plan.values["max-num-seqs"])]
-            yield task, PlanRow(dict(task.plan.values), "ok", tokens=100 if good else 10, peak_headroom_bytes=1)
+            yield (
+                task,
+                PlanRow(
+                    dict(task.plan.values), "ok", tokens=100 if good else 10, peak_headroom_bytes=1
+                ),
+            )
 
     knob = find_knob("max-num-seqs")
     low, high = parse_range(f"{min(holds)}:{max(holds)}")
@@ -167,7 +179,11 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
 
 def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
     answer, notes, ordered = fitted(tmp_path, {1: True, 2: True, 3: False, 4: False})
-    assert (answer, ordered, notes[0]) == ("2", True, f"the next value, 3, does not hold; {ASSUMED}")
+    assert (answer, ordered, notes[0]) == (
+        "2",
+        True,
+        f"the next value, 3, does not hold; {ASSUMED}",
+    )
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], True))
     assert (answer, notes[0].startswith("3 is the end of the range")) == ("3", True)
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], False))

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.ledger.plans import PlanRow
-from vllm_memprof.plans.knobs import KNOBS, find_knob, parse_range, parse_step, tensor_parallel_sizes
+from vllm_memprof.plans.knobs import (
+    KNOBS,
+    find_knob,
+    parse_range,
+    parse_step,
+    tensor_parallel_sizes,
+)
+from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.search import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.wants import Want, lengths, misses, parse_wants
 
@@ -20,7 +26,9 @@ ROW = PlanRow(
 
 
 def test_wants_are_read() -> None:
-    wants = parse_wants(["tokens=500_000", "concurrency=8@32768", "concurrency=4", "kv_cache=40GiB"], "1.5GiB")
+    wants = parse_wants(
+        ["tokens=500_000", "concurrency=8@32768", "concurrency=4", "kv_cache=40GiB"], "1.5GiB"
+    )
     assert wants == [
         Want("tokens", 500_000),
         Want("concurrency", 8, 32768),
@@ -54,7 +62,9 @@ def test_wants_are_read() -> None:
         ([], "-1GiB", "not a size: '-1GiB'"),
     ],
 )
-def test_a_want_that_is_none_is_refused_with_what_to_write(texts: list[str], headroom: str, message: str) -> None:
+def test_a_want_that_is_none_is_refused_with_what_to_write(
+    texts: list[str], headroom: str, message: str
+) -> None:
     with pytest.raises(UsageError) as error:
         parse_wants(texts, headroom)
     assert message in str(error.value)
@@ -73,9 +83,15 @@ def test_a_want_that_is_none_is_refused_with_what_to_write(texts: list[str], hea
         (Want("concurrency", 61, 8192), None),
         (Want("concurrency", 62, 8192), "concurrency 61.00 < 62"),
         (Want("concurrency", 1, 32000), "concurrency at 32,000 tokens is not known"),
-        (Want("concurrency", 1, 65536), "requests of 65,536 tokens are above --max-model-len 32,768"),
+        (
+            Want("concurrency", 1, 65536),
+            "requests of 65,536 tokens are above --max-model-len 32,768",
+        ),
         (Want("headroom", 2 * GIB), None),
-        (Want("headroom", 5 * GIB // 2), "headroom 2.00 < 2.50 GiB"),  # the lesser of both headrooms counts
+        (
+            Want("headroom", 5 * GIB // 2),
+            "headroom 2.00 < 2.50 GiB",
+        ),  # the lesser of both headrooms counts
     ],
 )
 def test_a_plan_is_held_against_a_want(want: Want, missing: str | None) -> None:
@@ -123,12 +139,20 @@ def test_tensor_parallel_sizes_are_those_that_the_heads_allow() -> None:
     assert tensor_parallel_sizes(None, 16) == [1, 2, 4, 8, 16]
 
 
-def space(name: str, between: str | None = None, step: str | None = None, config: dict[str, int] | None = None):
+def space(
+    name: str,
+    between: str | None = None,
+    step: str | None = None,
+    config: dict[str, int] | None = None,
+):
     return find_knob(name).space(config, *parse_range(between), parse_step(step))
 
 
 def test_the_values_that_are_searched() -> None:
-    assert space("max-model-len", config={"max_position_embeddings": 4096}).values[:2] == ["128", "256"]
+    assert space("max-model-len", config={"max_position_embeddings": 4096}).values[:2] == [
+        "128",
+        "256",
+    ]
     assert space("max-model-len", "1000:4000", "1024").values == ["1000", "2024", "3048", "4000"]
     assert space("max-num-seqs").values[:2] == ["8", "16"]
     wanted = [f"0.{i:02d}".rstrip("0") for i in range(10, 100)]
@@ -151,7 +175,9 @@ def test_the_values_that_are_searched() -> None:
         ("devices", "65:70", None, "has no tensor-parallel size"),
     ],
 )
-def test_a_search_that_is_none_is_refused(name: str, between: str | None, step: str | None, message: str) -> None:
+def test_a_search_that_is_none_is_refused(
+    name: str, between: str | None, step: str | None, message: str
+) -> None:
     with pytest.raises(UsageError) as error:
         space(name, between, step)
     assert message in str(error.value)

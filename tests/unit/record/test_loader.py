@@ -14,7 +14,14 @@ from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.loader import Run, load_run, snapshot_frame
 
 DATA = Path(__file__).parents[2] / "data"
-HEAD = {"kind": "process", "t_ns": 1, "schema": "memprof.events/1", "host": "h", "pid": 7, "role": "worker"}
+HEAD = {
+    "kind": "process",
+    "t_ns": 1,
+    "schema": "memprof.events/1",
+    "host": "h",
+    "pid": 7,
+    "role": "worker",
+}
 
 
 @pytest.fixture
@@ -23,7 +30,9 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DATA / "graph_tp2", tmp_path / "run"))
 
 
-def write_events(folder: Path, *events: dict[str, Any], end: str = "\n", name: str = "h-7.jsonl") -> Run:
+def write_events(
+    folder: Path, *events: dict[str, Any], end: str = "\n", name: str = "h-7.jsonl"
+) -> Run:
     shutil.rmtree(folder / "events")
     (folder / "events").mkdir()
     text = "\n".join(json.dumps(event) for event in (HEAD, *events)) + end
@@ -32,7 +41,15 @@ def write_events(folder: Path, *events: dict[str, Any], end: str = "\n", name: s
 
 
 def edge(phase: str, side: str, phase_id: int, t_ns: int, **values: Any) -> dict[str, Any]:
-    return {"kind": "phase", "phase": phase, "edge": side, "id": phase_id, "t_ns": t_ns, "parent": None, **values}
+    return {
+        "kind": "phase",
+        "phase": phase,
+        "edge": side,
+        "id": phase_id,
+        "t_ns": t_ns,
+        "parent": None,
+        **values,
+    }
 
 
 def test_clean_run() -> None:
@@ -41,12 +58,18 @@ def test_clean_run() -> None:
     assert run.info.engine_version == "0.23.0"
     workers = [process for process in run.processes if process.is_worker]
     assert [process.identity.label for process in workers] == ["TP0", "TP1"]
-    assert [process.identity.role for process in run.processes] == ["worker", "worker", "engine_core"]
+    assert [process.identity.role for process in run.processes] == [
+        "worker",
+        "worker",
+        "engine_core",
+    ]
     assert run.processes[2].kv_plan is not None
     assert not run.processes[2].is_worker
     first = workers[0]
     assert first.versions["vllm-ascend"] == "0.23.0"
-    assert first.figures["graph_bytes"] == 322_122_752  # a later event replaced the null of the first
+    assert (
+        first.figures["graph_bytes"] == 322_122_752
+    )  # a later event replaced the null of the first
     assert first.figures["weights_bytes"] == 9_872_841_216
     assert set(first.ready_t_ns) == {"model"}
     assert first.hooks["w.weight_load"].state == "bound"
@@ -109,7 +132,13 @@ def test_unknown_keys_and_kinds_are_ignored(folder: Path) -> None:
     run = write_events(
         folder,
         {"kind": "novelty", "t_ns": 2, "x": 1},
-        edge("weight_load", "before", 1, 3, snapshot={"t_ns": 3, "allocated_bytes": 5, "novel": {"hccl": 9}}),
+        edge(
+            "weight_load",
+            "before",
+            1,
+            3,
+            snapshot={"t_ns": 3, "allocated_bytes": 5, "novel": {"hccl": 9}},
+        ),
     )
     (process,) = run.processes
     assert process.phases[0].before is not None
@@ -124,7 +153,12 @@ def test_an_error_inside_a_phase(folder: Path) -> None:
         edge("weight_load", "after", 1, 2_000_000_010, snapshot=None, error="RuntimeError: no"),
     )
     (span,) = run.processes[0].phases
-    assert (span.error, span.after, span.open, span.seconds) == ("RuntimeError: no", None, False, 2.0)
+    assert (span.error, span.after, span.open, span.seconds) == (
+        "RuntimeError: no",
+        None,
+        False,
+        2.0,
+    )
 
 
 def test_an_after_without_its_before_is_kept(folder: Path) -> None:
@@ -136,7 +170,9 @@ def test_an_after_without_its_before_is_kept(folder: Path) -> None:
 
 
 def test_an_id_that_is_used_again(folder: Path) -> None:
-    edges = [edge("request", side, 1, t) for t, side in enumerate(["before", "after", "before"], start=1)]
+    edges = [
+        edge("request", side, 1, t) for t, side in enumerate(["before", "after", "before"], start=1)
+    ]
     spans = write_events(folder, *edges).processes[0].phases
     assert [span.open for span in spans] == [False, True]
 
@@ -145,7 +181,14 @@ def test_identity_repeats_and_the_last_one_counts(folder: Path) -> None:
     run = write_events(
         folder,
         {"kind": "identity", "t_ns": 2, "role": "engine_core", "dp_rank": 1},
-        {"kind": "identity", "t_ns": 3, "role": "worker", "rank": 0, "label": "TP0", "dp_rank": None},
+        {
+            "kind": "identity",
+            "t_ns": 3,
+            "role": "worker",
+            "rank": 0,
+            "label": "TP0",
+            "dp_rank": None,
+        },
     )
     who = run.processes[0].identity
     assert (who.role, who.rank, who.dp_rank, who.label, who.pid) == ("worker", 0, 1, "TP0", 7)
@@ -163,7 +206,9 @@ def test_a_foreign_run_schema_is_refused(folder: Path, schema: object) -> None:
 
 
 def test_a_foreign_event_schema_is_refused(folder: Path) -> None:
-    (folder / "events" / "z-1.jsonl").write_text(json.dumps({**HEAD, "schema": "memprof.events/9"}) + "\n")
+    (folder / "events" / "z-1.jsonl").write_text(
+        json.dumps({**HEAD, "schema": "memprof.events/9"}) + "\n"
+    )
     with pytest.raises(RunRecordError, match=r"z-1\.jsonl has schema 'memprof\.events/9'"):
         load_run(folder)
 
@@ -204,14 +249,18 @@ def test_a_run_whose_engine_never_reported(folder: Path) -> None:
     assert run.processes == []
 
 
-@pytest.mark.parametrize("junk", [b"\x00\xff\xfe" * 50, b"[1, 2]", b'"text"', b"{", b"", b"\x7fELF\n\n", b"[" * 10**5])
+@pytest.mark.parametrize(
+    "junk", [b"\x00\xff\xfe" * 50, b"[1, 2]", b'"text"', b"{", b"", b"\x7fELF\n\n", b"[" * 10**5]
+)
 def test_junk_in_run_json(folder: Path, junk: bytes) -> None:
     (folder / "run.json").write_bytes(junk)
     with pytest.raises(RunRecordError, match=r"run\.json"):
         load_run(folder)
 
 
-@pytest.mark.parametrize("junk", [b"\x00\xff\xfe" * 50, b"\x7fELF\nabc\n", b"plain text\n", b'{"kind": "phase"}\n'])
+@pytest.mark.parametrize(
+    "junk", [b"\x00\xff\xfe" * 50, b"\x7fELF\nabc\n", b"plain text\n", b'{"kind": "phase"}\n']
+)
 def test_junk_as_event_file(folder: Path, junk: bytes) -> None:
     (folder / "events" / "x-1.jsonl").write_bytes(junk)
     with pytest.raises(RunRecordError, match=r"x-1\.jsonl"):
@@ -253,12 +302,20 @@ def test_permission_denied_is_explained(folder: Path, monkeypatch: pytest.Monkey
 def test_frame_has_one_row_per_rank_phase_and_edge() -> None:
     run = load_run(DATA / "killed_tp2")
     frame = snapshot_frame(run)
-    edges = sum((s.before is not None) + (s.after is not None) for p in run.processes for s in p.phases)
+    edges = sum(
+        (s.before is not None) + (s.after is not None) for p in run.processes for s in p.phases
+    )
     assert len(frame) == edges
     assert str(frame["allocated_bytes"].dtype) == "Int64"
     assert str(frame["rank"].dtype) == "Int64"
     killed = frame[frame["label"] == "TP1"]
-    assert list(killed["phase"]) == ["device_init", "device_init", "hccl_init", "hccl_init", "weight_load"]
+    assert list(killed["phase"]) == [
+        "device_init",
+        "device_init",
+        "hccl_init",
+        "hccl_init",
+        "weight_load",
+    ]
     assert killed["device_total_bytes"].eq(65_452_113_920).all()
 
 

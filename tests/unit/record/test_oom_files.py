@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from tests.unit.ledger.builders import process, run_of, snapshot, span
-from vllm_memprof.ledger import build_report
+from tests.unit.accounting.builders import process, run_of, snapshot, span
+from vllm_memprof.accounting import build_report
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import RUN_SCHEMA
@@ -40,11 +40,20 @@ def test_only_files_of_this_run_are_kept_and_only_when_asked_for(tmp_path: Path)
 
 
 def test_a_run_folder_has_them_by_device(tmp_path: Path) -> None:
-    info = {"schema": RUN_SCHEMA, "id": "r", "mode": "offline", "model": "m", "command": ["memprof"], "status": "oom"}
+    info = {
+        "schema": RUN_SCHEMA,
+        "id": "r",
+        "mode": "offline",
+        "model": "m",
+        "command": ["memprof"],
+        "status": "oom",
+    }
     (tmp_path / "run.json").write_text(json.dumps(info))
     (tmp_path / "oom").mkdir()
     (tmp_path / "oom" / NAME).write_text(CSV)
-    (tmp_path / "oom" / "device_0_memUsageInfo_20260105080001.csv").write_text(CSV.replace("APP,50126", "APP,50128"))
+    (tmp_path / "oom" / "device_0_memUsageInfo_20260105080001.csv").write_text(
+        CSV.replace("APP,50126", "APP,50128")
+    )
     (tmp_path / "oom" / "notes.csv").write_text(CSV)
     assert load_run(tmp_path).oom_counters[0]["APP"]["bytes"] == 50_128 * MIB
 

@@ -79,5 +79,7 @@ class Page(HTMLParser):
         """Headings in their order, then each table with its columns and rows counted."""
         lines = [f"{'#' * int(tag[1])} {text}" for tag, text in self.headings]
         for table in self.tables:
-            lines.append(f"table {table.caption} [{' | '.join(table.columns)}] {len(table.rows)} rows")
+            lines.append(
+                f"table {table.caption} [{' | '.join(table.columns)}] {len(table.rows)} rows"
+            )
         return "\n".join(lines) + "\n"

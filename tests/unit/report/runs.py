@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.ledger.builders import DATA, gib, process, recorded, run_of, snapshot, span
-from vllm_memprof.ledger import Report, build_report
+from tests.unit.accounting.builders import DATA, gib, process, recorded, run_of, snapshot, span
+from vllm_memprof.accounting import Report, build_report
 
 #: Every run folder: a new one is tried without being named here.
 RUNS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
@@ -21,13 +21,32 @@ def report_of(name: str, **info: Any) -> Report:
 def oom_report() -> Report:
     """Out of memory while the weights were loaded, as the hooks record it."""
     full = replace(
-        snapshot(device_total_bytes=gib(60), device_free_bytes=gib(1), allocated_bytes=gib(55), reserved_bytes=gib(58)),
+        snapshot(
+            device_total_bytes=gib(60),
+            device_free_bytes=gib(1),
+            allocated_bytes=gib(55),
+            reserved_bytes=gib(58),
+        ),
         t_ns=3 * 10**9,
     )
-    empty = replace(full, t_ns=10**9, device_free_bytes=gib(59), allocated_bytes=0, reserved_bytes=0)
+    empty = replace(
+        full, t_ns=10**9, device_free_bytes=gib(59), allocated_bytes=0, reserved_bytes=0
+    )
     detail = {"requested_bytes": gib(2), "device_total_bytes": gib(60), "device": "0"}
     phases = [
         span("weight_load", empty, None, end_t_ns=None),
-        span("oom", None, full, order=1, parent=0, depth=1, start_t_ns=None, end_t_ns=full.t_ns, detail=detail),
+        span(
+            "oom",
+            None,
+            full,
+            order=1,
+            parent=0,
+            depth=1,
+            start_t_ns=None,
+            end_t_ns=full.t_ns,
+            detail=detail,
+        ),
     ]
-    return build_report(run_of(process(phases, {"device_total_bytes": gib(60)}), status="oom", exit_code=1))
+    return build_report(
+        run_of(process(phases, {"device_total_bytes": gib(60)}), status="oom", exit_code=1)
+    )

@@ -11,10 +11,10 @@ import pytest
 from rich.cells import cell_len
 
 from tests.golden.update import CHECKS, check_result, check_table
-from tests.unit.ledger.builders import recorded
-from vllm_memprof.ledger import build_report
-from vllm_memprof.ledger.check import CheckResult, check_report
-from vllm_memprof.ledger.check_file import parse_budget
+from tests.unit.accounting.builders import recorded
+from vllm_memprof.accounting import build_report
+from vllm_memprof.check.budget_file import parse_budget
+from vllm_memprof.check.check import CheckResult, check_report
 from vllm_memprof.report.check import render_check_json, render_check_markdown, sentences
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
@@ -31,7 +31,11 @@ NASTY = (
 def test_all_reporters_give_the_same_figures(case: tuple[str, str, str | None]) -> None:
     result = check_result(*case)
     data = json.loads(render_check_json(result))
-    assert (data["schema"], data["ok"], data["failed"]) == ("memprof.check/1", result.ok, len(result.failures))
+    assert (data["schema"], data["ok"], data["failed"]) == (
+        "memprof.check/1",
+        result.ok,
+        len(result.failures),
+    )
     texts = [check_table(result, width) for width in WIDTHS[1:]] + [render_check_markdown(result)]
     for limit in data["limits"]:
         for text in texts:
@@ -45,7 +49,10 @@ def test_all_reporters_give_the_same_figures(case: tuple[str, str, str | None]) 
     cases = ET.fromstring(render_check_junit(result)).findall(".//testcase")
     assert {row.get("name") for row in cases if row.find("failure") is not None} == failed
     commands = render_check_github(result, "b.toml")
-    assert set(re.findall(r"^::error title=memprof check%3A ([^,:]+)", commands, re.MULTILINE)) == failed
+    assert (
+        set(re.findall(r"^::error title=memprof check%3A ([^,:]+)", commands, re.MULTILINE))
+        == failed
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[0]))
@@ -72,20 +79,29 @@ def nasty() -> CheckResult:
     report = build_report(recorded("graph_tp2"))
     run = replace(report.run, model=NASTY, device=NASTY, status="failed", exit_reason=NASTY)
     ranks = [replace(rank, label=NASTY) for rank in report.ranks]
-    findings = [replace(finding, title=NASTY, evidence=NASTY, label=NASTY) for finding in report.findings]
+    findings = [
+        replace(finding, title=NASTY, evidence=NASTY, label=NASTY) for finding in report.findings
+    ]
     text = "[budget]\nmax_weights = 1\nfail_on = ['graph-not-charged']\n"
     return check_report(
-        replace(report, run=run, ranks=ranks, findings=findings), parse_budget(text, f"b,:%{NASTY}.toml")
+        replace(report, run=run, ranks=ranks, findings=findings),
+        parse_budget(text, f"b,:%{NASTY}.toml"),
     )
 
 
 def test_github_commands_hold_what_a_run_says_as_text() -> None:
     lines = render_check_github(nasty(), "a,b:c%\nd.toml").split("\n")
     assert lines.pop() == ""
-    assert all(re.fullmatch(r"::(error|notice) title=memprof check[^:]*::[^\r]*", line) for line in lines), lines
+    assert all(
+        re.fullmatch(r"::(error|notice) title=memprof check[^:]*::[^\r]*", line) for line in lines
+    ), lines
     assert sum("file=a%2Cb%3Ac%25%0Ad.toml,line=2::" in line for line in lines) == 1
-    assert sum(line.startswith("::error") for line in lines) == 4  # status, weights, the finding, the verdict
-    assert any("100%25 | `a` @all #1%0A::error::planted%0D%0A::set-output" in line for line in lines)
+    assert (
+        sum(line.startswith("::error") for line in lines) == 4
+    )  # status, weights, the finding, the verdict
+    assert any(
+        "100%25 | `a` @all #1%0A::error::planted%0D%0A::set-output" in line for line in lines
+    )
 
 
 def test_junit_is_valid_whatever_a_run_says() -> None:
@@ -106,7 +122,9 @@ def test_junit_has_a_case_per_limit(case: tuple[str, str, str | None]) -> None:
     assert [row.get("name") for row in cases] == [outcome.key for outcome in result.outcomes]
     for row, outcome in zip(cases, result.outcomes, strict=True):
         kinds = [failure.get("type") for failure in row.findall("failure")]
-        assert kinds == ([] if outcome.ok else ["not measured" if outcome.unmeasured else "over budget"])
+        assert kinds == (
+            [] if outcome.ok else ["not measured" if outcome.unmeasured else "over budget"]
+        )
 
 
 #: element -> (attributes it must have, attributes it may have, elements it may hold), as Jenkins and GitLab read it.
@@ -119,7 +137,11 @@ SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
     ),
     "properties": (set(), set(), {"property"}),
     "property": ({"name", "value"}, set(), set()),
-    "testcase": ({"name", "classname"}, {"time", "assertions", "status"}, {"skipped", "error", "failure"}),
+    "testcase": (
+        {"name", "classname"},
+        {"time", "assertions", "status"},
+        {"skipped", "error", "failure"},
+    ),
     "failure": (set(), {"type", "message"}, set()),
 }
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.unit.report.runs import LOGS, RUNS, report_of
-from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.report import render_json
@@ -61,10 +61,17 @@ def test_owners_add_up_to_the_device_in_pandas(name: str) -> None:
     report = report_of(name)
     rows = frame(report)
     named = [*WHEN, "kind", "component"]
-    moments = rows[rows.order.notna()].groupby(named)["bytes"].sum(min_count=1).unstack(["kind", "component"])
+    moments = (
+        rows[rows.order.notna()]
+        .groupby(named)["bytes"]
+        .sum(min_count=1)
+        .unstack(["kind", "component"])
+    )
     totals = moments["reading"]["device_total_bytes"].dropna()
     assert len(totals) == sum(
-        memory.unaccounted_bytes is not None for rank in report.ranks for memory in rank.device_memory
+        memory.unaccounted_bytes is not None
+        for rank in report.ranks
+        for memory in rank.device_memory
     )
     assert len(totals)
     assert (moments["owner"].sum(axis=1).loc[totals.index] == totals).all()
@@ -74,9 +81,16 @@ def same_budget(reports: list[Report]) -> None:
     rows = frame(*reports)
     for report in reports:
         for rank in json.loads(render_json(report))["ranks"]:
-            mine = rows[(rows.run == report.run.id) & (rows.label == rank["label"]) & rows.order.isna()]
+            mine = rows[
+                (rows.run == report.run.id) & (rows.label == rank["label"]) & rows.order.isna()
+            ]
             figures = mine.set_index(["kind", "component"]).bytes.sort_index()
-            for name in ("requested_bytes", "kv_cache_bytes", "engine_kv_cache_bytes", "honest_kv_cache_bytes"):
+            for name in (
+                "requested_bytes",
+                "kv_cache_bytes",
+                "engine_kv_cache_bytes",
+                "honest_kv_cache_bytes",
+            ):
                 got = figures["budget", name]
                 assert (None if pd.isna(got) else got) == rank["budget"][name], name
             for term in rank["budget"]["terms"]:

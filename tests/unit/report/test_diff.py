@@ -10,9 +10,9 @@ import pytest
 from rich.cells import cell_len
 
 from tests.golden.update import diff_table
-from tests.unit.ledger.builders import DATA, recorded
-from vllm_memprof.ledger import Report, build_report
-from vllm_memprof.ledger.diff import Diff, diff_reports
+from tests.unit.accounting.builders import DATA, recorded
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown
 
@@ -40,7 +40,10 @@ def diff_of(a: str, b: str) -> Diff:
 
 
 def texts(diff: Diff) -> dict[str, str]:
-    return {**{f"table {width}": diff_table(diff, width) for width in WIDTHS}, "markdown": render_diff_markdown(diff)}
+    return {
+        **{f"table {width}": diff_table(diff, width) for width in WIDTHS},
+        "markdown": render_diff_markdown(diff),
+    }
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
@@ -56,7 +59,10 @@ def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
             for figure in (cause["bytes"], cause["kv_tokens"]):
                 assert not figure or f"{figure:+,}" in flat, (where, cause["title"], figure)
         for figure in (*data["served"]["kv_cache_bytes"].values(), *data["kv_tokens"].values()):
-            assert figure is None or f"{figure:,}" in flat or f"{figure:+,}" in flat, (where, figure)
+            assert figure is None or f"{figure:,}" in flat or f"{figure:+,}" in flat, (
+                where,
+                figure,
+            )
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
@@ -80,7 +86,11 @@ def test_the_page_adds_up_as_it_is_printed(a: str, b: str) -> None:
     steps = [line.split() for line in section.split("KV cache of A")[1].splitlines()]
     priced = any(cause.kv_tokens is not None for cause in diff.served.causes)
     place = 2 if priced else 1
-    signed = [words[-place] for words in steps if len(words) > place and re.fullmatch(r"[+-][\d,]+", words[-place])]
+    signed = [
+        words[-place]
+        for words in steps
+        if len(words) > place and re.fullmatch(r"[+-][\d,]+", words[-place])
+    ]
     shown = [int(text.replace(",", "")) for text in signed]
     assert first + sum(shown) == diff.served.b_granted
 
@@ -94,7 +104,9 @@ def test_a_log_says_how_far_its_digits_reach() -> None:
 
 def test_brackets_mark_what_no_term_charges() -> None:
     text = diff_table(diff_of("recorded_013_tp2", "recorded_023_tp2"), 120)
-    line = next(line for line in text.splitlines() if line.lstrip().startswith("torch memory outside"))
+    line = next(
+        line for line in text.splitlines() if line.lstrip().startswith("torch memory outside")
+    )
     assert re.search(r"0\.25\d\d +\(0\.25\d\d\)", line)
     assert "charged by E2 alone" in line
     assert "in brackets" in text
@@ -103,7 +115,9 @@ def test_brackets_mark_what_no_term_charges() -> None:
 def test_names_of_a_run_cannot_act_as_markup() -> None:
     a = report_of("graph_tp2")
     nasty = "<img src=x onerror=alert(1)> | `a` *b* @all #1 深度求索"
-    run = replace(a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty)
+    run = replace(
+        a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty
+    )
     diff = diff_reports(a, replace(a, run=run))
     text = render_diff_markdown(diff)
     assert "<img" not in text

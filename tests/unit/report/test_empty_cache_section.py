@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.unit.ledger.builders import process, run_of
-from tests.unit.ledger.test_empty_cache import at, call, phase, report_of, sleeps
-from vllm_memprof.ledger.build import build_report
-from vllm_memprof.ledger.model import Report
+from tests.unit.accounting.builders import process, run_of
+from tests.unit.accounting.test_empty_cache import at, call, phase, report_of, sleeps
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.base import Section
@@ -48,22 +48,33 @@ def test_a_wide_table_names_functions_and_threads() -> None:
     table = section(report_of(SPANS), "empty_cache calls", width=120)
     assert table.rows[1].cells[2:4] == ["Runner.step", "Decode"]
     calm = [replace(span, detail={**span.detail, "thread": "MainThread"}) for span in SPANS]
-    titles = [column.title for column in section(report_of(calm), "empty_cache calls", width=120).columns]
+    titles = [
+        column.title for column in section(report_of(calm), "empty_cache calls", width=120).columns
+    ]
     assert "Function" in titles
     assert "Thread" not in titles
 
 
 def test_the_answers_carry_this_run_s_figures() -> None:
-    answers = {row.cells[0]: row.cells[1] for row in section(report_of(SPANS), "What empty_cache was worth").rows}
-    assert answers["What came back"].startswith("cached blocks 0.1953 GiB, operator workspace 0.0000")
+    answers = {
+        row.cells[0]: row.cells[1]
+        for row in section(report_of(SPANS), "What empty_cache was worth").rows
+    }
+    assert answers["What came back"].startswith(
+        "cached blocks 0.1953 GiB, operator workspace 0.0000"
+    )
     assert "HCCL" in answers["What came back"]
     assert "after warm_up: 0.1250 GiB cached" in answers["Shrink once"]
     assert "gave back 0.0977 GiB, measured by the experiment" in answers["Shrink once"]
-    assert answers["Gain or cost"].startswith("hidden cost: 2 call(s) while requests ran, 4.00 ms of waiting")
+    assert answers["Gain or cost"].startswith(
+        "hidden cost: 2 call(s) while requests ran, 4.00 ms of waiting"
+    )
 
 
 def test_an_experiment_says_what_it_changed_and_what_it_missed() -> None:
-    run = run_of(replace(process(SPANS), ready_t_ns={"model": 100}), empty_cache_at=["warm_up", "sleep"])
+    run = run_of(
+        replace(process(SPANS), ready_t_ns={"model": 100}), empty_cache_at=["warm_up", "sleep"]
+    )
     report = build_report(run)
     table = section(report, "Experiment")
     assert table.rows[0].cells == ["warm_up", "TP0", "2.00", "0.0977", "0.0000", "the next call"]

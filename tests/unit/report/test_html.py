@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import DATA
+from tests.unit.accounting.builders import DATA
 from tests.unit.report.page import Page
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.report.test_plots import serving
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.model import Finding
+from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger import Report, build_report
-from vllm_memprof.ledger.model import Finding
-from vllm_memprof.ledger.reread import report_from_json
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value
@@ -42,8 +42,13 @@ def test_the_figures_are_those_of_the_other_formats(name: str) -> None:
 def test_the_figures_of_a_run_out_of_memory() -> None:
     report = oom_report()
     page = check_page(report)
-    assert "out of memory: 58.00 of 60.00 GiB reserved, of which no tensor used 3.00 GiB" in page.text
-    assert [band["phase"] for band in page.data[0]["views"][0]["timeline"]["bands"]] == ["weight_load", "oom"]
+    assert (
+        "out of memory: 58.00 of 60.00 GiB reserved, of which no tensor used 3.00 GiB" in page.text
+    )
+    assert [band["phase"] for band in page.data[0]["views"][0]["timeline"]["bands"]] == [
+        "weight_load",
+        "oom",
+    ]
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
@@ -76,7 +81,9 @@ def same_tables(page: Page, report: Report) -> None:
     for section, table in zip(wanted, found, strict=True):
         assert table.caption == section.title
         assert table.rows == [[row.cells[0].strip(), *row.cells[1:]] for row in section.rows]
-        assert [title for title in table.columns if title != "name"] == [c.title for c in section.columns if c.title]
+        assert [title for title in table.columns if title != "name"] == [
+            c.title for c in section.columns if c.title
+        ]
     flat = " ".join(page.text.split())
     for section in sections(report, 200):
         assert all(" ".join(note.split()) in flat for note in section.notes)
@@ -89,10 +96,14 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
         rank = ranks[view["drawn"]]
         assert view["device_total_bytes"] == rank["device_total_bytes"]
         assert view["requested_bytes"] == rank["budget"]["requested_bytes"]
-        levels = {step["title"]: step["bytes"] for step in view["waterfall"] if step["kind"] == "level"}
+        levels = {
+            step["title"]: step["bytes"] for step in view["waterfall"] if step["kind"] == "level"
+        }
         if levels:
             granted = rank["budget"]["engine_kv_cache_bytes"]
-            assert levels["KV cache"] == (rank["budget"]["kv_cache_bytes"] if granted is None else granted)
+            assert levels["KV cache"] == (
+                rank["budget"]["kv_cache_bytes"] if granted is None else granted
+            )
             assert levels.get("honest KV cache") == rank["budget"]["honest_kv_cache_bytes"]
         if view["timeline"] is None:
             continue
@@ -106,9 +117,12 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             edge["device_total_bytes"] - edge["device_free_bytes"]
             for phase in rank["phases"]
             for edge in (phase["before"], phase["after"])
-            if edge is not None and None not in (edge["device_total_bytes"], edge["device_free_bytes"])
+            if edge is not None
+            and None not in (edge["device_total_bytes"], edge["device_free_bytes"])
         ]
-        assert sorted(size for size in view["timeline"]["in_use"] if size is not None) == sorted(used)
+        assert sorted(size for size in view["timeline"]["in_use"] if size is not None) == sorted(
+            used
+        )
 
 
 def test_report_json_alone_makes_the_same_page() -> None:
@@ -140,7 +154,9 @@ def test_a_log_says_that_it_has_no_timeline() -> None:
 
 
 def test_several_starts_are_one_page_with_one_library() -> None:
-    reports = [build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))]
+    reports = [
+        build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))
+    ]
     page = Page(render_html(*reports))
     assert page.count["article"] == len(reports) == len(page.data)
     assert "engine start 5 of 5" in page.text
@@ -157,15 +173,29 @@ def test_several_starts_are_one_page_with_one_library() -> None:
 
 def hostile_report() -> Report:
     """Markup wherever a record holds a name that somebody else chose."""
-    report = report_of("skewed_tp2", model=HOSTILE, command=["memprof", "</script><script>alert(2)</script>", HOSTILE])
-    ranks = [replace(rank, label=f"TP{i}</script>{HOSTILE}", errors=[HOSTILE]) for i, rank in enumerate(report.ranks)]
-    ranks = [replace(rank, phases=[replace(row, error=HOSTILE) for row in rank.phases]) for rank in ranks]
+    report = report_of(
+        "skewed_tp2",
+        model=HOSTILE,
+        command=["memprof", "</script><script>alert(2)</script>", HOSTILE],
+    )
+    ranks = [
+        replace(rank, label=f"TP{i}</script>{HOSTILE}", errors=[HOSTILE])
+        for i, rank in enumerate(report.ranks)
+    ]
+    ranks = [
+        replace(rank, phases=[replace(row, error=HOSTILE) for row in rank.phases]) for rank in ranks
+    ]
     owner = [
-        replace(memory, rows=[replace(row, component=f"{row.component}{HOSTILE}") for row in memory.rows])
+        replace(
+            memory,
+            rows=[replace(row, component=f"{row.component}{HOSTILE}") for row in memory.rows],
+        )
         for memory in ranks[1].device_memory
     ]
     ranks[1] = replace(ranks[1], device_memory=owner)
-    finding = Finding(HOSTILE, "info", None, HOSTILE, f'"{HOSTILE}', HOSTILE, action="'><script>alert(3)</script>")
+    finding = Finding(
+        HOSTILE, "info", None, HOSTILE, f'"{HOSTILE}', HOSTILE, action="'><script>alert(3)</script>"
+    )
     return replace(report, ranks=ranks, findings=[finding])
 
 
@@ -177,10 +207,14 @@ def test_markup_in_names_stays_text() -> None:
     assert ("h1", HOSTILE) in page.headings
     assert HOSTILE in page.data[0]["labels"][0]
     assert "</script><script>alert(2)</script>" in page.text
-    assert not any(name.startswith("on") for _, attributes in page.attributes for name in attributes)
+    assert not any(
+        name.startswith("on") for _, attributes in page.attributes for name in attributes
+    )
 
 
-@pytest.mark.parametrize("text", ["</script>", "<!--<script>", "a\u2028b\u2029c", "&lt;", "通义千问", '"\\'])
+@pytest.mark.parametrize(
+    "text", ["</script>", "<!--<script>", "a\u2028b\u2029c", "&lt;", "通义千问", '"\\']
+)
 def test_json_stays_within_its_element(text: str) -> None:
     written = script_json({"name": text})
     assert json.loads(written) == {"name": text}
@@ -197,10 +231,14 @@ def test_chinese_stays_whole() -> None:
 def test_nothing_is_loaded_and_no_other_script_runs() -> None:
     source = render_html(report_of("graph_tp2"))
     page = Page(source)
-    policy = next(a["content"] for t, a in page.attributes if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for t, a in page.attributes if a.get("http-equiv") == "Content-Security-Policy"
+    )
     allowed = re.findall(r"'sha256-([^']+)'", policy)
     scripts = [script for script in page.scripts if not script.lstrip().startswith("{")]
-    assert [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts] == allowed
+    assert [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ] == allowed
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy.split("style-src")[0]
     assert not any(
@@ -244,7 +282,9 @@ def themes() -> dict[str, dict[str, str]]:
 def luminance(colour: str) -> float:
     """Relative luminance by WCAG 2."""
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -301,7 +341,17 @@ print(used.ru_utime + used.ru_stime, int(peak.split()[1]) * 1024)
 def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     run_dir = write_many_ranks(tmp_path / "run", ranks=512, outlier=300)
     target = tmp_path / "page.html"
-    command = [sys.executable, "-c", MEASURED, "report", str(run_dir), "--format", "html", "-o", str(target)]
+    command = [
+        sys.executable,
+        "-c",
+        MEASURED,
+        "report",
+        str(run_dir),
+        "--format",
+        "html",
+        "-o",
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     seconds, peak = (float(word) for word in done.stdout.split())
@@ -328,7 +378,9 @@ def test_thousands_of_requests_are_one_page_below_6_mb() -> None:
 
 
 @pytest.mark.parametrize("name", ["jinja2", "plotly"])
-def test_without_the_extra_it_says_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = report_of("recorded_tp1")
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None) if name == "plotly" else None

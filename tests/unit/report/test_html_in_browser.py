@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from scripts.browser import Browser, find_browser
-from tests.unit.ledger.builders import DATA
+from tests.unit.accounting.builders import DATA
 from tests.unit.report.runs import oom_report, report_of
 from tests.unit.report.test_html import HOSTILE, hostile_report
-from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report.html import render_html
 
@@ -48,10 +48,14 @@ def show(chromium: Browser, tmp_path: Path) -> Any:
 
 def drawn(browser: Browser, name: str) -> Any:
     """What Plotly drew: names of the traces that are in the legend, and a height of each."""
-    return browser.value(f"document.querySelector('.plot.{name}').data?.map(t => [t.name, t.y?.at(-1)])")
+    return browser.value(
+        f"document.querySelector('.plot.{name}').data?.map(t => [t.name, t.y?.at(-1)])"
+    )
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)]
+)
 def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> None:
     browser = show(report_of("recorded_023_tp2"), width=width, dark=dark)
     names = [name for name, _ in drawn(browser, "timeline")]
@@ -59,7 +63,12 @@ def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> N
     assert len(drawn(browser, "waterfall")) == 1
     assert browser.value("document.documentElement.scrollWidth") <= width
     for plot in ("timeline", "waterfall"):
-        assert browser.value(f"document.querySelector('.plot.{plot} svg').getBoundingClientRect().width") <= width
+        assert (
+            browser.value(
+                f"document.querySelector('.plot.{plot} svg').getBoundingClientRect().width"
+            )
+            <= width
+        )
     background = browser.value("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")
     assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == (
@@ -70,7 +79,9 @@ def test_it_loads_from_the_disk_and_fits(show: Any, width: int, dark: bool) -> N
 def test_the_browser_hears_of_complaints(chromium: Browser, tmp_path: Path) -> None:
     """The other tests rest on it: an exception, a request and a dialog are each seen."""
     chromium.events.clear()
-    (tmp_path / "bad.html").write_text("<img src='http://example.invalid/x.png'><script>nothing.at.all</script>")
+    (tmp_path / "bad.html").write_text(
+        "<img src='http://example.invalid/x.png'><script>nothing.at.all</script>"
+    )
     chromium.open(tmp_path / "bad.html")
     found = " ".join(chromium.complaints())
     assert "nothing is not defined" in found
@@ -89,9 +100,14 @@ def test_the_rank_selector_works_from_the_keyboard(show: Any) -> None:
     browser.press("ArrowDown", ARROW_DOWN)
     browser.wait(lambda: browser.value("document.querySelector('select.ranks').value") == "1")
     assert any(abs(height * 2**30 - granted[1]) < 1 for height in browser.value(heights))
-    visible = "[...document.querySelectorAll('.view')].filter(v => !v.hidden).map(v => v.dataset.view)"
+    visible = (
+        "[...document.querySelectorAll('.view')].filter(v => !v.hidden).map(v => v.dataset.view)"
+    )
     assert browser.value(visible) == ["1", "1"]
-    assert browser.value("document.querySelector('.controls [role=status]').textContent") == "Showing TP1"
+    assert (
+        browser.value("document.querySelector('.controls [role=status]').textContent")
+        == "Showing TP1"
+    )
     label = browser.value("document.querySelector('.plot.timeline').getAttribute('aria-label')")
     assert label.startswith("TP1: ")
 
@@ -117,7 +133,10 @@ def test_tables_sort_up_down_and_back(show: Any) -> None:
     for _ in range(3):
         browser.value(press)
         orders.append(
-            (browser.value(f"({table}).querySelectorAll('thead th')[{column}].ariaSort"), browser.value(values))
+            (
+                browser.value(f"({table}).querySelectorAll('thead th')[{column}].ariaSort"),
+                browser.value(values),
+            )
         )
     known = sorted(float(value) for value in original if value)
     assert [state for state, _ in orders] == ["ascending", "descending", "none"]
@@ -134,9 +153,14 @@ def test_markup_in_names_does_nothing(show: Any) -> None:
     browser.value("document.querySelector('select.ranks').value = '1'")
     browser.value("document.querySelector('select.ranks').dispatchEvent(new Event('change'))")
     assert browser.value("document.querySelector('h1').textContent") == HOSTILE
-    assert browser.value("document.images.length + document.querySelectorAll('image[href^=x]').length") == 0
+    assert (
+        browser.value("document.images.length + document.querySelectorAll('image[href^=x]').length")
+        == 0
+    )
     assert browser.value("document.scripts.length") == 3
-    assert browser.value("document.querySelector('.plot.timeline').textContent.includes('<img src=x')")
+    assert browser.value(
+        "document.querySelector('.plot.timeline').textContent.includes('<img src=x')"
+    )
 
 
 @pytest.mark.parametrize("name", ["recorded_killed_tp2", "killed_tp2", "plan_tp2"])
@@ -144,16 +168,23 @@ def test_runs_that_did_not_get_far_are_drawn(show: Any, name: str) -> None:
     assert drawn(show(report_of(name)), "timeline")
 
 
-@pytest.mark.parametrize("report", [oom_report(), report_of("recorded_oom")], ids=["by hand", "recorded"])
+@pytest.mark.parametrize(
+    "report", [oom_report(), report_of("recorded_oom")], ids=["by hand", "recorded"]
+)
 def test_out_of_memory_is_marked(show: Any, report: Report) -> None:
     browser = show(report)
     assert "out of memory" in browser.value("document.querySelector('.plot.timeline').textContent")
 
 
 def test_logs_have_no_timeline_and_no_empty_frame(show: Any) -> None:
-    browser = show(*(build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))))
+    browser = show(
+        *(build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md")))
+    )
     assert drawn(browser, "timeline") is None
-    assert browser.value("document.querySelector('.plot.timeline').getBoundingClientRect().height") == 0
+    assert (
+        browser.value("document.querySelector('.plot.timeline').getBoundingClientRect().height")
+        == 0
+    )
     assert browser.value("document.querySelectorAll('.plot.waterfall svg').length") > 0
 
 
@@ -161,7 +192,9 @@ def test_every_control_and_table_has_a_name(show: Any) -> None:
     """As a screen reader sees it: the browser's own accessibility tree."""
     browser = show(report_of("skewed_tp2"))
     browser.value("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    nodes = [node for node in browser.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    nodes = [
+        node for node in browser.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]
+    ]
     roles: dict[str, list[str]] = {}
     for node in nodes:
         roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
@@ -177,7 +210,11 @@ def test_paper_is_light_and_nothing_is_folded(show: Any) -> None:
     browser = show(report_of("recorded_tp1"), dark=True)
     browser.value("dispatchEvent(new Event('beforeprint'))")
     assert browser.value("document.querySelectorAll('details:not([open])').length") == 0
-    assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#ffffff"
+    assert (
+        browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#ffffff"
+    )
     browser.value("dispatchEvent(new Event('afterprint'))")
     assert browser.value("document.querySelectorAll('details[open]').length") == 0
-    assert browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#14181d"
+    assert (
+        browser.value("document.querySelector('.plot.timeline').layout.paper_bgcolor") == "#14181d"
+    )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.golden.update import DATA, _reports
-from vllm_memprof import ledger
-from vllm_memprof.ledger import Report
-from vllm_memprof.ledger.findings_empty_cache import _NAMES
+from vllm_memprof import accounting
+from vllm_memprof.accounting import Report
+from vllm_memprof.accounting.findings_empty_cache import _NAMES
 from vllm_memprof.report import language as language_module
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.language import ENGLISH, KINDS, LANGUAGES, Language, language
@@ -24,7 +24,11 @@ from vllm_memprof.report.sections.head import head
 
 ZH = language("zh")
 FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
-LOGS = sorted(f"logs/{path.name}" for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md", ".txt"))
+LOGS = sorted(
+    f"logs/{path.name}"
+    for path in (DATA / "logs").iterdir()
+    if path.suffix in (".log", ".md", ".txt")
+)
 
 #: English that stays: quotations of the engine's own lines, and places in its code.
 QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
@@ -38,13 +42,17 @@ def texts(report: Report) -> Iterator[tuple[str, str]]:
             yield "head", value
     for section in (*sections(report, 80), *sections(report, 200)):
         yield "title", section.title
-        if not section.title.startswith("Growth by owner"):  # its columns are owners, of which the run has the names
+        if not section.title.startswith(
+            "Growth by owner"
+        ):  # its columns are owners, of which the run has the names
             yield from (("column", column.title) for column in section.columns)
         yield from (("cell", cell) for row in section.rows for cell in row.cells)
         yield from (("note", note) for note in section.notes)
     for view in finding_views(report):
         yield "frame", view.severity
-        yield from (("finding", text) for text in (view.price, view.title, view.evidence, *view.actions))
+        yield from (
+            ("finding", text) for text in (view.price, view.title, view.evidence, *view.actions)
+        )
 
 
 def digits(text: str) -> list[str]:
@@ -61,7 +69,9 @@ def test_every_text_of_the_recorded_runs_is_there_with_its_figures(run: str) -> 
                 missing.add((kind, text))
             elif digits(found) != digits(text):
                 other_figures.add((text, found))
-            elif re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", found) and not any(quote in found for quote in QUOTED):
+            elif re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", found) and not any(
+                quote in found for quote in QUOTED
+            ):
                 half_english.add(found)
     assert missing == set(), "vllm_memprof/report/lang/zh.toml lacks these"
     assert other_figures == set()
@@ -85,14 +95,18 @@ def variants(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:
     if isinstance(node, ast.IfExp):
         return variants(node.body, names) + variants(node.orelse, names)
     if isinstance(node, ast.Name) and node.id in names:
-        return variants(names[node.id], {name: value for name, value in names.items() if name != node.id})
+        return variants(
+            names[node.id], {name: value for name, value in names.items() if name != node.id}
+        )
     return []
 
 
 def sentences() -> Iterator[tuple[str, str]]:
     """(where, text) of every title and action that the modules of the findings can write."""
-    for path in sorted(Path(ledger.__file__).parent.glob("findings*.py")):
-        for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)):
+    for path in sorted(Path(accounting.__file__).parent.glob("findings*.py")):
+        for function in (
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)
+        ):
             names: dict[str, ast.expr] = {}
             for node in ast.walk(function):
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -101,24 +115,37 @@ def sentences() -> Iterator[tuple[str, str]]:
                 where = f"{path.name}::{function.name}"
                 if isinstance(node, ast.keyword) and node.arg in ("title", "action"):
                     yield from ((where, text) for text in variants(node.value, names))
-                if isinstance(node, ast.Return) and node.value is not None and function.name.endswith("_action"):
+                if (
+                    isinstance(node, ast.Return)
+                    and node.value is not None
+                    and function.name.endswith("_action")
+                ):
                     yield from ((where, text) for text in variants(node.value, names))
 
 
 def test_every_title_and_action_of_the_findings_is_there() -> None:
     found = set(sentences())
     assert len(found) > 35, "the search through the modules finds too little to mean anything"
-    found -= {(where, text) for where, text in found if where == "findings.py::_hooks" and "hook 7 is 7" in text}
+    found -= {
+        (where, text)
+        for where, text in found
+        if where == "findings.py::_hooks" and "hook 7 is 7" in text
+    }
     assert {(where, text) for where, text in found if ZH.find("finding", text) is None} == set()
 
 
 @pytest.mark.parametrize("state", ["missing", "error", "overwritten", "never called"])
 def test_states_of_a_required_hook(state: str) -> None:
-    assert ZH.find("finding", f"Required hook kv is {state}: kv_cache_alloc is not measured") is not None
+    assert (
+        ZH.find("finding", f"Required hook kv is {state}: kv_cache_alloc is not measured")
+        is not None
+    )
 
 
 def test_the_test_of_the_findings_can_fail() -> None:
-    tree = ast.parse('def f():\n    return "A sentence that nobody" + (" has" if x else f" ever {y} translated")')
+    tree = ast.parse(
+        'def f():\n    return "A sentence that nobody" + (" has" if x else f" ever {y} translated")'
+    )
     (node,) = (node for node in ast.walk(tree) if isinstance(node, ast.Return))
     assert node.value is not None
     made = variants(node.value, {})
@@ -131,7 +158,11 @@ def frames() -> set[str]:
     found: set[str] = set()
     for path in Path(language_module.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("say", "self._say") and len(node.args) == 2:
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) in ("say", "self._say")
+                and len(node.args) == 2
+            ):
                 kind, text = node.args
                 if isinstance(kind, ast.Constant) and kind.value == "frame":
                     found.update(variants(text, {}))
@@ -154,7 +185,9 @@ def test_places_of_a_translation_are_those_of_its_text() -> None:
 
 def test_a_catalogue_has_no_table_of_another_name() -> None:
     tables = re.findall(
-        r"^\[(\w+)\]", (Path(__file__).parents[3] / "vllm_memprof/report/lang/zh.toml").read_text(), re.M
+        r"^\[(\w+)\]",
+        (Path(__file__).parents[3] / "vllm_memprof/report/lang/zh.toml").read_text(),
+        re.M,
     )
     assert set(tables) == set(KINDS)
 
@@ -162,7 +195,9 @@ def test_a_catalogue_has_no_table_of_another_name() -> None:
 def test_a_text_without_a_translation_stays_english() -> None:
     assert ZH("note", "a remark that is new, and long") == "a remark that is new, and long"
     assert ZH("finding", "") == ""
-    section = ZH.section(Section("New table", [Column("New")], [Row(["a new cell"])], ["a new note"]))
+    section = ZH.section(
+        Section("New table", [Column("New")], [Row(["a new cell"])], ["a new note"])
+    )
     assert (section.title, section.columns[0].title) == ("New table", "New")
     assert section.rows[0].cells == ["a new cell"]
     assert section.notes == ["a new note"]
@@ -190,7 +225,9 @@ def plain(language_name: str, report: Report) -> str:
     return text.replace("&#35;", "#").replace("&#64;", "@")
 
 
-@pytest.mark.parametrize("run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"])
+@pytest.mark.parametrize(
+    "run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"]
+)
 def test_markdown_has_the_same_figures_in_both_languages(run: str) -> None:
     for report in _reports(run):
         english, chinese = plain("en", report), plain("zh", report)

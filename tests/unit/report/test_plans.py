@@ -15,7 +15,7 @@ from scripts.browser import Browser
 from tests.unit.report.page import Page
 from tests.unit.report.test_html_in_browser import chromium
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
-from vllm_memprof.ledger.plans import Fit, Knob, PlanRow, Sweep, Try
+from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.report.plans import COLUMNS, PlansTable, render_plans_json, render_sweep_csv
 from vllm_memprof.report.plans_html import curves, render_sweep_html
 
@@ -76,13 +76,14 @@ def drawn(found: Sweep | Fit, width: int) -> str:
 def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
     text = drawn(SWEEP, width)
     assert max(map(len, text.splitlines())) <= width
-    assert [line.split()[0:2] for line in text.splitlines() if line.rstrip().endswith(("ok", "oom"))] == [
-        [row.values["tensor-parallel-size"], row.values["max-model-len"]] for row in SWEEP.rows
-    ]
+    assert [
+        line.split()[0:2] for line in text.splitlines() if line.rstrip().endswith(("ok", "oom"))
+    ] == [[row.values["tensor-parallel-size"], row.values["max-model-len"]] for row in SWEEP.rows]
     assert "500,000" in text
     joined = " ".join(text.split())
     assert (
-        "tensor-parallel-size=1, max-model-len=8192 and 1 more: TP0 ran out of device memory in weight_load" in joined
+        "tensor-parallel-size=1, max-model-len=8192 and 1 more: TP0 ran out of device memory in weight_load"
+        in joined
     )
     text = drawn(FIT, width)
     assert max(map(len, text.splitlines())) <= width
@@ -148,7 +149,9 @@ def test_curves_are_the_rows() -> None:
 
 
 def test_values_that_are_no_numbers_stand_in_their_order() -> None:
-    rows = [PlanRow({"kv-cache-dtype": name}, "ok", tokens=i) for i, name in enumerate(["auto", "fp8"])]
+    rows = [
+        PlanRow({"kv-cache-dtype": name}, "ok", tokens=i) for i, name in enumerate(["auto", "fp8"])
+    ]
     (curve,) = curves(Sweep("m", [], [Knob("kv-cache-dtype", ["auto", "fp8"])], rows))
     assert curve.ticks == [(0.0, "auto"), (1.0, "fp8")]
     assert curve.lines[0].figures["tokens"] == [0, 1]
@@ -168,8 +171,12 @@ def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
     assert "<img" not in text.split("<script>")[0]
     assert page.count["img"] == 0
     assert page.count["script"] == 3
-    assert "http" not in "".join(value or "" for _, found in page.attributes for value in found.values())
-    assert [len(curve["lines"]) for curve in page.data[0]["curves"]] == ([2, 3] if sweep is SWEEP else [1])
+    assert "http" not in "".join(
+        value or "" for _, found in page.attributes for value in found.values()
+    )
+    assert [len(curve["lines"]) for curve in page.data[0]["curves"]] == (
+        [2, 3] if sweep is SWEEP else [1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +184,9 @@ def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
     [(SWEEP, 1280, False), (SWEEP, 390, True), (hostile(), 390, False)],
     ids=["light", "dark", "hostile"],
 )
-def test_the_page_in_a_browser(chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool) -> None:
+def test_the_page_in_a_browser(
+    chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool
+) -> None:
     chromium.events.clear()
     (tmp_path / "sweep.html").write_text(render_sweep_html(sweep), encoding="utf-8")
     chromium.size(width, 900, dark)
@@ -194,7 +203,12 @@ def test_the_page_in_a_browser(chromium: Browser, tmp_path: Path, sweep: Sweep, 
         chromium.wait(lambda: chromium.value(heights) != before)
         title = chromium.value("document.querySelector('.figure-title').textContent")
         assert title == "KV cache, GiB"
-        wanted = [None if row.kv_cache_bytes is None else row.kv_cache_bytes / GIB for row in SWEEP.rows[::2]]
+        wanted = [
+            None if row.kv_cache_bytes is None else row.kv_cache_bytes / GIB
+            for row in SWEEP.rows[::2]
+        ]
         assert wanted[0] is chromium.value(heights)[0][0][0] is None
-        assert chromium.value(heights)[0][0][1:] == pytest.approx([size for size in wanted if size is not None])
+        assert chromium.value(heights)[0][0][1:] == pytest.approx(
+            [size for size in wanted if size is not None]
+        )
     assert chromium.complaints() == []

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.ledger.builders import TOTAL, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from tests.unit.report.runs import LOGS, RUNS, report_of
-from vllm_memprof.ledger import Report, build_report
-from vllm_memprof.ledger.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.report.plots import MOST_VIEWS, Step, plots, waterfall
@@ -27,11 +27,18 @@ def test_every_moment_adds_up_to_what_is_in_use(name: str) -> None:
     """The stack has all rows of report.json but the free memory, and what is not accounted for."""
     report = report_of(name)
     rank, line = report.ranks[0], timeline(report)
-    edges = {(memory.phase, memory.edge, round(_time(rank, memory), 6)): memory for memory in rank.device_memory}
-    assert len(line.moments) == sum(any(row.bytes is not None for row in m.rows) for m in rank.device_memory)
+    edges = {
+        (memory.phase, memory.edge, round(_time(rank, memory), 6)): memory
+        for memory in rank.device_memory
+    }
+    assert len(line.moments) == sum(
+        any(row.bytes is not None for row in m.rows) for m in rank.device_memory
+    )
     for i, moment in enumerate(line.moments):
         memory = edges[moment.phase, moment.edge, round(moment.seconds + _start(report), 6)]
-        wanted = sum(row.bytes for row in memory.rows if row.bytes is not None and row.component != "free")
+        wanted = sum(
+            row.bytes for row in memory.rows if row.bytes is not None and row.component != "free"
+        )
         wanted += memory.unaccounted_bytes or 0
         stacked = sum(owner.bytes[i] or 0 for owner in line.owners)
         assert stacked == wanted
@@ -58,7 +65,10 @@ def test_tensors_are_divided_by_the_phase_that_allocated_them() -> None:
     report = report_of("recorded_023_tp2")
     line = timeline(report)
     rows = {row.phase: row for row in report.ranks[0].phases if row.depth == 0}
-    for phase, title in (("weight_load", "tensors: weights"), ("kv_cache_alloc", "tensors: KV cache")):
+    for phase, title in (
+        ("weight_load", "tensors: weights"),
+        ("kv_cache_alloc", "tensors: KV cache"),
+    ):
         grown = rows[phase].after.allocated_bytes - rows[phase].before.allocated_bytes
         sizes = next(owner.bytes for owner in line.owners if owner.name == title)
         assert set(sizes) == {None, grown}
@@ -74,12 +84,20 @@ def test_tensors_are_divided_by_the_phase_that_allocated_them() -> None:
 
 @pytest.mark.parametrize(("unmapped", "tensors", "cached"), [(39, 1, 1), (40.5, None, 0.5)])
 def test_memory_that_sleep_unmapped_is_off_the_stack(unmapped, tensors, cached) -> None:
-    awake = at(1, allocated_bytes=gib(40), reserved_bytes=gib(41), device_free_bytes=TOTAL - gib(41))
+    awake = at(
+        1, allocated_bytes=gib(40), reserved_bytes=gib(41), device_free_bytes=TOTAL - gib(41)
+    )
     left = {"unmapped_bytes": gib(unmapped), "device_free_bytes": TOTAL - gib(41 - unmapped)}
-    line = timeline(build_report(run_of(process([span("sleep", awake, replace(awake, t_ns=2 * 10**9, **left))]))))
+    line = timeline(
+        build_report(
+            run_of(process([span("sleep", awake, replace(awake, t_ns=2 * 10**9, **left))]))
+        )
+    )
     stacks = [{owner.name: owner.bytes[i] for owner in line.owners} for i in range(2)]
     assert (stacks[0]["tensors: other"], stacks[0]["cached by torch"]) == (gib(40), gib(1))
-    assert stacks[1].get("tensors: not divided") == (None if tensors is None else gib(tensors))  # 0 is no owner
+    assert stacks[1].get("tensors: not divided") == (
+        None if tensors is None else gib(tensors)
+    )  # 0 is no owner
     assert stacks[1]["cached by torch"] == gib(cached)
     assert line.in_use == [gib(41), gib(41 - unmapped)]
 
@@ -99,7 +117,9 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
                 s.allocated_bytes for s in snapshots
             }
         elif peak.exact:
-            assert peak.bytes in {TOTAL - s.device_free_bytes for s in snapshots if s.device_free_bytes is not None}
+            assert peak.bytes in {
+                TOTAL - s.device_free_bytes for s in snapshots if s.device_free_bytes is not None
+            }
         assert peak.bytes <= (line.worst_bytes or 0)
         assert line.moments[0].seconds <= peak.seconds <= line.moments[-1].seconds
     assert line.worst_bytes == rank.device_total_bytes - rank.headroom_bytes
@@ -123,7 +143,11 @@ def test_a_recorded_failure_is_drawn_where_it_happened() -> None:
 
 
 def test_a_peak_between_readings_is_marked_where_the_allocator_kept_it() -> None:
-    low = {"reserved_bytes": gib(10), "non_torch_bytes": gib(1), "device_free_bytes": TOTAL - gib(11)}
+    low = {
+        "reserved_bytes": gib(10),
+        "non_torch_bytes": gib(1),
+        "device_free_bytes": TOTAL - gib(11),
+    }
     before = at(1, **low, reserved_run_peak_bytes=gib(10))
     after = at(3, **low, reserved_run_peak_bytes=gib(30))
     (peak,) = timeline(build_report(run_of(process([span("profile_run", before, after)])))).peaks
@@ -133,7 +157,9 @@ def test_a_peak_between_readings_is_marked_where_the_allocator_kept_it() -> None
 def test_bands_are_the_phases() -> None:
     report = report_of("recorded_killed_tp2")
     bands = timeline(report, view=1).bands
-    assert [(band.phase, band.depth) for band in bands] == [(r.phase, r.depth) for r in report.ranks[1].phases]
+    assert [(band.phase, band.depth) for band in bands] == [
+        (r.phase, r.depth) for r in report.ranks[1].phases
+    ]
     assert [band.phase for band in bands if band.end is None] == ["weight_load"]
 
 
@@ -164,7 +190,9 @@ def test_many_requests_are_thinned_and_keep_the_fullest() -> None:
     rank = serving(report.ranks[0], requests=5000)
     line = timeline(replace(report, ranks=[rank]))
     assert len(line.moments) <= MOST_MOMENTS + 1
-    readings = sum(any(row.bytes is not None for row in memory.rows) for memory in rank.device_memory)
+    readings = sum(
+        any(row.bytes is not None for row in memory.rows) for memory in rank.device_memory
+    )
     assert line.left_out == readings - len(line.moments)
     assert max(size for size in line.in_use if size is not None) == TOTAL - gib(0.25)
     assert len(line.peaks) <= MOST_PEAKS
@@ -173,19 +201,33 @@ def test_many_requests_are_thinned_and_keep_the_fullest() -> None:
 def serving(rank: RankReport, requests: int) -> RankReport:
     """The rank with requests of 5 ms after its start-up, one of which all but fills the device."""
     last = next(row for row in reversed(rank.phases) if row.depth == 0 and row.after is not None)
-    memory = next(m for m in reversed(rank.device_memory) if (m.order, m.edge) == (last.order, "after"))
+    memory = next(
+        m for m in reversed(rank.device_memory) if (m.order, m.edge) == (last.order, "after")
+    )
     rows: list[PhaseRow] = []
     memories: list[DeviceMemory] = []
     for i in range(requests):
         order = rank.phases[-1].order + 1 + i
         free = gib(0.25) if i == requests // 3 else last.after.device_free_bytes
         taken = [
-            replace(last.after, t_ns=last.after.t_ns + 10**7 * i + 5 * 10**6 * end, device_free_bytes=free)
+            replace(
+                last.after,
+                t_ns=last.after.t_ns + 10**7 * i + 5 * 10**6 * end,
+                device_free_bytes=free,
+            )
             for end in (0, 1)
         ]
-        rows.append(replace(last, phase="request", order=order, parent=None, before=taken[0], after=taken[1]))
-        memories += [replace(memory, phase="request", order=order, edge=edge) for edge in ("before", "after")]
-    return replace(rank, phases=[*rank.phases, *rows], device_memory=[*rank.device_memory, *memories])
+        rows.append(
+            replace(
+                last, phase="request", order=order, parent=None, before=taken[0], after=taken[1]
+            )
+        )
+        memories += [
+            replace(memory, phase="request", order=order, edge=edge) for edge in ("before", "after")
+        ]
+    return replace(
+        rank, phases=[*rank.phases, *rows], device_memory=[*rank.device_memory, *memories]
+    )
 
 
 # --- the waterfall
@@ -237,12 +279,21 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
     report = report_of("recorded_023_tp2")
     rank = report.ranks[0]
     granted = rank.budget.engine_kv_cache_bytes
-    halved = replace(rank.budget, kv_cache_bytes=granted // 2, engine_kv_cache_bytes=granted // 2 + 7)
+    halved = replace(
+        rank.budget, kv_cache_bytes=granted // 2, engine_kv_cache_bytes=granted // 2 + 7
+    )
     steps, _ = waterfall(report, replace(rank, budget=halved))
     levels_hold(steps)
-    assert {step.title: step.bytes for step in steps}["rest of the equation"] == granted // 2 - granted
+    assert {step.title: step.bytes for step in steps}[
+        "rest of the equation"
+    ] == granted // 2 - granted
     assert {step.title: step.bytes for step in steps}["residual"] == 7
-    fixed = replace(rank.budget, override="kv_cache_memory_bytes", kv_cache_bytes=gib(3), engine_kv_cache_bytes=gib(3))
+    fixed = replace(
+        rank.budget,
+        override="kv_cache_memory_bytes",
+        kv_cache_bytes=gib(3),
+        engine_kv_cache_bytes=gib(3),
+    )
     steps, _ = waterfall(report, replace(rank, budget=replace(fixed, honest_kv_cache_bytes=None)))
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]
@@ -251,7 +302,9 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
 def test_an_unknown_term_is_named_never_drawn_as_nothing() -> None:
     report = report_of("recorded_023_tp2")
     rank = report.ranks[0]
-    terms = [replace(term, bytes=None) if term.name == "weights" else term for term in rank.budget.terms]
+    terms = [
+        replace(term, bytes=None) if term.name == "weights" else term for term in rank.budget.terms
+    ]
     assert waterfall(report, replace(rank, budget=replace(rank.budget, terms=terms))) == (
         [],
         "not drawn, unknown: weights",
@@ -259,7 +312,10 @@ def test_an_unknown_term_is_named_never_drawn_as_nothing() -> None:
     budget = replace(rank.budget, requested=None)
     assert waterfall(report, replace(rank, budget=budget)) == ([], "not drawn, unknown: requested")
     nothing = replace(rank.budget, engine_kv_cache_bytes=None, kv_cache_bytes=None)
-    assert waterfall(report, replace(rank, budget=nothing)) == ([], "no KV cache was sized: there is no waterfall")
+    assert waterfall(report, replace(rank, budget=nothing)) == (
+        [],
+        "no KV cache was sized: there is no waterfall",
+    )
 
 
 # --- ranks
@@ -275,7 +331,12 @@ def test_skew_has_least_most_and_median() -> None:
     row = next(row for row in plots(report).skew if row.title == "KV cache granted")
     sizes = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
     assert row.bytes == sizes
-    assert (row.least, row.least_label, row.most, row.most_label) == (sizes[1], "TP1", sizes[0], "TP0")
+    assert (row.least, row.least_label, row.most, row.most_label) == (
+        sizes[1],
+        "TP1",
+        sizes[0],
+        "TP0",
+    )
     assert (row.median, row.spread) == (sizes[1], sizes[0] - sizes[1])
     assert plots(replace(report, ranks=report.ranks[:1])).skew == []
 
@@ -300,7 +361,9 @@ def test_of_many_ranks_the_outliers_are_kept() -> None:
     shown = sum(view.ranks for view in drawn.views)
     assert 0 < shown < 512
     alike = [replace(rank, label=f"TP{i}") for i, rank in enumerate([report.ranks[0]] * 512)]
-    assert [(view.labels, view.ranks) for view in plots(replace(report, ranks=alike)).views] == [("TP0-TP511", 512)]
+    assert [(view.labels, view.ranks) for view in plots(replace(report, ranks=alike)).views] == [
+        ("TP0-TP511", 512)
+    ]
 
 
 def jittered(rank: RankReport, number: int, more: int) -> RankReport:
@@ -308,7 +371,10 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
 
     def moved(memory: DeviceMemory) -> DeviceMemory:
         by = {"context": more, "free": -more}
-        rows = [replace(r, bytes=None if r.bytes is None else r.bytes + by.get(r.component, 0)) for r in memory.rows]
+        rows = [
+            replace(r, bytes=None if r.bytes is None else r.bytes + by.get(r.component, 0))
+            for r in memory.rows
+        ]
         return replace(memory, rows=rows)
 
     def read(taken: Snapshot | None) -> Snapshot | None:
@@ -319,4 +385,11 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
     phases = [replace(row, before=read(row.before), after=read(row.after)) for row in rank.phases]
     memories = [moved(memory) for memory in rank.device_memory]
     left = None if rank.headroom_bytes is None else rank.headroom_bytes - more
-    return replace(rank, rank=number, label=f"TP{number}", phases=phases, device_memory=memories, headroom_bytes=left)
+    return replace(
+        rank,
+        rank=number,
+        label=f"TP{number}",
+        phases=phases,
+        device_memory=memories,
+        headroom_bytes=left,
+    )

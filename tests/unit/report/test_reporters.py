@@ -18,13 +18,19 @@ from rich.console import Console
 
 from tests.golden.update import table
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import gib, process, recorded, run_of, snapshot, span
+from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from tests.unit.report.page import Page
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
-from vllm_memprof.report import render_json, render_markdown, render_table, write_atomically, write_reports
+from vllm_memprof.report import (
+    render_json,
+    render_markdown,
+    render_table,
+    write_atomically,
+    write_reports,
+)
 from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
@@ -36,7 +42,10 @@ WIDTHS = (80, 120, 200)
 
 
 def texts(report: Report) -> dict[str, str]:
-    return {**{f"table {width}": table(report, width) for width in WIDTHS}, "markdown": render_markdown(report)}
+    return {
+        **{f"table {width}": table(report, width) for width in WIDTHS},
+        "markdown": render_markdown(report),
+    }
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -65,12 +74,18 @@ def assert_same_figures(report: Report) -> None:
         flat = " ".join(text.split())
         for rank in data["ranks"]:
             budget, kv = rank["budget"], rank["kv"]
-            wanted = [budget["requested_bytes"], budget["kv_cache_bytes"], budget["engine_kv_cache_bytes"]]
+            wanted = [
+                budget["requested_bytes"],
+                budget["kv_cache_bytes"],
+                budget["engine_kv_cache_bytes"],
+            ]
             wanted += [budget["honest_kv_cache_bytes"], budget["honest_kv_tokens"]]
             wanted += [kv["tokens"], kv["blocks"], kv["bytes_per_token"]]
             wanted += [row["bytes"] for row in budget.get("corrections", [])]
             wanted += [term["bytes"] for term in budget["terms"]]
-            wanted += [item["bytes"] for item in budget["uncharged"] if budget["honest_kv_cache_bytes"]]
+            wanted += [
+                item["bytes"] for item in budget["uncharged"] if budget["honest_kv_cache_bytes"]
+            ]
             for figure in wanted:
                 assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)
         for finding in data["findings"]:
@@ -85,13 +100,24 @@ def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
         events = json.loads(render_trace(report))["traceEvents"]
         counters = {(e["pid"], e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"}
     for track, rank in enumerate(data["ranks"], start=1):
-        found = {(row["kind"], row["component"], row["bytes"]) for row in rows if row["label"] == rank["label"]}
+        found = {
+            (row["kind"], row["component"], row["bytes"])
+            for row in rows
+            if row["label"] == rank["label"]
+        }
         budget = rank["budget"]
         wanted = [("budget", name, budget[name]) for name in ("requested_bytes", "kv_cache_bytes")]
-        wanted += [("budget", name, budget[name]) for name in ("engine_kv_cache_bytes", "honest_kv_cache_bytes")]
+        wanted += [
+            ("budget", name, budget[name])
+            for name in ("engine_kv_cache_bytes", "honest_kv_cache_bytes")
+        ]
         wanted += [("term", term["name"], term["bytes"]) for term in budget["terms"]]
         wanted += [("uncharged", item["name"], item["bytes"]) for item in budget["uncharged"]]
-        owners = [(row["component"], row["bytes"]) for memory in rank["device_memory"] for row in memory["rows"]]
+        owners = [
+            (row["component"], row["bytes"])
+            for memory in rank["device_memory"]
+            for row in memory["rows"]
+        ]
         wanted += [("owner", *owner) for owner in owners]
         for kind, name, size in wanted:
             assert (kind, name, "" if size is None else str(size)) in found, (rank["label"], name)
@@ -118,7 +144,13 @@ def test_wide_characters_keep_the_width_and_stay_whole(width: int) -> None:
 def test_figures_are_never_cut(width: int) -> None:
     """A narrow terminal may fold a word, but a number in two lines is a wrong number."""
     text = table(report_of("skewed_tp2"), width)
-    for figure in ("9.75 → 17.69", "13.30 → 13.30", "47,571,465,216", "641,536", "FullAttentionSpec"):
+    for figure in (
+        "9.75 → 17.69",
+        "13.30 → 13.30",
+        "47,571,465,216",
+        "641,536",
+        "FullAttentionSpec",
+    ):
         assert figure.replace(" → ", "→") in text.replace(" → ", "→")
     assert "…" not in text
 
@@ -133,7 +165,9 @@ def test_eager_graph_memory_is_not_measured_never_zero() -> None:
 
 def test_unknown_is_a_dash_never_zero() -> None:
     taken = snapshot(allocated_bytes=gib(2))
-    text = table(build_report(run_of(process([span("weight_load", taken, None, end_t_ns=None)]))), 120)
+    text = table(
+        build_report(run_of(process([span("weight_load", taken, None, end_t_ns=None)]))), 120
+    )
     row = next(line for line in text.splitlines() if "weight_load" in line)
     assert row.split() == ["weight_load", "open", "-", "-", "2.00", "→", "-", "-", "-"]
 
@@ -158,7 +192,9 @@ def test_the_verdict_comes_first_and_last() -> None:
 
 
 def test_verdicts() -> None:
-    assert verdict(report_of("graph_tp2")).startswith("KV cache 44.30 GiB, 645,120 tokens on every rank; equation E4")
+    assert verdict(report_of("graph_tp2")).startswith(
+        "KV cache 44.30 GiB, 645,120 tokens on every rank; equation E4"
+    )
     reason = "worker TP1 (pid 4101) was killed by SIGKILL in weight_load"
     assert verdict(report_of("killed_tp2")) == f"no KV cache was sized: {reason}"
     assert verdict(report_of("killed_tp2", exit_reason=None)) == "no KV cache was sized"
@@ -168,20 +204,39 @@ def test_verdicts() -> None:
         ({"weights_bytes": None}, "equation not checked on every rank"),
         ({"kv_cache_memory_bytes_arg": 5}, "fixed by --kv-cache-memory-bytes"),
     ):
-        changed = [replace(p, figures={**p.figures, **change} if p.figures else {}) for p in run.processes]
+        changed = [
+            replace(p, figures={**p.figures, **change} if p.figures else {}) for p in run.processes
+        ]
         assert text in verdict(build_report(replace(run, processes=changed)))
 
 
 def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     run = recorded("graph_tp2")
-    ranks = {"world_size": 8, "mode": "one", "run": [0], "alike": {"0": [1]}, "not_run": [2, 3, 4, 5, 6, 7], "why": "-"}
-    without = [process for process in run.processes if process.identity is None or process.identity.label != "TP1"]
-    one = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks), processes=without)))
+    ranks = {
+        "world_size": 8,
+        "mode": "one",
+        "run": [0],
+        "alike": {"0": [1]},
+        "not_run": [2, 3, 4, 5, 6, 7],
+        "why": "-",
+    }
+    without = [
+        process
+        for process in run.processes
+        if process.identity is None or process.identity.label != "TP1"
+    ]
+    one = verdict(
+        build_report(replace(run, info=replace(run.info, ranks=ranks), processes=without))
+    )
     said = "6 of 8 ranks differ and were not run"
-    assert one.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 balanced")
+    assert one.startswith(
+        f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 balanced"
+    )
     two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
     assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")
-    known = verdict(build_report(replace(run, info=replace(run.info, ranks={**ranks, "not_run": []}))))
+    known = verdict(
+        build_report(replace(run, info=replace(run.info, ranks={**ranks, "not_run": []})))
+    )
     assert "not run" not in known
 
 
@@ -192,19 +247,30 @@ def test_an_exception_is_told_once_where_it_began() -> None:
         span("graph_capture", level, level, 1, parent=0, depth=1, error="RuntimeError: no"),
     ]
     ranks = [process(spans, rank=i, pid=i, label=f"TP{i}") for i in range(2)]
-    notes = [line.strip() for line in table(build_report(run_of(*ranks)), 120).splitlines() if "raised" in line]
+    notes = [
+        line.strip()
+        for line in table(build_report(run_of(*ranks)), 120).splitlines()
+        if "raised" in line
+    ]
     assert notes == ["TP0-TP1: graph_capture raised RuntimeError: no"]
 
 
 def test_a_run_without_a_budget_has_no_honest_one() -> None:
-    figures = {"device_total_bytes": gib(60), "gpu_memory_utilization": 0.9, "weights_bytes": gib(8)}
+    figures = {
+        "device_total_bytes": gib(60),
+        "gpu_memory_utilization": 0.9,
+        "weights_bytes": gib(8),
+    }
     text = table(build_report(run_of(process([], figures))), 120)
     assert "not recomputed, unknown: peak_activation, non_torch" in text
     assert "Honest budget" not in text
 
 
 def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
-    simulated, real = table(report_of("graph_tp2"), 120), table(report_of("graph_tp2", simulated=False), 120)
+    simulated, real = (
+        table(report_of("graph_tp2"), 120),
+        table(report_of("graph_tp2", simulated=False), 120),
+    )
     assert "simulated: profile ascend910b" in simulated
     assert "Non-torch (m)" in simulated
     assert "(m)" not in real
@@ -214,7 +280,15 @@ def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
 
 def test_phases_come_in_the_order_in_which_they_occurred() -> None:
     text = table(report_of("graph_tp2"), 80)
-    names = ["device_init", "hccl_init", "weight_load", "profile_run", "mm_profile", "kv_cache_alloc", "warm_up"]
+    names = [
+        "device_init",
+        "hccl_init",
+        "weight_load",
+        "profile_run",
+        "mm_profile",
+        "kv_cache_alloc",
+        "warm_up",
+    ]
     places = [text.index(name) for name in names]
     assert places == sorted(places)
     assert "\n   graph_capture" in text  # nested in warm_up
@@ -247,7 +321,11 @@ def test_many_passages_with_phases_inside() -> None:
     spans.append(span("request", level, None, 4000, end_t_ns=None))
     text = table(build_report(run_of(process(spans))), 80)
     rows = [line.split()[:3] for line in text.splitlines() if "→ 2.00" in line or "→ -" in line]
-    assert rows == [["request", "x2000", "2000.00"], ["empty_cache", "x2000", "2000.00"], ["request", "open", "2.00"]]
+    assert rows == [
+        ["request", "x2000", "2000.00"],
+        ["empty_cache", "x2000", "2000.00"],
+        ["request", "open", "2.00"],
+    ]
 
 
 def test_a_small_model_gets_more_digits() -> None:
@@ -287,7 +365,9 @@ HOSTILE = "<img src=x onerror=alert(1)>|`a` *b* _c_ [d](http://e) @someone #12 \
 
 
 def test_markdown_is_safe_from_names() -> None:
-    report = report_of("graph_tp2", model=HOSTILE, command=["memprof", HOSTILE], exit_reason=HOSTILE)
+    report = report_of(
+        "graph_tp2", model=HOSTILE, command=["memprof", HOSTILE], exit_reason=HOSTILE
+    )
     text = render_markdown(report)
     outside = re.sub(r"`+ .*? `+\n", "", text)  # the command's code span
     assert "<img" not in outside
@@ -330,7 +410,9 @@ def test_markdown_begins_with_one_line_that_says_it_all() -> None:
     report = report_of("skewed_tp2")
     title, blank, summary, *_ = render_markdown(report).splitlines()
     assert (title, blank) == ("# memprof: Qwen/Qwen3-VL-8B-Instruct", "")
-    assert summary.startswith("**Qwen/Qwen3-VL-8B-Instruct**, vllm-ascend 0.23.0, Ascend910B2, 60.96 GiB")
+    assert summary.startswith(
+        "**Qwen/Qwen3-VL-8B-Instruct**, vllm-ascend 0.23.0, Ascend910B2, 60.96 GiB"
+    )
     assert summary.endswith(f": **{escape(verdict(report))}**")
 
 
@@ -354,10 +436,19 @@ def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
     loud = replace(
         report,
         run=replace(
-            report.run, model="模" * 9000, command=["x" * 9000], notes=["n" * 3000] * 500, exit_reason="e" * 9000
+            report.run,
+            model="模" * 9000,
+            command=["x" * 9000],
+            notes=["n" * 3000] * 500,
+            exit_reason="e" * 9000,
         ),
-        findings=[replace(one, title=f"{i} {'t' * 90}", evidence="e" * 9000, bytes=i) for i in range(500)],
-        ranks=[replace(rank, errors=[f"{rank.label} {i} {'e' * 500}" for i in range(500)]) for rank in report.ranks],
+        findings=[
+            replace(one, title=f"{i} {'t' * 90}", evidence="e" * 9000, bytes=i) for i in range(500)
+        ],
+        ranks=[
+            replace(rank, errors=[f"{rank.label} {i} {'e' * 500}" for i in range(500)])
+            for rank in report.ranks
+        ],
     )
     text = render_markdown(loud)
     assert len(text.encode()) < 60_000
@@ -396,7 +487,9 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         write_atomically(tmp_path / "absent" / "report.json", "{}")
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")
 
@@ -415,7 +508,9 @@ def test_ranks_by_the_hundred(tmp_path: Path) -> None:
     run = recorded("graph_tp2")
     worker = run.processes[0]
     ranks = [
-        replace(worker, identity=replace(worker.identity, rank=i, pid=i, label=f"TP{i}"), kv_plan=None)
+        replace(
+            worker, identity=replace(worker.identity, rank=i, pid=i, label=f"TP{i}"), kv_plan=None
+        )
         for i in range(512)
     ]
     text = table(build_report(replace(run, processes=ranks)), 120)
@@ -445,12 +540,30 @@ def many_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("format_name", "size"),
-    [("table", 60_000), ("markdown", 60_000), ("json", 120_000_000), ("csv", 150_000_000), ("trace", 70_000_000)],
+    [
+        ("table", 60_000),
+        ("markdown", 60_000),
+        ("json", 120_000_000),
+        ("csv", 150_000_000),
+        ("trace", 70_000_000),
+    ],
 )
-def test_512_ranks_in_every_format(format_name: str, size: int, many_ranks: Path, tmp_path: Path) -> None:
+def test_512_ranks_in_every_format(
+    format_name: str, size: int, many_ranks: Path, tmp_path: Path
+) -> None:
     """Folded where a person reads it, whole where a program does; never more than 500 MB of memory."""
     target = tmp_path / "report"
-    command = [sys.executable, "-c", PEAK, "report", str(many_ranks), "--format", format_name, "-o", str(target)]
+    command = [
+        sys.executable,
+        "-c",
+        PEAK,
+        "report",
+        str(many_ranks),
+        "--format",
+        format_name,
+        "-o",
+        str(target),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stderr) < 500_000_000
@@ -458,7 +571,9 @@ def test_512_ranks_in_every_format(format_name: str, size: int, many_ranks: Path
     text = target.read_text(encoding="utf-8")
     if format_name in ("table", "markdown"):
         assert "report.json has every rank" in " ".join(text.split())
-        assert any("TP300" in line and "2.35" in line for line in text.splitlines())  # outliers are kept
+        assert any(
+            "TP300" in line and "2.35" in line for line in text.splitlines()
+        )  # outliers are kept
     else:
         assert all(re.search(rf"\bTP{i}\b", text) for i in (0, 1, 300, 511))
         assert len(set(re.findall(r"\bTP\d+\b", text))) == 512

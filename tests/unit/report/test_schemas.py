@@ -13,9 +13,9 @@ import pytest
 
 from tests.golden.update import CHECKS, DIFFS, HERE, check_result
 from tests.many_ranks import write_many_ranks
-from tests.unit.ledger.builders import recorded
+from tests.unit.accounting.builders import recorded
 from tests.unit.report.runs import LOGS, RUNS, oom_report
-from vllm_memprof.ledger import build_report
+from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json
@@ -66,7 +66,9 @@ def test_reports_of_logs(log) -> None:
 
 def test_reports_of_an_oom_and_of_many_ranks(tmp_path) -> None:
     assert_obeys("report", render_json(oom_report()))
-    assert_obeys("report", render_json(build_report(load_run(write_many_ranks(tmp_path / "run", ranks=16)))))
+    assert_obeys(
+        "report", render_json(build_report(load_run(write_many_ranks(tmp_path / "run", ranks=16))))
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in DIFFS if name.endswith(".json")])

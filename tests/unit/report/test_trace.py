@@ -13,17 +13,22 @@ from typing import Any
 
 import pytest
 
-from tests.unit.ledger.builders import SECOND, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapshot, span
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
-from vllm_memprof.ledger import Report, build_report
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.report import render_json
 from vllm_memprof.report.trace import render_trace
 
 #: Phase of an event -> the keys it has besides these, with their types.
 ALWAYS = ("ph", "ts", "pid", "tid", "name", "args")
-RULES: dict[str, dict[str, type]] = {"X": {"dur": float, "cat": str}, "B": {"cat": str}, "C": {"cat": str}, "M": {}}
+RULES: dict[str, dict[str, type]] = {
+    "X": {"dur": float, "cat": str},
+    "B": {"cat": str},
+    "C": {"cat": str},
+    "M": {},
+}
 METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_name": "name"}
 #: Counters are doubles there.
 EXACT = 2**53
@@ -37,22 +42,32 @@ def trace_of(report: Report) -> dict[str, Any]:
 
 def check_rules(trace: dict[str, Any]) -> None:
     """What each kind of event needs, numbers that survive, names before slices, slices of a thread that nest."""
-    assert list(trace) == ["displayTimeUnit", "traceEvents", "otherData"]  # a key that is not known ended the reading
+    assert list(trace) == [
+        "displayTimeUnit",
+        "traceEvents",
+        "otherData",
+    ]  # a key that is not known ended the reading
     assert trace["displayTimeUnit"] == "ms"
     slices = defaultdict(list)
-    processes: dict[int, int] = {}  # thread -> process: a name is given to the last thread of that number
+    processes: dict[
+        int, int
+    ] = {}  # thread -> process: a name is given to the last thread of that number
     named = set()
     for event in trace["traceEvents"]:
         rules = RULES[event["ph"]]
         assert event.keys() == {*ALWAYS, *rules}
         assert all(isinstance(event[key], kind) for key, kind in rules.items()), event
-        assert {"ph", "ts"} <= set(list(event)[:3])  # before any text: their reader knows no escapes by number
+        assert {"ph", "ts"} <= set(
+            list(event)[:3]
+        )  # before any text: their reader knows no escapes by number
         assert isinstance(event["ts"], (int, float))
         assert event["ts"] >= 0
         assert event.get("dur", 0) >= 0
         assert isinstance(event["name"], str)
         assert event["name"]
-        assert all(isinstance(event[key], int) and 0 < event[key] < 2**32 for key in ("pid", "tid"))  # 0 is idle
+        assert all(
+            isinstance(event[key], int) and 0 < event[key] < 2**32 for key in ("pid", "tid")
+        )  # 0 is idle
         assert processes.setdefault(event["tid"], event["pid"]) == event["pid"]
         if event["ph"] == "M":
             assert not slices
@@ -66,7 +81,10 @@ def check_rules(trace: dict[str, Any]) -> None:
         else:
             slices[event["pid"], event["tid"]].append(event)
     for (pid, tid), events in slices.items():
-        assert {("process_name", pid, pid), ("thread_name", pid, tid)} <= named  # a main thread is named as its process
+        assert {
+            ("process_name", pid, pid),
+            ("thread_name", pid, tid),
+        } <= named  # a main thread is named as its process
         check_nesting(events)
 
 
@@ -98,7 +116,9 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
     trace, data = trace_of(report), json.loads(render_json(report))
     for track, rank in enumerate(data["ranks"], start=1):
         mine = {"traceEvents": [event for event in trace["traceEvents"] if event["pid"] == track]}
-        title = next(event["args"]["name"] for event in of_kind(mine, "M") if event["name"] == "process_name")
+        title = next(
+            event["args"]["name"] for event in of_kind(mine, "M") if event["name"] == "process_name"
+        )
         assert title.startswith(f"{rank['label']} (pid {rank['pid']}")
         slices = {event["args"]["order"]: event for event in of_kind(mine, "X", "B")}
         assert {order: event["name"] for order, event in slices.items()} == {
@@ -110,8 +130,14 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
             if not row["open"]:
                 assert drawn["dur"] / 1e6 == pytest.approx(row["seconds"] or 0, abs=1e-9)
                 assert row["seconds"] is not None or row["phase"] == "oom"  # which is a moment
-            changes = {name: size for name, size in (row["delta"] or {}).items() if name.endswith("_bytes") and size}
-            assert {f"{name} change": size for name, size in changes.items()}.items() <= drawn["args"].items()
+            changes = {
+                name: size
+                for name, size in (row["delta"] or {}).items()
+                if name.endswith("_bytes") and size
+            }
+            assert {f"{name} change": size for name, size in changes.items()}.items() <= drawn[
+                "args"
+            ].items()
         counters = defaultdict(list)
         for event in of_kind(mine, "C"):
             counters[event["name"]].append(event["args"]["bytes"])
@@ -119,7 +145,9 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
         for memory in rank["device_memory"]:
             rows = [(row["component"], row["bytes"]) for row in memory["rows"]]
             rows += [("unaccounted", memory["unaccounted_bytes"])]
-            rows += [(f"{row['part_of']} / {row['component']}", row["bytes"]) for row in memory["parts"]]
+            rows += [
+                (f"{row['part_of']} / {row['component']}", row["bytes"]) for row in memory["parts"]
+            ]
             for component, size in rows:
                 if size is not None:
                     wanted[component].append(size)
@@ -139,7 +167,10 @@ def test_times_count_from_the_launch() -> None:
 def test_ranks_of_another_host_count_from_their_first_reading() -> None:
     report = report_of("recorded_tp2")
     elsewhere = replace(report, ranks=[report.ranks[0], replace(report.ranks[1], host="other")])
-    begins = {pid: min(e["ts"] for e in of_kind(trace_of(elsewhere), "X", "C") if e["pid"] == pid) for pid in (1, 2)}
+    begins = {
+        pid: min(e["ts"] for e in of_kind(trace_of(elsewhere), "X", "C") if e["pid"] == pid)
+        for pid in (1, 2)
+    }
     assert begins[1] > 1e6  # the engine takes seconds to get there
     assert 0 <= begins[2] < 1000  # the phase begins some µs after its first snapshot was taken
 
@@ -153,7 +184,16 @@ def test_phases_without_duration_never_left_and_overlapping() -> None:
     spans = [
         span("weight_load", low, low, 0, start_t_ns=SECOND, end_t_ns=SECOND),
         span("warm_up", low, None, 1, start_t_ns=SECOND, end_t_ns=None),
-        span("empty_cache", low, high, 2, parent=1, depth=1, start_t_ns=2 * SECOND, end_t_ns=3 * SECOND),
+        span(
+            "empty_cache",
+            low,
+            high,
+            2,
+            parent=1,
+            depth=1,
+            start_t_ns=2 * SECOND,
+            end_t_ns=3 * SECOND,
+        ),
         span("request", high, high, 3, start_t_ns=2 * SECOND + 1, end_t_ns=4 * SECOND),
     ]
     trace = trace_of(build_report(run_of(process(spans))))
@@ -163,17 +203,34 @@ def test_phases_without_duration_never_left_and_overlapping() -> None:
     assert "dur" not in found["warm_up"]
     assert (found["empty_cache"]["ts"], found["empty_cache"]["dur"]) == (1e6, 1e6)
     threads = {name: event["tid"] for name, event in found.items()}
-    assert threads == {"weight_load": 1, "warm_up": 1, "empty_cache": 1, "request": 2}  # 1 is the process, too
-    names = [event["args"]["name"] for event in of_kind(trace, "M") if event["name"] == "thread_name"]
+    assert threads == {
+        "weight_load": 1,
+        "warm_up": 1,
+        "empty_cache": 1,
+        "request": 2,
+    }  # 1 is the process, too
+    names = [
+        event["args"]["name"] for event in of_kind(trace, "M") if event["name"] == "thread_name"
+    ]
     assert names == ["phases", "phases, overlapping 1"]
     assert found["empty_cache"]["args"]["allocated_bytes change"] == gib(1)
 
 
 def test_no_two_threads_of_a_trace_have_the_same_number() -> None:
     level = taken(SECOND, 1)
-    spans = [span("request", level, level, i, start_t_ns=SECOND + i, end_t_ns=3 * SECOND + i) for i in range(3)]
+    spans = [
+        span("request", level, level, i, start_t_ns=SECOND + i, end_t_ns=3 * SECOND + i)
+        for i in range(3)
+    ]
     trace = trace_of(build_report(run_of(process(spans), process(spans, rank=1, label="TP1"))))
-    assert [(e["pid"], e["tid"]) for e in of_kind(trace, "X")] == [(1, 1), (1, 3), (1, 4), (2, 2), (2, 5), (2, 6)]
+    assert [(e["pid"], e["tid"]) for e in of_kind(trace, "X")] == [
+        (1, 1),
+        (1, 3),
+        (1, 4),
+        (2, 2),
+        (2, 5),
+        (2, 6),
+    ]
 
 
 def test_a_run_out_of_memory_has_its_failure_inside_the_phase_it_never_left() -> None:
@@ -193,7 +250,9 @@ def test_the_rules_refuse_slices_that_overlap() -> None:
 
 def test_unknown_is_no_event_never_zero() -> None:
     low = replace(snapshot(allocated_bytes=gib(1)), t_ns=SECOND)
-    trace = trace_of(build_report(run_of(process([span("weight_load", low, low, start_t_ns=SECOND)]))))
+    trace = trace_of(
+        build_report(run_of(process([span("weight_load", low, low, start_t_ns=SECOND)])))
+    )
     assert {event["name"] for event in of_kind(trace, "C")} == {"allocated"}
 
 

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 from scripts.browser import Browser
-from tests.unit.ledger.builders import SECOND, process, run_of, span
+from tests.unit.accounting.builders import SECOND, process, run_of, span
 from tests.unit.report.runs import report_of
 from tests.unit.report.test_html_in_browser import chromium
 from tests.unit.report.test_trace import taken
-from vllm_memprof.ledger import Report, build_report
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.report.trace import render_trace
 
 __all__ = ["chromium"]  # a fixture
@@ -69,7 +69,11 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
         ("127.0.0.1", 0), partial(Served, directory=str(Path(found.origin).parent / "web_dist"))
     )
     threading.Thread(target=served.serve_forever, daemon=True).start()
-    online = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}  # no name resolves all the same
+    online = {
+        "latency": 0,
+        "downloadThroughput": -1,
+        "uploadThroughput": -1,
+    }  # no name resolves all the same
 
     def ask(query: str) -> list[list[Any]]:
         rows: list[list[Any]] = json.loads(chromium.value(ASK % json.dumps(query)))
@@ -81,7 +85,11 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
         title = next(titles)
         chromium.value(OPEN % (json.dumps(title), json.dumps(render_trace(report))))
         begins = f"document.title.startsWith({title + ' '!r})"
-        chromium.wait(lambda: bool(chromium.value(f"{begins} && app.trace !== undefined && !app.isLoadingTrace")))
+        chromium.wait(
+            lambda: bool(
+                chromium.value(f"{begins} && app.trace !== undefined && !app.isLoadingTrace")
+            )
+        )
         return ask
 
     chromium.call("Network.emulateNetworkConditions", offline=False, **online)
@@ -95,12 +103,18 @@ def perfetto(chromium: Browser) -> Iterator[Callable[[Report], Query]]:
 
 
 @pytest.mark.parametrize("name", ["recorded_tiny_tp2", "recorded_oom", "recorded_killed_tp2"])
-def test_perfetto_holds_what_report_json_says(perfetto: Callable[[Report], Query], name: str) -> None:
+def test_perfetto_holds_what_report_json_says(
+    perfetto: Callable[[Report], Query], name: str
+) -> None:
     report = report_of(name)
     ask = perfetto(report)
-    assert ask("select name, value from stats where severity in ('error', 'data_loss') and value != 0") == []
+    assert (
+        ask("select name, value from stats where severity in ('error', 'data_loss') and value != 0")
+        == []
+    )
     assert ask("select pid, name from process where pid > 0 order by pid") == [
-        [i, f"{rank.label} (pid {rank.pid}, {rank.host})"] for i, rank in enumerate(report.ranks, start=1)
+        [i, f"{rank.label} (pid {rank.pid}, {rank.host})"]
+        for i, rank in enumerate(report.ranks, start=1)
     ]
     slices, counters = defaultdict(list), defaultdict(list)
     for pid, phase, length, depth in ask(SLICES):
@@ -110,11 +124,23 @@ def test_perfetto_holds_what_report_json_says(perfetto: Callable[[Report], Query
     wanted = defaultdict(list)
     for pid, rank in enumerate(report.ranks, start=1):
         rows = [row for row in rank.phases if row.before is not None or row.after is not None]
-        assert [(phase, depth) for phase, _, depth in slices[pid]] == [(row.phase, row.depth) for row in rows]
+        assert [(phase, depth) for phase, _, depth in slices[pid]] == [
+            (row.phase, row.depth) for row in rows
+        ]
         for row, (_, length, _) in zip(rows, slices[pid], strict=True):
-            assert length == -1 if row.open else length == pytest.approx((row.seconds or 0) * 1e9, abs=2)
-        snapshots = {(row.order, edge): getattr(row, edge) for row in rank.phases for edge in ("before", "after")}
-        for memory in sorted(rank.device_memory, key=lambda memory: snapshots[memory.order, memory.edge].t_ns):
+            assert (
+                length == -1
+                if row.open
+                else length == pytest.approx((row.seconds or 0) * 1e9, abs=2)
+            )
+        snapshots = {
+            (row.order, edge): getattr(row, edge)
+            for row in rank.phases
+            for edge in ("before", "after")
+        }
+        for memory in sorted(
+            rank.device_memory, key=lambda memory: snapshots[memory.order, memory.edge].t_ns
+        ):
             sizes = [(row.component, row.bytes) for row in memory.rows]
             sizes += [("unaccounted", memory.unaccounted_bytes)]
             sizes += [(f"{part.part_of} / {part.component}", part.bytes) for part in memory.parts]
@@ -126,10 +152,20 @@ def test_perfetto_holds_what_report_json_says(perfetto: Callable[[Report], Query
 
 def test_perfetto_keeps_phases_that_overlap(perfetto: Callable[[Report], Query]) -> None:
     level = taken(SECOND, 1)
-    spans = [span("request", level, level, i, start_t_ns=SECOND + i, end_t_ns=3 * SECOND + i) for i in range(3)]
+    spans = [
+        span("request", level, level, i, start_t_ns=SECOND + i, end_t_ns=3 * SECOND + i)
+        for i in range(3)
+    ]
     ask = perfetto(build_report(run_of(process(spans), process(spans, rank=1, label="TP1"))))
-    assert ask("select name, value from stats where severity in ('error', 'data_loss') and value != 0") == []
-    assert [row[:2] + row[3:] for row in ask(SLICES)] == [[1, "request", 0]] * 3 + [[2, "request", 0]] * 3
-    names = ask("select pid, thread.name from thread join process using (upid) where pid > 0 order by pid, tid")
+    assert (
+        ask("select name, value from stats where severity in ('error', 'data_loss') and value != 0")
+        == []
+    )
+    assert [row[:2] + row[3:] for row in ask(SLICES)] == [[1, "request", 0]] * 3 + [
+        [2, "request", 0]
+    ] * 3
+    names = ask(
+        "select pid, thread.name from thread join process using (upid) where pid > 0 order by pid, tid"
+    )
     lanes = ["phases", "phases, overlapping 1", "phases, overlapping 2"]
     assert names == [[pid, lane] for pid in (1, 2) for lane in lanes]

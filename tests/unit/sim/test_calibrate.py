@@ -7,14 +7,23 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.sim.calibrate import Calibration, Moment, RankFacts, calibrate, profile_name, render
+from vllm_memprof.sim.calibrate import (
+    Calibration,
+    Moment,
+    RankFacts,
+    calibrate,
+    profile_name,
+    render,
+)
 from vllm_memprof.sim.profiles import PROFILES_DIR, load_profile
 
 MIB = 1 << 20
 BASE = (PROFILES_DIR / "ascend910b.toml").read_text()
 
 
-def moment(phase: str, edge: str = "after", streams: tuple[int, ...] = (), **rows: int | None) -> Moment:
+def moment(
+    phase: str, edge: str = "after", streams: tuple[int, ...] = (), **rows: int | None
+) -> Moment:
     return Moment(phase, edge, dict(rows), dict.fromkeys(rows, "measured"), streams)
 
 
@@ -29,14 +38,26 @@ def test_every_figure_of_a_start_up() -> None:
         [
             moment("device_init", context=None, runtime=None),
             moment("hccl_init", context=300 * MIB, runtime=20 * MIB, cann_ge=2 * MIB),
-            moment("profile_run", context=310 * MIB, runtime=60 * MIB, cann_ge=4 * MIB, communicator_tp=None),
+            moment(
+                "profile_run",
+                context=310 * MIB,
+                runtime=60 * MIB,
+                cann_ge=4 * MIB,
+                communicator_tp=None,
+            ),
             Moment(
                 "profile_run",
                 "after",
-                {"context": 300 * MIB, "communicator:tp": 400 * MIB, "communicators_unnamed": 70 * MIB},
+                {
+                    "context": 300 * MIB,
+                    "communicator:tp": 400 * MIB,
+                    "communicators_unnamed": 70 * MIB,
+                },
                 {"communicator:tp": "inferred"},
             ),
-            moment("graph_capture", context=300 * MIB, runtime=60 * MIB, graph=70 * MIB, atb=96 * MIB),
+            moment(
+                "graph_capture", context=300 * MIB, runtime=60 * MIB, graph=70 * MIB, atb=96 * MIB
+            ),
         ],
         communicators=[400 * MIB],
         graphs=35,
@@ -52,14 +73,21 @@ def test_every_figure_of_a_start_up() -> None:
         "graph_capture_bytes": 2 * MIB,
     }
     sources = {setting.key: setting.source for setting in found.settings}
-    assert sources["context_bytes"] == "measured: TP0, after hccl_init, with what the runtime counts"
-    assert sources["hccl_base_bytes"] == "inferred: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
+    assert (
+        sources["context_bytes"] == "measured: TP0, after hccl_init, with what the runtime counts"
+    )
+    assert (
+        sources["hccl_base_bytes"]
+        == "inferred: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
+    )
     assert sources["graph_capture_bytes"] == "measured: TP0, after graph_capture, 35 graphs"
     assert set(found.silent) == {"hccl_buffer_mib", "hccl_buffers"}
 
 
 def test_what_the_run_does_not_tell_says_why() -> None:
-    found = calibrate(RankFacts("TP0", None, [moment("device_init", context=1, graph=5)], communicators=[None]))
+    found = calibrate(
+        RankFacts("TP0", None, [moment("device_init", context=1, graph=5)], communicators=[None])
+    )
     assert set(values(found)) == {"context_bytes"}
     assert found.silent["kernels_bytes"] == "the run has no counters by module"
     assert found.silent["atb_pool_bytes"] == "no pool of ATB was seen in the run"
@@ -102,7 +130,9 @@ def test_workspace_of_the_warm_up_is_that_of_its_operator() -> None:
     assert workspaces([*quiet, seen]) == {"AtbLinear": ASKED, "Atb*": 0}
     unread = moment("atb_warm_up", "after", npu_workspace=0)  # the operator was still in the queue
     assert workspaces([*quiet, unread, late]) == {"AtbLinear": ASKED, "Atb*": 0}
-    assert workspaces([moment("atb_warm_up", "before"), seen]) == {"AtbLinear": ASKED}  # nothing of ATB ran before
+    assert workspaces([moment("atb_warm_up", "before"), seen]) == {
+        "AtbLinear": ASKED
+    }  # nothing of ATB ran before
     more = moment("request", npu_workspace=2 * BLOCK)
     assert workspaces([*quiet, seen, more]) == {"AtbLinear": ASKED, "Atb*": 2 * BLOCK - 32}
 
@@ -112,13 +142,18 @@ def test_workspace_of_other_operators() -> None:
     assert workspaces(held) == {"Atb*": ASKED}
     assert workspaces(held, level=2) == {"*": ASKED}
     facts = RankFacts("TP0", None, [moment("device_init", context=1), *held], task_queue_level=2)
-    assert calibrate(facts).workspace[0].source == "measured: TP0, after mm_profile, TASK_QUEUE_ENABLE=2"
+    assert (
+        calibrate(facts).workspace[0].source
+        == "measured: TP0, after mm_profile, TASK_QUEUE_ENABLE=2"
+    )
     two = [moment("mm_profile", streams=(30 * MIB, 12 * MIB), npu_workspace=BLOCK)]
     assert workspaces(two) == {"Atb*": 30 * MIB - 32}
 
 
 def test_the_profile_names_every_source(tmp_path: Path) -> None:
-    facts = RankFacts("TP0", 1 << 30, [moment("device_init", context=5 * MIB, runtime=MIB, npu_workspace=BLOCK)])
+    facts = RankFacts(
+        "TP0", 1 << 30, [moment("device_init", context=5 * MIB, runtime=MIB, npu_workspace=BLOCK)]
+    )
     text = render(calibrate(facts), "ascend910b", BASE, "mine", 'run "one"')
     path = tmp_path / "mine.toml"
     path.write_text(text)

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 def compile_library(target, source, *options):
     text = target.with_suffix(".c")
     text.write_text(source)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-w", str(text), "-o", str(target), *options], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-w", str(text), "-o", str(target), *options], check=True
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,9 @@ def site_packages(tmp_path):
         "-Wl,-soname,libfancy.so.12",
         f"-Wl,--version-script={gone / 'v.map'}",
     )
-    compile_library(gone / "libplain.so.2", "int plainInit(void){return 0;}", "-Wl,-soname,libplain.so.2")
+    compile_library(
+        gone / "libplain.so.2", "int plainInit(void){return 0;}", "-Wl,-soname,libplain.so.2"
+    )
     compile_library(
         libs / "libtorch_x.so",
         "int fancyMalloc(void); int plainInit(void); int __cudaRegister(void);"
@@ -51,7 +55,9 @@ def site_packages(tmp_path):
 def test_what_the_binaries_want_is_read_from_them(site_packages):
     wanted = left_out.find_wanted(site_packages)
     assert wanted.libraries == {"libfancy.so.12", "libplain.so.2"}
-    assert wanted.versioned == {("libfancy.so.12", "libfancy.so.12"): {"fancyMalloc", "__cudaRegister"}}
+    assert wanted.versioned == {
+        ("libfancy.so.12", "libfancy.so.12"): {"fancyMalloc", "__cudaRegister"}
+    }
     assert wanted.unversioned == {"plainInit"}
     assert left_out.find_wanted(site_packages, ["libfancy.so.12"]).libraries == {"libplain.so.2"}
 

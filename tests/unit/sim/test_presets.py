@@ -25,9 +25,23 @@ TOKENIZERS = list({json.dumps(preset.tokenizer): preset.name for preset in list_
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
-    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN", "VLLM_USE_MODELSCOPE"):
+    for name in (
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "HF_ENDPOINT",
+        "HF_TOKEN",
+        "VLLM_USE_MODELSCOPE",
+    ):
         monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "memprof"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -57,13 +71,19 @@ def added_ids(files):
 def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     preset = find_preset(name)
     text = preset.config.get("text_config", preset.config)
-    ids = added_ids(files_of(next(other for other in TOKENIZERS if find_preset(other).tokenizer == preset.tokenizer)))
+    ids = added_ids(
+        files_of(
+            next(other for other in TOKENIZERS if find_preset(other).tokenizer == preset.tokenizer)
+        )
+    )
     ends = text["eos_token_id"]
     assert ids[preset.tokenizer["eos_token"]] in (ends if isinstance(ends, list) else [ends])
     assert max(ids.values()) < text["vocab_size"]
     for content in (text, preset.files["generation_config.json"]):
         named = [content[key] for key in _ENDS if content.get(key) is not None]
-        flat = [number for value in named for number in (value if isinstance(value, list) else [value])]
+        flat = [
+            number for value in named for number in (value if isinstance(value, list) else [value])
+        ]
         assert set(flat) <= set(ids.values())
     for key, token in {
         "image_token_id": "<|image_pad|>",
@@ -100,7 +120,9 @@ def test_the_vocabulary_has_no_holes_and_spells_bytes(name):
     vocabulary = files["tokenizer.json"]["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(first + table["plain_tokens"]))
     behind = [number for number in added_ids(files).values() if number >= first]
-    assert behind == list(range(first + table["plain_tokens"], first + table["plain_tokens"] + len(behind)))
+    assert behind == list(
+        range(first + table["plain_tokens"], first + table["plain_tokens"] + len(behind))
+    )
     assert vocabulary["A"] == first + 65
     assert vocabulary["Ġ"] == first + 32  # how byte-level BPE writes a blank
     assert vocabulary["Ċ"] == first + 10
@@ -117,7 +139,9 @@ def test_a_folder_is_generated_once_and_whole():
         "tokenizer.json",
         "tokenizer_config.json",
     }
-    assert [path.name for path in preset.folder.parent.iterdir()] == [preset.folder.name]  # nothing half made is left
+    assert [path.name for path in preset.folder.parent.iterdir()] == [
+        preset.folder.name
+    ]  # nothing half made is left
     before = (preset.folder / "config.json").stat().st_mtime_ns
     generate_model(preset)
     assert (preset.folder / "config.json").stat().st_mtime_ns == before
@@ -131,7 +155,9 @@ def test_a_preset_gets_its_arguments():
     assert model.env["HF_HUB_OFFLINE"] == "1"
     assert "synthetic" in model.note
     assert model.stand_ins == ()
-    [note] = resolve_model("deepseek-ai/DeepSeek-R1", []).stand_ins  # where it is not the public checkpoint
+    [note] = resolve_model(
+        "deepseek-ai/DeepSeek-R1", []
+    ).stand_ins  # where it is not the public checkpoint
     assert note.startswith("deepseek-ai/DeepSeek-R1: bfloat16")
 
 
@@ -141,7 +167,9 @@ def test_presets_have_all_names_of_their_model():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("given", [["--load-format=auto"], ["--load_format", "auto"], ["--load-format", "auto"]])
+@pytest.mark.parametrize(
+    "given", [["--load-format=auto"], ["--load_format", "auto"], ["--load-format", "auto"]]
+)
 def test_what_the_user_gave_is_not_overridden(given):
     assert "--load-format" not in resolve_model("Qwen/Qwen3-14B", given).extra_args
     mine = resolve_model("memprof/tiny", [*given, "--served-model-name", "mine"])
@@ -153,7 +181,11 @@ def test_a_local_folder_wins(tmp_path, monkeypatch):
     folder = write_config(tmp_path / "Qwen" / "Qwen3-14B")
     model = resolve_model("Qwen/Qwen3-14B", [])
     assert (model.source, model.path) == ("folder", "Qwen/Qwen3-14B")
-    assert model.extra_args == ["--load-format", "dummy", "--skip-tokenizer-init"]  # "{}" has no vocabulary
+    assert model.extra_args == [
+        "--load-format",
+        "dummy",
+        "--skip-tokenizer-init",
+    ]  # "{}" has no vocabulary
     (folder / "model.safetensors").write_bytes(b"")
     assert resolve_model("Qwen/Qwen3-14B", []).extra_args == []
 
@@ -189,7 +221,9 @@ def hub(monkeypatch):
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self):
-            self.send_response(200 if self.path == "/Qwen/Qwen3-14B/resolve/main/config.json" else 404)
+            self.send_response(
+                200 if self.path == "/Qwen/Qwen3-14B/resolve/main/config.json" else 404
+            )
             self.end_headers()
 
         def log_message(self, *args):
@@ -286,11 +320,15 @@ def test_a_description_of_quantized_weights_is_generated(tmp_path):
     for given in (["--quantization", "ascend"], ["--quantization=ascend"]):
         model = resolve_model("Qwen/Qwen3-14B", given)
         assert model.path != plain.path
-        description = json.loads((presets.Path(model.path) / "quant_model_description.json").read_text())
+        description = json.loads(
+            (presets.Path(model.path) / "quant_model_description.json").read_text()
+        )
         assert description["model.layers.39.mlp.down_proj.weight"] == "W8A8"
         assert model.stand_ins[0].startswith("quant_model_description.json was generated")
     assert not (presets.Path(plain.path) / "quant_model_description.json").exists()
-    assert resolve_model("Qwen/Qwen3-14B", ["--quantization", "compressed-tensors"]).path == plain.path
+    assert (
+        resolve_model("Qwen/Qwen3-14B", ["--quantization", "compressed-tensors"]).path == plain.path
+    )
 
     config = {**find_preset("memprof/tiny").config, "num_hidden_layers": 5}
     folder = model_folder(tmp_path / "mine", config, tokenizer={})
@@ -307,14 +345,21 @@ def test_a_description_for_what_a_hub_s_cache_holds(tmp_path):
     model = resolve_model("me/mine", ["--quantization", "ascend"])
     assert (presets.Path(model.path) / "quant_model_description.json").is_file()
     assert model.extra_args[-2:] == ["--served-model-name", "me/mine"]
-    (folder / "model.safetensors").write_bytes(b"")  # now it is the user's own: the engine says what it lacks
+    (folder / "model.safetensors").write_bytes(
+        b""
+    )  # now it is the user's own: the engine says what it lacks
     assert resolve_model("me/mine", ["--quantization", "ascend"]).path == "me/mine"
 
 
 def test_a_hub_s_name_alone_has_no_place_for_a_description(hub):
     model = resolve_model("Qwen/Qwen3-14B", ["--quantization", "ascend"])
     assert model.source == "preset"
-    assert resolve_model("Qwen/Qwen3-14B", ["--quantization", "ascend", "--load-format", "auto"]).source == "hub"
+    assert (
+        resolve_model(
+            "Qwen/Qwen3-14B", ["--quantization", "ascend", "--load-format", "auto"]
+        ).source
+        == "hub"
+    )
 
 
 def test_a_kind_without_rules_is_refused_by_name(tmp_path):

@@ -12,7 +12,11 @@ from vllm_memprof.sim.runtime import engine_env
 
 
 def test_profiles_and_aliases() -> None:
-    assert [profile.name for profile in list_profiles()] == ["ascend310p", "ascend910_93", "ascend910b"]
+    assert [profile.name for profile in list_profiles()] == [
+        "ascend310p",
+        "ascend910_93",
+        "ascend910b",
+    ]
     for alias, name in [
         ("910b", "ascend910b"),
         ("A2", "ascend910b"),
@@ -68,7 +72,11 @@ def test_own_file(tmp_path: Path) -> None:
         ("context_bytes = 375_809_638", "context_bytes = 1\ncontext_byte = 1", "unknown keys"),
         ("[memory]", "[memories]", r"no \[memory\]"),
         ("[memory]", "[memory", "not TOML"),
-        ("[workspace]", '[workspace]\n"A*" = {bytes = 1}', r"rule in \[workspace\] that is none: 'A\*'"),
+        (
+            "[workspace]",
+            '[workspace]\n"A*" = {bytes = 1}',
+            r"rule in \[workspace\] that is none: 'A\*'",
+        ),
         ("[workspace]", '[workspace]\n"A*" = -1', "is none"),
         ("[workspace]", '[workspace]\n"A*" = {base = 1.5}', "is none"),
         ("[workspace]", '[workspace]\n"A B" = 1', "is none"),

@@ -86,10 +86,14 @@ def prefix(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "check_platform", lambda: None)
     monkeypatch.setattr(setup, "find_compiler", lambda: ["g++"])
     monkeypatch.setattr(setup, "find_python", lambda version: "/usr/bin/python3.11")
-    monkeypatch.setattr(setup, "build_left_out", lambda *args: Path(args[1]).mkdir(exist_ok=True) or [])
+    monkeypatch.setattr(
+        setup, "build_left_out", lambda *args: Path(args[1]).mkdir(exist_ok=True) or []
+    )
     monkeypatch.setattr(setup, "build_shim", lambda *args: type("Built", (), {"built": True})())
     monkeypatch.setattr(setup.shutil, "which", lambda name, **_: f"/usr/bin/{name}")
-    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})())
+    monkeypatch.setattr(
+        setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 40})()
+    )
     return tmp_path / "stack"
 
 
@@ -134,7 +138,9 @@ def test_a_failed_download_names_the_package_and_is_resumed(prefix):
     machine.pip_fails_at = ""
     machine.commands.clear()
     assert setup_stack(None, prefix, run=machine).changed
-    assert len(machine.installed) == len(load_stack().chunks) - 2 + 1  # the first two chunks are kept
+    assert (
+        len(machine.installed) == len(load_stack().chunks) - 2 + 1
+    )  # the first two chunks are kept
 
 
 def test_an_interruption_is_resumed_and_torn_packages_are_installed_anew(prefix):
@@ -153,7 +159,9 @@ def test_an_interruption_is_resumed_and_torn_packages_are_installed_anew(prefix)
 def test_a_failed_verification_leaves_no_stamp(prefix):
     machine = FakeMachine(prefix)
     machine.verify_fails = 1
-    with pytest.raises(SetupError, match="does not work on the simulated device:\n  AssertionError: no"):
+    with pytest.raises(
+        SetupError, match="does not work on the simulated device:\n  AssertionError: no"
+    ):
         setup_stack(None, prefix, run=machine)
     assert runtime.read_stamp(prefix) is None
 
@@ -161,7 +169,9 @@ def test_a_failed_verification_leaves_no_stamp(prefix):
 def test_a_verification_that_takes_too_long_says_so(prefix):
     machine = FakeMachine(prefix)
     machine.verify_fails = 124  # of timeout(1)
-    with pytest.raises(SetupError, match=r"did not end within 900.0 s; its last lines:\n  AssertionError: no"):
+    with pytest.raises(
+        SetupError, match=r"did not end within 900.0 s; its last lines:\n  AssertionError: no"
+    ):
         setup_stack(None, prefix, run=machine)
 
 
@@ -185,7 +195,9 @@ def test_other_sources_of_the_device_ask_for_a_setup(prefix, monkeypatch):
 
 
 def test_no_room(prefix, monkeypatch):
-    monkeypatch.setattr(setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30})())
+    monkeypatch.setattr(
+        setup.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 30})()
+    )
     machine = FakeMachine(prefix)
     with pytest.raises(SetupError, match=r"not enough disk space .* GiB needed, 1\.0 GiB free"):
         setup_stack(None, prefix, run=machine)
@@ -205,7 +217,9 @@ def test_a_second_setup_waits_for_the_first(prefix):
     first.start()
     assert inside.wait(20)
     results = []
-    second = threading.Thread(target=lambda: results.append(setup_stack(None, prefix, recorder, run=other)))
+    second = threading.Thread(
+        target=lambda: results.append(setup_stack(None, prefix, recorder, run=other))
+    )
     second.start()
     while not any("another setup" in text for text in recorder.details):
         time.sleep(0.01)
@@ -216,7 +230,9 @@ def test_a_second_setup_waits_for_the_first(prefix):
     assert other.commands == []
 
 
-@pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")])
+@pytest.mark.parametrize(
+    ("system", "machine"), [("Darwin", "arm64"), ("Linux", "aarch64"), ("Windows", "AMD64")]
+)
 def test_the_wrong_platform(monkeypatch, system, machine):
     monkeypatch.setattr(setup.platform, "system", lambda: system)
     monkeypatch.setattr(setup.platform, "machine", lambda: machine)
@@ -262,7 +278,9 @@ def test_no_compiler(prefix, monkeypatch):
 
 def test_run_command_streams_lines_and_gives_the_status():
     lines: list[str] = []
-    assert run_command(["sh", "-c", "echo a; echo b >&2; exit 3"], dict(os.environ), lines.append) == 3
+    assert (
+        run_command(["sh", "-c", "echo a; echo b >&2; exit 3"], dict(os.environ), lines.append) == 3
+    )
     assert sorted(lines) == ["a", "b"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vllm_memprof.cli import sim
+from vllm_memprof.cli.commands import sim
 from vllm_memprof.errors import MemprofError, RunRecordError, SetupError, UsageError
 from vllm_memprof.sim import setup
 from vllm_memprof.sim.profiles import load_profile
@@ -77,20 +77,27 @@ def test_errors_pass_through_to_the_one_place_that_prints_them(monkeypatch):
 
 def test_calibrate_writes_a_profile_and_says_what_is_whose(tmp_path):
     target = tmp_path / "mine.toml"
-    result = CliRunner().invoke(sim.app, ["calibrate", str(DATA / "recorded_023_tp2"), "-o", str(target)])
+    result = CliRunner().invoke(
+        sim.app, ["calibrate", str(DATA / "recorded_023_tp2"), "-o", str(target)]
+    )
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert (
         "context_bytes              375,809,638  modelled: TP0, before empty_cache, with what the runtime counts"
         in lines
     )
-    assert lines[-1] == f"written: {target}; everything else is from ascend910b. Use it: --device sim:{target}"
+    assert (
+        lines[-1]
+        == f"written: {target}; everything else is from ascend910b. Use it: --device sim:{target}"
+    )
     profile = load_profile(str(target))
     assert profile.name == "mine"
     assert profile.title == (
         "as in recorded_023_tp2: Qwen/Qwen3-VL-8B-Instruct, vllm-ascend 0.23.0, Ascend910B3 (simulated)"
     )
-    other = CliRunner().invoke(sim.app, ["calibrate", str(DATA / "recorded_tp2"), "-o", str(target), "--from", "a3"])
+    other = CliRunner().invoke(
+        sim.app, ["calibrate", str(DATA / "recorded_tp2"), "-o", str(target), "--from", "a3"]
+    )
     assert other.exit_code == 0, other.output
     assert load_profile(str(target)).soc_name == "Ascend910_9391"
     assert "from ascend910_93; documented: 2 MiB pages" in target.read_text()
@@ -101,12 +108,20 @@ def test_calibrate_writes_a_profile_and_says_what_is_whose(tmp_path):
     [
         ("recorded_tp2", "mine.txt", [], UsageError, "is no .toml file"),
         ("recorded_tp2", "no/where.toml", [], MemprofError, "is not a folder"),
-        ("recorded_tp2", "mine.toml", ["--from", "920"], UsageError, "no device profile named '920'"),
+        (
+            "recorded_tp2",
+            "mine.toml",
+            ["--from", "920"],
+            UsageError,
+            "no device profile named '920'",
+        ),
         ("nowhere", "mine.toml", [], RunRecordError, "nowhere"),
     ],
 )
 def test_calibrate_refuses(tmp_path, run, target, more, error, message):
-    result = CliRunner().invoke(sim.app, ["calibrate", str(DATA / run), "-o", str(tmp_path / target), *more])
+    result = CliRunner().invoke(
+        sim.app, ["calibrate", str(DATA / run), "-o", str(tmp_path / target), *more]
+    )
     assert isinstance(result.exception, error)
     assert message in result.exception.message
     assert not (tmp_path / target).exists()

@@ -122,7 +122,10 @@ print(names, [places[op.get_operand(0).id()] for op in module.operations if op.g
     out = run(code, PYTHONPATH=f"{SITE_DIR}:{tmp_path}").splitlines()
     assert out[0] == "['BLOCK', 'counter', 'k_ptr', 'n', 'out', 'q_ptr']"
     stores = ["tt.store"] * 4
-    assert out[1] == f"{[*stores, 'tt.return', 'tt.func', 'builtin.module']} ['q_ptr', 'k_ptr', 'out', 'counter']"
+    assert (
+        out[1]
+        == f"{[*stores, 'tt.return', 'tt.func', 'builtin.module']} ['q_ptr', 'k_ptr', 'out', 'counter']"
+    )
 
 
 def test_host_helpers_compute():
@@ -144,7 +147,12 @@ print(isinstance(tl.float32, tl.dtype), tl.pointer_type(tl.int8).element_ty)
 
 @pytest.mark.parametrize(
     "expression",
-    ["tl.load(0)", "tl.extra.cann.extension.insert_slice()", "tldevice.fast_expf(1.0)", "kernel(1)"],
+    [
+        "tl.load(0)",
+        "tl.extra.cann.extension.insert_slice()",
+        "tldevice.fast_expf(1.0)",
+        "kernel(1)",
+    ],
 )
 def test_device_functions_fail_by_name_outside_a_kernel(expression):
     code = f"""

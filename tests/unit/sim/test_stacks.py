@@ -8,7 +8,14 @@ import pytest
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.sim import stacks
-from vllm_memprof.sim.stacks import cache_dir, default_prefix, list_stacks, load_stack, normalize, parse_lock
+from vllm_memprof.sim.stacks import (
+    cache_dir,
+    default_prefix,
+    list_stacks,
+    load_stack,
+    normalize,
+    parse_lock,
+)
 
 
 def test_the_default_stack_is_one_of_the_list():
@@ -30,7 +37,9 @@ def test_the_reference_stack_holds_what_the_release_names():
     assert stack.builds[0].env["VLLM_TARGET_DEVICE"] == "empty"
 
 
-@pytest.mark.parametrize("name", ["triton", "triton-ascend", "cmake", "nvidia-cudnn-cu12", "sentry-sdk"])
+@pytest.mark.parametrize(
+    "name", ["triton", "triton-ascend", "cmake", "nvidia-cudnn-cu12", "sentry-sdk"]
+)
 def test_what_the_engine_does_not_need_is_left_out(name):
     assert load_stack().version_of(name) is None
 
@@ -52,14 +61,18 @@ def test_a_path_is_not_a_stack_name():
 
 
 def test_lock_chunks():
-    chunks = parse_lock("# note\n# chunk: a\nTorch_NPU==2.1.post4\n\n# chunk: b\nx.y==1\n# chunk: empty\n")
+    chunks = parse_lock(
+        "# note\n# chunk: a\nTorch_NPU==2.1.post4\n\n# chunk: b\nx.y==1\n# chunk: empty\n"
+    )
     assert [(chunk.title, chunk.pins) for chunk in chunks] == [
         ("a", (("torch-npu", "2.1.post4"),)),
         ("b", (("x-y", "1"),)),
     ]
 
 
-@pytest.mark.parametrize("line", ["torch>=2", "torch", "torch==2; python_version<'3.12'", "-r other.txt"])
+@pytest.mark.parametrize(
+    "line", ["torch>=2", "torch", "torch==2; python_version<'3.12'", "-r other.txt"]
+)
 def test_a_lock_holds_exact_pins_only(line):
     with pytest.raises(ValueError, match="not an exact pin"):
         parse_lock(line)
@@ -79,7 +92,9 @@ def test_cache_dir(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_dir() == tmp_path / "memprof"
     assert default_prefix("s") == tmp_path / "memprof" / "stacks" / "s"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification: relative paths are ignored
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", "relative"
+    )  # the specification: relative paths are ignored
     assert cache_dir() == Path.home() / ".cache" / "memprof"
     monkeypatch.setenv("MEMPROF_CACHE_DIR", str(tmp_path / "mine"))
     assert cache_dir() == tmp_path / "mine"

@@ -14,7 +14,9 @@ from vllm_memprof.sim.build import find_compiler
 from vllm_memprof.sim.elf import ElfFile
 from vllm_memprof.sim.symbols import Demand
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler to make an ELF file with")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler to make an ELF file with"
+)
 
 
 @pytest.fixture
@@ -40,11 +42,22 @@ def engine(tmp_path: Path) -> Path:
     (tmp_path / "cann.c").write_text("int aclrtMalloc(void) { return 0; }")
 
     def link(target: str, *arguments: str) -> None:
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / target), *arguments], check=True, cwd=tmp_path)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", str(tmp_path / target), *arguments],
+            check=True,
+            cwd=tmp_path,
+        )
 
     link("torch/lib/libtorch_cpu.so", "torch.c", "-Wl,-soname,libtorch_cpu.so")
     link("out/libascendcl.so", "cann.c", "-Wl,-soname,libascendcl.so")
-    link("torch_npu/lib/libtorch_npu.so", "engine.c", "-Ltorch/lib", "-Lout", "-ltorch_cpu", "-lascendcl")
+    link(
+        "torch_npu/lib/libtorch_npu.so",
+        "engine.c",
+        "-Ltorch/lib",
+        "-Lout",
+        "-ltorch_cpu",
+        "-lascendcl",
+    )
     return tmp_path
 
 
@@ -70,7 +83,11 @@ def test_elf_symbols_and_needed(engine: Path) -> None:
 def test_demand_is_what_nobody_else_provides(engine: Path) -> None:
     demand = symbols.collect_demand(engine, symbols.load_rules(), find_compiler()[0])
     assert demand.linked == {"aclrtMalloc": "libtorch_npu.so"}
-    assert set(demand.looked_up) == {"aclnnAddGetWorkspaceSize", "aclrtNotInThisOne", "PTAGetExecCache"}
+    assert set(demand.looked_up) == {
+        "aclnnAddGetWorkspaceSize",
+        "aclrtNotInThisOne",
+        "PTAGetExecCache",
+    }
     assert demand.sonames == sorted({"libascendcl.so", *symbols.load_rules().opened})
 
 
@@ -87,8 +104,12 @@ def test_not_an_elf_file(tmp_path: Path) -> None:
 
 
 def plan(linked: list[str], looked_up: list[str], implemented: set[str]) -> symbols.SymbolPlan:
-    demand = Demand(dict.fromkeys(linked, "a.so"), dict.fromkeys(looked_up, "b.so"), ["libascendcl.so"], 62)
-    return symbols.make_plan(demand, symbols.load_rules(), implemented, frozenset({"aclCreateSomething"}))
+    demand = Demand(
+        dict.fromkeys(linked, "a.so"), dict.fromkeys(looked_up, "b.so"), ["libascendcl.so"], 62
+    )
+    return symbols.make_plan(
+        demand, symbols.load_rules(), implemented, frozenset({"aclCreateSomething"})
+    )
 
 
 def test_states() -> None:
@@ -135,7 +156,9 @@ def test_operators_come_in_two_stages() -> None:
 
 
 def test_generated_bodies_name_themselves() -> None:
-    text = symbols.generate_cpp(plan(["aclrtUnheardOf", "aclCreateSomething"], ["PTAGetExecCache"], set()))
+    text = symbols.generate_cpp(
+        plan(["aclrtUnheardOf", "aclCreateSomething"], ["PTAGetExecCache"], set())
+    )
     assert 'memprof_sim_unimplemented("aclrtUnheardOf")' in text
     assert "return nullptr" in text  # a function that returns a pointer fails with null
     assert "PTAGetExecCache" not in text

@@ -44,7 +44,9 @@ PUBLISHED = {
 WITH_DRAFT = {"Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720}
 
 
-@pytest.mark.parametrize("name", [preset.name for preset in list_presets() if preset.parameters is not None])
+@pytest.mark.parametrize(
+    "name", [preset.name for preset in list_presets() if preset.parameters is not None]
+)
 def test_parameters_are_the_published_ones(name):
     preset = find_preset(name)
     assert preset.parameters == count_parameters(preset.config)
@@ -103,7 +105,9 @@ def test_everything_that_weighs_is_quantized_in_a_dense_model():
     assert sum(found["W8A8"].values()) / find_preset("Qwen/Qwen3-32B").parameters > 0.95
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-VL-30B-A3B-Instruct"]
+)
 def test_experts_are_scaled_per_token(name):
     found = quantized(name)
     assert {weight for weight in found["W8A8_DYNAMIC"] if ".experts." in weight} == {
@@ -112,7 +116,12 @@ def test_experts_are_scaled_per_token(name):
     assert all(".self_attn." in weight for weight in found["W8A8"])
     assert not [weight for weight in found["FLOAT"] if ".experts." in weight]
     assert [weight for weight in found["FLOAT"] if weight.endswith("mlp.gate.weight")]
-    assert not [weight for type_ in ("W8A8", "W8A8_DYNAMIC") for weight in found[type_] if "visual" in weight]
+    assert not [
+        weight
+        for type_ in ("W8A8", "W8A8_DYNAMIC")
+        for weight in found[type_]
+        if "visual" in weight
+    ]
 
 
 def test_layers_for_speculative_decoding_stay():
@@ -135,7 +144,9 @@ def test_parts_of_a_fused_layer_are_of_one_type():
             continue
         for first, *others in fused:
             for name in [name for name in description if name.endswith(f".{first}.weight")]:
-                assert {description[name.replace(first, other)] for other in others} == {description[name]}
+                assert {description[name.replace(first, other)] for other in others} == {
+                    description[name]
+                }
 
 
 def test_every_rule_is_of_a_known_kind():

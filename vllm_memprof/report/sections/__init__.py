@@ -5,7 +5,7 @@ Every reporter draws these sections, so that the same run reads the same in each
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.sections.base import Section
 from vllm_memprof.report.sections.budget import budget_sections
 from vllm_memprof.report.sections.communicators import communicator_sections
@@ -26,7 +26,9 @@ def sections(report: Report, width: int) -> list[Section]:
         width: characters that a line has; from 110 on, tables gain columns.
     """
     phases = phase_section(report, wide=width >= 110)
-    found = [phases] if phases.rows or report.run.source != "log" else []  # a log need not tell of moments
+    found = (
+        [phases] if phases.rows or report.run.source != "log" else []
+    )  # a log need not tell of moments
     found += budget_sections(report)
     found += kv_sections(report)
     found += device_sections(report, wide=width >= 110)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_memprof.ledger.model import RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.units import format_bytes, format_gib
 
 NOT_MEASURED = "NOT MEASURED"
@@ -55,12 +55,17 @@ def fold(labels: Sequence[str]) -> str:
             runs.append([(prefix, number)])
     texts = []
     for group in runs:
-        ends = [prefix if number is None else f"{prefix}{number}" for prefix, number in (group[0], group[-1])]
+        ends = [
+            prefix if number is None else f"{prefix}{number}"
+            for prefix, number in (group[0], group[-1])
+        ]
         texts.append(ends[0] if len(group) == 1 else f"{ends[0]}-{ends[1].split(' ')[-1]}")
     return ", ".join(texts)
 
 
-def group_ranks(ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]) -> list[list[RankReport]]:
+def group_ranks(
+    ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]
+) -> list[list[RankReport]]:
     """Ranks with equal keys together, in the order of the first of each."""
     groups: dict[Hashable, list[RankReport]] = {}
     for rank in ranks:

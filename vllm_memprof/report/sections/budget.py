@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.findings import device_total
-from vllm_memprof.ledger.model import INFERRED, MODELLED, Budget, Correction, RankReport, Report, TermRow
+from vllm_memprof.accounting.findings import device_total
+from vllm_memprof.accounting.model import (
+    INFERRED,
+    MODELLED,
+    Budget,
+    Correction,
+    RankReport,
+    Report,
+    TermRow,
+)
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -46,16 +54,24 @@ _DEVICE_WIDE = ("non_torch", "graph", "graph_estimate", "consumed", "cleared", "
 def budget_sections(report: Report) -> list[Section]:
     """The equation with every term, and the honest budget; ranks that agree to the byte share a table."""
     log = report.run.source == "log"  # may end with what was asked for
-    known = [rank for rank in report.ranks if _has_budget(rank.budget) or (log and rank.budget.requested is not None)]
+    known = [
+        rank
+        for rank in report.ranks
+        if _has_budget(rank.budget) or (log and rank.budget.requested is not None)
+    ]
     groups = group_ranks(known, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
     groups.sort(key=lambda members: _granted(members[0]))
     found = []
     for members in groups[:SHOWN_GROUPS]:
         found.append(_equation_section(report, members))
-        if members[0].budget.kv_cache_bytes is not None and _anything_uncharged(report, members[0].budget):
+        if members[0].budget.kv_cache_bytes is not None and _anything_uncharged(
+            report, members[0].budget
+        ):
             found.append(_honest_section(report, members))
     if len(groups) > SHOWN_GROUPS and found:
-        found[-1].notes.append(f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json")
+        found[-1].notes.append(
+            f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json"
+        )
     return found
 
 
@@ -88,7 +104,9 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         _residual(budget),
     ]
     reported = [term for term in budget.terms if not term.charged and term.bytes is not None]
-    rows += [amount(f"  {term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported]
+    rows += [
+        amount(f"  {term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported
+    ]
     if budget.override:
         rows = [rows[0], rows[1], rows[2], *rows[-3 - len(reported) :]]
     title = f"KV budget, equation {budget.equation or 'unknown'}"
@@ -111,8 +129,12 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     if budget.equation is None:
         release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
         if report.run.source == "log" and report.run.engine_version is None:
-            return ["the log tells neither the release nor an equation: its figures are shown as they are"]
-        return [f"no equation is known for {release or 'this engine'}: its figures are shown as they are"]
+            return [
+                "the log tells neither the release nor an equation: its figures are shown as they are"
+            ]
+        return [
+            f"no equation is known for {release or 'this engine'}: its figures are shown as they are"
+        ]
     notes = [f"{budget.equation}: {budget.formula}", f"source: {budget.cite}"]
     if report.run.engine_version is None or report.run.source == "log":
         notes.append(f"chosen by {budget.chosen_by}")
@@ -128,9 +150,17 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
             name, size = implied_term
             notes.append(f"the engine's figure leaves {format_gib(size)} GiB for {name}")
         if implied is not None:
-            notes.append(f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested")
-    if budget.kv_cache_bytes is not None and budget.uncharged and not _anything_uncharged(report, budget):
-        notes.append(f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.uncharged)}")
+            notes.append(
+                f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested"
+            )
+    if (
+        budget.kv_cache_bytes is not None
+        and budget.uncharged
+        and not _anything_uncharged(report, budget)
+    ):
+        notes.append(
+            f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.uncharged)}"
+        )
     notes += [
         failed(check.name, check.expected, check.found)
         for check in budget.checks
@@ -158,7 +188,9 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
             notes.append(f"{item.title}: {NOT_MEASURED} ({item.reason})")
         else:
             rows.append(priced(f"- {item.title}{mark}", item.bytes, item.kv_tokens))
-    rows.append(priced("= honest KV cache", budget.honest_kv_cache_bytes, budget.honest_kv_tokens, TOTAL))
+    rows.append(
+        priced("= honest KV cache", budget.honest_kv_cache_bytes, budget.honest_kv_tokens, TOTAL)
+    )
     honest = budget.honest_kv_cache_bytes
     if honest is not None and budget.kv_cache_bytes is not None:
         fewer = None
@@ -169,7 +201,9 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
         rows.append(priced(f"  {row.title}", row.bytes, row.kv_tokens, MUTED))
         notes.append(f"{row.title}: {row.formula}")
         notes += _difference(budget, row)
-    inferred = [item.title for item in budget.uncharged if item.how == INFERRED and item.bytes is not None]
+    inferred = [
+        item.title for item in budget.uncharged if item.how == INFERRED and item.bytes is not None
+    ]
     if inferred:
         notes.append(f"inferred: {'; '.join(inferred)}")
     if honest is not None and budget.kv_cache_bytes is not None:
@@ -182,7 +216,9 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
         ):
             notes.append(f"--kv-cache-memory-bytes {honest} makes the engine keep to it")
     columns = [Column("", right=False), Column("GiB"), Column("bytes"), Column("KV tokens")]
-    return Section(f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes)
+    return Section(
+        f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes
+    )
 
 
 def _difference(budget: Budget, row: Correction) -> list[str]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.communicators import CommunicatorUse, communicators_of
-from vllm_memprof.ledger.model import Report
-from vllm_memprof.report.sections.base import MODELLED_MARK, SHOWN_GROUPS, Column, Row, Section, group_ranks, labels_of
+from vllm_memprof.accounting.communicators import CommunicatorUse, communicators_of
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.report.sections.base import (
+    MODELLED_MARK,
+    SHOWN_GROUPS,
+    Column,
+    Row,
+    Section,
+    group_ranks,
+    labels_of,
+)
 from vllm_memprof.units import MIB, format_mib
 
 #: Ranks of a communicator that are listed one by one.
@@ -18,7 +26,11 @@ def communicator_sections(report: Report) -> list[Section]:
     found = []
     for members in groups[:SHOWN_GROUPS]:
         rows = [_row(each) for each in communicators_of(members[0])]
-        columns = [Column("Group", right=False), Column("Ranks", right=False), Column("Buffers", right=False)]
+        columns = [
+            Column("Group", right=False),
+            Column("Ranks", right=False),
+            Column("Buffers", right=False),
+        ]
         columns += [Column("by", right=False), Column("First used in", right=False)]
         columns += [Column(f"Seen, MiB{f' {MODELLED_MARK}' if report.run.simulated else ''}")]
         found.append(Section(f"Communicators, {labels_of(members)}", columns, rows))

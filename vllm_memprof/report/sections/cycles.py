@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import Cycle, RankReport, Report
-from vllm_memprof.report.sections.base import MODELLED_MARK, SHOWN_GROUPS, Column, Row, Section, group_ranks, labels_of
+from vllm_memprof.accounting.model import Cycle, RankReport, Report
+from vllm_memprof.report.sections.base import (
+    MODELLED_MARK,
+    SHOWN_GROUPS,
+    Column,
+    Row,
+    Section,
+    group_ranks,
+    labels_of,
+)
 from vllm_memprof.units import MIB, format_gib
 
 #: Cycles that are listed from the first on; of the rest the last alone.
@@ -18,7 +26,11 @@ def cycle_sections(report: Report) -> list[Section]:
         ranks = [rank for rank in report.ranks if _of(rank, kind)]
         groups = group_ranks(ranks, lambda rank: repr([_cells(cycle) for cycle in _of(rank, kind)]))  # noqa: B023
         for members in groups[:SHOWN_GROUPS]:
-            found.append(_section(f"{title}, {labels_of(members)}", _of(members[0], kind), report.run.simulated))
+            found.append(
+                _section(
+                    f"{title}, {labels_of(members)}", _of(members[0], kind), report.run.simulated
+                )
+            )
     return found
 
 
@@ -39,7 +51,9 @@ def _section(title: str, cycles: list[Cycle], simulated: bool) -> Section:
         seconds = "-" if cycle.seconds is None else f"{cycle.seconds:.2f}"
         cells = _cells(cycle)
         rows.append(Row([str(cycle.number), seconds, *(cells if asleep else cells[1:])]))
-    notes = ["left: more in use than after the one before; the first is compared with the moment before it"]
+    notes = [
+        "left: more in use than after the one before; the first is compared with the moment before it"
+    ]
     notes += [f"{len(cycles) - len(shown)} more in report.json"] if len(shown) < len(cycles) else []
     return Section(f"{title}: device memory in use", columns, rows, notes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import ComponentRow, DeviceMemory, RankReport, Report
+from vllm_memprof.accounting.model import ComponentRow, DeviceMemory, RankReport, Report
 from vllm_memprof.report.sections.base import (
     MUTED,
     NOT_MEASURED,
@@ -29,12 +29,19 @@ _READINGS = {"components": "the runtime's counters", "processes": "the driver's 
 def device_sections(report: Report, wide: bool) -> list[Section]:
     """The device by owner at the end of the start-up, or as far as a rank got; owners without bytes in a note."""
     found = []
-    known = [(rank, memory) for rank in report.ranks if (memory := _device_moment(rank)) is not None]
+    known = [
+        (rank, memory) for rank in report.ranks if (memory := _device_moment(rank)) is not None
+    ]
     moments = {rank.label: memory for rank, memory in known}
     groups = group_ranks([rank for rank, _ in known], lambda rank: repr(moments[rank.label]))
     for members in groups[:SHOWN_GROUPS]:
         memory = moments[members[0].label]
-        columns = [Column("Owner", right=False), Column("GiB"), Column("bytes"), Column("how", right=False)]
+        columns = [
+            Column("Owner", right=False),
+            Column("GiB"),
+            Column("bytes"),
+            Column("how", right=False),
+        ]
         columns += [Column("from", right=False)] if wide else []
         title = f"Device memory {memory.edge} {memory.phase}, {labels_of(members)}"
         found.append(Section(title, columns, _rows(memory, wide), _notes(memory, members)))
@@ -50,21 +57,38 @@ def _rows(memory: DeviceMemory, wide: bool) -> list[Row]:
         parts = [part for part in memory.parts if part.bytes and part.part_of == row.component]
         rows += [_row(part, wide) for part in parts if len(parts) > 1]
         if row.component == "cached":
-            rows += [_row(part, wide) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS]
+            rows += [
+                _row(part, wide)
+                for part in memory.parts
+                if part.bytes and part.part_of == _SEGMENTS
+            ]
     unaccounted = memory.unaccounted_bytes
     blank = [""] if wide else []
-    rows.append(Row(["unaccounted", format_gib(unaccounted, 4), format_bytes(unaccounted), "", *blank], style=MUTED))
+    rows.append(
+        Row(
+            ["unaccounted", format_gib(unaccounted, 4), format_bytes(unaccounted), "", *blank],
+            style=MUTED,
+        )
+    )
     total = None
     if unaccounted is not None:
         total = sum(row.bytes for row in memory.rows if row.bytes is not None) + unaccounted
-    rows.append(Row(["= device total", format_gib(total, 4), format_bytes(total), "", *blank], style=TOTAL))
+    rows.append(
+        Row(["= device total", format_gib(total, 4), format_bytes(total), "", *blank], style=TOTAL)
+    )
     return rows
 
 
 def _row(row: ComponentRow, wide: bool) -> Row:
     is_part = row.part_of is not None
     title = f"of which {row.component}" if is_part else row.component
-    cells = [title, format_gib(row.bytes, 4), format_bytes(row.bytes), row.how, *([row.source] if wide else [])]
+    cells = [
+        title,
+        format_gib(row.bytes, 4),
+        format_bytes(row.bytes),
+        row.how,
+        *([row.source] if wide else []),
+    ]
     return Row(cells, int(is_part), MUTED if is_part else PLAIN)
 
 
@@ -73,14 +97,23 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
     unknown = [row.component for row in memory.rows if row.bytes is None]
     notes = [f"0 bytes: {', '.join(empty)}"] if empty else []
     notes += [f"{NOT_MEASURED}: {', '.join(unknown)}"] if unknown else []
-    notes += [f"{_READINGS.get(what, what)}: {NOT_MEASURED} ({why})" for what, why in members[0].unread.items()]
+    notes += [
+        f"{_READINGS.get(what, what)}: {NOT_MEASURED} ({why})"
+        for what, why in members[0].unread.items()
+    ]
     left = [rank.headroom_bytes for rank in members if rank.headroom_bytes is not None]
-    return notes + ([f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else [])
+    return notes + (
+        [f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else []
+    )
 
 
 def _device_moment(rank: RankReport) -> DeviceMemory | None:
     for phase in _DEVICE_MOMENTS:
         for memory in reversed(rank.device_memory):
-            if memory.phase == phase and memory.edge == "after" and memory.unaccounted_bytes is not None:
+            if (
+                memory.phase == phase
+                and memory.edge == "after"
+                and memory.unaccounted_bytes is not None
+            ):
                 return memory
     return None

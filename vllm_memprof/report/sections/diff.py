@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from vllm_memprof.ledger.account import TITLES
-from vllm_memprof.ledger.diff import (
+from vllm_memprof.accounting.account import TITLES
+from vllm_memprof.accounting.model import RunSummary
+from vllm_memprof.compare.diff import (
     BLOCKS,
     METHOD,
     MIXED,
@@ -22,8 +23,7 @@ from vllm_memprof.ledger.diff import (
     Side,
     TermDiff,
 )
-from vllm_memprof.ledger.model import RunSummary
-from vllm_memprof.ledger.moments import OwnerDiff, PhaseDiff
+from vllm_memprof.compare.moments import OwnerDiff, PhaseDiff
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -139,7 +139,11 @@ def _because(served: RankDiff) -> str:
         sizes = [cause.bytes for cause in served.causes if cause.kind == kind and cause.bytes]
         if sizes:
             size = sum(sizes)
-            parts.append(f"{_signed_gib(size)} GiB {text}" if abs(size) >= GIB // 200 else f"{size:+,} bytes {text}")
+            parts.append(
+                f"{_signed_gib(size)} GiB {text}"
+                if abs(size) >= GIB // 200
+                else f"{size:+,} bytes {text}"
+            )
     return "; ".join(parts)
 
 
@@ -170,11 +174,19 @@ def _label(served: RankDiff, ranks: Sequence[RankDiff]) -> str:
     alike = [rank for rank in ranks if rank.a_label == rank.b_label and _key(rank) == _key(served)]
     if served.a_label == served.b_label and alike:
         return fold([rank.a_label for rank in alike])
-    return served.a_label if served.a_label == served.b_label else f"{served.a_label} of A, {served.b_label} of B"
+    return (
+        served.a_label
+        if served.a_label == served.b_label
+        else f"{served.a_label} of A, {served.b_label} of B"
+    )
 
 
 def _key(rank: RankDiff) -> Hashable:
-    return (rank.a_granted, rank.b_granted, tuple((cause.names, cause.bytes) for cause in rank.causes if cause.bytes))
+    return (
+        rank.a_granted,
+        rank.b_granted,
+        tuple((cause.names, cause.bytes) for cause in rank.causes if cause.bytes),
+    )
 
 
 def _other_ranks(diff: Diff, served: RankDiff, wide: bool) -> list[Section]:
@@ -184,34 +196,56 @@ def _other_ranks(diff: Diff, served: RankDiff, wide: bool) -> list[Section]:
             groups.setdefault(_key(rank), []).append(rank)
     found = []
     for members in list(groups.values())[:SHOWN_GROUPS]:
-        found.append(_cause_section(diff, members[0], fold([rank.b_label for rank in members]), wide, others=True))
+        found.append(
+            _cause_section(
+                diff, members[0], fold([rank.b_label for rank in members]), wide, others=True
+            )
+        )
     if len(groups) > SHOWN_GROUPS:
         found[-1].notes.append(f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in the JSON")
     return found
 
 
-def _cause_section(diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False) -> Section:
+def _cause_section(
+    diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False
+) -> Section:
     priced = any(cause.kv_tokens is not None for cause in rank.causes)
     columns = [Column("", right=False), Column("A holds"), Column("B holds")]
     columns += [Column("KV cache, GiB")] if wide else []
     columns += [Column("KV, bytes")] + ([Column("tokens")] if priced else [])
     columns += [Column("Why", right=False)] if wide else []
 
-    def line(title: str, held: Sequence[str], size: int | None, tokens: str, why: str, style: str = PLAIN) -> Row:
+    def line(
+        title: str, held: Sequence[str], size: int | None, tokens: str, why: str, style: str = PLAIN
+    ) -> Row:
         total = style == TOTAL
         gib = [format_gib(size, 4) if total else _signed_gib(size, 4)] if wide else []
         text = format_bytes(size) if total else _signed(size)
         if why == _TOKENS_ALONE:
             gib, text = [""] * len(gib), ""
-        return Row([title, *held, *gib, text, *([tokens] if priced else []), *([why] if wide else [])], style=style)
+        return Row(
+            [title, *held, *gib, text, *([tokens] if priced else []), *([why] if wide else [])],
+            style=style,
+        )
 
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
     rows = [line("KV cache of A", ["", ""], rank.a_granted, _tokens(diff.a_kv_tokens), "", TOTAL)]
     for cause in shown:
         cells = [_held(cause, cause.a), _held(cause, cause.b)]
         worth = "-" if cause.kv_tokens is None else _signed(cause.kv_tokens)
-        rows.append(line(_cause_title(diff, cause), cells, cause.bytes, worth, _why(rank, cause), _style(cause)))
-    rows.append(line("= KV cache of B", ["", ""], rank.b_granted, _tokens(diff.b_kv_tokens), "", TOTAL))
+        rows.append(
+            line(
+                _cause_title(diff, cause),
+                cells,
+                cause.bytes,
+                worth,
+                _why(rank, cause),
+                _style(cause),
+            )
+        )
+    rows.append(
+        line("= KV cache of B", ["", ""], rank.b_granted, _tokens(diff.b_kv_tokens), "", TOTAL)
+    )
     rows.append(_sum_row(rank, len(columns), wide))
     title = "Why the KV budget differs" if others else "Why the KV cache differs"
     title = title if rank.difference_bytes is not None else "KV budgets side by side"
@@ -230,18 +264,34 @@ def _sum_row(rank: RankDiff, cells: int, wide: bool) -> Row:
 
 
 def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
-    left_out = any(not side.charges and side.held_bytes is not None for cause in shown for side in (cause.a, cause.b))
-    notes = ["GiB; in brackets: held, and charged by no term of that run's equation"] if left_out and not brief else []
+    left_out = any(
+        not side.charges and side.held_bytes is not None
+        for cause in shown
+        for side in (cause.a, cause.b)
+    )
+    notes = (
+        ["GiB; in brackets: held, and charged by no term of that run's equation"]
+        if left_out and not brief
+        else []
+    )
     same = [cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE]
-    same += ["requested"] if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes) else []
+    same += (
+        ["requested"]
+        if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes)
+        else []
+    )
     if same:
         notes.append(f"the same in both, to the byte: {', '.join(same)}")
     unknown = [cause.title for cause in rank.causes if cause.kind == UNKNOWN]
     if unknown and rank.difference_bytes is not None:
-        notes.append("not known: a run does not tell of it, so it is what the granted KV cache leaves")
+        notes.append(
+            "not known: a run does not tell of it, so it is what the granted KV cache leaves"
+        )
     notes += _owner_notes(rank)
     if rank.tolerance_bytes:
-        notes.append(f"from printed digits: the difference is known to ±{rank.tolerance_bytes:,} bytes")
+        notes.append(
+            f"from printed digits: the difference is known to ±{rank.tolerance_bytes:,} bytes"
+        )
     return notes
 
 
@@ -249,7 +299,11 @@ def _owner_notes(rank: RankDiff) -> list[str]:
     """Whose non-torch memory it is, where counters of the device tell."""
     if not any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes):
         return []
-    owners = [owner for owner in rank.owners if owner.phase == "profile_run" and owner.component not in _OWN_ROWS]
+    owners = [
+        owner
+        for owner in rank.owners
+        if owner.phase == "profile_run" and owner.component not in _OWN_ROWS
+    ]
     parts = [
         f"{owner.component} {_signed(_less(owner.b, owner.a))}"
         for owner in owners
@@ -279,7 +333,11 @@ def _held(cause: Cause, side: Side) -> str:
     if side.charges and side.charged_bytes is not None:
         text = format_gib(side.charged_bytes, 4)
         over = None if side.held_bytes is None else side.held_bytes - side.charged_bytes
-        return text if not over or len(side.charges) == len(cause.names) else f"{text} ({format_gib(over, 4)})"
+        return (
+            text
+            if not over or len(side.charges) == len(cause.names)
+            else f"{text} ({format_gib(over, 4)})"
+        )
     return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
 
 
@@ -341,7 +399,12 @@ def _term_section(diff: Diff, rank: RankDiff) -> Section:
         style = TOTAL if term.name in ("requested", "kv_cache") else PLAIN
         cells = [_level(term.a), _level(term.b), _signed(_less(term.b, term.a))]
         rows.append(Row([_term_title(diff, term), *cells], style=style))
-    columns = [Column("", right=False), Column("A, GiB"), Column("B, GiB"), Column("B less A, bytes")]
+    columns = [
+        Column("", right=False),
+        Column("A, GiB"),
+        Column("B, GiB"),
+        Column("B less A, bytes"),
+    ]
     formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
     notes = [f"{run}, {equation}: {formula}" for run, equation, formula in formulas if formula]
     return Section(f"Budget equations, term by term, {_pair(rank)}", columns, rows, notes)
@@ -357,7 +420,11 @@ def _term_title(diff: Diff, term: TermDiff) -> str:
     }
     if term.name in plain:
         return plain[term.name]
-    mark = f" {MODELLED_MARK}" if (diff.a.simulated or diff.b.simulated) and term.name in _DEVICE_TERMS else ""
+    mark = (
+        f" {MODELLED_MARK}"
+        if (diff.a.simulated or diff.b.simulated) and term.name in _DEVICE_TERMS
+        else ""
+    )
     title = TERM_TITLES.get(term.name, term.name) + mark
     if term.a_charged or term.b_charged:
         return f"- {title}"
@@ -365,16 +432,24 @@ def _term_title(diff: Diff, term: TermDiff) -> str:
 
 
 def _pair(rank: RankDiff) -> str:
-    return rank.b_label if rank.a_label == rank.b_label else f"{rank.a_label} of A, {rank.b_label} of B"
+    return (
+        rank.b_label
+        if rank.a_label == rank.b_label
+        else f"{rank.a_label} of A, {rank.b_label} of B"
+    )
 
 
 def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
-    shown = [row for row in rank.phases if row.path[-1] != "empty_cache"]  # the phase around it ends with its reading
+    shown = [
+        row for row in rank.phases if row.path[-1] != "empty_cache"
+    ]  # the phase around it ends with its reading
     if not shown:
         return []
     wide = width >= 110
     fields = [
-        field for field in _PHASE_FIELDS if width >= 160 or field[0] in ("Reserved", "Allocated peak", "Non-torch")
+        field
+        for field in _PHASE_FIELDS
+        if width >= 160 or field[0] in ("Reserved", "Allocated peak", "Non-torch")
     ]
     mark = f" {MODELLED_MARK}" if diff.a.simulated or diff.b.simulated else ""
     columns = [Column("Phase", right=False), *([Column("s")] if wide else [])]
@@ -398,16 +473,27 @@ def _after(a: int | None, b: int | None, wide: bool) -> str:
     if a is None or b is None:
         return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
     change = "=" if a == b else _signed_gib(b - a)
-    return f"{format_gib(a)} → {format_gib(b)} {change:>6}" if wide else f"{format_gib(b)} {change:>6}"
+    return (
+        f"{format_gib(a)} → {format_gib(b)} {change:>6}" if wide else f"{format_gib(b)} {change:>6}"
+    )
 
 
 def _owner_sections(rank: RankDiff) -> list[Section]:
     found = []
-    columns = [Column("Owner", right=False), Column("A, GiB"), Column("B, GiB"), Column("B less A, bytes")]
+    columns = [
+        Column("Owner", right=False),
+        Column("A, GiB"),
+        Column("B, GiB"),
+        Column("B less A, bytes"),
+    ]
     moments = dict.fromkeys((owner.phase, owner.edge) for owner in rank.owners)
     for phase, edge in moments:
         owners = [owner for owner in rank.owners if (owner.phase, owner.edge) == (phase, edge)]
-        rows = [_owner_row(owner) for owner in owners if owner.a or owner.b or owner.component == "unaccounted"]
+        rows = [
+            _owner_row(owner)
+            for owner in owners
+            if owner.a or owner.b or owner.component == "unaccounted"
+        ]
         found.append(Section(f"Device memory {edge} {phase}, {_pair(rank)}", columns, rows))
     return found
 
@@ -419,14 +505,29 @@ def _owner_row(owner: OwnerDiff) -> Row:
 
 def _kv_section(diff: Diff) -> list[Section]:
     def text(name: str, value: int | float | None) -> str:
-        return ("-" if value is None else f"{value:.2f}x") if name == "max_concurrency" else number(value, ",")
+        return (
+            ("-" if value is None else f"{value:.2f}x")
+            if name == "max_concurrency"
+            else number(value, ",")
+        )
 
     rows = []
     for row in diff.kv:
         if row.a is not None or row.b is not None:
             less = _less(row.b, row.a)
-            change = "-" if less is None else f"{less:+.2f}" if isinstance(less, float) else _signed(less)
-            cells = [_KV_TITLES.get(row.name, row.name), text(row.name, row.a), text(row.name, row.b), change]
+            change = (
+                "-"
+                if less is None
+                else f"{less:+.2f}"
+                if isinstance(less, float)
+                else _signed(less)
+            )
+            cells = [
+                _KV_TITLES.get(row.name, row.name),
+                text(row.name, row.a),
+                text(row.name, row.b),
+                change,
+            ]
             rows.append(Row(cells, style=TOTAL if row.name == "tokens" else PLAIN))
     columns = [Column("", right=False), Column("A"), Column("B"), Column("B less A")]
     return [Section("KV cache", columns, rows)] if rows else []
@@ -438,7 +539,11 @@ def _finding_section(diff: Diff) -> list[Section]:
         ("B", diff.b_findings, lambda name: Row([name, "B alone"])),
     ]
     rows = [make(name) for _, names, make in both for name in names]
-    return [Section("Findings that one run alone has", [Column("", right=False)] * 2, rows)] if rows else []
+    return (
+        [Section("Findings that one run alone has", [Column("", right=False)] * 2, rows)]
+        if rows
+        else []
+    )
 
 
 def _level(value: int | float | None) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.ledger.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
-from vllm_memprof.ledger.owners import APP
-from vllm_memprof.ledger.reclaim import MEMPROF
+from vllm_memprof.accounting.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
+from vllm_memprof.accounting.owners import APP
+from vllm_memprof.accounting.reclaim import MEMPROF
 from vllm_memprof.report.sections.base import (
     MODELLED_MARK,
     MUTED,
@@ -46,21 +46,34 @@ def _call_table(report: Report, wide: bool) -> Section | None:
     if not groups:
         return None
     everyone = fold(list(tables))
-    threads = wide and {call.thread for rank in report.ranks for call in rank.empty_cache} - {None, "MainThread"}
+    threads = wide and {call.thread for rank in report.ranks for call in rank.empty_cache} - {
+        None,
+        "MainThread",
+    }
     served = any(call.after_ready for rank in report.ranks for call in rank.empty_cache)
     rows = []
     for cells, labels in groups.items():
         phase, site, function, thread, count, requests, own, *sizes = cells
         place = phase if fold(labels) == everyone else f"{phase} ({fold(labels)})"
         more = [*([function] if wide else []), *([thread] if threads else [])]
-        shown = [place, site, *more, count, *([requests] if served else []), _milliseconds(slowest[cells]), *sizes]
+        shown = [
+            place,
+            site,
+            *more,
+            count,
+            *([requests] if served else []),
+            _milliseconds(slowest[cells]),
+            *sizes,
+        ]
         rows.append(Row(shown, style=MUTED if own else PLAIN))
     columns = [Column("In phase", right=False), Column("Called at", right=False)]
     columns += [Column("Function", right=False)] if wide else []
     columns += [Column("Thread", right=False)] if threads else []
     columns += [Column("N"), *([Column("Req")] if served else []), Column("ms"), Column("Cached")]
     columns += [Column("Wksp"), Column("Other"), Column("Again")]
-    return Section("empty_cache calls, GiB freed and taken again", columns, rows, _table_notes(report, served))
+    return Section(
+        "empty_cache calls, GiB freed and taken again", columns, rows, _table_notes(report, served)
+    )
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -71,21 +84,33 @@ def _table_notes(report: Report, served: bool) -> list[str]:
     calls = [call for rank in report.ranks for call in rank.empty_cache]
     if report.run.source == "log":
         return []
-    notes = ["ms: with the wait for the device that each call contains; Again: of it, in use again at the next reading"]
+    notes = [
+        "ms: with the wait for the device that each call contains; Again: of it, in use again at the next reading"
+    ]
     if report.run.simulated:
         notes.append(f"Wksp and Other are what the device's profile sets {MODELLED_MARK}")
     if served:
         notes.append("Req: requests that the model runner held at the call, at most")
-    if any(call.freed_npu_workspace_bytes is None and call.freed_other_bytes is not None for call in calls):
-        notes.append("Wksp -: not read apart while requests run or a graph is captured; it is in Other")
-    retries = {rank.label: sum(call.alloc_retries or 0 for call in rank.empty_cache) for rank in report.ranks}
+    if any(
+        call.freed_npu_workspace_bytes is None and call.freed_other_bytes is not None
+        for call in calls
+    ):
+        notes.append(
+            "Wksp -: not read apart while requests run or a graph is captured; it is in Other"
+        )
+    retries = {
+        rank.label: sum(call.alloc_retries or 0 for call in rank.empty_cache)
+        for rank in report.ranks
+    }
     for label, count in retries.items():
         if count:
             notes.append(
                 f"{label}: the allocator flushed itself {count} time(s) before these calls (failed allocations)"
             )
     if any(call.by == MEMPROF for call in calls):
-        notes.append("--empty-cache-at: memprof's own call, an experiment; not counted among the engine's")
+        notes.append(
+            "--empty-cache-at: memprof's own call, an experiment; not counted among the engine's"
+        )
     return notes
 
 
@@ -105,7 +130,16 @@ def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], f
         ]
         held = [call.requests for call in members if call.requests is not None]
         own = "own" if by == MEMPROF else ""
-        cells = (phase, site, function, thread, str(len(members)), str(max(held)) if held else "-", own, *sizes)
+        cells = (
+            phase,
+            site,
+            function,
+            thread,
+            str(len(members)),
+            str(max(held)) if held else "-",
+            own,
+            *sizes,
+        )
         found.append((cells, _total_seconds(members)))
     return found
 
@@ -143,12 +177,33 @@ def _experiments(report: Report) -> list[Section]:
             slowest = max((_own(rank)[i]["seconds"] or 0.0 for rank in members), default=0.0)
             freed, kept = (format_gib(call[name], 4) for name in ("freed_bytes", "kept_bytes"))
             until = str(call["kept_until"] or "-")
-            rows.append(Row([str(call["at"]), labels_of(members), f"{slowest * 1000:.2f}", freed, kept, until]))
+            rows.append(
+                Row(
+                    [
+                        str(call["at"]),
+                        labels_of(members),
+                        f"{slowest * 1000:.2f}",
+                        freed,
+                        kept,
+                        until,
+                    ]
+                )
+            )
     asked = report.run.empty_cache_at
-    missed = [phase for phase in asked if not any(call["at"] == phase for rank in ranks for call in _own(rank))]
-    notes = ["this run was changed by the experiment: its figures are not those of the engine alone"]
+    missed = [
+        phase
+        for phase in asked
+        if not any(call["at"] == phase for rank in ranks for call in _own(rank))
+    ]
+    notes = [
+        "this run was changed by the experiment: its figures are not those of the engine alone"
+    ]
     notes += [f"never reached: {', '.join(missed)}"] if missed else []
-    return [Section("Experiment: empty_cache called by memprof (--empty-cache-at)", columns, rows, notes)]
+    return [
+        Section(
+            "Experiment: empty_cache called by memprof (--empty-cache-at)", columns, rows, notes
+        )
+    ]
 
 
 def _own(rank: RankReport) -> list[dict[str, Any]]:
@@ -166,13 +221,24 @@ def _answers(report: Report) -> list[Section]:
     for members in group_ranks(ranks, lambda rank: repr(_without_time(rank))):
         slowest = max(members, key=lambda rank: (rank.reclaim and rank.reclaim.seconds) or 0.0)
         assert slowest.reclaim is not None
-        found.append(_answer(slowest, slowest.reclaim, f"What empty_cache was worth, {labels_of(members)}", report))
+        found.append(
+            _answer(
+                slowest,
+                slowest.reclaim,
+                f"What empty_cache was worth, {labels_of(members)}",
+                report,
+            )
+        )
     return found[:SHOWN_GROUPS]
 
 
 def _without_time(rank: RankReport) -> dict[str, Any]:
     values = {} if rank.reclaim is None else dict(vars(rank.reclaim))
-    return {name: value for name, value in values.items() if name not in ("seconds", "serving_seconds", "own")}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in ("seconds", "serving_seconds", "own")
+    }
 
 
 def _answer(rank: RankReport, summary: ReclaimSummary, title: str, report: Report) -> Section:
@@ -212,17 +278,29 @@ def _shrink_once(summary: ReclaimSummary) -> str:
         held.append(f"{format_gib(summary.left_npu_workspace_bytes, 4)} workspace")
     tokens = "" if summary.left_kv_tokens is None else f", {summary.left_kv_tokens:,} KV tokens"
     there = f"one call there gives back at most {format_gib(left, 4)} GiB{tokens}"
-    measured = next((call["freed_bytes"] for call in summary.own if call["at"] == summary.left_after), None)
+    measured = next(
+        (call["freed_bytes"] for call in summary.own if call["at"] == summary.left_after), None
+    )
     if measured is not None:
-        there = f"one call there gave back {format_gib(measured, 4)} GiB, measured by the experiment"
+        there = (
+            f"one call there gave back {format_gib(measured, 4)} GiB, measured by the experiment"
+        )
     return f"after {summary.left_after}: {' and '.join(held)}; {there}. Once, before serving; never per request"
 
 
 def _gain_or_cost(rank: RankReport, summary: ReclaimSummary) -> str:
     if not summary.calls:
         return "neither"
-    freed = sum_or_none((summary.freed_cached_bytes, summary.freed_npu_workspace_bytes or 0, summary.freed_other_bytes))
-    kept = None if freed is None or summary.refilled_bytes is None else freed - summary.refilled_bytes
+    freed = sum_or_none(
+        (
+            summary.freed_cached_bytes,
+            summary.freed_npu_workspace_bytes or 0,
+            summary.freed_other_bytes,
+        )
+    )
+    kept = (
+        None if freed is None or summary.refilled_bytes is None else freed - summary.refilled_bytes
+    )
     parts = []
     if summary.calls_while_serving:
         parts.append(
@@ -233,8 +311,12 @@ def _gain_or_cost(rank: RankReport, summary: ReclaimSummary) -> str:
     else:
         parts.append("no call while requests ran")
     if kept is not None:
-        parts.append(f"in all {format_gib(kept, 4)} of {format_gib(freed, 4)} GiB stayed free until the next reading")
-    cleared = next((item.bytes for item in rank.budget.uncharged if item.name == "non_torch_cleared"), None)
+        parts.append(
+            f"in all {format_gib(kept, 4)} of {format_gib(freed, 4)} GiB stayed free until the next reading"
+        )
+    cleared = next(
+        (item.bytes for item in rank.budget.uncharged if item.name == "non_torch_cleared"), None
+    )
     if cleared:
         parts.append(
             f"the KV budget was read right after a call that had cleared {format_gib(cleared, 4)} GiB of non-torch: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_memprof.ledger.model import Finding, Report
+from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.report.sections.base import fold
 from vllm_memprof.units import format_gib
 
@@ -26,7 +26,9 @@ def finding_views(report: Report) -> list[FindingView]:
     """Findings in their order; those that differ in nothing but the rank become one."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in report.findings:
-        groups.setdefault((finding.id, finding.severity, finding.title, _price(finding)), []).append(finding)
+        groups.setdefault(
+            (finding.id, finding.severity, finding.title, _price(finding)), []
+        ).append(finding)
     found = []
     for (finding_id, severity, title, price), members in groups.items():
         labels = [finding.label for finding in members if finding.label is not None]
@@ -39,7 +41,9 @@ def finding_views(report: Report) -> list[FindingView]:
                 labels=fold(sorted(set(labels), key=labels.index)),
                 price=price,
                 title=title,
-                evidence=evidence[0] if len(evidence) == 1 else f"{evidence[0]} (and {len(evidence) - 1} more)",
+                evidence=evidence[0]
+                if len(evidence) == 1
+                else f"{evidence[0]} (and {len(evidence) - 1} more)",
                 actions=actions[:1],
             )
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_memprof.ledger.growth import UNACCOUNTED, Growth, growth_by_owner
-from vllm_memprof.ledger.model import RankReport, Report
+from vllm_memprof.accounting.growth import UNACCOUNTED, Growth, growth_by_owner
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.report.sections.base import (
     MODELLED_MARK,
     SHOWN_GROUPS,
@@ -74,7 +74,9 @@ def _key(row: Growth) -> tuple[str, list[tuple[str, int | None]]]:
     return row.place, list(row.owners.items())
 
 
-def _section(report: Report, members: list[RankReport], table: list[Growth], width: int) -> Section | None:
+def _section(
+    report: Report, members: list[RankReport], table: list[Growth], width: int
+) -> Section | None:
     grown = [(row, _merge_communicators(row.owners, table, width)) for row in table]
     grown = [(row, owners) for row, owners in grown if any(owners.values())]
     if not grown:
@@ -103,10 +105,15 @@ def _section(report: Report, members: list[RankReport], table: list[Growth], wid
     return Section(title, columns, rows, notes)
 
 
-def _merge_communicators(owners: dict[str, int | None], table: list[Growth], width: int) -> dict[str, int | None]:
+def _merge_communicators(
+    owners: dict[str, int | None], table: list[Growth], width: int
+) -> dict[str, int | None]:
     """Torch as one owner; the communicators as one where they are many."""
     torch = sum_or_none([owners[name] for name in _TORCH if name in owners])
-    outside = {_SEGMENTS: torch, **{name: size for name, size in owners.items() if name not in _TORCH}}
+    outside = {
+        _SEGMENTS: torch,
+        **{name: size for name, size in owners.items() if name not in _TORCH},
+    }
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
     if len(named) <= (3 if width >= _WIDE else 1):
         return outside
@@ -126,7 +133,8 @@ def _fitting(
     """
     phases = max(2 * row.depth + len(_place(row)) for row, _ in grown)
     sizes = {
-        name: _GAP + max(len(_title(name)), *(len(format_mib(owners.get(name))) for _, owners in grown))
+        name: _GAP
+        + max(len(_title(name)), *(len(format_mib(owners.get(name))) for _, owners in grown))
         for name in names
     }
     ranked = sorted(names, key=lambda name: (name not in (_SEGMENTS, UNACCOUNTED), -moved[name]))

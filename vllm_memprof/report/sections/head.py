@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.sections.base import MODELLED_MARK, fold, least_grant
 from vllm_memprof.units import format_bytes, format_gib
 
@@ -42,19 +42,27 @@ def verdict(report: Report) -> str:
     text += f"; {_balance(report)}"
     if budget.honest_kv_cache_bytes is not None:
         text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
-        text += f", {format_bytes(budget.honest_kv_tokens)} tokens" if budget.honest_kv_tokens is not None else ""
+        text += (
+            f", {format_bytes(budget.honest_kv_tokens)} tokens"
+            if budget.honest_kv_tokens is not None
+            else ""
+        )
     return text
 
 
 def _without_kv_cache(report: Report) -> str:
     if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
         return _out_of_memory(report)
-    return "no KV cache was sized" + (f": {report.run.exit_reason}" if report.run.exit_reason else "")
+    return "no KV cache was sized" + (
+        f": {report.run.exit_reason}" if report.run.exit_reason else ""
+    )
 
 
 def _out_of_memory(report: Report) -> str:
     oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None) or {}
-    reserved, total, idle = (oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation"))
+    reserved, total, idle = (
+        oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation")
+    )
     if reserved is None or total is None:
         return "out of memory"
     text = f"out of memory: {format_gib(reserved)} of {format_gib(total)} GiB reserved"
@@ -70,19 +78,23 @@ def _balance(report: Report) -> str:
     if None in balanced:
         return "equation not checked" + (" on every rank" if len(balanced) > 1 else "")
     budget = report.ranks[0].budget
-    within = "within rounding" if any(rank.budget.tolerance_bytes for rank in report.ranks) else "to the byte"
+    within = (
+        "within rounding"
+        if any(rank.budget.tolerance_bytes for rank in report.ranks)
+        else "to the byte"
+    )
     return f"equation {budget.equation} balanced {within}"
 
 
 def _device_text(report: Report) -> str:
     run = report.run
     name = run.device or "unknown"
-    total = next((rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None)
+    total = next(
+        (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
+    )
     text = f"{name}, {format_gib(total)} GiB" if total else name
     if run.simulated:
-        text += (
-            f" [simulated: profile {run.device_profile or 'unknown'}; non-torch figures are modelled {MODELLED_MARK}]"
-        )
+        text += f" [simulated: profile {run.device_profile or 'unknown'}; non-torch figures are modelled {MODELLED_MARK}]"
     return text
 
 

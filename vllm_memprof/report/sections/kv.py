@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.kv import is_overridden_by_an_unknown
-from vllm_memprof.ledger.model import Kv, Report
+from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
+from vllm_memprof.accounting.model import Kv, Report
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
     TOTAL,
@@ -20,7 +20,9 @@ from vllm_memprof.units import format_bytes, format_gib
 
 def kv_sections(report: Report) -> list[Section]:
     """Tokens, blocks, concurrency; then the layers by the layout of their blocks."""
-    known = [rank for rank in report.ranks if rank.kv.blocks is not None or rank.kv.tokens is not None]
+    known = [
+        rank for rank in report.ranks if rank.kv.blocks is not None or rank.kv.tokens is not None
+    ]
     found = []
     for members in group_ranks(known, lambda rank: repr(_shown(rank.kv)))[:SHOWN_GROUPS]:
         kv = members[0].kv
@@ -34,7 +36,11 @@ def kv_sections(report: Report) -> list[Section]:
             Row(["bytes per block", format_bytes(kv.bytes_per_block)]),
             Row(["planned, GiB", format_gib(kv.planned_bytes, 4)]),
         ]
-        notes = ["inferred from the printed tokens and size of the KV cache: blocks and bytes"] if kv.inferred else []
+        notes = (
+            ["inferred from the printed tokens and size of the KV cache: blocks and bytes"]
+            if kv.inferred
+            else []
+        )
         notes += _override(kv)
         notes += [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
         passed = [c.name for c in kv.checks if c.ok]
@@ -49,7 +55,13 @@ def kv_sections(report: Report) -> list[Section]:
 
 def _shown(kv: Kv) -> tuple[object, ...]:
     """What the tables say of a rank; budgets that differ without changing the plan do not matter here."""
-    return (kv.tokens, kv.blocks, kv.planned_bytes, kv.groups, [(check.name, check.ok) for check in kv.checks])
+    return (
+        kv.tokens,
+        kv.blocks,
+        kv.planned_bytes,
+        kv.groups,
+        [(check.name, check.ok) for check in kv.checks],
+    )
 
 
 def _unchecked(kv: Kv) -> str:
@@ -62,7 +74,14 @@ def _override(kv: Kv) -> list[str]:
         return []
     given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
     text = f"--num-gpu-blocks-override{given} replaced the number of blocks"
-    return [text + (f"; the budget holds {format_bytes(kv.fitting_blocks)}" if kv.fitting_blocks is not None else "")]
+    return [
+        text
+        + (
+            f"; the budget holds {format_bytes(kv.fitting_blocks)}"
+            if kv.fitting_blocks is not None
+            else ""
+        )
+    ]
 
 
 def _concurrency(kv: Kv) -> str:
@@ -84,4 +103,6 @@ def _kv_groups(kv: Kv) -> Section:
         )
         for group in kv.groups
     ]
-    return Section("KV layers by type", [Column("Type", right=False), *(Column(t) for t in titles)], rows)
+    return Section(
+        "KV layers by type", [Column("Type", right=False), *(Column(t) for t in titles)], rows
+    )

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from vllm_memprof.ledger.model import RankReport, Report
-from vllm_memprof.report.sections.base import SHOWN_GROUPS, Column, Row, Section, group_ranks, labels_of
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.report.sections.base import (
+    SHOWN_GROUPS,
+    Column,
+    Row,
+    Section,
+    group_ranks,
+    labels_of,
+)
 from vllm_memprof.units import format_bytes, format_gib
 
 
@@ -17,9 +24,20 @@ def oom_sections(report: Report) -> list[Section]:
 def _section(members: list[RankReport]) -> Section:
     counters = (members[0].oom or {})["components"]
     rows = [
-        Row([name, format_gib(row["bytes"], 4), format_bytes(row["bytes"]), format_gib(row["peak_bytes"], 4)])
+        Row(
+            [
+                name,
+                format_gib(row["bytes"], 4),
+                format_bytes(row["bytes"]),
+                format_gib(row["peak_bytes"], 4),
+            ]
+        )
         for name, row in sorted(counters.items(), key=lambda entry: -entry[1]["bytes"])
     ]
     columns = [Column("Module", right=False), Column("GiB"), Column("bytes"), Column("peak, GiB")]
-    notes = ["APP: torch, operator workspace, ATB and all else that this process asked ACL for; HCCL: communicators"]
-    return Section(f"At the OOM, by the runtime's counters, {labels_of(members)}", columns, rows, notes)
+    notes = [
+        "APP: torch, operator workspace, ATB and all else that this process asked ACL for; HCCL: communicators"
+    ]
+    return Section(
+        f"At the OOM, by the runtime's counters, {labels_of(members)}", columns, rows, notes
+    )

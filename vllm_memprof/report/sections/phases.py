@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_memprof.ledger.model import NotMeasured, PhaseRow, RankReport, Report
+from vllm_memprof.accounting.model import NotMeasured, PhaseRow, RankReport, Report
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.report.sections.base import (
     BAD,
@@ -61,29 +61,46 @@ def phase_section(report: Report, wide: bool) -> Section:
         for label, passages in per_rank.items():
             if key in passages:
                 cells = tuple(_edges(passages[key], name, digits) for name in names)
-                groups.setdefault((*cells, str(passages[key].open)), []).append((label, passages[key]))
+                groups.setdefault((*cells, str(passages[key].open)), []).append(
+                    (label, passages[key])
+                )
         shown = _extremes(groups, names)
         hidden |= len(shown) < len(groups)
         for texts in shown:
-            rows.append((fold([label for label, _ in groups[texts]]), _phase_row(groups[texts], list(texts[:-1]))))
+            rows.append(
+                (
+                    fold([label for label, _ in groups[texts]]),
+                    _phase_row(groups[texts], list(texts[:-1])),
+                )
+            )
     log = report.run.source == "log"
-    gaps = {} if log else _gaps(report, list(per_rank))  # few logs print a moment: a note names the others
+    gaps = (
+        {} if log else _gaps(report, list(per_rank))
+    )  # few logs print a moment: a note names the others
     rows += [
-        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED)) for phase, labels in gaps.items()
+        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED))
+        for phase, labels in gaps.items()
     ]
     columns = [Column("Phase", right=False), Column("s"), *(Column(title) for title, _ in fields)]
     everyone = fold(list(per_rank))
     title = "Phases, GiB before → after"
     if any(labels != everyone for labels, _ in rows):
         columns.insert(1, Column("Rank", right=False))
-        plain = [Row([row.cells[0], _short(labels), *_tight(row, wide)], row.indent, row.style) for labels, row in rows]
+        plain = [
+            Row([row.cells[0], _short(labels), *_tight(row, wide)], row.indent, row.style)
+            for labels, row in rows
+        ]
     else:
-        title += f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
+        title += (
+            f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
+        )
         plain = [row for _, row in rows]
     if log:  # a log tells of moments, not of time
         at = next(i for i, column in enumerate(columns) if column.title == "s")
         del columns[at]
-        plain = [Row([*row.cells[:at], *row.cells[at + 1 :]], row.indent, row.style) for row in plain]
+        plain = [
+            Row([*row.cells[:at], *row.cells[at + 1 :]], row.indent, row.style) for row in plain
+        ]
     notes = _phase_notes(report)
     if hidden:
         notes.append(
@@ -110,7 +127,9 @@ def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[t
     def distance(key: tuple[str, ...]) -> float:
         """Bytes of the figure that differs most; a passage that is open, or lacks a figure, is the farthest."""
         pairs = list(zip(readings[key], middle, strict=True))
-        if groups[key][0][1].open or any((size is None) != (usual is None) for size, usual in pairs):
+        if groups[key][0][1].open or any(
+            (size is None) != (usual is None) for size, usual in pairs
+        ):
             return float("inf")
         return max(abs((size or 0) - (usual or 0)) for size, usual in pairs)
 
@@ -122,13 +141,19 @@ def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[t
 
 def _readings(passage: _Passage, names: list[str]) -> list[int | None]:
     edges = (passage.before, passage.after)
-    return [None if snapshot is None else getattr(snapshot, name) for snapshot in edges for name in names]
+    return [
+        None if snapshot is None else getattr(snapshot, name)
+        for snapshot in edges
+        for name in names
+    ]
 
 
 def _short(labels: str) -> str:
     """The ranks of a row, as many as a column has room for."""
     parts = labels.split(", ")
-    return labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
+    return (
+        labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
+    )
 
 
 def _gaps(report: Report, everyone: list[str]) -> dict[str, str]:
@@ -136,7 +161,10 @@ def _gaps(report: Report, everyone: list[str]) -> dict[str, str]:
     labels: dict[str, list[str]] = {}
     for gap in report.not_measured:
         labels.setdefault(gap.phase, []).extend(everyone if gap.labels is None else gap.labels)
-    return {phase: fold([label for label in everyone if label in found]) for phase, found in labels.items()}
+    return {
+        phase: fold([label for label in everyone if label in found])
+        for phase, found in labels.items()
+    }
 
 
 def _tight(row: Row, wide: bool) -> list[str]:
@@ -161,21 +189,28 @@ def _phase_notes(report: Report) -> list[str]:
             notes.append(f"{labels_of(members)}: {' > '.join(members[0].open_phases)} {ended}")
     notes += _folded_notes((rank, _raised(rank)) for rank in report.ranks)
     notes += _folded_notes(
-        (rank, [f"memprof's hook failed, {error}" for error in rank.errors]) for rank in report.ranks
+        (rank, [f"memprof's hook failed, {error}" for error in rank.errors])
+        for rank in report.ranks
     )
     gaps: dict[tuple[str, str], list[NotMeasured]] = {}
     for gap in report.not_measured:
         gaps.setdefault((gap.reason, fold(gap.labels or [])), []).append(gap)
     for (reason, labels), members_of in gaps.items():
         where = f" on {labels}" if labels else ""
-        notes.append(f"{NOT_MEASURED}{where}: {', '.join(gap.phase for gap in members_of)} ({reason})")
+        notes.append(
+            f"{NOT_MEASURED}{where}: {', '.join(gap.phase for gap in members_of)} ({reason})"
+        )
     return notes
 
 
 def _raised(rank: RankReport) -> list[str]:
     """Exceptions that left a phase, each where it began: the phases around it only passed it on."""
     inner = {row.parent: row.error for row in rank.phases if row.error}
-    return [f"{row.phase} raised {row.error}" for row in rank.phases if row.error and inner.get(row.order) != row.error]
+    return [
+        f"{row.phase} raised {row.error}"
+        for row in rank.phases
+        if row.error and inner.get(row.order) != row.error
+    ]
 
 
 def _folded_notes(per_rank: Iterable[tuple[RankReport, list[str]]]) -> list[str]:
@@ -196,7 +231,8 @@ def _digits(report: Report) -> int:
 
 def _edges(passage: _Passage, name: str, digits: int) -> str:
     before, after = (
-        None if snapshot is None else getattr(snapshot, name) for snapshot in (passage.before, passage.after)
+        None if snapshot is None else getattr(snapshot, name)
+        for snapshot in (passage.before, passage.after)
     )
     if before is None and after is None:
         return "-"
@@ -243,7 +279,11 @@ def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
 
 def _phase_name(row: PhaseRow) -> str:
     group = row.detail.get("group")
-    return f"{row.phase} {group}" if row.phase == "communicator" and group not in (None, "undefined") else row.phase
+    return (
+        f"{row.phase} {group}"
+        if row.phase == "communicator" and group not in (None, "undefined")
+        else row.phase
+    )
 
 
 def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:

@@ -62,7 +62,9 @@ def main() -> None:
     assert HAS_TRITON, "vLLM does not take the null Triton for a usable Triton"
     for architecture in ARCHITECTURES:
         ModelRegistry.models[architecture].inspect_model_cls()
-    plugins = [entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")]
+    plugins = [
+        entry.name for entry in importlib.metadata.entry_points(group="vllm.general_plugins")
+    ]
     assert "memprof" in plugins, f"memprof's plug-in is not registered: {plugins}"
     facts = {
         "device_total_bytes": total,

@@ -7,7 +7,13 @@ import functools
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL("libascendcl.so")
-    library.aclrtMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    library.aclrtMemcpy.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+    ]
     library.aclrtMemcpy.restype = ctypes.c_int
     return library
 

@@ -3,7 +3,16 @@
 from . import _C, backends, compiler, knobs, language, runtime, testing, tools
 from ._host import cdiv, next_power_of_2
 from .compiler import CompilationError, compile
-from .runtime import Config, InterpreterError, JITFunction, KernelInterface, OutOfResources, autotune, heuristics, jit
+from .runtime import (
+    Config,
+    InterpreterError,
+    JITFunction,
+    KernelInterface,
+    OutOfResources,
+    autotune,
+    heuristics,
+    jit,
+)
 from .runtime.jit import MockTensor, TensorWrapper, reinterpret
 
 __version__ = "3.2.0"

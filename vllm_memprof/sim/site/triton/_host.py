@@ -43,7 +43,9 @@ class DeviceOnly:
         return self
 
     def __call__(self, *args, **kwargs):
-        raise RuntimeError(f"{self.__name__} was called outside a kernel; kernels do not run on the simulated device")
+        raise RuntimeError(
+            f"{self.__name__} was called outside a kernel; kernels do not run on the simulated device"
+        )
 
 
 def device_module(module, absent=()):

@@ -28,7 +28,9 @@ class ProcessGroup:
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> str:
         self.calls += 1
-        if self.on_first and self.calls == 2:  # queued: the buffers are there when the second call is made
+        if (
+            self.on_first and self.calls == 2
+        ):  # queued: the buffers are there when the second call is made
             self.on_first()
         return "work"
 

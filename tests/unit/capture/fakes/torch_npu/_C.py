@@ -44,7 +44,9 @@ def _npu_memoryStats(device: int) -> dict[str, Any]:
 
 
 def _npu_memorySnapshot() -> dict[str, Any]:
-    return {"segments": [{"device": 0, "total_size": reserved}, {"device": 0, "total_size": workspace}]}
+    return {
+        "segments": [{"device": 0, "total_size": reserved}, {"device": 0, "total_size": workspace}]
+    }
 
 
 def _npu_emptyCache() -> None:

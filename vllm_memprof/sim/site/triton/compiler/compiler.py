@@ -5,7 +5,15 @@ from ..backends.compiler import AttrsDescriptor, BaseBackend, GPUTarget
 from .errors import CompilationError
 from .writes import written_parameters
 
-__all__ = ["ASTSource", "AttrsDescriptor", "CompiledKernel", "GPUTarget", "LazyDict", "compile", "make_backend"]
+__all__ = [
+    "ASTSource",
+    "AttrsDescriptor",
+    "CompiledKernel",
+    "GPUTarget",
+    "LazyDict",
+    "compile",
+    "make_backend",
+]
 
 
 class CompiledKernel:
@@ -19,7 +27,12 @@ class LazyDict(dict):
 
 class ASTSource:
     def __init__(self, fn, signature, constexprs=None, attrs=None):
-        self.fn, self.signature, self.constexprs, self.attrs = fn, signature, constexprs or {}, attrs
+        self.fn, self.signature, self.constexprs, self.attrs = (
+            fn,
+            signature,
+            constexprs or {},
+            attrs,
+        )
 
     def make_ir(self, options, context):
         """What torch reads of a kernel that it traces: which tensors it writes to."""
@@ -37,4 +50,6 @@ def make_backend(target):
 
 
 def compile(src, target=None, options=None):
-    raise CompilationError("null Triton does not compile kernels; they launch to nothing on the simulated device")
+    raise CompilationError(
+        "null Triton does not compile kernels; they launch to nothing on the simulated device"
+    )

@@ -36,14 +36,19 @@ def _origins(function, parameters):
         for node in ast.walk(function):
             if isinstance(node, ast.Assign):
                 targets = node.targets
-            elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            elif (
+                isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr))
+                and node.value is not None
+            ):
                 targets = [node.target]
             else:
                 continue
             flowing = _flowing_into(node.value, origins)
             for target in targets:
                 for name in ast.walk(target):
-                    if isinstance(name, ast.Name) and not flowing <= origins.setdefault(name.id, set()):
+                    if isinstance(name, ast.Name) and not flowing <= origins.setdefault(
+                        name.id, set()
+                    ):
                         origins[name.id] |= flowing
                         grown = True
     return origins
@@ -63,10 +68,14 @@ def _pointers_written(call, kernel, seen):
     name = _name_of(call.func)
     if name in STORES and isinstance(call.func, ast.Attribute):
         owner = call.func.value
-        is_module = isinstance(owner, ast.Name) and isinstance(_global(kernel, owner.id), types.ModuleType)
+        is_module = isinstance(owner, ast.Name) and isinstance(
+            _global(kernel, owner.id), types.ModuleType
+        )
         if not is_module:
             return [owner]
-        return call.args[:1] or [keyword.value for keyword in call.keywords if keyword.arg == "pointer"]
+        return call.args[:1] or [
+            keyword.value for keyword in call.keywords if keyword.arg == "pointer"
+        ]
     callee = _global(kernel, name) if isinstance(call.func, ast.Name) else None
     if not hasattr(callee, "arg_names") or callee in seen:
         return []

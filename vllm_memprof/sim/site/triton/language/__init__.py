@@ -5,7 +5,12 @@ from . import core, extra, math, standard
 from .core import *  # noqa: F403
 
 #: Added to Triton after the release that triton-ascend 3.2 follows.
-_LATER = ("make_tensor_descriptor", "load_tensor_descriptor", "store_tensor_descriptor", "map_elementwise")
+_LATER = (
+    "make_tensor_descriptor",
+    "load_tensor_descriptor",
+    "store_tensor_descriptor",
+    "map_elementwise",
+)
 
 PropagateNan = core.PropagateNan
 TRITON_MAX_TENSOR_NUMEL = 1 << 20

@@ -3,13 +3,23 @@
 from .errors import OutOfResources, PTXASError
 from .jit import KernelInterface
 
-__all__ = ["Autotuner", "Config", "Heuristics", "OutOfResources", "PTXASError", "autotune", "heuristics"]
+__all__ = [
+    "Autotuner",
+    "Config",
+    "Heuristics",
+    "OutOfResources",
+    "PTXASError",
+    "autotune",
+    "heuristics",
+]
 
 
 class Config:
     """One set of meta-parameters for a kernel."""
 
-    def __init__(self, kwargs, num_warps=4, num_stages=2, num_ctas=1, maxnreg=None, pre_hook=None, **options):
+    def __init__(
+        self, kwargs, num_warps=4, num_stages=2, num_ctas=1, maxnreg=None, pre_hook=None, **options
+    ):
         self.kwargs = kwargs
         self.num_warps = num_warps
         self.num_stages = num_stages
@@ -19,8 +29,14 @@ class Config:
         self.options = options
 
     def all_kwargs(self):
-        named = {name: getattr(self, name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")}
-        return {**self.kwargs, **{name: value for name, value in named.items() if value is not None}, **self.options}
+        named = {
+            name: getattr(self, name) for name in ("num_warps", "num_ctas", "num_stages", "maxnreg")
+        }
+        return {
+            **self.kwargs,
+            **{name: value for name, value in named.items() if value is not None},
+            **self.options,
+        }
 
     def __str__(self):
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
@@ -44,7 +60,9 @@ class _Wrapper(KernelInterface):
 
 
 class Autotuner(_Wrapper):
-    def __init__(self, fn, arg_names, configs, key, reset_to_zero=None, restore_value=None, **options):
+    def __init__(
+        self, fn, arg_names, configs, key, reset_to_zero=None, restore_value=None, **options
+    ):
         super().__init__(fn, arg_names)
         self.configs = list(configs) or [Config({})]
         self.keys = key

@@ -12,7 +12,9 @@ import sys
 
 from .._host import device_profile
 
-_FAILED = set()  # kernels that could not be computed: in another release they may take other arguments
+_FAILED = (
+    set()
+)  # kernels that could not be computed: in another release they may take other arguments
 
 
 def launch(kernel, grid, args, kwargs):
@@ -26,9 +28,14 @@ def launch(kernel, grid, args, kwargs):
         *args, **{name: kwargs[name] for name in kwargs if name in kernel.arg_names}
     ).arguments
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-    if not tensors or any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors.values()):
+    if not tensors or any(
+        type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors.values()
+    ):
         return  # traced, not run
-    if any(each.device.type != "npu" for each in tensors.values()) or torch.npu.is_current_stream_capturing():
+    if (
+        any(each.device.type != "npu" for each in tensors.values())
+        or torch.npu.is_current_stream_capturing()
+    ):
         return
     limit = int(device_profile().get("host_compute_bytes") or 0)
     if any(tensors[name].nbytes > limit for name in host.written if name in tensors):
@@ -36,19 +43,31 @@ def launch(kernel, grid, args, kwargs):
     torch.npu.current_stream().synchronize()
     try:
         with torch.no_grad():
-            host(**{name: _host_view(value) if name in tensors else value for name, value in given.items()}, grid=grid)
+            host(
+                **{
+                    name: _host_view(value) if name in tensors else value
+                    for name, value in given.items()
+                },
+                grid=grid,
+            )
     except IndexError:
         return  # a dummy run: its positions or blocks are nobody's
     except Exception as error:
         _FAILED.add(kernel.fn.__name__)
-        print(f"memprof: {kernel.fn.__name__} computes nothing from here on: {error!r}", file=sys.stderr, flush=True)
+        print(
+            f"memprof: {kernel.fn.__name__} computes nothing from here on: {error!r}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _host_view(tensor):
     """The same memory as a tensor of the CPU, with the same shape and strides."""
     import torch
 
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = sum(
+        (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     memory = (ctypes.c_char * ((reach + 1) * tensor.element_size())).from_address(tensor.data_ptr())
@@ -65,7 +84,18 @@ def _writes(*names):
 
 @_writes("q_ptr", "k_ptr")
 def _rope(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, cos_sin_ptr, pos_ptr, num_tokens, hd, rope_dim, IS_NEOX_STYLE, USE_COS_SIN, **_
+    q_ptr,
+    k_ptr,
+    cos_ptr,
+    sin_ptr,
+    cos_sin_ptr,
+    pos_ptr,
+    num_tokens,
+    hd,
+    rope_dim,
+    IS_NEOX_STYLE,
+    USE_COS_SIN,
+    **_,
 ):
     """Rotary embedding of queries and keys in place. (vllm_ascend/ops/triton/rope.py::_triton_rope, 0.23.0)"""
     half = rope_dim // 2
@@ -95,7 +125,9 @@ def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr
     import torch
 
     slots = slot_mapping_ptr.view(-1)
-    starts = query_start_loc_ptr[: grid[0]].tolist()  # a program for each request, and one that pads
+    starts = query_start_loc_ptr[
+        : grid[0]
+    ].tolist()  # a program for each request, and one that pads
     interleave, world = CP_KV_CACHE_INTERLEAVE_SIZE, TOTAL_CP_WORLD_SIZE
     for request, (start, end) in enumerate(itertools.pairwise(starts)):
         positions = positions_ptr[start:end].long()

@@ -13,7 +13,12 @@ class NpuUtils:
         profile = device_profile()
         cube = int(profile.get("ai_core_count") or _DEFAULT_CUBE_CORES)
         vector = int(profile.get("vector_core_count") or _DEFAULT_VECTOR_CORES)
-        return {"num_aicore": cube, "num_vectorcore": vector, "max_shared_mem": 192 << 10, "multiprocessor_count": cube}
+        return {
+            "num_aicore": cube,
+            "num_vectorcore": vector,
+            "max_shared_mem": 192 << 10,
+            "multiprocessor_count": cube,
+        }
 
 
 class NpuDriver:

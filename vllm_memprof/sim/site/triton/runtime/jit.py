@@ -31,14 +31,25 @@ class KernelParam:
         self.do_not_specialize_on_alignment = False
         self.has_default = param.default is not inspect.Parameter.empty
         self.default = param.default
-        self.annotation = "" if param.annotation is inspect.Parameter.empty else str(param.annotation)
+        self.annotation = (
+            "" if param.annotation is inspect.Parameter.empty else str(param.annotation)
+        )
         self.annotation_type = ""
         self.is_constexpr = "constexpr" in self.annotation
         self.is_const = False
 
 
 class JITFunction(KernelInterface):
-    def __init__(self, fn, version=None, do_not_specialize=None, debug=None, noinline=None, repr=None, **options):
+    def __init__(
+        self,
+        fn,
+        version=None,
+        do_not_specialize=None,
+        debug=None,
+        noinline=None,
+        repr=None,
+        **options,
+    ):
         self.fn = fn
         self.module = fn.__module__
         self.version = version
@@ -47,7 +58,9 @@ class JITFunction(KernelInterface):
         self.do_not_specialize = list(do_not_specialize or [])
         self.signature = inspect.signature(fn)
         self.params = [
-            KernelParam(num, param, num in self.do_not_specialize or param.name in self.do_not_specialize)
+            KernelParam(
+                num, param, num in self.do_not_specialize or param.name in self.do_not_specialize
+            )
             for num, param in enumerate(self.signature.parameters.values())
         ]
         self.arg_names = [param.name for param in self.params]
@@ -92,7 +105,9 @@ class JITFunction(KernelInterface):
         return None
 
     def __call__(self, *args, **kwargs):
-        raise RuntimeError(f"kernel {self.fn.__name__} was called like a function; a launch is kernel[grid](...)")
+        raise RuntimeError(
+            f"kernel {self.fn.__name__} was called like a function; a launch is kernel[grid](...)"
+        )
 
     def __repr__(self):
         return f"JITFunction({self.module}:{self.fn.__name__})"
@@ -123,7 +138,9 @@ class TensorWrapper:
 
 
 def reinterpret(tensor, dtype):
-    return TensorWrapper(getattr(tensor, "base", tensor) if isinstance(tensor, TensorWrapper) else tensor, dtype)
+    return TensorWrapper(
+        getattr(tensor, "base", tensor) if isinstance(tensor, TensorWrapper) else tensor, dtype
+    )
 
 
 class MockTensor:

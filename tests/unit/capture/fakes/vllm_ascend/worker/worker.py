@@ -27,7 +27,9 @@ def snapshot() -> Any:
 def memory_profiling(baseline: Any, weights_memory: int = 0) -> Iterator[Any]:
     torch_npu.npu.empty_cache()
     torch_npu.npu.reset_peak_memory_stats()
-    result = SimpleNamespace(before_profile=snapshot(), after_profile=None, torch_peak_increase=0, non_torch_increase=0)
+    result = SimpleNamespace(
+        before_profile=snapshot(), after_profile=None, torch_peak_increase=0, non_torch_increase=0
+    )
     yield result
     torch_npu.npu.empty_cache()
     result.after_profile = snapshot()
@@ -79,7 +81,9 @@ class NPUWorker(WorkerBase):
             _C.workspace = 5
         self.peak_activation_memory = result.torch_peak_increase
         self.non_torch_memory = result.non_torch_increase
-        return int(self.requested_memory - 100 - self.peak_activation_memory - self.non_torch_memory)
+        return int(
+            self.requested_memory - 100 - self.peak_activation_memory - self.non_torch_memory
+        )
 
     def initialize_from_config(self, config: Any) -> None:
         _C.allocate(192)

@@ -81,7 +81,9 @@ class module:
         self.operations = [operation("tt.store", (values[argument],), parent=body) for argument in arguments
                            if argument in written]  # fmt: skip
         self.operations.append(operation("tt.return", parent=body))
-        self.operations.append(operation("tt.func", regions=(region,), attributes={"sym_name": name}))
+        self.operations.append(
+            operation("tt.func", regions=(region,), attributes={"sym_name": name})
+        )
         self.operations.append(operation("builtin.module"))
 
     def verify(self):

@@ -14,7 +14,9 @@ class FullAttentionSpec:
     dtype = "torch.bfloat16"
 
 
-def get_kv_cache_configs(vllm_config: Any, kv_cache_specs: Any, available_memory: list[int]) -> list[Any]:
+def get_kv_cache_configs(
+    vllm_config: Any, kv_cache_specs: Any, available_memory: list[int]
+) -> list[Any]:
     group = SimpleNamespace(layer_names=["a", "b"], kv_cache_spec=FullAttentionSpec())
     tensors = [SimpleNamespace(size=96), SimpleNamespace(size=96)]
     return [SimpleNamespace(num_blocks=3, kv_cache_groups=[group], kv_cache_tensors=tensors)]

@@ -30,5 +30,6 @@ class DPEngineCoreProc(EngineCoreProc):
 
 def config() -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=20), cache_config=SimpleNamespace(gpu_memory_utilization=0.9)
+        model_config=SimpleNamespace(max_model_len=20),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
     )

@@ -1,0 +1,82 @@
+"""Snapshots, spans, processes and runs by hand, for the tests of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.record.loader import Identity, PhaseSpan, ProcessRecord, Run, load_run
+from vllm_memprof.record.schema import RunInfo, Snapshot
+
+DATA = Path(__file__).parents[2] / "data"
+TOTAL = 65_452_113_920
+SECOND = 10**9
+
+
+def gib(value: float) -> int:
+    return round(value * 2**30)
+
+
+def snapshot(**values: int | None) -> Snapshot:
+    return Snapshot(t_ns=0, **values)  # type: ignore[arg-type]
+
+
+def span(
+    phase: str, before: Snapshot | None, after: Snapshot | None, order: int = 0, **values: Any
+) -> PhaseSpan:
+    defaults = {
+        "id": order + 1,
+        "parent": None,
+        "depth": 0,
+        "hook": None,
+        "start_t_ns": 0,
+        "end_t_ns": SECOND,
+    }
+    return PhaseSpan(phase=phase, order=order, before=before, after=after, **{**defaults, **values})
+
+
+def process(
+    phases: list[PhaseSpan], figures: dict[str, Any] | None = None, **who: Any
+) -> ProcessRecord:
+    who = {
+        "role": "worker",
+        "roles": frozenset({"worker"}),
+        "rank": 0,
+        "label": "TP0",
+        "pid": 1,
+        "host": "h",
+        **who,
+    }
+    return ProcessRecord(
+        file="h-1.jsonl",
+        identity=Identity(**who),
+        versions={"vllm": "0.23.0", "vllm_ascend": "0.23.0"},
+        argv=[],
+        python=None,
+        phases=phases,
+        figures=figures or {},
+        kv_plan=None,
+        hooks={},
+        errors=[],
+        ready_t_ns={},
+        last_t_ns=None,
+    )
+
+
+def run_of(*processes: ProcessRecord, **info: Any) -> Run:
+    values = {
+        "id": "r",
+        "mode": "offline",
+        "model": "m",
+        "command": ["memprof"],
+        "status": "ok",
+        **info,
+    }
+    return Run(name="r", info=RunInfo(**values), processes=list(processes))
+
+
+def recorded(name: str, **info: Any) -> Run:
+    """A run of tests/data, with fields of its run.json replaced."""
+    run = load_run(DATA / name)
+    return replace(run, info=replace(run.info, **info))

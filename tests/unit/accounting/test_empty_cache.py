@@ -1,0 +1,462 @@
+"""The audit of empty_cache, cycles of sleep mode and weight updates: rows and findings from spans by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.findings_empty_cache import observer_of
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.schema import Snapshot
+
+from .builders import TOTAL, process, recorded, run_of, span
+
+MIB = 1 << 20
+READY = 100
+
+
+def at(
+    t_ns: int, allocated: int, reserved: int, non_torch: int = 400, **values: int | None
+) -> Snapshot:
+    """A reading; sizes in MiB."""
+    free = TOTAL - (reserved + non_torch) * MIB + (values.get("unmapped_bytes") or 0)
+    known = {
+        "device_total_bytes": TOTAL,
+        "device_free_bytes": free,
+        "allocated_bytes": allocated * MIB,
+        "reserved_bytes": reserved * MIB,
+        "non_torch_bytes": non_torch * MIB,
+        "npu_workspace_bytes": 0,
+        "alloc_retries": 0,
+    }
+    return Snapshot(t_ns=t_ns, **{**known, **values})  # type: ignore[arg-type]
+
+
+def call(
+    t_ns: int,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    order: int,
+    parent: int | None = None,
+    **detail: Any,
+) -> PhaseSpan:
+    """A passage of empty_cache from ``before`` to ``after``: (allocated, reserved, non-torch) in MiB."""
+    values = {
+        "site": "runner.py:7",
+        "function": "Runner.step",
+        "seconds": 0.002,
+        "requests": 0,
+        "in_step": False,
+    }
+    return span(
+        "empty_cache", at(t_ns, *before), at(t_ns + 1, *after), order, parent=parent, depth=0 if parent is None else 1,
+        start_t_ns=t_ns, end_t_ns=t_ns + 1, detail={**values, **detail},
+    )  # fmt: skip
+
+
+def phase(
+    name: str, t_ns: int, before: Snapshot, after: Snapshot, order: int, **values: Any
+) -> PhaseSpan:
+    return span(name, before, after, order, start_t_ns=t_ns, end_t_ns=t_ns + 5, **values)
+
+
+def report_of(spans: list[PhaseSpan]) -> Report:
+    return build_report(run_of(replace(process(spans), ready_t_ns={"model": READY})))
+
+
+def found(report: Report) -> set[str]:
+    return {finding.id for finding in report.findings}
+
+
+def one(report: Report, name: str) -> Any:
+    [finding] = [finding for finding in report.findings if finding.id == name]
+    return finding
+
+
+# --- who runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("t_ns", "detail", "serving"),
+    [
+        (200, {"requests": 3}, True),
+        (200, {"requests": 0}, False),
+        (200, {"requests": 0, "in_step": True}, True),
+        (
+            200,
+            {"requests": None, "in_step": None},
+            True,
+        ),  # an older record: ready is all that it knows
+        (50, {"requests": 3, "in_step": True}, False),  # the warm-up runs steps, too
+    ],
+)
+def test_serving_means_that_requests_ran(t_ns: int, detail: dict[str, Any], serving: bool) -> None:
+    [found_call] = report_of([call(t_ns, (10, 20), (10, 12), 0, **detail)]).ranks[0].empty_cache
+    assert found_call.while_serving is serving
+
+
+def test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not() -> None:
+    hot = report_of(
+        [call(200 + i, (10, 74), (10, 10), i, requests=2, in_step=True) for i in range(4)]
+    )
+    finding = one(hot, "empty-cache-in-hot-path")
+    assert finding.bytes == 64 * MIB
+    assert (
+        "4 calls at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) held"
+        in finding.evidence
+    )
+    assert "8.00 ms in all, 2.00 ms at most" in finding.evidence
+    idle = report_of([call(200 + i, (10, 74), (10, 10), i) for i in range(4)])
+    assert "empty-cache-in-hot-path" not in found(idle)
+
+
+def test_memprof_s_own_calls_are_nobody_s_habit() -> None:
+    own = [
+        call(200 + i, (10, 74), (10, 10), i, by="memprof", at="warm_up", requests=1)
+        for i in range(4)
+    ]
+    report = report_of(own)
+    assert found(report) & {"empty-cache-in-hot-path", "empty-cache-refilled"} == set()
+    assert report.ranks[0].reclaim is not None
+    assert report.ranks[0].reclaim.calls == 0
+    assert len(report.ranks[0].reclaim.own) == 4
+
+
+# --- freed and taken again ------------------------------------------------------------------------------------------
+
+
+def test_what_comes_back_as_cache_is_taken_again() -> None:
+    report = report_of([call(200, (10, 74), (10, 10), 0), call(210, (10, 74), (10, 10), 1)])
+    first, last = report.ranks[0].empty_cache
+    assert (first.refilled_bytes, first.refilled_by) == (64 * MIB, "the next call")
+    assert (last.refilled_bytes, last.refilled_by) == (None, None)
+    finding = one(report, "empty-cache-refilled")
+    assert finding.bytes == 0
+    assert "freed 67,108,864 bytes, 67,108,864 of them taken again" in finding.evidence
+
+
+def test_what_tensors_hold_by_then_is_not_taken_again() -> None:
+    """The KV cache comes after the profile's empty_cache: it is allocated, not cached once more."""
+    kv = phase("kv_cache_alloc", 60, at(60, 10, 12), at(65, 5010, 5012), 1)
+    report = report_of([call(50, (10, 74), (10, 12), 0), kv])
+    [profile] = report.ranks[0].empty_cache
+    assert (profile.refilled_bytes, profile.refilled_by) == (0, "the end of kv_cache_alloc")
+    assert "empty-cache-refilled" not in found(report)
+
+
+def test_workspace_that_comes_back_counts() -> None:
+    spans = [
+        call(200, (10, 12, 470), (10, 12, 400), 0),
+        call(210, (10, 12, 470), (10, 12, 400), 1),
+    ]
+    before = replace(spans[0].before, npu_workspace_bytes=70 * MIB)  # type: ignore[type-var]
+    again = replace(spans[1].before, npu_workspace_bytes=70 * MIB)  # type: ignore[type-var]
+    report = report_of([replace(spans[0], before=before), replace(spans[1], before=again)])
+    first = report.ranks[0].empty_cache[0]
+    assert (first.freed_npu_workspace_bytes, first.freed_other_bytes) == (70 * MIB, 0)
+    assert first.refilled_bytes == 70 * MIB
+    assert "empty-cache-refilled" in found(report)
+
+
+def test_calls_of_a_start_up_are_a_habit_only_when_they_take_time() -> None:
+    def layers(seconds: float) -> Report:
+        load = phase("weight_load", 10, at(10, 0, 0), at(90, 10, 10), 0)
+        calls = [call(20 + i, (10, 74), (10, 10), i + 1, 0, seconds=seconds) for i in range(4)]
+        return report_of([load, *calls])
+
+    assert "empty-cache-refilled" not in found(layers(0.001))
+    assert "empty-cache-refilled" in found(layers(0.1))
+
+
+def test_a_flush_of_the_allocator_shows_between_calls() -> None:
+    second = call(210, (10, 12), (10, 12), 1)
+    flushed = replace(
+        second,
+        before=replace(second.before, alloc_retries=3),  # type: ignore[type-var]
+        after=replace(second.after, alloc_retries=3),  # type: ignore[type-var]
+    )
+    calls = report_of([call(200, (10, 12), (10, 12), 0), flushed]).ranks[0].empty_cache
+    assert [c.alloc_retries for c in calls] == [0, 3]
+
+
+# --- observers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [
+            "vllm.platforms.cuda:CudaPlatformBase.get_current_memory_usage",
+            "vllm.utils.mem_utils:X.current_memory_usage",
+        ],
+        [
+            "sglang.srt.utils.common:empty_device_cache",
+            "sglang.srt.utils.common:get_available_gpu_memory",
+        ],
+        ["my.monitor:log_gpu_memory"],
+        ["my.module:helper", "logging:StreamHandler.emit"],
+        ["my.module:Stage._print_npu_memory_left"],
+    ],
+)
+def test_readings_and_logs_are_observers(chain: list[str]) -> None:
+    assert observer_of(chain) is not None
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [
+            "vllm_ascend.patch.platform.patch_torch_accelerator:patch_empty_cache",
+            "vllm.utils.mem_utils:memory_profiling",
+            "vllm_ascend.worker.worker:NPUWorker.determine_available_memory",
+        ],
+        [
+            "vllm_ascend.device_allocator.camem:CaMemAllocator.sleep",
+            "vllm_ascend.worker.worker:NPUWorker.sleep",
+        ],
+        ["vllm_ascend.worker.worker:NPUWorker._init_device"],
+        ["vllm_ascend.platform:NPUPlatform.clear_npu_memory"],
+        ["vllm.distributed.parallel_state:cleanup_dist_env_and_memory"],
+        ["my.module:free_memory"],
+        [],
+    ],
+)
+def test_work_on_memory_is_no_observer(chain: list[str]) -> None:
+    assert observer_of(chain) is None
+
+
+def test_a_reading_that_empties_is_found_with_what_it_hid() -> None:
+    chain = ["vllm.platforms.cuda:CudaPlatformBase.get_current_memory_usage"]
+    load = phase("weight_load", 10, at(10, 0, 0), at(90, 10, 10), 0)
+    report = report_of([load, call(20, (10, 74), (10, 10), 1, 0, chain=chain)])
+    finding = one(report, "observation-empties-cache")
+    assert (finding.severity, finding.bytes) == ("info", 64 * MIB)
+    assert "1 call in weight_load" in finding.evidence
+    plain = report_of([load, call(20, (10, 74), (10, 10), 1, 0, chain=["a.b:load_model"])])
+    assert "observation-empties-cache" not in found(plain)
+
+
+# --- cycles ---------------------------------------------------------------------------------------------------------
+
+
+def sleeps(
+    count: int, leak: int = 0, cached: int = 0, non_torch: int = 0, emptied: bool = True
+) -> Report:
+    """Cycles that leave ``leak`` MiB allocated, ``cached`` MiB cached, ``non_torch`` MiB outside torch, each."""
+    spans: list[PhaseSpan] = []
+
+    def level(t_ns: int, done: int, unmapped: int = 0) -> Snapshot:
+        allocated = 1000 + done * leak
+        return at(
+            t_ns,
+            allocated,
+            allocated + 20 + done * cached,
+            400 + done * non_torch,
+            unmapped_bytes=unmapped * MIB,
+        )
+
+    for i in range(count):
+        t = 1000 * (i + 1)
+        order = len(spans)
+        spans.append(phase("sleep", t, level(t, i), level(t + 5, i, 900), order))
+        if emptied:
+            asleep = level(t + 1, i, 900)
+            spans.append(
+                span(
+                    "empty_cache",
+                    asleep,
+                    asleep,
+                    order + 1,
+                    parent=order,
+                    depth=1,
+                    start_t_ns=t + 1,
+                    end_t_ns=t + 2,
+                )
+            )
+        spans.append(
+            phase("wake_up", t + 10, level(t + 10, i, 900), level(t + 15, i + 1), len(spans))
+        )
+    return report_of(spans)
+
+
+def test_cycles_that_leave_nothing() -> None:
+    report = sleeps(5)
+    rows = report.ranks[0].cycles
+    assert [row.number for row in rows] == [1, 2, 3, 4, 5]
+    assert [row.residue_bytes for row in rows] == [0] * 5
+    assert rows[0].used_bytes is not None
+    assert rows[0].asleep_used_bytes == rows[0].used_bytes - 900 * MIB
+    assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
+
+
+def test_a_leak_of_each_cycle() -> None:
+    report = sleeps(5, leak=240)
+    finding = one(report, "residue-per-cycle")
+    assert finding.bytes == 240 * MIB
+    assert "allocated +240.0 MiB x 4 over 5 cycles" in finding.evidence
+    free = report.ranks[0].cycles[-1].free_bytes
+    assert free is not None
+    assert f"full after {free // (240 * MIB)} more" in finding.evidence
+    assert "reserved-grows-without-empty-cache" not in found(report)
+
+
+def test_two_cycles_prove_no_growth() -> None:
+    assert "residue-per-cycle" not in found(sleeps(2, leak=240))
+
+
+def test_growth_outside_torch_has_another_remedy() -> None:
+    finding = one(sleeps(4, non_torch=32), "residue-per-cycle")
+    assert finding.bytes == 32 * MIB
+    assert "non-torch +32.0 MiB x 3" in finding.evidence
+    assert "enable_sleep_mode_extra_cleanup" in finding.action
+
+
+def test_cached_blocks_that_grow_although_the_cache_was_emptied_are_a_residue() -> None:
+    report = sleeps(4, cached=16)
+    assert (
+        "cached (empty_cache leaves it) +16.0 MiB x 3" in one(report, "residue-per-cycle").evidence
+    )
+    assert "reserved-grows-without-empty-cache" not in found(report)
+
+
+def test_growth_that_stops_is_none() -> None:
+    """The first cycles may take what the engine needs only once."""
+    updates = [
+        at(1000, 1000, 1020),
+        at(1005, 1000, 1084),
+        at(2005, 1000, 1084),
+        at(3005, 1000, 1084),
+    ]
+    spans = [
+        phase("weight_update", 1000 * (i + 1), updates[i], updates[i + 1], i) for i in range(3)
+    ]
+    report = report_of(spans)
+    assert [row.cached_residue_bytes for row in report.ranks[0].cycles] == [64 * MIB, 0, 0]
+    assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
+
+
+def updates(emptied: bool) -> Report:
+    spans: list[PhaseSpan] = []
+    for i in range(5):
+        t, level = 1000 * (i + 1), 1020 + 64 * i
+        spans.append(
+            phase("weight_update", t, at(t, 1000, level), at(t + 5, 1000, level + 64), len(spans))
+        )
+        if emptied:
+            spans.append(call(t + 10, (1000, level + 64), (1000, level + 64), len(spans)))
+    return report_of(spans)
+
+
+def test_reserved_memory_that_grows_with_every_update() -> None:
+    report = updates(emptied=False)
+    finding = one(report, "reserved-grows-without-empty-cache")
+    assert finding.bytes == 4 * 64 * MIB
+    assert "+64.0 MiB x 4 over 5 cycles, no empty_cache in between" in finding.evidence
+    assert "after each weight update" in finding.action
+    assert "residue-per-cycle" not in found(report)
+
+
+def test_updates_that_are_emptied_between_are_not_without() -> None:
+    assert (
+        found(updates(emptied=True)) & {"reserved-grows-without-empty-cache", "residue-per-cycle"}
+        == set()
+    )
+
+
+def test_a_sleep_that_was_never_left_is_no_cycle() -> None:
+    asleep = phase("sleep", 1000, at(1000, 10, 20), at(1005, 10, 20), 0)
+    assert report_of([asleep]).ranks[0].cycles == []
+
+
+def test_a_wake_up_that_failed_ends_no_cycle() -> None:
+    asleep = phase("sleep", 1000, at(1000, 10, 20), at(1005, 10, 20), 0)
+    failed = phase("wake_up", 1010, at(1010, 10, 20), at(1015, 10, 20), 1, error="ValueError: no")
+    assert report_of([asleep, failed]).ranks[0].cycles == []
+
+
+# --- what it was worth ----------------------------------------------------------------------------------------------
+
+
+def test_the_summary_leaves_out_the_shutdown_and_memprof_s_own() -> None:
+    spans = [
+        phase("profile_run", 10, at(10, 10, 12), at(15, 10, 12), 0),
+        call(12, (10, 74), (10, 12), 1, 0),
+        phase("warm_up", 60, at(60, 10, 12), at(65, 10, 40), 2),
+        call(70, (10, 40), (10, 12), 3, by="memprof", at="warm_up"),
+        call(300, (10, 40), (10, 12), 4),
+        phase("shutdown", 400, at(400, 10, 40), at(405, 0, 0), 5),
+        call(401, (10, 40), (0, 0), 6, 5),
+        call(500, (0, 0), (0, 0), 7),
+    ]
+    summary = report_of(spans).ranks[0].reclaim
+    assert summary is not None
+    assert (summary.calls, summary.calls_at_end, summary.calls_while_serving) == (2, 2, 0)
+    assert summary.freed_cached_bytes == (62 + 28) * MIB
+    assert (summary.left_after, summary.left_cached_bytes) == ("warm_up", 30 * MIB)
+    [own] = summary.own
+    assert (own["at"], own["freed_bytes"], own["kept_bytes"]) == (
+        "warm_up",
+        28 * MIB,
+        0,
+    )  # 28 MiB again at the call
+    assert own["kept_until"] == "the next call"
+
+
+def test_an_experiment_of_the_start_up_is_judged_at_its_end() -> None:
+    spans = [
+        phase("weight_load", 10, at(10, 10, 74), at(15, 10, 74), 0),
+        call(20, (10, 74), (10, 12), 1, by="memprof", at="weight_load"),
+        phase("profile_run", 30, at(30, 10, 12), at(35, 10, 74), 2),
+        phase("warm_up", 60, at(60, 10, 12), at(65, 10, 22), 3),
+    ]
+    [own] = report_of(spans).ranks[0].reclaim.own  # type: ignore[union-attr]
+    assert (own["freed_bytes"], own["kept_bytes"]) == (62 * MIB, 52 * MIB)
+    assert own["kept_until"] == "the end of the start-up"
+
+
+def test_older_records_are_read_as_before() -> None:
+    rank = build_report(recorded("graph_tp2")).ranks[0]
+    assert rank.reclaim is not None
+    assert rank.reclaim.calls == len([c for c in rank.empty_cache if not c.at_end])
+    assert {c.by for c in rank.empty_cache} == {"engine"}
+    assert {c.requests for c in rank.empty_cache} == {None}
+
+
+def test_a_run_that_changed_itself_says_so() -> None:
+    report = build_report(recorded("graph_tp2", empty_cache_at=["warm_up"]))
+    assert report.run.empty_cache_at == ["warm_up"]
+    assert any(
+        "memprof itself called empty_cache at the end of warm_up" in note
+        for note in report.run.notes
+    )
+
+
+def test_the_runtime_s_counters_say_which_modules_gave_something_back() -> None:
+    """A communicator's buffers stay; workspace and cached blocks are the application's."""
+    first = call(200, (10, 74), (10, 10), 0)
+    before = {
+        "APP": {"bytes": 90 * MIB},
+        "HCCL": {"bytes": 400 * MIB},
+        "RUNTIME": {"bytes": 5 * MIB},
+    }
+    after = {
+        "APP": {"bytes": 26 * MIB},
+        "HCCL": {"bytes": 400 * MIB},
+        "RUNTIME": {"bytes": 5 * MIB},
+    }
+    read = replace(
+        first,
+        before=replace(first.before, components=before),  # type: ignore[type-var]
+        after=replace(first.after, components=after),  # type: ignore[type-var]
+    )
+    rank = report_of([read]).ranks[0]
+    assert rank.empty_cache[0].freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
+    assert rank.reclaim is not None
+    assert rank.reclaim.freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
+    unread = report_of([read, call(210, (10, 74), (10, 10), 1)]).ranks[0].reclaim
+    assert unread is not None
+    assert unread.freed_by_module is None

@@ -1,0 +1,171 @@
+"""The device identity: whatever a snapshot knows, its rows and the remainder are the device's total."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.record.schema import Snapshot
+
+amount = st.one_of(st.none(), st.integers(0, 2**38))
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Snapshot,
+        t_ns=st.just(0),
+        device_total_bytes=amount,
+        device_free_bytes=amount,
+        allocated_bytes=amount,
+        reserved_bytes=amount,
+        npu_workspace_bytes=amount,
+        non_torch_bytes=st.one_of(st.none(), st.integers(-(2**38), 2**38)),
+    ),
+    st.booleans(),
+)
+def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> None:
+    memory = device_memory(span("profile_run", None, taken), "after", taken, simulated)
+    if taken.device_total_bytes is None:
+        assert memory.unaccounted_bytes is None
+    else:
+        assert memory.unaccounted_bytes is not None
+        known = sum(row.bytes for row in memory.rows if row.bytes is not None)
+        assert known + memory.unaccounted_bytes == taken.device_total_bytes
+
+
+counters = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from(["APP", "RUNTIME", "HCCL", "GE", "RUNTIME_RESERVED", "another"]),
+        st.fixed_dictionaries(
+            {"bytes": st.integers(0, 2**36), "peak_bytes": st.integers(0, 2**36)}
+        ),
+        max_size=4,
+    ),
+)
+anything = st.builds(
+    Snapshot,
+    t_ns=st.integers(0, 10**9),
+    device_total_bytes=amount,
+    device_free_bytes=amount,
+    allocated_bytes=amount,
+    allocated_peak_bytes=amount,
+    reserved_bytes=amount,
+    npu_workspace_bytes=amount,
+    graph_pool_bytes=amount,
+    unmapped_bytes=amount,
+    process_bytes=amount,
+    other_processes_bytes=amount,
+    non_torch_bytes=st.one_of(st.none(), st.integers(-(2**38), 2**38)),
+    components=counters,
+)
+PHASES = (
+    "device_init",
+    "weight_load",
+    "profile_run",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+    "sleep",
+    "shutdown",
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    edges=st.lists(st.tuples(anything, anything), min_size=1, max_size=len(PHASES)),
+    simulated=st.booleans(),
+)
+def test_every_edge_of_any_run_balances_in_the_report(
+    edges: list[tuple[Snapshot, Snapshot]], simulated: bool
+) -> None:
+    """As report.json has it, with the counters of components and what was measured of other processes."""
+    spans = [
+        span(phase, *pair, order=n)
+        for n, (phase, pair) in enumerate(zip(PHASES, edges, strict=False))
+    ]
+    (rank,) = build_report(run_of(process(spans), simulated=simulated)).to_json()["ranks"]
+    assert len(rank["device_memory"]) == 2 * len(spans)
+    for memory in rank["device_memory"]:
+        pair = edges[memory["order"]]
+        total = pair[0 if memory["edge"] == "before" else 1].device_total_bytes
+        known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+        assert memory["unaccounted_bytes"] == (None if total is None else total - known)
+        assert all(type(row["bytes"]) in (int, type(None)) for row in memory["rows"])
+        assert {row["how"] for row in memory["rows"]} <= {"measured", "inferred", "modelled"}
+
+
+@settings(deadline=None)
+@given(
+    total=st.integers(2**30, 2**38),
+    free=st.integers(0, 2**30),
+    reserved=st.integers(0, 2**38),
+    cached=st.integers(0, 2**30),
+    workspace=st.integers(0, 2**30),
+)
+def test_nothing_is_unaccounted_in_one_consistent_reading(
+    total: int, free: int, reserved: int, cached: int, workspace: int
+) -> None:
+    taken = snapshot(
+        device_total_bytes=total,
+        device_free_bytes=free,
+        allocated_bytes=reserved - cached,
+        reserved_bytes=reserved,
+        npu_workspace_bytes=workspace,
+        non_torch_bytes=total - free - reserved,
+    )
+    assert device_memory(span("warm_up", None, taken), "after", taken, False).unaccounted_bytes == 0
+
+
+def taken_on_hardware(**changes: int | None) -> Snapshot:
+    values: dict[str, int | None] = {
+        "device_total_bytes": TOTAL,
+        "device_free_bytes": TOTAL - gib(20.2),
+        "allocated_bytes": gib(9.45),
+        "reserved_bytes": gib(19.13),
+        "npu_workspace_bytes": gib(0.16),
+        "non_torch_bytes": gib(20.2) - gib(19.13),
+    }
+    return snapshot(**{**values, **changes})
+
+
+def rows_of(taken: Snapshot, simulated: bool = False) -> dict[str, tuple[int | None, str]]:
+    memory = device_memory(span("profile_run", None, taken), "after", taken, simulated)
+    return {row.component: (row.bytes, row.how) for row in memory.rows}
+
+
+def test_components_and_how_they_are_known() -> None:
+    rows = rows_of(taken_on_hardware())
+    assert rows["allocated"] == (gib(9.45), "measured")
+    assert rows["cached"] == (gib(19.13) - gib(9.45), "measured")
+    assert rows["npu_workspace"] == (gib(0.16), "measured")
+    assert rows["other_non_torch"] == (gib(20.2) - gib(19.13) - gib(0.16), "inferred")
+    assert rows["free"] == (TOTAL - gib(20.2), "measured")
+
+
+def test_a_simulated_device_models_what_lies_outside_torch() -> None:
+    rows = rows_of(taken_on_hardware(), simulated=True)
+    assert {name for name, (_, how) in rows.items() if how == "modelled"} == {
+        "npu_workspace",
+        "other_non_torch",
+    }
+
+
+def test_unknown_stays_unknown() -> None:
+    rows = rows_of(
+        taken_on_hardware(npu_workspace_bytes=None, reserved_bytes=None, non_torch_bytes=None)
+    )
+    assert rows["npu_workspace"][0] is None
+    assert rows["cached"][0] is None
+    assert rows["other_non_torch"][0] is None
+
+
+def test_a_reading_torn_between_two_counters_leaves_a_signed_remainder() -> None:
+    """Another process allocated between the reading of free and that of reserved."""
+    taken = taken_on_hardware(non_torch_bytes=gib(20.2) - gib(19.13) + 4096)
+    memory = device_memory(span("profile_run", None, taken), "after", taken, False)
+    assert memory.unaccounted_bytes == -4096

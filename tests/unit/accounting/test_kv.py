@@ -1,0 +1,326 @@
+"""KV arithmetic against figures that engines printed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.accounting.builders import DATA, gib
+from vllm_memprof.accounting.kv import (
+    blocks_per_request,
+    build_kv,
+    is_hybrid,
+    read_group,
+    tokens_for_bytes,
+    worth_in_tokens,
+)
+from vllm_memprof.accounting.layers import LAYER_TYPES, Limits, page_bytes, request_blocks
+from vllm_memprof.accounting.model import Check, Kv
+
+PAGE, LAYERS = 262_144, 36  # 2 x 128 tokens x 4 KV heads x 128 x 2 bytes
+PER_BLOCK = PAGE * LAYERS
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    blocks = 5040
+    group = {
+        "type": "FullAttentionSpec",
+        "layers": LAYERS,
+        "block_size": 128,
+        "page_size_bytes": PAGE,
+    }
+    group["layout"] = {"num_kv_heads": 4, "head_size": 128, "head_size_v": 128, "dtype_bytes": 2}
+    values: dict[str, Any] = {
+        "blocks": blocks,
+        "block_size": 128,
+        "tokens": 645_120,
+        "max_model_len": 65_536,
+        "max_concurrency": blocks / 512,
+        "available_bytes": [gib(44.3), gib(44.4)],
+        "planned_bytes": [blocks * PER_BLOCK] * 2,
+        "bytes_per_token": 73_728,
+        "groups": [group | {"bytes_per_token": 73_728, "dtype": "bfloat16"}],
+    }
+    return {**values, **changes}
+
+
+def checks(kv: Kv) -> dict[str, Check]:
+    return {check.name.split(" ")[0]: check for check in kv.checks}
+
+
+def test_the_measured_cards() -> None:
+    """44.30 GiB are 5,040 blocks or 645,120 tokens; 43.54 GiB 4,953 blocks or 633,984 tokens."""
+    kv = build_kv(plan(), 0, None)
+    assert kv.bytes_per_block == 9_437_184
+    assert tokens_for_bytes(kv, gib(44.30)) == 645_120
+    assert tokens_for_bytes(kv, gib(43.54)) == 633_984
+    assert blocks_per_request(kv) == 512
+
+
+def test_cross_checks_hold() -> None:
+    padded = 5040 * PER_BLOCK + 72 * 512
+    kv = build_kv(plan(), 1, padded)
+    assert [check.ok for check in kv.checks] == [True] * 7
+    assert kv.available_bytes == gib(44.4)
+
+
+@pytest.mark.parametrize(
+    ("change", "first_word"),
+    [
+        ({"planned_bytes": [5040 * PER_BLOCK + 5040] * 2, "available_bytes": [0, 0]}, "planned"),
+        ({"available_bytes": [gib(50), gib(50)]}, "blocks"),
+        ({"tokens": 645_121}, "tokens"),
+    ],
+)
+def test_cross_checks_fail(change: dict[str, Any], first_word: str) -> None:
+    kv = build_kv(plan(**change), 0, None)
+    failed = [check.name for check in kv.checks if check.ok is False]
+    assert any(name.startswith(first_word) for name in failed)
+
+
+def test_an_allocation_that_is_not_the_plan() -> None:
+    kv = build_kv(plan(), 0, 4 * 5040 * PER_BLOCK)
+    assert checks(kv)["allocated"].ok is False
+
+
+def test_the_least_of_all_workers_counts() -> None:
+    """With unequal shares of the layers each worker divides by its own bytes per block."""
+    uneven = plan(
+        planned_bytes=[5040 * 20 * PAGE, 5040 * 16 * PAGE],
+        available_bytes=[5041 * 20 * PAGE, 5040 * 16 * PAGE],
+    )
+    kv = build_kv(uneven, 0, None)
+    assert kv.bytes_per_block == 20 * PAGE
+    assert next(check for check in kv.checks if "least" in check.name).ok is True
+
+
+WINDOW = {
+    "type": "SlidingWindowSpec",
+    "layers": LAYERS,
+    "block_size": 128,
+    "page_size_bytes": PAGE,
+    "layout": {"num_kv_heads": 4, "head_size": 128, "dtype_bytes": 2, "sliding_window": 1024},
+}
+
+
+def test_a_hybrid_shares_its_pools_and_adds_up_its_requests() -> None:
+    """Whole length: 512 blocks. Window of 1,024 in steps of 2,048: cdiv(1,023 + 2,048, 128) + 1 = 25."""
+    blocks = 5040
+    kv = build_kv(
+        plan(
+            groups=[*plan()["groups"], WINDOW],
+            group_count=2,
+            max_num_batched_tokens=2048,
+            max_concurrency=blocks / 537,
+            tokens=int(blocks / 537 * 65_536),
+        ),
+        0,
+        None,
+    )
+    assert kv.bytes_per_block == PAGE * LAYERS
+    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert is_hybrid(build_kv(plan(max_concurrency=blocks / 537), 0, None))
+
+
+def test_a_hybrid_of_an_unknown_kind_is_not_recomputed() -> None:
+    kv = build_kv(
+        plan(groups=[*plan()["groups"], {**WINDOW, "type": "NewSpec"}], planned_bytes=[None, None]),
+        0,
+        None,
+    )
+    assert checks(kv)["tokens"].ok is None
+    assert kv.bytes_per_block == PAGE * LAYERS  # layers of different groups share their pools
+
+
+def test_layers_of_one_group_with_pages_of_their_own() -> None:
+    """An indexer beside the latent cache: one group, two rows, both grow with the length and share the block ids."""
+    latent = {
+        "type": "MLAAttentionSpec",
+        "layers": 61,
+        "block_size": 128,
+        "page_size_bytes": 147_456,
+    }
+    latent["layout"] = {"num_kv_heads": 1, "head_size": 576, "dtype_bytes": 2}
+    indexer = {
+        "type": "MLAAttentionSpec",
+        "layers": 61,
+        "block_size": 128,
+        "page_size_bytes": 32_768,
+    }
+    indexer["layout"] = {"num_kv_heads": 1, "head_size": 128, "dtype_bytes": 2}
+    kv = build_kv(
+        plan(
+            groups=[latent, indexer],
+            group_count=1,
+            planned_bytes=[None, None],
+            max_concurrency=5040 / 512,
+        ),
+        0,
+        None,
+    )
+    assert kv.bytes_per_block == 61 * (147_456 + 32_768)
+    assert checks(kv)["bytes"].ok is True
+    assert checks(kv)["tokens"].ok is True
+
+
+@pytest.mark.parametrize(("context_parallel", "tokens"), [(1, 645_120), (2, 1_290_240)])
+def test_tokens_by_the_blocks_of_one_group(context_parallel: int, tokens: int) -> None:
+    """To 0.19: whole blocks of one group, also where the longest request does not end with a block."""
+    older = plan(
+        tokens_rule="blocks", max_model_len=65_500, tokens=tokens, context_parallel=context_parallel
+    )
+    older["max_concurrency"] = 5040 / (512 // context_parallel)
+    kv = build_kv(older, 0, None)
+    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert tokens_for_bytes(kv, 10 * PER_BLOCK) == 1280 * context_parallel
+    newer = build_kv(plan(max_model_len=65_500, tokens=int(5040 / 512 * 65_500)), 0, None)
+    assert [check.ok for check in newer.checks][:-1] == [True] * 6
+    assert build_kv({**older, "tokens_rule": "concurrency"}, 0, None).checks[-2].ok is False
+
+
+@pytest.mark.parametrize(("blocks", "over"), [(4000, 0), (6000, 960)])
+def test_an_override_replaces_the_blocks_of_the_budget(blocks: int, over: int) -> None:
+    """No check fails because of it: the plan keeps to the override, and the budget is told beside it."""
+    kv = build_kv(
+        plan(
+            num_gpu_blocks_override=blocks,
+            blocks=blocks,
+            planned_bytes=[blocks * PER_BLOCK] * 2,
+            max_concurrency=blocks / 512,
+            tokens=blocks * 128,
+        ),
+        0,
+        blocks * PER_BLOCK,
+    )
+    assert all(check.ok for check in kv.checks)
+    assert (kv.override_blocks, kv.fitting_blocks) == (blocks, 5040)
+    assert max(0, blocks - (kv.fitting_blocks or 0)) == over
+    assert kv.to_json()["num_gpu_blocks_override"] == blocks
+    ignored = build_kv(plan(num_gpu_blocks_override=blocks), 0, None)
+    assert any("override" in check.name and check.ok is False for check in ignored.checks)
+
+
+def test_a_connector_pads_its_tensors() -> None:
+    """Keys and values of 36 layers by 2 MiB each: more than 1% of a small cache, and still the plan."""
+    small = plan(
+        blocks=100, tokens=12_800, max_concurrency=100 / 512, planned_bytes=[100 * PER_BLOCK] * 2
+    )
+    padded = 100 * PER_BLOCK + 72 * (2 << 20)
+    assert checks(build_kv(small, 0, padded))["allocated"].ok is False
+    assert checks(build_kv({**small, "kv_transfer": True}, 0, padded))["allocated"].ok is True
+    assert (
+        checks(build_kv({**small, "kv_transfer": True}, 0, padded + 2 * PER_BLOCK))["allocated"].ok
+        is False
+    )
+
+
+LAYOUTS = json.loads((DATA / "kv_layouts.json").read_text())
+
+
+@pytest.mark.parametrize("release", sorted(LAYOUTS["releases"]))
+def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) -> None:
+    known = set()
+    for row in LAYOUTS["releases"][release]:
+        group = read_group(row["group"])
+        limits = Limits(
+            LAYOUTS["max_model_len"], LAYOUTS["max_num_batched_tokens"], 1, row["mamba_cache_mode"]
+        )
+        page, blocks = page_bytes(group), request_blocks(group, limits)
+        assert page == group.page_size_bytes, group
+        if blocks is not None:
+            assert blocks * page == row["max_bytes_per_request"], group
+            known.add(group.type)
+    left = (
+        {"MambaSpec"} if release == "0.13.0" else set()
+    )  # its number of states depends on the release
+    assert {name for layer in LAYER_TYPES for name in layer.names} - {
+        "AscendMLAAttentionSpec"
+    } - known == left
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        "num_kv_heads",
+        "head_size",
+        "dtype_bytes",
+        "sliding_window",
+        "attention_chunk_size",
+        "state_bytes",
+    ],
+)
+def test_a_layout_that_lacks_a_figure_gives_none(lacking: str) -> None:
+    limits = Limits(5000, 2048, 1, "none")
+    for row in LAYOUTS["releases"]["0.23.0"]:
+        whole = read_group(row["group"])
+        layout = {name: value for name, value in (whole.layout or {}).items() if name != lacking}
+        group = replace(whole, layout=layout)
+        if (
+            group.layout != whole.layout
+            and whole.layout
+            and not whole.layout.get("cache_dtype_str")
+        ):
+            assert page_bytes(group) is None or request_blocks(group, limits) is None
+
+
+#: As vllm-ascend 0.23.0 describes the layers of DeepSeek-V3; 576 numbers of two bytes per token.
+ASCEND_LATENT: dict[str, Any] = {
+    "num_kv_heads": 1,
+    "head_size": 576,
+    "dtype_bytes": 2,
+    "scale_dim": 0,
+    "cache_sparse_sfa_c8": False,
+    "cache_sparse_li_c8": False,
+    "sfa_dcp_replicated_indexer_size": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "page"),
+    [
+        ({}, 128 * 576 * 2),
+        ({"cache_sparse_li_c8": True}, None),
+        ({"cache_sparse_sfa_c8": True}, None),
+        ({"scale_dim": 4}, None),
+        ({"sfa_dcp_replicated_indexer_size": 2}, None),
+        ({"cache_sparse_li_c8": None}, None),  # a record from before it was recorded
+    ],
+)
+def test_latent_attention_of_vllm_ascend(otherwise: dict[str, Any], page: int | None) -> None:
+    row = {
+        "type": "AscendMLAAttentionSpec",
+        "block_size": 128,
+        "layout": {**ASCEND_LATENT, **otherwise},
+    }
+    assert page_bytes(read_group(row)) == page
+
+
+def test_limits_that_are_unknown_give_none() -> None:
+    for row in LAYOUTS["releases"]["0.23.0"]:
+        assert request_blocks(read_group(row["group"]), Limits()) is None
+
+
+def test_no_plan_no_figures() -> None:
+    kv = build_kv(None, 0, 5)
+    assert kv.tokens is None
+    assert worth_in_tokens(kv, 5) is None
+
+
+def test_a_rank_beyond_the_plan() -> None:
+    assert build_kv(plan(), 7, None).available_bytes is None
+    assert build_kv(plan(), None, None).available_bytes is None
+    assert build_kv(plan(available_bytes=[5]), None, None).available_bytes == 5
+
+
+@settings(deadline=None)
+@given(size=st.integers(0, 2**37))
+def test_tokens_are_whole_blocks(size: int) -> None:
+    kv = build_kv(plan(), 0, None)
+    assert tokens_for_bytes(kv, size) == size // PER_BLOCK * 128
+    assert worth_in_tokens(kv, -size) == -(size // PER_BLOCK * 128)
+    assert tokens_for_bytes(kv, -size - 1) == 0

@@ -1,0 +1,78 @@
+"""The ranks of a plan, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_memprof.accounting.model import Report, RunSummary
+from vllm_memprof.accounting.ranks import rank_notes, spans
+from vllm_memprof.compare.changes import changes
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([7, 0, 2, 3, 4], "0, 2-4, 7"), (range(1, 32), "1-31")],
+)
+def test_spans(numbers, text):
+    assert spans(numbers) == text
+
+
+@pytest.mark.parametrize("ranks", [None, {}, {"mode": "all", "run": [0, 1], "world_size": 2}])
+def test_nothing_to_say_where_all_ran(ranks):
+    assert rank_notes(ranks) == []
+
+
+def test_what_was_run_what_is_assumed_and_what_is_not_known():
+    ranks = {
+        "mode": "one",
+        "why": "32 ranks, and this machine has 8 devices",
+        "world_size": 32,
+        "run": [0],
+        "alike": {"0": [1, 2, 3, 4, 5, 6, 7]},
+        "not_run": list(range(8, 32)),
+    }
+    assert rank_notes(ranks) == [
+        "ranks run: 0 of 32 (32 ranks, and this machine has 8 devices)",
+        "ranks not run, assumed alike: 1-7 as rank 0",
+        "ranks not run and not known: 8-31, with other layers, experts or neighbours than any rank that was run; "
+        "the KV cache is that of the rank with the least; --ranks edges runs one of each kind",
+    ]
+
+
+def test_edges():
+    ranks = {
+        "mode": "edges", "why": "--ranks edges", "world_size": 6, "run": [0, 2, 5], "alike": {"0": [1], "2": [3, 4]},
+        "not_run": [],
+    }  # fmt: skip
+    assert rank_notes(ranks)[1:] == ["ranks not run, assumed alike: 1 as rank 0; 3-4 as rank 2"]
+
+
+def report(command: list[str], world_size: int | None) -> Report:
+    ranks = None if world_size is None else {"mode": "one", "world_size": world_size, "run": [0]}
+    head = (
+        "r",
+        "hooks",
+        "ok",
+        "m",
+        "plan",
+        "vllm-ascend",
+        "0.23.0",
+        "Ascend910B3",
+        True,
+        "ascend910b",
+    )
+    return Report(
+        RunSummary(*head, ["memprof", "plan", "m", *command], None, None, ranks=ranks), []
+    )
+
+
+def test_a_world_is_as_large_as_the_engine_believes():
+    assert report([], 32).world_size == 32
+    assert report([], None).world_size == 0
+
+
+def test_one_rank_and_all_of_them_are_the_same_run():
+    assert (
+        list(changes(report(["--ranks", "one", "--rank", "3"], 4), report(["--ranks=all"], 4)))
+        == []
+    )

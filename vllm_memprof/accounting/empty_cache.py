@@ -1,0 +1,289 @@
+"""The audit of ``empty_cache`` and the cycles of sleep mode and weight updates: a process enters, rows leave.
+
+What ``empty_cache`` gives back on an NPU is cached blocks and the per-stream operator workspaces, after it has
+synchronised the device; communicators, ATB and graph memory are not its own (torch_npu 2.10:
+``NPUCachingAllocator.cpp::emptyCache``). Freed is the difference of the two readings around the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.model import Kv
+from vllm_memprof.accounting.owners import counter
+from vllm_memprof.accounting.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
+from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus, sum_or_none
+
+_NOTHING = Snapshot(t_ns=0)
+#: Phases after which a start-up is over, the last first.
+_START_UP_ENDS = ("warm_up", "graph_capture", "kv_cache_alloc", "profile_run")
+
+
+def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
+    """The calls of one process in their order, each once.
+
+    A call is one while serving when the model runner held requests or ran a step; where the record does not say, when
+    it came after the engine was ready and before it began to shut down. An engine whose plan is ready serves nothing.
+    """
+    ready = min(
+        (t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"),
+        default=None,
+    )
+    spans = process.phases
+    ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
+    calls: list[EmptyCacheCall] = []
+    retries = 0
+    for span in spans:
+        if span.phase != "empty_cache":
+            continue
+        after_ready = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
+        calls.append(
+            replace(
+                _call(spans, span, after_ready and span.order < ends, retries),
+                at_end=span.order >= ends,
+            )
+        )
+        retries = (span.after or span.before or _NOTHING).alloc_retries or retries
+    return calls
+
+
+def _call(
+    spans: list[PhaseSpan], span: PhaseSpan, after_ready: bool, retries_before: int
+) -> EmptyCacheCall:
+    before, after, detail = span.before or _NOTHING, span.after or _NOTHING, span.detail
+    workspace = minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
+    non_torch = minus(before.non_torch_bytes, after.non_torch_bytes)
+    requests, in_step = detail.get("requests"), detail.get("in_step")
+    serving = after_ready if requests is None else after_ready and bool(requests or in_step)
+    retries = before.alloc_retries
+    refilled, refilled_by = _refilled(spans, span)
+    site = detail.get("site")
+    return EmptyCacheCall(
+        phase=None if span.parent is None else spans[span.parent].phase,
+        site=None if site is None else str(site),
+        seconds=detail.get(
+            "seconds", span.seconds
+        ),  # its own time, without that of the two snapshots
+        freed_cached_bytes=minus(before.reserved_bytes, after.reserved_bytes),
+        freed_npu_workspace_bytes=workspace,
+        freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
+        while_serving=serving,
+        order=span.order,
+        function=detail.get("function"),
+        thread=detail.get("thread"),
+        requests=requests,
+        in_step=in_step,
+        by=MEMPROF if detail.get("by") == MEMPROF else ENGINE,
+        at=detail.get("at"),
+        after_ready=after_ready,
+        alloc_retries=None if retries is None else retries - retries_before,
+        refilled_bytes=refilled,
+        refilled_by=refilled_by,
+        chain=tuple(str(entry) for entry in detail.get("chain") or ()),
+        freed_by_module=_by_module(before, after),
+    )
+
+
+def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
+    """What the runtime counts less for each of its modules after the call than before it."""
+    if before.components is None or after.components is None:
+        return None
+    names = sorted({*before.components, *after.components})
+    return {name: (counter(before, name) or 0) - (counter(after, name) or 0) for name in names}
+
+
+def _refilled(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[int | None, str | None]:
+    """Of what the call freed, the bytes that are taken again at the next reading that something can have happened by.
+
+    Cached memory that comes again is cached memory once more; what tensors hold by then is not counted as refilled.
+    """
+    later, where = _next_reading(spans, span)
+    again = None if later is None else _compare(span, later)
+    return again, None if again is None else where
+
+
+def _compare(span: PhaseSpan, later: Snapshot) -> int | None:
+    before, after = span.before, span.after
+    if before is None or after is None:
+        return None
+    cached = _taken_again(_cached(before), _cached(after), _cached(later))
+    outside = [(s.npu_workspace_bytes, s.non_torch_bytes) for s in (before, after, later)]
+    at = 0 if all(workspace is not None for workspace, _ in outside) else 1
+    other = _taken_again(*(pair[at] for pair in outside))
+    return None if cached is None else cached + (other or 0)
+
+
+def _taken_again(before: int | None, after: int | None, later: int | None) -> int | None:
+    if before is None or after is None or later is None:
+        return None
+    return max(0, min(before - after, later - after))
+
+
+def _cached(snapshot: Snapshot) -> int | None:
+    return minus(snapshot.reserved_bytes, snapshot.allocated_bytes)
+
+
+def _next_reading(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[Snapshot | None, str | None]:
+    """The next call's first reading, or the end of the next phase that begins after the call, whichever is first."""
+    for other in spans[span.order + 1 :]:
+        if other.phase == "empty_cache":
+            return other.before, "the next call"
+        if other.phase in (
+            "shutdown",
+            "sleep",
+            "oom",
+        ):  # their first edge: what follows is another matter
+            return other.before or other.after, f"the beginning of {other.phase}"
+        if not any(inner.parent == other.order and inner.phase == "empty_cache" for inner in spans):
+            return other.after, f"the end of {other.phase}"
+    return None, None
+
+
+def cycles(process: ProcessRecord) -> list[Cycle]:
+    """Sleeps with their wake-ups, then weight updates, numbered from 1 each; only those that were completed."""
+    spans = process.phases
+    done = [span for span in spans if not span.open and span.error is None]
+    groups: list[list[PhaseSpan]] = []
+    for span in done:
+        if span.phase == "sleep":
+            groups.append([span])
+        elif span.phase == "wake_up" and groups:
+            groups[-1].append(span)
+    updates = [[span] for span in done if span.phase == "weight_update"]
+    found = _cycle_rows(spans, "sleep", [group for group in groups if len(group) > 1])
+    return found + _cycle_rows(spans, "weight_update", updates)
+
+
+def _cycle_rows(
+    spans: list[PhaseSpan], kind: str, groups: Sequence[list[PhaseSpan]]
+) -> list[Cycle]:
+    rows: list[Cycle] = []
+    reference: Snapshot | None = groups[0][0].before if groups else None
+    since = groups[0][0].order if groups else 0
+    for number, group in enumerate(groups, start=1):
+        after = group[-1].after or _NOTHING
+        last = reference or _NOTHING
+        asleep = group[0].after if kind == "sleep" else None
+        inside = [span for span in spans if since <= span.order and _starts_before(span, group[-1])]
+        rows.append(
+            Cycle(
+                kind=kind,
+                number=number,
+                order=group[0].order,
+                seconds=_total(span.seconds for span in group),
+                asleep_used_bytes=None if asleep is None else _used(asleep),
+                used_bytes=_used(after),
+                free_bytes=after.device_free_bytes,
+                reserved_bytes=after.reserved_bytes,
+                residue_bytes=minus(_used(after), _used(last)),
+                allocated_residue_bytes=minus(after.allocated_bytes, last.allocated_bytes),
+                cached_residue_bytes=minus(_cached(after), _cached(last)),
+                non_torch_residue_bytes=minus(after.non_torch_bytes, last.non_torch_bytes),
+                emptied=any(span.phase == "empty_cache" for span in inside),
+                emptied_inside=any(
+                    span.phase == "empty_cache" and span.order > group[0].order for span in inside
+                ),
+            )
+        )
+        reference, since = group[-1].after, group[-1].order + 1
+    return rows
+
+
+def _starts_before(span: PhaseSpan, last: PhaseSpan) -> bool:
+    """Whether a passage began before the end of another; by order where the clock is not known."""
+    if span.start_t_ns is None or last.end_t_ns is None:
+        return span.order <= last.order
+    return span.start_t_ns <= last.end_t_ns
+
+
+def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> ReclaimSummary | None:
+    """The engine's calls added up; None where nobody called."""
+    if not calls:
+        return None
+    every = [call for call in calls if call.by == ENGINE]
+    engine = [call for call in every if not call.at_end]
+    serving = [call for call in engine if call.while_serving]
+    phase, left = _end_of_start_up(process.phases)
+    workspaces = [
+        call.freed_npu_workspace_bytes
+        for call in engine
+        if call.freed_npu_workspace_bytes is not None
+    ]
+    return ReclaimSummary(
+        calls=len(engine),
+        calls_at_end=len(every) - len(engine),
+        calls_while_serving=len(serving),
+        seconds=_total(call.seconds for call in engine),
+        freed_cached_bytes=sum_or_none(call.freed_cached_bytes for call in engine),
+        freed_npu_workspace_bytes=sum(workspaces) if workspaces else None,
+        freed_other_bytes=sum_or_none(call.freed_other_bytes for call in engine),
+        refilled_bytes=sum_or_none(
+            call.refilled_bytes for call in engine if call.refilled_by is not None
+        ),
+        serving_seconds=_total(call.seconds for call in serving),
+        serving_freed_bytes=sum_or_none(call.freed_bytes for call in serving),
+        serving_refilled_bytes=sum_or_none(
+            call.refilled_bytes for call in serving if call.refilled_by is not None
+        ),
+        left_after=phase,
+        left_cached_bytes=None if left is None else _cached(left),
+        left_npu_workspace_bytes=None if left is None else left.npu_workspace_bytes,
+        left_kv_tokens=worth_in_tokens(kv, _left(left)),
+        freed_by_module=_modules_of(engine),
+        own=[_own(process.phases, call, left) for call in calls if call.by == MEMPROF],
+    )
+
+
+def _modules_of(calls: list[EmptyCacheCall]) -> dict[str, int] | None:
+    if not calls or any(call.freed_by_module is None for call in calls):
+        return None
+    names = sorted({name for call in calls for name in call.freed_by_module or {}})
+    return {
+        name: sum((call.freed_by_module or {}).get(name, 0) for call in calls) for name in names
+    }
+
+
+def _left(snapshot: Snapshot | None) -> int | None:
+    cached = None if snapshot is None else _cached(snapshot)
+    return (
+        None if snapshot is None or cached is None else cached + (snapshot.npu_workspace_bytes or 0)
+    )
+
+
+def _own(spans: list[PhaseSpan], call: EmptyCacheCall, left: Snapshot | None) -> dict[str, Any]:
+    """OWN_KEYS of one of memprof's calls; what is kept, at the end of the start-up, else at the next reading."""
+    span = spans[call.order or 0]
+    again, by = call.refilled_bytes, call.refilled_by
+    if left is not None and span.after is not None and left.t_ns > span.after.t_ns:
+        again, by = _compare(span, left), "the end of the start-up"
+    freed = call.freed_bytes
+    kept = None if freed is None or again is None else freed - again
+    return {
+        "at": call.at,
+        "seconds": call.seconds,
+        "freed_bytes": freed,
+        "kept_bytes": kept,
+        "kept_until": by,
+    }
+
+
+def _end_of_start_up(spans: list[PhaseSpan]) -> tuple[str | None, Snapshot | None]:
+    for phase in _START_UP_ENDS:
+        for span in spans:
+            if span.phase == phase and span.after is not None:
+                return phase, span.after
+    return None, None
+
+
+def _used(snapshot: Snapshot) -> int | None:
+    return minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,68 @@
+"""What grew, by owner and phase: the differences of the divided device, between and within phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
+
+UNACCOUNTED = "unaccounted"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One passage of a rank through a phase, or the time between two phases, by owner."""
+
+    phase: str
+    order: int  # of the phase; of the later one for a gap
+    depth: int
+    after: str | None  # None: within the phase; else the phase that the gap before this one follows
+    owners: dict[str, int | None] = field(
+        default_factory=dict
+    )  # bytes, signed; None where an edge was not read
+
+    @property
+    def place(self) -> str:
+        return self.phase if self.after is None else f"between {self.after} and {self.phase}"
+
+
+def growth_by_owner(rank: RankReport) -> list[Growth]:
+    """Growth in every phase of a rank, and between its outermost phases where something changed.
+
+    A phase's growth includes that of the phases inside it. What happened in no phase at all is in the gaps, so that
+    the outermost rows add up to the whole.
+    """
+    edges = {(memory.order, memory.edge): memory for memory in rank.device_memory}
+    found: list[Growth] = []
+    previous: tuple[str, DeviceMemory] | None = None
+    for row in rank.phases:
+        before, after = edges.get((row.order, "before")), edges.get((row.order, "after"))
+        if row.depth == 0 and previous is not None and before is not None:
+            between = difference(previous[1], before)
+            if any(between.values()):
+                found.append(Growth(_name(row), row.order, 0, previous[0], between))
+        if before is not None and after is not None:
+            found.append(Growth(_name(row), row.order, row.depth, None, difference(before, after)))
+        if row.depth == 0 and after is not None:
+            previous = _name(row), after
+    return found
+
+
+def _name(row: PhaseRow) -> str:
+    group = row.detail.get("group") if row.phase == "communicator" else None
+    return row.phase if group is None else f"{row.phase} {group}"
+
+
+def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:
+    """After minus before by owner, the free memory left out; None where either is unknown.
+
+    Where neither moment was read as far as the total, nothing is known of any owner.
+    """
+    low, high = ({row.component: row.bytes for row in memory.rows} for memory in (before, after))
+    low[UNACCOUNTED], high[UNACCOUNTED] = before.unaccounted_bytes, after.unaccounted_bytes
+    grown: dict[str, int | None] = {}
+    for name in dict.fromkeys([*low, *high]):
+        old, new = low.get(name), high.get(name)
+        if name != "free":
+            grown[name] = None if old is None or new is None else new - old
+    return grown

@@ -1,0 +1,89 @@
+"""How close a rank came to the end of its device: what all owners held at the worst moment that was seen.
+
+For a plan, which stops before its KV cache is allocated: how close it would come with the KV cache that it was granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import minus
+
+
+def headroom(spans: list[PhaseSpan], total: int | None) -> int | None:
+    """Device total less what all owners held at the worst moment, bytes; None where no moment is known."""
+    worst = max((held for span in spans for held in _held_in(span, total)), default=None)
+    return None if worst is None or total is None else total - worst
+
+
+def profile_peak(spans: list[PhaseSpan], total: int | None) -> int | None:
+    """What all owners held at the worst moment of the profile run, bytes: reserved at its peak, and non-torch.
+
+    The KV cache does not exist yet, so serving holds this and the KV cache together when it does what the profile
+    run did.
+    """
+    start = next((span.order for span in spans if span.phase == "profile_run"), None)
+    if start is None:
+        return None
+    inside = [span for span in spans if span.order == start or _within(spans, span, start)]
+    return max((held for span in inside for held in _held_in(span, total)), default=None)
+
+
+def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
+    """Device total less the KV cache that the plan gives the rank and less all else that it held, bytes, in two ways.
+
+    The first takes all else from the honest budget (what the request leaves beside the honest KV cache), the second
+    from the worst moment of the profile run, where the allocator's idle blocks count as well. None where it is unknown.
+    What comes after the plan (captured graphs, pools that are first used in the warm-up) is in neither.
+    """
+    budget = rank.budget
+    total = (
+        rank.device_total_bytes if budget.device_total_bytes is None else budget.device_total_bytes
+    )
+    kv_cache = (
+        rank.kv.planned_bytes if rank.kv.planned_bytes is not None else budget.engine_kv_cache_bytes
+    )
+    beside = minus(budget.requested_bytes, budget.honest_kv_cache_bytes)
+    free = minus(total, kv_cache)
+    return minus(free, beside), minus(free, profile_peak(rank.spans, total))
+
+
+def _within(spans: list[PhaseSpan], span: PhaseSpan, order: int) -> bool:
+    parent = span.parent
+    while parent is not None:
+        if parent == order:
+            return True
+        parent = spans[parent].parent
+    return False
+
+
+def _held_in(span: PhaseSpan, total: int | None) -> Iterator[int]:
+    """What was in use at both edges, and at a reserved peak that fell between them."""
+    for snapshot in (span.before, span.after):
+        held = None if snapshot is None else _held(snapshot, total)
+        if held is not None:
+            yield held
+    before, after = span.before, span.after
+    if (
+        before is None
+        or after is None
+        or before.non_torch_bytes is None
+        or after.non_torch_bytes is None
+    ):
+        return
+    low, high = before.reserved_run_peak_bytes, after.reserved_run_peak_bytes
+    if low is not None and high is not None and high > low:
+        # non-torch memory at that moment is not known; at least the lesser of both edges was there
+        yield high + min(before.non_torch_bytes, after.non_torch_bytes)
+
+
+def _held(snapshot: Snapshot, total: int | None) -> int | None:
+    whole = snapshot.device_total_bytes if snapshot.device_total_bytes is not None else total
+    if whole is not None and snapshot.device_free_bytes is not None:
+        return whole - snapshot.device_free_bytes
+    if snapshot.reserved_bytes is not None and snapshot.non_torch_bytes is not None:
+        return snapshot.reserved_bytes + snapshot.non_torch_bytes
+    return None

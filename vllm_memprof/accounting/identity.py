@@ -1,0 +1,267 @@
+"""Divides a device among its owners at one moment. The rows and the remainder always add up to the total."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, ComponentRow, DeviceMemory
+from vllm_memprof.accounting.owners import (
+    APP,
+    HCCL,
+    RUNTIME,
+    Communicator,
+    Owners,
+    counter,
+    is_after,
+    share_communicators,
+    torch_bytes,
+)
+from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.units import MIB, minus
+
+_NOBODY = Owners()
+#: Rows that torch itself measures, on a simulated device as on hardware.
+_TORCH = ("allocated", "cached", "unmapped", "free", "graph_pools")
+
+
+def device_memory(
+    span: PhaseSpan, edge: str, snapshot: Snapshot, simulated: bool, owners: Owners = _NOBODY
+) -> DeviceMemory:
+    """The device as one rank saw it at an edge of a phase.
+
+    ``cached`` is reserved less allocated. With the runtime's counters every owner outside torch has a row of its own;
+    without them the context and the communicators are inferred, and ``other_non_torch`` is the rest of what lies
+    outside torch's segments and the operator workspace. Memory that a simulated device's profile sets is marked
+    modelled.
+
+    Args:
+        span: the phase.
+        edge: before or after.
+        snapshot: what was read there.
+        simulated: the device's profile sets what lies outside torch.
+        owners: what the rest of the process's record tells, see ``owners.owners_of``.
+
+    Returns:
+        Rows in bytes, None where unknown; ``unaccounted_bytes`` is the total less the known rows, None where the
+        total itself is unknown. ``parts`` are of which: they are in the rows already.
+    """
+    at = _At(owners, snapshot.t_ns or 0, span.order, edge)
+    rows = [
+        ComponentRow(
+            "allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
+        ),
+        ComponentRow(
+            "cached",
+            minus(snapshot.reserved_bytes, snapshot.allocated_bytes),
+            MEASURED,
+            "torch: the rest of its segments",
+        ),
+    ]
+    if snapshot.unmapped_bytes:
+        rows.append(
+            ComponentRow(
+                "unmapped",
+                -snapshot.unmapped_bytes,
+                MEASURED,
+                "counted by torch, unmapped by sleep mode",
+            )
+        )
+    workspace = snapshot.npu_workspace_bytes
+    rows.append(
+        ComponentRow("npu_workspace", workspace, MEASURED, "the allocator's list of segments")
+    )
+    rows += _counted(snapshot, at) if owners.counted else _uncounted(snapshot, at)
+    rows.append(ComponentRow("free", snapshot.device_free_bytes, MEASURED, "the driver"))
+    rows = [_modelled(row) if simulated else row for row in rows]
+    known = sum(row.bytes for row in rows if row.bytes is not None)
+    total = snapshot.device_total_bytes
+    parts = [_modelled(row) if simulated else row for row in _parts(snapshot)]
+    return DeviceMemory(
+        span.phase, span.order, edge, rows, None if total is None else total - known, parts
+    )
+
+
+class _At:
+    """A moment, and what is known of the process at it."""
+
+    def __init__(self, owners: Owners, t_ns: int, order: int, edge: str) -> None:
+        self.owners, self.t_ns, self.order, self.edge = owners, t_ns, order, edge
+
+    def graph(self, runtime: int) -> int:
+        """The part of the runtime's counter that captured graphs account for, at most all of it."""
+        size = 0
+        for capture in self.owners.captures:
+            if capture.ends is not None and is_after(
+                self.t_ns, self.order, self.edge, capture.ends
+            ):
+                size += capture.grown_bytes
+            elif is_after(self.t_ns, self.order, self.edge, capture.begins):
+                size += max(0, runtime - capture.base_bytes)
+        return min(size, runtime)
+
+    def atb(self) -> int:
+        step = self.owners.atb
+        return (
+            step.bytes
+            if step is not None and is_after(self.t_ns, self.order, self.edge, step.since)
+            else 0
+        )
+
+
+def _counted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
+    """Rows from the runtime's counters and the driver's figure of the process."""
+    counters = snapshot.components
+    rows = [_context(snapshot, at), *_named_communicators(counter(snapshot, HCCL), at)]
+    rows += _application(snapshot, at)
+    runtime = counter(snapshot, RUNTIME)
+    graph = None if runtime is None else at.graph(runtime)
+    rows.append(
+        ComponentRow("graph", graph, INFERRED, f"growth of the {RUNTIME} counter in graph_capture")
+    )
+    rows.append(
+        ComponentRow("runtime", minus(runtime, graph), MEASURED, f"{RUNTIME} counter, less graph")
+    )
+    for name in sorted(counters or ()):
+        if name not in (APP, HCCL, RUNTIME):
+            rows.append(
+                ComponentRow(
+                    f"cann_{name.lower()}", counter(snapshot, name), MEASURED, f"{name} counter"
+                )
+            )
+    others = snapshot.other_processes_bytes
+    rows.append(ComponentRow("other_processes", others, MEASURED, "the driver's list of processes"))
+    return rows
+
+
+def _context(snapshot: Snapshot, at: _At) -> ComponentRow:
+    own, counters = snapshot.process_bytes, snapshot.components
+    if own is not None and counters is not None:
+        size = own - sum(figures["bytes"] for figures in counters.values())
+        return ComponentRow(
+            "context", size, MEASURED, "the driver's figure of this process, less all counters"
+        )
+    carried = None if counters is None else at.owners.context(at.t_ns)
+    source = (
+        "as the driver's figure last gave it"
+        if at.owners.contexts
+        else "non-torch at the first reading"
+    )
+    return ComponentRow("context", carried, INFERRED, source)
+
+
+def _named_communicators(held: int | None, at: _At) -> list[ComponentRow]:
+    known = at.owners.communicators
+    if held is None:
+        return [ComponentRow(each.name, None, INFERRED) for each in known]
+    shares = share_communicators(at.owners, held, at.t_ns, at.order, at.edge)
+    by_name = {each.name: each for each in known}
+    rows = [
+        ComponentRow(name, size, INFERRED, _configured(by_name[name]))
+        for name, size in shares.named.items()
+    ]
+    if len(rows) == 1 and not shares.rest:  # then the counter is this one's alone
+        rows = [replace(rows[0], how=MEASURED, source=f"{HCCL} counter, {rows[0].source}")]
+    return [
+        *rows,
+        ComponentRow(
+            "communicators_unnamed", shares.rest, MEASURED, f"{HCCL} counter, less the named"
+        ),
+    ]
+
+
+def _configured(each: Communicator) -> str:
+    if each.configured_bytes is None:
+        return "growth at its first collective"
+    by = {"default": "HCCL's default", None: "its configuration"}.get(
+        each.configured_by, each.configured_by
+    )
+    return f"2 x {each.configured_bytes // 2 // MIB} MiB by {by}"
+
+
+def _application(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
+    """What the process asked the device for besides torch's segments: ATB's pool, and everything else."""
+    app, torch, workspace = (
+        counter(snapshot, APP),
+        torch_bytes(snapshot),
+        snapshot.npu_workspace_bytes,
+    )
+    beside = minus(app, torch)
+    if beside is None:
+        return [ComponentRow("atb", None, INFERRED), ComponentRow("other", None, MEASURED)]
+    atb = max(0, min(at.atb(), beside - (workspace or 0)))
+    found = [ComponentRow("atb", atb, INFERRED, "growth in the phase of ATB's first operation")]
+    if workspace is None:
+        source = f"{APP} counter, less torch and atb: the workspace was not read here"
+        return [*found, ComponentRow("npu_workspace_and_other", beside - atb, MEASURED, source)]
+    source = f"{APP} counter, less torch, npu_workspace and atb"
+    return [*found, ComponentRow("other", beside - workspace - atb, MEASURED, source)]
+
+
+def _uncounted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
+    """Without counters: what the order of events tells, and the rest in one row."""
+    rest = _other_non_torch(snapshot)
+    inferred: list[ComponentRow] = []
+    context = at.owners.first_context
+    if context is not None and rest is not None:
+        inferred.append(
+            ComponentRow(
+                "context", min(context, max(0, rest)), INFERRED, "non-torch at the first reading"
+            )
+        )
+    for each in at.owners.communicators if rest is not None else ():
+        sizes = [size for size in (each.configured_bytes, each.seen_bytes) if size is not None]
+        present = is_after(at.t_ns, at.order, at.edge, each.begins)
+        inferred.append(
+            ComponentRow(
+                each.name, min(sizes, default=None) if present else 0, INFERRED, _configured(each)
+            )
+        )
+    if at.owners.atb is not None and rest is not None:
+        inferred.append(
+            ComponentRow("atb", at.atb(), INFERRED, "growth in the phase of ATB's first operation")
+        )
+    named = sum(row.bytes for row in inferred if row.bytes is not None)
+    left = None if rest is None else rest - named
+    source = "total - free - reserved, less what is named; no counter divides it"
+    return [*inferred, ComponentRow("other_non_torch", left, INFERRED, source)]
+
+
+def _parts(snapshot: Snapshot) -> list[ComponentRow]:
+    """Of which: rows that are inside others."""
+    parts = []
+    if snapshot.graph_pool_bytes is not None:
+        parts.append(
+            ComponentRow(
+                "graph_pools",
+                snapshot.graph_pool_bytes,
+                MEASURED,
+                "private pools",
+                "allocated and cached",
+            )
+        )
+    streams = sorted((snapshot.npu_workspace_streams or {}).values(), reverse=True)
+    for number, size in enumerate(streams, 1):
+        parts.append(
+            ComponentRow(
+                f"npu_workspace_stream_{number}", size, MEASURED, "largest first", "npu_workspace"
+            )
+        )
+    return parts
+
+
+def _modelled(row: ComponentRow) -> ComponentRow:
+    if row.component in _TORCH:
+        return row
+    return ComponentRow(
+        row.component, row.bytes, MODELLED, row.source, row.part_of
+    )  # replace() takes thrice as long
+
+
+def _other_non_torch(snapshot: Snapshot) -> int | None:
+    """Non-torch memory less the operator workspace, as far as the workspace is known."""
+    non_torch = snapshot.non_torch_bytes
+    if non_torch is None:
+        used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+        non_torch = minus(used, torch_bytes(snapshot))
+    return None if non_torch is None else non_torch - (snapshot.npu_workspace_bytes or 0)

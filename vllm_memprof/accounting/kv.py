@@ -1,0 +1,338 @@
+"""KV-cache arithmetic: bytes to blocks to tokens, and the plan held against the budget and the allocation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
+from vllm_memprof.accounting.model import Check, Kv, KvGroup
+
+#: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by as much each.
+#: (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::NPUModelRunner._allocate_kv_cache_tensors)
+PADDING_BYTES, _PADDED_TENSORS = 2 << 20, 2
+#: The check that holds the plan against the allocator.
+ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
+
+
+def build_kv(
+    plan: dict[str, Any] | None, worker_index: int | None, allocated_bytes: int | None
+) -> Kv:
+    """One rank's share of the engine's KV plan, with its cross-checks.
+
+    Args:
+        plan: the ``kv_plan`` event of the rank's engine core, None where there was none.
+        worker_index: position of the rank in the plan's per-worker lists.
+        allocated_bytes: growth of allocated memory while the KV cache was allocated.
+    """
+    if plan is None:
+        return Kv()
+    groups = [read_group(data) for data in plan.get("groups") or []]
+    blocks = _integer(plan.get("blocks"))
+    planned = _item(plan.get("planned_bytes"), worker_index)
+    available = _item(plan.get("available_bytes"), worker_index)
+    count = _integer(plan.get("group_count"))
+    if count is None and groups:
+        count = len(groups)  # of records from before it was recorded
+    per_block = _bytes_per_block(groups, planned, blocks, count)
+    override = _integer(plan.get("num_gpu_blocks_override"))
+    fitting = _fitting_blocks(plan, blocks)
+    if fitting is None:
+        fitting = _integer(plan.get("fitting_blocks"))
+    kv = Kv(
+        tokens=_integer(plan.get("tokens")),
+        block_size=_integer(plan.get("block_size")),
+        blocks=blocks,
+        bytes_per_token=plan.get("bytes_per_token"),
+        max_model_len=_integer(plan.get("max_model_len")),
+        max_concurrency=plan.get("max_concurrency"),
+        bytes_per_block=per_block,
+        available_bytes=available,
+        planned_bytes=planned,
+        groups=groups,
+        override_blocks=override,
+        fitting_blocks=fitting,
+        tokens_rule=plan.get("tokens_rule") or ("concurrency" if groups else None),
+        group_count=count,
+        context_parallel=_integer(plan.get("context_parallel")) or 1,
+    )
+    limits = Limits(
+        kv.max_model_len,
+        _integer(plan.get("max_num_batched_tokens")),
+        kv.context_parallel,
+        plan.get("mamba_cache_mode"),
+    )
+    padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
+    checks = _checks(kv, limits, allocated_bytes, padding if plan.get("kv_transfer") else 0)
+    return replace(kv, checks=checks)
+
+
+#: Tokens per block that an engine takes where nobody asks for another number; a log does not print it.
+_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128, "vllm": 16}
+#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every known model.
+_BYTES_PER_TOKEN_STEP = 512
+
+
+def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
+    """Blocks and bytes per block of a plan of which a log prints the tokens alone.
+
+    The size of the KV cache over its tokens leaves a narrow range for the bytes per token; the layout counts as
+    known only where a single multiple of 512 bytes lies in it, and where every layer grows with the length of a
+    request. What it gives is marked inferred.
+    """
+    overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
+    if kv.blocks is not None and not overridden:
+        return kv
+    if not kv.tokens or not granted_bytes or is_hybrid(kv):
+        return kv
+    block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
+    if block_size is None or kv.tokens % block_size:
+        return kv
+    tokens = kv.tokens  # what the granted memory holds: an override serves another number
+    if overridden:
+        if not kv.fitting_blocks:
+            return kv
+        tokens = kv.fitting_blocks * block_size
+    low = (granted_bytes - half_unit_bytes) / (tokens + block_size)
+    high = (granted_bytes + half_unit_bytes) / tokens
+    first = math.floor(low / _BYTES_PER_TOKEN_STEP) + 1
+    last = math.floor(high / _BYTES_PER_TOKEN_STEP)
+    if first != last:
+        return kv
+    per_token = first * _BYTES_PER_TOKEN_STEP
+    return replace(
+        kv,
+        block_size=block_size,
+        blocks=kv.tokens // block_size,
+        bytes_per_token=per_token,
+        bytes_per_block=per_token * block_size,
+        override_blocks=kv.tokens // block_size if overridden else None,
+        inferred=True,
+    )
+
+
+def is_overridden_by_an_unknown(kv: Kv) -> bool:
+    """A log says that the blocks of the budget were replaced, and the number that ends its line may have been cut."""
+    return kv.blocks is None and kv.fitting_blocks is not None
+
+
+def is_hybrid(kv: Kv) -> bool:
+    """Whether tokens / max_model_len is another number than the engine's concurrency: layers that do not grow alike."""
+    if not kv.tokens or not kv.max_model_len or kv.max_concurrency is None:
+        return False
+    return abs(kv.tokens / kv.max_model_len - kv.max_concurrency) > 0.01 + 0.01 * kv.max_concurrency
+
+
+def blocks_per_request(kv: Kv) -> int | None:
+    """Blocks that one request of ``max_model_len`` tokens takes, None where the plan does not tell.
+
+    vllm 0.23.0, vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config divides the blocks by this
+    whole number, so it can be read back from the concurrency.
+    """
+    if not kv.blocks or not kv.max_concurrency:
+        return None
+    return round(kv.blocks / kv.max_concurrency)
+
+
+def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
+    """Requests of ``length`` tokens that the planned blocks hold at once; None where a layer's rule is not known.
+
+    The engine's own figure is the same at ``max_model_len``: blocks over the blocks that one request takes.
+    """
+    kv = build_kv(plan, None, None)
+    limits = Limits(
+        min(length, kv.max_model_len or length),
+        _integer(plan.get("max_num_batched_tokens")),
+        kv.context_parallel,
+        plan.get("mamba_cache_mode"),
+    )
+    needed = _request_blocks(kv, limits)
+    if not needed or kv.blocks is None:
+        return kv.max_concurrency if length == kv.max_model_len else None
+    return kv.blocks / needed
+
+
+def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
+    """Tokens that a number of blocks holds, as the engine prints its "KV cache size".
+
+    vllm/v1/core/kv_cache_utils.py::_report_kv_cache_config: blocks of one group in tokens (to 0.19.1), then
+    int(concurrency x max_model_len) (0.20.2 to 0.33.0; update_kv_cache_capacity in the latest).
+    """
+    if kv.inferred:
+        return None if kv.block_size is None else blocks * kv.block_size
+    if kv.tokens_rule == "blocks":
+        if not kv.group_count or kv.block_size is None:
+            return None
+        return blocks // kv.group_count * kv.block_size * kv.context_parallel
+    per_request = blocks_per_request(kv)
+    if per_request is None or kv.max_model_len is None:
+        return None
+    return int(blocks / per_request * kv.max_model_len)
+
+
+def tokens_for_bytes(kv: Kv, size_bytes: int) -> int | None:
+    """Tokens that a KV budget holds: whole blocks only; 0 for a negative budget."""
+    if not kv.bytes_per_block:
+        return None
+    return tokens_for_blocks(kv, max(0, size_bytes) // kv.bytes_per_block)
+
+
+def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
+    """What an amount of memory is worth in KV tokens: whole blocks, rounded down, sign kept."""
+    if size_bytes is None:
+        return None
+    tokens = tokens_for_bytes(kv, abs(size_bytes))
+    return None if tokens is None else int(tokens if size_bytes >= 0 else -tokens)
+
+
+def _bytes_per_block(
+    groups: list[KvGroup], planned: int | None, blocks: int | None, count: int | None
+) -> int | None:
+    """What one block takes on the device over all layers: the plan's own division.
+
+    Several groups share pools, one per layer of the largest group; the layers of a single group have pages of their
+    own. (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups)
+    """
+    if planned is not None and blocks and planned % blocks == 0:
+        return planned // blocks
+    pages = [group.page_size_bytes for group in groups]
+    layers = [group.layers for group in groups]
+    if not groups or None in pages or None in layers:
+        return None
+    known = [
+        (page, number)
+        for page, number in zip(pages, layers, strict=True)
+        if page is not None and number
+    ]
+    if count == 1:
+        return sum(page * number for page, number in known)
+    if len(set(pages)) != 1 or count != len(groups):
+        return None
+    return known[0][0] * max(number for _, number in known)
+
+
+def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
+    """Blocks that the worker with the least room can hold: the engine serves with the minimum over workers."""
+    available, planned = plan.get("available_bytes"), plan.get("planned_bytes")
+    if (
+        not isinstance(available, list)
+        or not isinstance(planned, list)
+        or len(available) != len(planned)
+    ):
+        return None
+    if (
+        not blocks
+        or None in available
+        or any(size is None or int(size) < blocks for size in planned)
+    ):
+        return None
+    fitting = [
+        int(room) // (int(size) // blocks) for room, size in zip(available, planned, strict=True)
+    ]
+    return min(fitting, default=None)
+
+
+def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: int) -> list[Check]:
+    product = (
+        None if kv.blocks is None or kv.bytes_per_block is None else kv.blocks * kv.bytes_per_block
+    )
+    pages = [page_bytes(group) for group in kv.groups]
+    per_block = None
+    if pages and None not in pages:
+        replaced = [
+            replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)
+        ]
+        per_block = _bytes_per_block(replaced, None, None, kv.group_count)
+    checks = [_equal("blocks x bytes per block = planned bytes", product, kv.planned_bytes)]
+    if kv.override_blocks is None:
+        fits = kv.planned_bytes is not None and kv.available_bytes is not None
+        within = (kv.planned_bytes or 0) <= (kv.available_bytes or 0) if fits else None
+        checks += [
+            Check(
+                "planned bytes fit into the budget", kv.available_bytes, kv.planned_bytes, within
+            ),
+            _equal(
+                "blocks = budget // bytes per block, least of all workers",
+                kv.fitting_blocks,
+                kv.blocks,
+            ),
+        ]
+    else:
+        checks.append(_equal("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
+    checks += [
+        _equal(
+            "bytes per block = those of its layers, by their types", per_block, kv.bytes_per_block
+        ),
+        _equal(
+            "blocks of a request of max_model_len, by its layers",
+            _request_blocks(kv, limits),
+            blocks_per_request(kv),
+        ),
+        _equal(
+            "tokens = what the engine's release makes of its blocks", _tokens(kv, limits), kv.tokens
+        ),
+        _allocated(kv.planned_bytes, allocated_bytes, padding_bytes),
+    ]
+    return checks
+
+
+def _request_blocks(kv: Kv, limits: Limits) -> int | None:
+    """Blocks that a request of full length takes over all groups; the layers of one group take them together."""
+    needed = [request_blocks(group, limits) for group in kv.groups]
+    if not needed or None in needed:
+        return None
+    known = [number for number in needed if number is not None]
+    if kv.group_count == 1:
+        return max(known)
+    return sum(known) if kv.group_count == len(known) else None
+
+
+def _tokens(kv: Kv, limits: Limits) -> int | None:
+    if kv.blocks is None:
+        return None
+    if kv.tokens_rule == "blocks":
+        return tokens_for_blocks(kv, kv.blocks)
+    needed = _request_blocks(kv, limits)
+    if not needed or kv.max_model_len is None:
+        return None
+    return int(kv.blocks / needed * kv.max_model_len)
+
+
+def _equal(name: str, expected: int | None, found: int | None) -> Check:
+    return Check(
+        name, expected, found, None if expected is None or found is None else expected == found
+    )
+
+
+def _allocated(planned: int | None, allocated: int | None, padding_bytes: int) -> Check:
+    """The allocator pads each tensor by some bytes, a KV connector by 2 MiB: within 1% the plan was kept."""
+    ok = None
+    if planned is not None and allocated is not None:
+        ok = 0 <= allocated - planned <= planned // 100 + padding_bytes
+    return Check(ALLOCATED, planned, allocated, ok)
+
+
+def read_group(data: dict[str, Any]) -> KvGroup:
+    """A row of a plan's ``groups``."""
+    return KvGroup(
+        type=str(data.get("type")),
+        layers=_integer(data.get("layers")),
+        block_size=_integer(data.get("block_size")),
+        page_size_bytes=_integer(data.get("page_size_bytes")),
+        bytes_per_token=data.get("bytes_per_token"),
+        dtype=data.get("dtype"),
+        layout=data.get("layout"),
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _item(values: Any, index: int | None) -> int | None:
+    if not isinstance(values, list) or not values:
+        return None
+    if index is None:
+        return _integer(values[0]) if len(values) == 1 else None
+    return _integer(values[index]) if 0 <= index < len(values) else None

@@ -1,0 +1,1 @@
+"""Hold a report to limits: the budget file, its limits, the baseline, the ratchet."""

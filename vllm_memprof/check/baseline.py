@@ -1,0 +1,159 @@
+"""Whether a baseline can be compared with a run: two reports enter, what tells them apart leaves.
+
+Comparable are runs of the same model, engine and version, device, number of ranks, and arguments, settings and
+variables that bear on memory. What neither decides nor can be told is a remark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.compare.changes import Change, changes
+
+#: Kinds of ``compare.changes`` -> names that decide; None: all of them but those below.
+_DECIDING: dict[str, tuple[str, ...] | None] = {
+    "model": None,
+    "engine": ("engine",),
+    "device": None,
+    "argument": None,
+    "setting": None,
+    "environment": None,
+}
+#: Arguments that do not bear on what a start-up holds, or that another line names.
+_ARGUMENTS_OF_NO_WEIGHT = {
+    "--device",
+    "--stack",
+    "--prompt",
+    "--prompts",
+    "--images",
+    "--max-tokens",
+    "--seed",
+    "--model",
+    "--host",
+    "--port",
+    "--uds",
+    "--root-path",
+    "--api-key",
+    "--served-model-name",
+    "--allowed-origins",
+    "--allowed-methods",
+    "--allowed-headers",
+    "--ssl-keyfile",
+    "--ssl-certfile",
+    "--ssl-ca-certs",
+    "--uvicorn-log-level",
+    "--enable-log-requests",
+    "--no-enable-log-requests",
+    "--disable-log-requests",
+    "--disable-log-stats",
+    "--disable-uvicorn-access-log",
+    "--max-log-len",
+    "--download-dir",
+    "--hf-token",
+    "--chat-template",
+    "--response-role",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--enable-auto-tool-choice",
+}
+#: Variables that name places, hosts and habits; and ends of such names.
+_VARIABLES_OF_NO_WEIGHT = {
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_USE_MODELSCOPE",
+    "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
+}
+_ENDS_OF_NO_WEIGHT = (
+    "_DEVICES",
+    "_IP",
+    "_PORT",
+    "_IFNAME",
+    "_LEVEL",
+    "_KEY",
+    "_PATH",
+    "_ROOT",
+    "_DIR",
+    "_HOME",
+)
+#: Kinds that are a remark where they differ.
+_REMARKED = ("version", "engine")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that forbids a comparison."""
+
+    what: str
+    baseline: str | None
+    run: str | None
+
+    @property
+    def text(self) -> str:
+        """As part of a sentence: ``model A in the baseline, B in the run``."""
+        a, b = ("nothing" if value is None else value for value in (self.baseline, self.run))
+        return f"{self.what} {a} in the baseline, {b} in the run"
+
+
+def differences(baseline: Report, run: Report) -> list[Difference]:
+    """What keeps the two from being compared, the widest first; empty: comparable."""
+    found = changes(baseline, run)
+    return [
+        Difference(_title(change), change.a, change.b)
+        for change in found
+        if _decides(change) and not _printed_alike(change, baseline, run)
+    ]
+
+
+def remarks(baseline: Report, run: Report) -> list[str]:
+    """What differs and does not forbid a comparison, as sentences."""
+    told = [
+        change
+        for change in changes(baseline, run)
+        if change.kind in _REMARKED and not _decides(change)
+    ]
+    lines = [
+        f"differs from the baseline: {_title(change)} {change.a or '-'} → {change.b or '-'}"
+        for change in told
+    ]
+    if "log" in (baseline.run.source, run.run.source):
+        lines.append("what a log does not tell of model, device and arguments was not compared")
+    return lines
+
+
+def _title(change: Change) -> str:
+    return change.name if change.name.startswith(change.kind) else f"{change.kind} {change.name}"
+
+
+def _decides(change: Change) -> bool:
+    if change.kind not in _DECIDING:
+        return False
+    names = _DECIDING[change.kind]
+    if names is not None:
+        return change.name in names
+    if change.kind == "argument":
+        return change.name not in _ARGUMENTS_OF_NO_WEIGHT
+    return change.kind != "environment" or _bears_on_memory(change)
+
+
+def _bears_on_memory(change: Change) -> bool:
+    name = change.name
+    if name in _VARIABLES_OF_NO_WEIGHT or name.endswith(_ENDS_OF_NO_WEIGHT) or "_LOG" in name:
+        return False
+    return not any(value is not None and value.startswith("/") for value in (change.a, change.b))
+
+
+def _printed_alike(change: Change, baseline: Report, run: Report) -> bool:
+    """Whether two sizes of a device are one, as far as a log prints it."""
+    if (change.kind, change.name) != ("device", "device total"):
+        return False
+    pair = [
+        next((rank for rank in report.ranks if rank.device_total_bytes), None)
+        for report in (baseline, run)
+    ]
+    slack = sum(_half_unit(rank) for rank in pair)
+    sizes = [rank.device_total_bytes or 0 for rank in pair if rank is not None]
+    return len(sizes) == 2 and abs(sizes[0] - sizes[1]) <= slack
+
+
+def _half_unit(rank: RankReport | None) -> int:
+    return 0 if rank is None else rank.half_units.get("device_total_bytes", 0)

@@ -1,0 +1,275 @@
+"""What ``memprof check`` can hold a run to: the figures, and the keys of a budget file. ``check.check`` walks them.
+
+A figure is read on every rank, in the common quantities of ``accounting.account``, so that a limit means the same under
+every equation. What is not known has no value and a reason; it is never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_memprof.accounting.account import held_quantities
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.units import MIB
+
+BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
+AT_LEAST, AT_MOST = "at least", "at most"
+BUDGET, REGRESSION = "budget", "regression"
+#: What a percentage is a percentage of.
+OF_BASELINE, OF_LARGEST = "the baseline", "the largest KV cache"
+#: What a rank is held against in [regression]: the same rank of the baseline, or the worst one of it.
+SAME_RANK, WORST_RANK = "same rank", "worst rank"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One figure of one rank, in the unit of the figure."""
+
+    rank: int | None
+    label: str
+    value: int | None
+    half_unit: int = 0  # half of the last printed digit; 0 from hooks
+    reason: str | None = None  # why the value is None
+    whole: int | None = None  # what a percentage in [budget] is taken of
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that limits are set on."""
+
+    name: str
+    title: str
+    unit: str  # bytes | tokens
+    value: Callable[[RankReport, bool], int | None]  # of a rank of a run that is simulated or not
+    phase: str  # its absence explains the absence of the figure
+    printed: tuple[
+        tuple[str, ...], ...
+    ] = ()  # of a log: figures it is made of, the first of these that are known
+    per_rank: bool = True  # False: one figure per group of ranks, the largest less the smallest
+    device_wide: bool = False  # modelled where the device is simulated
+    varies_bytes: int = 0  # from start to start; a proposed limit leaves at least so much room
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a budget file: the figure it limits, and from which side.
+
+    In ``[regression]`` the limit is what the baseline had, less or plus what is allowed. The KV cache is held against
+    the rank of the baseline that had the least, because all ranks serve with the least, whichever has it.
+    """
+
+    table: str  # budget | regression
+    name: str
+    figure: str
+    sense: str  # at least | at most
+    percent_of: str | None = None  # None: a percentage means nothing here
+    against: str = WORST_RANK  # same rank | worst rank, of the baseline
+
+
+def _granted(rank: RankReport, simulated: bool) -> int | None:
+    return rank.budget.engine_kv_cache_bytes
+
+
+def _tokens(rank: RankReport, simulated: bool) -> int | None:
+    return rank.kv.tokens
+
+
+def _held(name: str) -> Callable[[RankReport, bool], int | None]:
+    return lambda rank, simulated: held_quantities(rank, simulated)[name]
+
+
+def _graph(rank: RankReport, simulated: bool) -> int | None:
+    return rank.budget.term("graph")
+
+
+def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
+    """The largest of all moments, without its sign."""
+    sizes = [
+        abs(memory.unaccounted_bytes)
+        for memory in rank.device_memory
+        if memory.unaccounted_bytes is not None
+    ]
+    return max(sizes, default=None)
+
+
+def _headroom(rank: RankReport, simulated: bool) -> int | None:
+    """Known once the KV cache stands: before, most of the device is free and says nothing."""
+    stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
+    return rank.headroom_bytes if stands else None
+
+
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "kv_cache",
+            "KV cache",
+            BYTES,
+            _granted,
+            "profile_run",
+            printed=(("kv_cache_bytes",),),
+            varies_bytes=16 * MIB,
+        ),
+        Figure("kv_cache_tokens", "KV cache", TOKENS, _tokens, "profile_run"),
+        Figure(
+            "weights",
+            "weights",
+            BYTES,
+            _held("weights"),
+            "weight_load",
+            printed=(("weights_bytes",),),
+        ),
+        Figure(
+            "peak_activation",
+            "peak activation",
+            BYTES,
+            _held("peak_activation"),
+            "profile_run",
+            printed=(
+                ("peak_activation_bytes",),
+                ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
+            ),
+        ),
+        Figure(
+            "non_torch",
+            "non-torch increase",
+            BYTES,
+            _held("non_torch"),
+            "profile_run",
+            printed=(
+                ("non_torch_increase_bytes",),
+                ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
+                ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
+            ),
+            device_wide=True,
+            varies_bytes=16 * MIB,
+        ),
+        Figure(
+            "graph",
+            "graph pools",
+            BYTES,
+            _graph,
+            "graph_capture",
+            printed=(("graph_bytes",),),
+            device_wide=True,
+            varies_bytes=16 * MIB,
+        ),
+        Figure(
+            "unaccounted",
+            "unaccounted, the most at any moment",
+            BYTES,
+            _unaccounted,
+            "profile_run",
+            device_wide=True,
+            varies_bytes=16 * MIB,
+        ),
+        Figure(
+            "headroom",
+            "headroom at the worst moment",
+            BYTES,
+            _headroom,
+            "kv_cache_alloc",
+            device_wide=True,
+            varies_bytes=16 * MIB,
+        ),
+        Figure(
+            "rank_skew",
+            "KV cache, most less least",
+            BYTES,
+            _granted,
+            "profile_run",
+            printed=(("kv_cache_bytes",),),
+            per_rank=False,
+            varies_bytes=16 * MIB,
+        ),
+    )
+}
+
+#: What is granted, what it is made of, what is left.
+KEYS: tuple[Key, ...] = (
+    Key(BUDGET, "min_kv_cache", "kv_cache", AT_LEAST),
+    Key(BUDGET, "min_kv_cache_tokens", "kv_cache_tokens", AT_LEAST),
+    Key(BUDGET, "max_weights", "weights", AT_MOST),
+    Key(BUDGET, "max_peak_activation", "peak_activation", AT_MOST),
+    Key(BUDGET, "max_non_torch", "non_torch", AT_MOST),
+    Key(BUDGET, "max_graph", "graph", AT_MOST),
+    Key(BUDGET, "max_unaccounted", "unaccounted", AT_MOST),
+    Key(BUDGET, "min_headroom", "headroom", AT_LEAST),
+    Key(BUDGET, "max_rank_skew", "rank_skew", AT_MOST, OF_LARGEST),
+    Key(REGRESSION, "max_kv_cache_drop", "kv_cache", AT_LEAST, OF_BASELINE),
+    Key(REGRESSION, "max_kv_cache_tokens_drop", "kv_cache_tokens", AT_LEAST, OF_BASELINE),
+    Key(REGRESSION, "max_weights_growth", "weights", AT_MOST, OF_BASELINE, SAME_RANK),
+    Key(
+        REGRESSION, "max_peak_activation_growth", "peak_activation", AT_MOST, OF_BASELINE, SAME_RANK
+    ),
+    Key(REGRESSION, "max_non_torch_growth", "non_torch", AT_MOST, OF_BASELINE, SAME_RANK),
+    Key(REGRESSION, "max_graph_growth", "graph", AT_MOST, OF_BASELINE, SAME_RANK),
+    Key(REGRESSION, "max_headroom_drop", "headroom", AT_LEAST, OF_BASELINE),
+    Key(REGRESSION, "max_rank_skew_growth", "rank_skew", AT_MOST, OF_BASELINE),
+)
+
+
+def figure_of(key: Key) -> Figure:
+    """The figure that a key limits."""
+    return FIGURES[key.figure]
+
+
+#: The key of [budget] that names findings a run must not have.
+FAIL_ON = "fail_on"
+
+
+def read_figure(report: Report, figure: Figure) -> list[Reading]:
+    """A figure on every rank, or per group of ranks where it compares them; never empty."""
+    if not report.ranks:
+        return [Reading(None, "", None, reason="no worker was recorded")]
+    readings = [_reading(report, rank, figure) for rank in report.ranks]
+    return readings if figure.per_rank else _spreads(report, readings)
+
+
+def _reading(report: Report, rank: RankReport, figure: Figure) -> Reading:
+    value = figure.value(rank, report.run.simulated)
+    if value is None:
+        return Reading(rank.rank, rank.label, None, reason=_why_unknown(report, rank, figure))
+    return Reading(rank.rank, rank.label, value, _half_unit(rank, figure))
+
+
+def _half_unit(rank: RankReport, figure: Figure) -> int:
+    for names in figure.printed:
+        if all(rank.figures.get(name) is not None for name in names):
+            return sum(rank.half_units.get(name, 0) for name in names)
+    return 0
+
+
+def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> str:
+    if report.run.source == "log":
+        return "the log does not print it"
+    for row in report.not_measured:
+        if row.phase == figure.phase and (row.labels is None or rank.label in row.labels):
+            return f"{row.phase}: {row.reason}"
+    if rank.open_phases:
+        return f"the rank did not finish {rank.open_phases[-1]}"
+    return f"no record of it, run {report.run.status}"
+
+
+def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
+    """The largest less the smallest of ranks that hold the same layers; the label is that of the smallest."""
+    unknown = [reading for reading in readings if reading.value is None]
+    if unknown:
+        return unknown
+    if (
+        report.run.source == "log"
+        and len(readings) > 1
+        and any(reading.rank is None for reading in readings)
+    ):
+        return [Reading(None, "", None, reason="the log does not name its ranks")]
+    groups: dict[tuple[int | None, int | None], list[tuple[int, Reading]]] = {}
+    for rank, reading in zip(report.ranks, readings, strict=True):
+        groups.setdefault((rank.dp_rank, rank.pp_rank), []).append((reading.value or 0, reading))
+    found = []
+    for group in groups.values():
+        low, least = min(group, key=lambda pair: pair[0])
+        high, most = max(group, key=lambda pair: pair[0])
+        slack = least.half_unit + most.half_unit if least is not most else 0
+        found.append(Reading(least.rank, least.label, high - low, slack, whole=high))
+    return found

@@ -1,0 +1,222 @@
+"""Proposes a budget file from a run, and tightens one. Text enters, text leaves; no limit is loosened unless asked.
+
+A proposed limit is the figure of the run's worst rank with a margin on the allowed side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.check.budget_file import Limit, parse_budget
+from vllm_memprof.check.findings import blind_ranks
+from vllm_memprof.check.limits import (
+    AT_LEAST,
+    BUDGET,
+    BYTES,
+    FAIL_ON,
+    KEYS,
+    Figure,
+    Key,
+    figure_of,
+    read_figure,
+)
+from vllm_memprof.errors import UsageError
+from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, parse_size
+
+#: Findings that a proposed file forbids, less those that its run has.
+_PROPOSED_FINDINGS = (
+    "equation-unbalanced",
+    "headroom-below-observed-peak",
+    "hook-never-called",
+    "negative-kv",
+)
+_COLUMN = 44  # where the remarks of a proposed file begin
+
+
+@dataclass(frozen=True)
+class Margin:
+    """Room between a figure and the limit that is made of it."""
+
+    percent: Fraction  # 1/100 is 1%
+    least: bool = (
+        True  # where a figure varies from start to start, not less than ``Figure.varies_bytes``
+    )
+
+    def room(self, value: int, figure: Figure) -> int:
+        share = math.ceil(value * self.percent)
+        return max(share, figure.varies_bytes) if self.least else share
+
+    @property
+    def text(self) -> str:
+        percent = self.percent * 100
+        shown = f"{percent.numerator}%" if percent.denominator == 1 else f"{float(percent):g}%"
+        return (
+            f"{shown}, and at least 16 MiB where a figure varies from start to start"
+            if self.least
+            else shown
+        )
+
+
+@dataclass(frozen=True)
+class Ratchet:
+    """A budget file after a turn of the ratchet."""
+
+    text: str
+    remarks: list[str]  # one per limit that changed, and per limit that could not
+
+
+def propose_budget(report: Report, margin: Margin) -> str:
+    """A budget file that the run keeps to, every limit with the figure it comes from.
+
+    Raises:
+        UsageError: no figure was measured.
+    """
+    lines = [f"[{BUDGET}]"]
+    for key in (key for key in KEYS if key.table == BUDGET):
+        lines.append(_proposal(report, key, margin))
+    if all(line.startswith("#") for line in lines[1:]):
+        raise UsageError(
+            "the run has no figure that a limit could be set on",
+            hint="take a run that got its KV cache",
+        )
+    found = {finding.id for finding in report.findings}
+    chosen = ", ".join(
+        f'"{name}"'
+        for name in _PROPOSED_FINDINGS
+        if name not in found and not blind_ranks(report, name)
+    )
+    lines += [f"{FAIL_ON} = [{chosen}]", "", "# With --baseline RUN, e.g.:", "# [regression]"]
+    lines += ['# max_kv_cache_drop = "1%"', '# max_non_torch_growth = "100MiB"']
+    return "\n".join([*_heading(report, margin), *lines]) + "\n"
+
+
+def _heading(report: Report, margin: Margin) -> list[str]:
+    run = report.run
+    engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
+    named = f"{run.model}, {engine}, {run.device or 'device unknown'}{', simulated' if run.simulated else ''}"
+    count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
+    return [
+        f"# Proposed by memprof check --init: {_one_line(named)}, {count}.",
+        f"# Margin: {margin.text}.",
+        "# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).",
+    ]
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _proposal(report: Report, key: Key, margin: Margin) -> str:
+    figure = figure_of(key)
+    value, reason = _worst(report, key)
+    if value is None:
+        return f"# {key.name}: not measured ({_one_line(str(reason))})"
+    limit = _toml(_written(_with_margin(value, key, figure, margin), key, margin))
+    in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
+    return f"{f'{key.name} = {limit}':<{_COLUMN}}# {format_bytes(value)} {figure.unit}{in_gib} in the run"
+
+
+def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
+    """(the figure nearest to its limit, why it is not known); one rank that does not tell is enough for the latter."""
+    readings = read_figure(report, figure_of(key))
+    for reading in readings:
+        if reading.value is None:
+            return None, reading.reason
+    values = [reading.value for reading in readings if reading.value is not None]
+    return (min(values) if key.sense == AT_LEAST else max(values)), None
+
+
+def _with_margin(value: int, key: Key, figure: Figure, margin: Margin) -> int:
+    room = margin.room(value, figure)
+    return max(0, value - room) if key.sense == AT_LEAST else value + room
+
+
+def _written(amount: int, key: Key, margin: Margin) -> int | str:
+    """An amount as a file has it: rounded to the allowed side where it has a margin, exact bytes where it has none."""
+    if figure_of(key).unit != BYTES or not margin.percent:
+        return amount
+    unit, name, digits = (GIB, "GiB", 2) if amount >= GIB else (MIB, "MiB", 1)
+    if amount < MIB:
+        return amount
+    steps = Fraction(amount * 10**digits, unit)
+    count = math.floor(steps) if key.sense == AT_LEAST else math.ceil(steps)
+    return f"{count // 10**digits}.{count % 10**digits:0{digits}d}{name}"
+
+
+def _toml(value: int | str) -> str:
+    return str(value) if isinstance(value, int) else f'"{value}"'
+
+
+def tighten_budget(
+    text: str, name: str, report: Report, margin: Margin, force: bool = False
+) -> Ratchet:
+    """A budget file whose limits are the run's figures with a margin, where that is tighter; the rest stays as it is.
+
+    Comments, order and everything else of the text are kept. Percentages, findings and [regression] are not touched.
+
+    Args:
+        text: of the budget file.
+        name: of the file, for messages.
+        report: the run.
+        margin: room that the new limits leave.
+        force: loosen as well, so that every limit is the run's figure with the margin.
+
+    Raises:
+        UsageError: the file has a mistake, or a form that cannot be rewritten.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        document: Any = tomlkit.parse(text)
+    except TOMLKitError as exc:  # what tomllib reads and tomlkit does not
+        raise UsageError(
+            f"{name} cannot be rewritten: {exc}", hint="write one key per line"
+        ) from exc
+    remarks, wanted = [], {}
+    for limit in parse_budget(text, name).limits:
+        if limit.key.table != BUDGET or limit.amount is None:
+            continue
+        value, reason = _worst(report, limit.key)
+        if value is None:
+            remarks.append(f"{limit.key.name} stays: not measured ({reason})")
+            continue
+        new = _written(
+            _with_margin(value, limit.key, figure_of(limit.key), margin), limit.key, margin
+        )
+        amount = new if isinstance(new, int) else parse_size(new)
+        if amount != limit.amount and (force or _tighter(amount, limit)):
+            document[BUDGET][limit.key.name] = new
+            wanted[limit.key.name] = amount
+            word = "tightened" if _tighter(amount, limit) else "loosened"
+            shown = new if isinstance(new, str) else f"{new:,}"
+            remarks.append(f"{limit.key.name} {word}: {limit.written} → {shown}")
+    changed = tomlkit.dumps(document)
+    _verify(text, changed, wanted, name)
+    return Ratchet(changed, remarks)
+
+
+def _tighter(amount: int, limit: Limit) -> bool:
+    old = limit.amount or 0
+    return amount > old if limit.key.sense == AT_LEAST else amount < old
+
+
+def _verify(before: str, after: str, wanted: dict[str, int], name: str) -> None:
+    """Nothing but the wanted limits may have changed: a form of TOML that the writer does not know must not slip."""
+
+    def limits(text: str) -> dict[tuple[str, str], Any]:
+        parsed = parse_budget(text, name)
+        return {(row.key.table, row.key.name): (row.amount, row.percent) for row in parsed.limits}
+
+    expected = {
+        **limits(before),
+        **{(BUDGET, key): (amount, None) for key, amount in wanted.items()},
+    }
+    if limits(after) != expected:
+        raise UsageError(
+            f"{name} cannot be rewritten", hint="write one key per line, below [budget]"
+        )

@@ -1,0 +1,316 @@
+"""``memprof check``: a run against a budget file, for CI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli.commands.diff import read
+from vllm_memprof.cli.show import printed, write_out
+from vllm_memprof.errors import MemprofError, UsageError
+
+if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import Report
+    from vllm_memprof.check.budget_file import BudgetFile
+    from vllm_memprof.check.check import CheckResult
+    from vllm_memprof.check.ratchet import Margin
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+FORMATS = ("table", "markdown", "json", "github")
+#: Exit status of a run that is over its budget.
+OVER_BUDGET = 1
+
+
+@app.command()
+def check(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run: a folder, a report.json, or a log.")
+    ],
+    budget: Annotated[
+        Path | None,
+        typer.Option("--budget", metavar="FILE", help="The budget file (TOML); see docs/ci.md."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="RUN",
+            help="The run that [regression] of the budget compares with.",
+        ),
+    ] = None,
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="F",
+            help="table, markdown, json; github: annotations and a job summary.",
+        ),
+    ] = "table",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Write to a file instead of stdout; the budget of --init.",
+        ),
+    ] = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(
+            "--junit", metavar="FILE", help="Also write a JUnit XML report, one case per limit."
+        ),
+    ] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Propose a budget file from RUN instead of checking it.")
+    ] = False,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update-baseline",
+            help="Tighten the limits in FILE to the figures of RUN; never loosen them.",
+        ),
+    ] = False,
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            "--margin",
+            metavar="P%",
+            help="Room that limits of --init and --update-baseline leave: 0% is exact; "
+            "if not given 1%, and at least 16 MiB where a figure varies from start to start.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Compare with a baseline of other arguments; overwrite a file (--init); loosen (--update-baseline).",
+        ),
+    ] = False,
+) -> None:
+    """Hold a run to a budget file: every limit is checked, and every failure listed with its margin and rank.
+
+    A limit on a figure that was not measured fails, and so does a run that did not end well. A baseline must have the
+    same model, engine and version, device, number of ranks, and arguments that bear on memory.
+
+    Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file, or a baseline that
+    cannot be compared. 3: a run cannot be read.
+    """
+    if format_name not in FORMATS:
+        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    room = _margin(margin)
+    if init:
+        _refuse(
+            {
+                "--budget": budget,
+                "--baseline": baseline,
+                "--junit": junit,
+                "--update-baseline": update,
+            },
+            "--init",
+        )
+        return _propose(read(run), room, output, force)
+    if budget is None:
+        raise UsageError(
+            "--budget FILE is missing",
+            hint=f"memprof check {run} --init -o budget.toml proposes one",
+        )
+    _refuse({} if update else {"--margin": margin}, "a check without --init or --update-baseline")
+    text = _read_text(budget)
+    limits = _parse(text, budget, baseline)
+    report = read(run)
+    before = None if baseline is None else read(baseline)
+    if before is not None and not force:
+        _refuse_other(before, report)
+    result = _check(report, limits, before)
+    if update:
+        result = _tighten(result, text, budget, report, before, room, force)
+    _write(result, format_name, output, junit, budget)
+    if not result.ok:
+        raise typer.Exit(OVER_BUDGET)
+    return None
+
+
+def _refuse(given: dict[str, object], what: str) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} means nothing with {what}")
+
+
+def _margin(text: str | None) -> Margin:
+    from fractions import Fraction
+
+    from vllm_memprof.check.ratchet import Margin
+
+    if text is None:
+        return Margin(Fraction(1, 100))
+    try:
+        percent = Fraction(text.strip().removesuffix("%").strip()) / 100
+    except (ValueError, ZeroDivisionError):
+        percent = Fraction(-1)
+    if not 0 <= percent <= 1:
+        raise UsageError(
+            f"--margin {text!r} is not a percentage", hint='e.g. "0.5%", or "0%" for exact limits'
+        )
+    return Margin(percent, least=False)
+
+
+def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -> None:
+    from vllm_memprof.check.ratchet import propose_budget
+
+    status = report.run.to_json()["status"]
+    if status != "ok" and not force:
+        hint = "take a run that ended well, or --force"
+        raise UsageError(
+            f"the run has status {status}: its figures are no measure for others", hint=hint
+        )
+    text = propose_budget(report, margin)
+    if output is None:
+        write_out(text, None)
+        return
+    if output.exists() and not force:
+        raise UsageError(
+            f"{output} exists", hint="--update-baseline tightens it; --force overwrites it"
+        )
+    _replace(output, text)
+    typer.echo(f"memprof: wrote {output}", err=True)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as exc:
+        hint = "memprof check --init RUN -o FILE proposes one"
+        raise UsageError(
+            f"cannot read the budget file {path}: {exc.strerror or exc}", hint=hint
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
+
+
+def _parse(text: str, path: Path, baseline: str | None) -> BudgetFile:
+    from vllm_memprof.check.budget_file import parse_budget
+
+    limits = parse_budget(text, str(path))
+    if limits.needs_baseline and baseline is None:
+        raise UsageError(
+            f"[regression] of {path} needs a baseline",
+            hint="--baseline RUN, a run folder or a report.json",
+        )
+    if baseline is not None and not limits.needs_baseline:
+        raise UsageError(f"--baseline is given, and {path} has no limit in [regression]")
+    return limits
+
+
+def _refuse_other(baseline: Report, report: Report) -> None:
+    from vllm_memprof.check.baseline import differences
+
+    found = differences(baseline, report)
+    if found:
+        text = "\n  ".join(f"{row.text}" for row in found)
+        hint = "a baseline of the same set-up, or --force to compare all the same"
+        raise UsageError(f"the baseline cannot be compared with the run:\n  {text}", hint=hint)
+
+
+def _check(report: Report, limits: BudgetFile, baseline: Report | None) -> CheckResult:
+    from vllm_memprof.check.check import check_report
+
+    return check_report(report, limits, baseline)
+
+
+def _tighten(
+    result: CheckResult,
+    text: str,
+    path: Path,
+    report: Report,
+    baseline: Report | None,
+    margin: Margin,
+    force: bool,
+) -> CheckResult:
+    """The file rewritten, and the run under it. A run that did not end well leaves the file alone."""
+    from dataclasses import replace
+
+    from vllm_memprof.check.budget_file import parse_budget
+    from vllm_memprof.check.ratchet import tighten_budget
+
+    if not result.outcomes[0].ok:
+        return replace(
+            result, notes=[*result.notes, f"{path} is left as it is: the run did not end well"]
+        )
+    turned = tighten_budget(text, str(path), report, margin, force)
+    if turned.text != text:
+        _replace(path, turned.text)
+    after = _check(report, parse_budget(turned.text, str(path)), baseline)
+    done = (
+        turned.remarks
+        if turned.text != text
+        else [*turned.remarks, f"{path} is left as it is: no limit to tighten"]
+    )
+    return replace(after, notes=[*after.notes, *done])
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that belongs to a repository: links followed, rights kept, or those that the umask gives."""
+    path = path.resolve()
+    if path.exists():
+        mode = path.stat().st_mode & 0o777
+    else:
+        mask = os.umask(0)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    write_out(text, path)
+    path.chmod(mode)
+
+
+def _write(
+    result: CheckResult, format_name: str, output: Path | None, junit: Path | None, budget: Path
+) -> None:
+    if junit is not None:
+        from vllm_memprof.report.check_junit import render_check_junit
+
+        write_out(render_check_junit(result), junit)
+    write_out(render(result, format_name, budget, to_file=output is not None), output)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if format_name == "github" and summary:
+        from vllm_memprof.report.check import render_check_markdown
+
+        _append(Path(summary), render_check_markdown(result))
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as exc:
+        raise MemprofError(f"cannot write the job summary {path}: {exc.strerror or exc}") from exc
+
+
+def render(result: CheckResult, format_name: str, budget: Path, to_file: bool = False) -> str:
+    """The check as text, ending in a newline."""
+    from vllm_memprof.report.check import (
+        render_check_json,
+        render_check_markdown,
+        render_check_table,
+    )
+
+    if format_name == "json":
+        return render_check_json(result)
+    if format_name == "markdown":
+        return render_check_markdown(result)
+    if format_name == "github":
+        from vllm_memprof.report.check_github import render_check_github
+
+        return render_check_github(result, _in_repository(budget))
+    return printed(render_check_table(result), to_file)
+
+
+def _in_repository(path: Path) -> str:
+    """The file as an annotation names it: from the root of the checked out repository."""
+    root = os.environ.get("GITHUB_WORKSPACE")
+    if root and path.resolve().is_relative_to(Path(root).resolve()):
+        return path.resolve().relative_to(Path(root).resolve()).as_posix()
+    return path.as_posix()

@@ -1,0 +1,133 @@
+"""``memprof explain``: the report of a run from nothing but its log."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli.show import check_format, check_lang, chosen, numbered, render, write_out
+from vllm_memprof.errors import RunRecordError, UsageError
+
+if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import Report
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def explain(
+    logs: Annotated[
+        list[str], typer.Argument(metavar="LOG...", help="Logs of vLLM or vLLM-Ascend; - is stdin.")
+    ],
+    format_name: Annotated[
+        str,
+        typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
+    ] = "table",
+    lang: Annotated[
+        str,
+        typer.Option(
+            "--lang", metavar="L", help="Language of a table or of markdown: en, zh (Chinese)."
+        ),
+    ] = "en",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
+    ] = None,
+) -> None:
+    """Print the report of every engine start that a log holds, from its text alone.
+
+    Reads logs of vLLM and vLLM-Ascend of any version, out-of-memory messages of torch and torch_npu, npu-smi tables,
+    packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
+    figure counts only to its last printed digit.
+
+    Several starts are several reports; with --format json, an array of them; with html or csv, one file. LOG#2 is the
+    second start of a log alone. Markdown stays below 60 kB: it names the starts that it leaves out.
+    There is no --format trace: a log tells of no moments in time.
+
+    Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
+    """
+    if format_name == "trace":
+        raise UsageError(
+            "--format trace needs a recorded run: a log tells of no moments in time",
+            hint="--format csv",
+        )
+    check_format(format_name, output)
+    check_lang(lang, format_name)
+    reports = read_reports(logs)
+    if format_name == "html":
+        from vllm_memprof.report.html import render_html
+
+        write_out(render_html(*reports), output)
+        return
+    if format_name == "csv":
+        from vllm_memprof.report.csv_rows import report_csv
+
+        write_out(report_csv(*reports), output)
+        return
+    if format_name == "markdown" and len(reports) > 1:
+        from vllm_memprof.report.markdown import render_markdown_starts
+
+        write_out(render_markdown_starts(reports, lang), output)
+        return
+    texts = [
+        render(report, format_name, to_file=output is not None, lang=lang) for report in reports
+    ]
+    write_out(_overview(reports, format_name, lang) + _together(texts, format_name), output)
+
+
+def read_reports(logs: list[str]) -> list[Report]:
+    """One report per engine start, log by log. A log without figures is named on stderr where another has some.
+
+    Raises:
+        RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no start of that number.
+    """
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.logs.record import LOOKED_FOR, NoMemoryLines, read_log
+
+    reports, empty = [], []
+    for name in logs:
+        path, number = numbered(name)
+        if path == "-" and sys.stdin.isatty():
+            typer.echo(
+                "memprof: paste a log, then end it with Ctrl-D on a line of its own", err=True
+            )
+        try:
+            reports += [build_report(run) for run in chosen(path, number, read_log(path))]
+        except NoMemoryLines as error:
+            empty.append(error)
+    if not reports:
+        if len(empty) == 1:
+            raise empty[0]
+        raise RunRecordError(
+            f"no line about memory in any of {len(empty)} logs; looked for {LOOKED_FOR}",
+            hint=empty[0].hint,
+        )
+    for blank in empty:
+        typer.echo(f"memprof: {blank.message}", err=True)
+    return reports
+
+
+def _overview(reports: list[Report], format_name: str, lang: str) -> str:
+    """One line per engine start, where there are several; nothing in JSON."""
+    if len(reports) == 1 or format_name == "json":
+        return ""
+    from vllm_memprof.report.language import language
+    from vllm_memprof.report.markdown import start_lines
+
+    lines = [language(lang)("frame", f"{len(reports)} engine starts"), ""]
+    lines += [
+        f"{number}. {line}" for number, line in enumerate(start_lines(reports, lang), start=1)
+    ]
+    return "\n".join([*lines, "", ""])
+
+
+def _together(texts: list[str], format_name: str) -> str:
+    """Several reports in one text: a JSON array, or one after the other."""
+    if len(texts) == 1:
+        return texts[0]
+    if format_name == "json":
+        return "[\n" + ",\n".join(text.rstrip("\n") for text in texts) + "\n]\n"
+    return "\n".join(texts)

@@ -1,0 +1,83 @@
+"""``memprof offline``: the engine without a server, for a few prompts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_memprof.cli import run as shared
+from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+
+app = typer.Typer(**shared.APP_SETTINGS)
+
+
+@app.command(cls=EngineCommand, epilog=shared.EPILOG)
+def offline(
+    ctx: typer.Context,
+    model: shared.Model,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="Prompts, one JSON object per line."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", metavar="TEXT", help="A prompt; may be repeated."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="DIR", help="A folder of images, one request each."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="Output tokens per request.")
+    ] = None,
+    sleep_cycles: Annotated[
+        int,
+        typer.Option(
+            "--sleep-cycles",
+            metavar="N",
+            help="Sleep and wake up N times after the prompts (sleep mode).",
+        ),
+    ] = 0,
+    empty_cache_at: Annotated[
+        str | None,
+        typer.Option(
+            "--empty-cache-at",
+            metavar="P[,P]",
+            help="Experiment: memprof itself calls empty_cache at the end of these phases. Changes the run.",
+        ),
+    ] = None,
+    device: shared.Device = "auto",
+    run_dir: shared.RunDir = None,
+    format_name: shared.Format = "table",
+    quiet: shared.Quiet = False,
+    startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
+    python: shared.Python = None,
+    stack: shared.Stack = None,
+) -> None:
+    """Run prompts without a server, then report."""
+    from vllm_memprof.launch.request import LaunchRequest, parse_device
+
+    request = LaunchRequest(
+        mode="offline",
+        model=model,
+        engine_args=ctx.meta[ENGINE_ARGS],
+        device=parse_device(device),
+        run_dir=run_dir,
+        startup_timeout_s=startup_timeout,
+        python=python,
+        stack=stack,
+        prompts_file=prompts,
+        prompts=prompt or [],
+        images_dir=images,
+        max_tokens=max_tokens,
+        sleep_cycles=sleep_cycles,
+        empty_cache_at=[]
+        if empty_cache_at is None
+        else [phase.strip() for phase in empty_cache_at.split(",")],
+        quiet=quiet,
+        typed=["memprof", *sys.argv[1:]],
+    )
+    raise typer.Exit(shared.run(request, format_name))

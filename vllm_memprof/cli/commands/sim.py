@@ -1,0 +1,232 @@
+"""``memprof sim``: simulated devices, and the engine stacks that run on them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vllm_memprof.units import format_gib
+
+#: Ten megabytes and more: the lines of a log that explain why a step takes its time.
+_LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Simulated Ascend devices: engine stacks, device profiles, model presets.",
+)
+
+
+@app.command("setup")
+def setup(
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="Engine stack; default: the newest.")
+    ] = None,
+    prefix: Annotated[
+        Path | None, typer.Option("--prefix", help="Folder of the environment; default: cache.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build and verify also where everything is there.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
+) -> None:
+    """Install an engine stack into an environment of its own, and build the simulated device.
+
+    Goes on where an earlier setup stopped. A second run has nothing to do.
+    """
+    from vllm_memprof.sim.setup import setup_stack
+
+    progress = _make_progress(quiet)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        result = setup_stack(stack, prefix, progress, force=force)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        progress.close()
+    verb = "set up in" if result.changed else "is ready in"
+    typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends a setup as Ctrl-C does: its children too."""
+    raise KeyboardInterrupt
+
+
+@app.command("list")
+def list_() -> None:
+    """Show stacks, device profiles and model presets."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for table in (_stack_table(), _profile_table(), _preset_table()):
+        console.print(table)
+        console.print()
+
+
+@app.command("calibrate")
+def calibrate(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a run on an Ascend or simulated device."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The profile, a .toml file.")
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="PROFILE",
+            help="Profile for what the run does not tell; default: the one of its device.",
+        ),
+    ] = None,
+) -> None:
+    """Write a device profile from what a run held outside torch.
+
+    The profile then is a simulated device: --device sim:FILE. Every value names its source: the phase and whether it
+    was measured or inferred, or the profile it is taken from because the run does not tell.
+    """
+    from vllm_memprof.cli.commands.sim_calibrate import write_profile
+
+    for line in write_profile(run_dir, output, base):
+        typer.echo(line)
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        right, first = column.startswith(">"), column == columns[0]
+        table.add_column(
+            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=first
+        )
+    return table
+
+
+def _stack_table() -> Any:
+    from vllm_memprof.sim.runtime import stack_state
+    from vllm_memprof.sim.stacks import default_prefix, list_stacks
+
+    states = {
+        "ready": "ready",
+        "outdated": "set up again",
+        "incomplete": "incomplete",
+        "absent": "not set up",
+    }
+    table = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
+    for stack in list_stacks():
+        prefix = default_prefix(stack.name)
+        table.add_row(stack.name, states[stack_state(stack, prefix)], str(prefix), stack.title)
+    return table
+
+
+def _profile_table() -> Any:
+    from vllm_memprof.sim.profiles import list_profiles
+
+    table = _table(
+        "Simulated devices (--device sim:NAME)",
+        "name",
+        "also",
+        ">GiB",
+        ">context GiB",
+        ">devices",
+        "device",
+    )
+    for profile in list_profiles():
+        sizes = format_gib(profile.total_bytes), format_gib(profile.context_bytes)
+        aliases = ", ".join(profile.aliases)
+        table.add_row(profile.name, aliases, *sizes, str(profile.device_count), profile.title)
+    return table
+
+
+def _preset_table() -> Any:
+    from vllm_memprof.sim.presets import list_presets
+
+    table = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
+    for preset in list_presets():
+        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
+        table.add_row(preset.name, size, preset.what)
+    return table
+
+
+class _PlainProgress:
+    """One line when a step begins, one when it ends; for logs."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.started = time.monotonic()
+
+    def step(self, number: int, total: int, title: str) -> None:
+        self._say(f"[{number}/{total}] {title}")
+
+    def detail(self, text: str) -> None:
+        if _LARGE_DOWNLOAD.search(text):
+            self._say(f"    {text}")
+
+    def done(self, seconds: float) -> None:
+        self._say(f"    {seconds:.1f} s, {time.monotonic() - self.started:.0f} s in all")
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, flush=True)
+
+
+class _LiveProgress:
+    """A list of finished steps, and a spinner with the time for the one under way."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        self.task: Any = None
+        self.title = ""
+        self.bar.start()
+
+    def step(self, number: int, total: int, title: str) -> None:
+        self.title = f"[{number}/{total}] {title}"
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.task = self.bar.add_task(self._escaped(self.title), total=None, detail="")
+
+    def detail(self, text: str) -> None:
+        if self.task is None:
+            self.bar.console.print(self._escaped(text))
+        else:
+            self.bar.update(self.task, detail=self._escaped(text[:60]))
+
+    def done(self, seconds: float) -> None:
+        self.bar.console.print(f"{self._escaped(self.title)}  {seconds:.1f} s")
+
+    def close(self) -> None:
+        self.bar.stop()
+
+    @staticmethod
+    def _escaped(text: str) -> str:
+        from rich.markup import escape
+
+        return escape(text)
+
+
+def _make_progress(quiet: bool) -> Any:
+    if quiet or not sys.stderr.isatty():
+        return _PlainProgress(quiet)
+    return _LiveProgress()

@@ -1,0 +1,167 @@
+"""The inside of ``memprof sim calibrate``: a recorded run, by way of the ledger, into a device profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+
+if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import DeviceMemory, RankReport, Report
+    from vllm_memprof.record.schema import RunInfo
+    from vllm_memprof.sim.calibrate import Calibration, Moment, RankFacts
+
+#: Beginning of a SoC name -> the profile of such devices.
+_BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
+_DEFAULT = "ascend910b"
+
+
+def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
+    """Writes the profile and says what it was made from, in lines.
+
+    Raises:
+        RunRecordError: the run cannot be read, or holds nothing to calibrate from.
+        UsageError: the output is no .toml file, or no profile has the name given as base.
+        MemprofError: the file cannot be written.
+    """
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.record.loader import load_run
+    from vllm_memprof.report.files import write_atomically
+    from vllm_memprof.sim.calibrate import calibrate, profile_name, render
+    from vllm_memprof.sim.profiles import find_profile, load_profile
+
+    if output.suffix != ".toml":
+        raise UsageError(
+            f"-o {output} is no .toml file", hint="a profile is named by the path of its .toml file"
+        )
+    record = load_run(run_dir)
+    report = build_report(record)
+    if report.run.engine == "vllm":
+        raise RunRecordError(f"{run_dir} is a run on CUDA: there is no simulated CUDA device")
+    base_name = base or _base_of(record.info)
+    base_path = find_profile(base_name)
+    base_name = load_profile(str(base_path)).name
+    calibration = calibrate(_facts(_best_rank(report), record.info))
+    name = profile_name(output)
+    if name == base_name:
+        name = f"{name}-calibrated"
+    text = render(
+        calibration,
+        base_name,
+        base_path.read_text(encoding="utf-8"),
+        name,
+        _run_in_words(report, run_dir),
+    )
+    if not output.parent.is_dir():
+        raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
+    write_atomically(output, text)
+    load_profile(str(output))  # what was written can be read
+    return _summary(calibration, base_name, output)
+
+
+def _base_of(run: RunInfo) -> str:
+    if run.device_profile:
+        from vllm_memprof.sim.profiles import list_profiles
+
+        if run.device_profile in {profile.name for profile in list_profiles()}:
+            return run.device_profile
+    return next(
+        (name for soc, name in _BY_SOC.items() if (run.device or "").startswith(soc)), _DEFAULT
+    )
+
+
+def _run_in_words(report: Report, run_dir: Path) -> str:
+    device = report.run.device or "an unknown device"
+    simulated = " (simulated)" if report.run.simulated else ""
+    return f"{run_dir.name}: {report.run.model}, {report.run.engine} {report.run.engine_version}, {device}{simulated}"
+
+
+def _best_rank(report: Report) -> RankReport:
+    """The first rank whose memory outside torch was read; one that shares its device with nobody is preferred."""
+
+    def alone(rank: RankReport) -> bool:
+        return not any(
+            row.bytes
+            for memory in rank.device_memory
+            for row in memory.rows
+            if row.component == "other_processes"
+        )
+
+    told = [
+        rank
+        for rank in report.ranks
+        if any(
+            row.component == "context" and row.bytes is not None
+            for memory in rank.device_memory
+            for row in memory.rows
+        )
+    ]
+    if not told:
+        raise RunRecordError(
+            f"the run {report.run.id} has no reading of memory outside torch: there is nothing to calibrate from",
+            "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
+        )
+    return next((rank for rank in told if alone(rank)), told[0])
+
+
+def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
+    from vllm_memprof.sim.calibrate import RankFacts
+
+    opened = [span for span in rank.spans if span.phase == "communicator" and span.error is None]
+    sizes = [span.detail.get("buffer_bytes") for span in opened]
+    graphs = [span.detail.get("graphs") for span in rank.spans if span.phase == "graph_capture"]
+    counted = [count for count in graphs if isinstance(count, int)]
+    return RankFacts(
+        label=rank.label,
+        device_total_bytes=rank.device_total_bytes,
+        moments=[_moment(memory) for memory in _in_time(rank)],
+        communicators=[size if isinstance(size, int) else None for size in sizes],
+        graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
+        task_queue_level=_number(run.env.get("TASK_QUEUE_ENABLE"), 1),
+        atb_blocks=_number(run.env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
+    )
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdigit() and int(text) > 0 else default
+
+
+def _in_time(rank: RankReport) -> list[DeviceMemory]:
+    """The ledger's moments in the order in which they were read."""
+    times = {
+        (span.order, edge): snapshot.t_ns or 0
+        for span in rank.spans
+        for edge, snapshot in (("before", span.before), ("after", span.after))
+        if snapshot is not None
+    }
+    return sorted(rank.device_memory, key=lambda memory: times.get((memory.order, memory.edge), 0))
+
+
+def _moment(memory: DeviceMemory) -> Moment:
+    from vllm_memprof.sim.calibrate import Moment
+
+    streams = [
+        row.bytes for row in memory.parts if row.component.startswith("npu_workspace_stream_")
+    ]
+    return Moment(
+        phase=memory.phase,
+        edge=memory.edge,
+        rows={row.component: row.bytes for row in memory.rows},
+        how={row.component: row.how for row in memory.rows},
+        streams=tuple(sorted((size for size in streams if size), reverse=True)),
+    )
+
+
+def _summary(calibration: Calibration, base_name: str, output: Path) -> list[str]:
+    told = [*calibration.settings, *calibration.workspace]
+    width = max(len(key) for key in [*(setting.key for setting in told), *calibration.silent])
+    lines = [f"{setting.key:<{width}}  {setting.value:>15,}  {setting.source}" for setting in told]
+    lines += [
+        f"{key:<{width}}  {'-':>15}  from {base_name}: {why}"
+        for key, why in calibration.silent.items()
+    ]
+    return [
+        *lines,
+        f"written: {output}; everything else is from {base_name}. Use it: --device sim:{output}",
+    ]

@@ -1,0 +1,197 @@
+"""``memprof sweep``: all combinations of some options' values, each a plan of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli import plans as shared
+from vllm_memprof.cli import run as engine
+from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.fit import check_setup, plan_of
+from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.redact import redact_command
+
+if TYPE_CHECKING:
+    from vllm_memprof.plans.pool import Task, Watcher
+    from vllm_memprof.plans.rows import PlanRow, Sweep
+    from vllm_memprof.plans.sweep import SweepJob
+
+app = typer.Typer(**engine.APP_SETTINGS)
+
+FORMATS = ("table", "json", "csv")
+#: Exit status: every plan has its row, and none of them came up.
+NONE_CAME_UP = 1
+
+
+class SweepCommand(EngineCommand):
+    """``--ray`` may stand alone or bring an address: ``--ray=ADDRESS``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(
+            ctx, ["--ray=auto" if a == "--ray" and i < end else a for i, a in enumerate(args)]
+        )
+
+
+@app.command(cls=SweepCommand, epilog=engine.EPILOG)
+def sweep(
+    ctx: typer.Context,
+    model: engine.Model,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="OPTION=V,V",
+            help="An option and its values; repeatable: all combinations.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", metavar="N", help="Plans at a time.", show_default="by cores and free memory"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="Folder of the sweep.",
+            show_default="reports/sweep-<model>-<digest>",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="[=ADDRESS]",
+            help="Make the plans on a Ray cluster: auto, local, or its address.",
+            show_default="auto",
+        ),
+    ] = None,
+    device: engine.Device = "auto",
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="F", help="What is printed: table, json or csv.")
+    ] = "table",
+    quiet: engine.Quiet = False,
+    startup_timeout: engine.Timeout = engine.DEFAULT_TIMEOUT_S,
+    python: engine.Python = None,
+    stack: engine.Stack = None,
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="R", help="Ranks to run, as for memprof plan.")
+    ] = "auto",
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache", help="Make every plan anew, and keep none for the next command."
+        ),
+    ] = False,
+) -> None:
+    """Make a plan of every combination of values, and show them side by side.
+
+    Options are the engine's, and device and stack of memprof; true and false switch one that takes no value. DIR gets
+    sweep.csv (a row per plan), sweep.json, sweep.html (the trade-off curves; needs the html extra) and the run folder
+    of each plan, which report, diff and check read. The same command goes on where it was interrupted; plans on a
+    simulated device that any sweep has made before are taken from the cache. A plan that fails is a row that says why.
+
+    Exit status 0: every plan has a row, and one at least came up. 1: none came up. 2: a wrong argument. 130: Ctrl-C.
+    """
+    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.store import Store
+    from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep
+
+    if format_name not in FORMATS:
+        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    if jobs is not None and jobs < 1:
+        raise UsageError("--jobs must be at least 1")
+    knobs = parse_over(over or [])
+    own = {"device": device, "stack": stack, "python": python, "ranks": ranks}
+    plan = plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+    folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
+    command = redact_command(["memprof", *sys.argv[1:]])
+    job = SweepJob(plan, knobs, folder, command, None if no_cache else Store())
+    if ray is None:
+        check_setup(job.plans[0])
+    elif not all(each.shares_nothing for each in job.plans):
+        hint = "--device sim:910b, or leave --ray out: on real devices one plan is made after the other"
+        raise UsageError("--ray makes plans on simulated devices", hint=hint)
+    progress = shared.progress(len(job.plans), quiet)
+    pool = _Pool(job, jobs, ray)
+    try:
+        found = run_sweep(job, pool, progress)
+    except Interrupted as error:
+        progress.close()
+        if error.sweep is not None:
+            _write(error.sweep, folder)
+            done, all_of = len(error.sweep.rows), len(job.plans)
+            print(
+                f"memprof: {error}: {done} of {all_of} plans are made; the same command goes on",
+                file=sys.stderr,
+            )
+        raise typer.Exit(128 + error.number) from None
+    finally:
+        progress.close()
+    written = _write(found, folder)
+    _print(found, format_name)
+    print(
+        f"memprof: {', '.join(written)} and the plans are in {shared.short(folder)}",
+        file=sys.stderr,
+    )
+    if not any(row.ok for row in found.rows):
+        raise typer.Exit(NONE_CAME_UP)
+
+
+class _Pool:
+    """Where the plans are made: here, or on Ray, which is started when there is something to do."""
+
+    def __init__(self, job: SweepJob, jobs: int | None, ray: str | None) -> None:
+        self._job = job
+        self._jobs = jobs
+        self._ray = ray
+        if ray is not None:
+            from vllm_memprof.plans.on_ray import require_ray
+
+            require_ray()
+
+    def __call__(self, tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+        if not tasks:
+            return iter(())
+        if self._ray is not None:
+            from vllm_memprof.plans.on_ray import run_on_ray
+
+            return run_on_ray(tasks, watcher, self._ray, self._jobs)
+        from vllm_memprof.plans.pool import default_jobs, run_here
+
+        return run_here(tasks, watcher, self._jobs or default_jobs([task.plan for task in tasks]))
+
+
+def _write(found: Sweep, folder: Path) -> list[str]:
+    """The files of a sweep; their names. Without the html extra there is no page, and a line says so."""
+    from vllm_memprof.report.files import write_atomically
+    from vllm_memprof.report.plans import render_plans_json, render_sweep_csv
+
+    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_plans_json(found)}
+    try:
+        from vllm_memprof.report.plans_html import render_sweep_html
+
+        made["sweep.html"] = render_sweep_html(found)
+    except MemprofError as error:
+        print(f"memprof: no sweep.html: {error.message}", file=sys.stderr)
+    for name, text in made.items():
+        write_atomically(folder / name, text)
+    return list(made)
+
+
+def _print(found: Sweep, format_name: str) -> None:
+    if format_name == "csv":
+        from vllm_memprof.report.plans import render_sweep_csv
+
+        sys.stdout.write(render_sweep_csv(found))
+        return
+    shared.print_plans(found, format_name)

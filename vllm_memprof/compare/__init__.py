@@ -1,0 +1,1 @@
+"""Compare reports: what differs between two runs, and which causes add up to it."""

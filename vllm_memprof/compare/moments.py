@@ -1,0 +1,154 @@
+"""Two ranks moment by moment: the phases of their start-ups and the owners of their devices, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import fsum
+from typing import Any
+
+from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.record.schema import Snapshot
+
+#: Snapshot fields that are compared after each phase.
+FIELDS = (
+    "reserved_bytes",
+    "allocated_peak_bytes",
+    "allocated_bytes",
+    "non_torch_bytes",
+    "device_free_bytes",
+)
+#: Moments at which the device is compared by owner: where the budget is settled, and with the KV cache in place. Of
+#: each the first that both ranks reached.
+_MOMENTS = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))
+
+
+@dataclass(frozen=True)
+class PhaseDiff:
+    """A phase in two runs; passages of the same name within the same phase are one, their last reading counts."""
+
+    path: tuple[str, ...]  # from the outermost phase inwards
+    a_count: int  # passages
+    b_count: int
+    a_seconds: float | None
+    b_seconds: float | None
+    a: Snapshot | None  # after it
+    b: Snapshot | None
+
+    def values(self, name: str) -> tuple[int | None, int | None]:
+        return (
+            None if self.a is None else getattr(self.a, name),
+            None if self.b is None else getattr(self.b, name),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": self.path[-1],
+            "path": list(self.path),
+            "count": {"a": self.a_count, "b": self.b_count},
+            "seconds": {"a": self.a_seconds, "b": self.b_seconds},
+            "after": {
+                name: dict(zip(("a", "b"), self.values(name), strict=True)) for name in FIELDS
+            },
+        }
+
+
+@dataclass(frozen=True)
+class OwnerDiff:
+    """One owner of device memory at the same moment of two runs, bytes."""
+
+    phase: str
+    edge: str
+    component: str
+    a: int | None
+    b: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
+    """Phases in the order of A; those that B alone has, after the one they follow there."""
+    left, right = _passages(a.phases), _passages(b.phases)
+    return [
+        _phase_diff(path, left.get(path, []), right.get(path, [])) for path in _merged(left, right)
+    ]
+
+
+def _passages(rows: list[PhaseRow]) -> dict[tuple[str, ...], list[PhaseRow]]:
+    paths: dict[int, tuple[str, ...]] = {}
+    found: dict[tuple[str, ...], list[PhaseRow]] = {}
+    for row in rows:
+        parent = () if row.parent is None else paths.get(row.parent, ())
+        group = row.detail.get("group") if row.phase == "communicator" else None
+        paths[row.order] = (
+            *parent,
+            row.phase if group in (None, "undefined") else f"{row.phase} {group}",
+        )
+        found.setdefault(paths[row.order], []).append(row)
+    return found
+
+
+def _merged(
+    left: Iterable[tuple[str, ...]], right: Iterable[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    order = list(left)
+    place = 0
+    for path in right:
+        if path in order:
+            place = order.index(path) + 1
+        else:
+            order.insert(place, path)
+            place += 1
+    return order
+
+
+def _phase_diff(path: tuple[str, ...], left: list[PhaseRow], right: list[PhaseRow]) -> PhaseDiff:
+    return PhaseDiff(
+        path, len(left), len(right), _seconds(left), _seconds(right), _last(left), _last(right)
+    )
+
+
+def _seconds(rows: list[PhaseRow]) -> float | None:
+    known = [row.seconds for row in rows if row.seconds is not None]
+    return fsum(known) if known else None  # the same digits on every Python
+
+
+def _last(rows: list[PhaseRow]) -> Snapshot | None:
+    return rows[-1].after if rows else None
+
+
+def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
+    """Owners at the moments that both ranks reached; the remainder as ``unaccounted``, so that each adds up."""
+    found = []
+    for phases in _MOMENTS:
+        for phase in phases:
+            moments = _moment(a, phase), _moment(b, phase)
+            if moments[0] is not None and moments[1] is not None:
+                found += _owners(moments[0], moments[1])
+                break
+    return found
+
+
+def _moment(rank: RankReport, phase: str) -> DeviceMemory | None:
+    for memory in reversed(rank.device_memory):
+        if (
+            memory.phase == phase
+            and memory.edge == "after"
+            and memory.unaccounted_bytes is not None
+        ):
+            return memory
+    return None
+
+
+def _owners(a: DeviceMemory, b: DeviceMemory) -> list[OwnerDiff]:
+    left, right = _by_owner(a), _by_owner(b)
+    return [
+        OwnerDiff(a.phase, a.edge, name, left.get(name), right.get(name))
+        for name in dict.fromkeys([*left, *right])
+    ]
+
+
+def _by_owner(memory: DeviceMemory) -> dict[str, int | None]:
+    found: dict[str, int | None] = {row.component: row.bytes for row in memory.rows}
+    return {**found, "unaccounted": memory.unaccounted_bytes}

@@ -1,6 +1,0 @@
-"""Closes the books of a run: device memory by owner, the KV budget equation recomputed, the honest budget, findings."""
-
-from vllm_memprof.ledger.build import build_report
-from vllm_memprof.ledger.model import Report
-
-__all__ = ["Report", "build_report"]

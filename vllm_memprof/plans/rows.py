@@ -1,0 +1,249 @@
+"""What one plan comes to, as a row; and what a search or a sweep over plans found. Reporters start from these.
+
+``plan_row`` makes the row from a run and its report. Bytes are integers, None is unknown. The keys of ``to_json`` are
+read by programs (``memprof.sweep/1``, ``memprof.fit/1``): they may grow, never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_memprof.accounting.headroom import headroom_with_kv_cache
+from vllm_memprof.accounting.kv import concurrency_at
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.loader import Run
+
+SWEEP_SCHEMA = "memprof.sweep/1"
+FIT_SCHEMA = "memprof.fit/1"
+#: Terms of the budget that a row has, of the rank with the least KV cache.
+TERMS = ("weights", "peak_activation", "non_torch")
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One plan. Of several ranks the least KV cache and headroom, with which all of them have to do."""
+
+    values: dict[str, str]  # option -> value as asked for
+    status: str  # ok | oom | failed
+    reason: str | None = None  # why it is not ok, one line
+    devices: int | None = None
+    run_id: str | None = None
+    run: str | None = None  # its run folder, relative to that of the sweep
+    seconds: float | None = None  # that the plan took, also where it was not run again
+    cached: bool = False  # the plan had been made before
+    final: bool = (
+        True  # False: ended by a deadline, a signal or the host, so that it is worth another try
+    )
+    device_total_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    requested_bytes: int | None = None
+    terms: dict[str, int | None] = field(default_factory=dict)  # TERMS, bytes
+    kv_cache_bytes: int | None = (
+        None  # the engine's grant; where it refused to start, what its equation gives
+    )
+    honest_kv_cache_bytes: int | None = None
+    tokens: int | None = None
+    honest_tokens: int | None = None
+    max_model_len: int | None = None
+    max_concurrency: float | None = None  # at max_model_len
+    concurrency_at: dict[int, float | None] = field(
+        default_factory=dict
+    )  # length in tokens -> requests at once
+    honest_headroom_bytes: int | None = None  # beside the honest budget and the KV cache
+    peak_headroom_bytes: int | None = (
+        None  # beside the worst moment of the profile run and the KV cache
+    )
+    simulated: bool = False
+    equation: str | None = None
+    balanced: bool | None = None
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """The lesser of both; the one that is known where the other is not."""
+        known = [
+            size
+            for size in (self.honest_headroom_bytes, self.peak_headroom_bytes)
+            if size is not None
+        ]
+        return min(known, default=None)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        data = dict(vars(self))
+        data["concurrency_at"] = {
+            str(length): value for length, value in self.concurrency_at.items()
+        }
+        data["headroom_bytes"] = self.headroom_bytes
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanRow:
+        """The row again, from what ``to_json`` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        known["concurrency_at"] = {
+            int(length): value for length, value in data.get("concurrency_at", {}).items()
+        }
+        return cls(**known)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One option that a sweep varies."""
+
+    name: str  # without dashes
+    values: list[str]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All combinations of the knobs' values, in the order in which the last knob varies fastest."""
+
+    model: str
+    command: list[str]
+    knobs: list[Knob]
+    rows: list[PlanRow]
+    seconds: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SWEEP_SCHEMA,
+            "model": self.model,
+            "command": self.command,
+            "seconds": self.seconds,
+            "knobs": [dict(vars(knob)) for knob in self.knobs],
+            "rows": [row.to_json() for row in self.rows],
+            "notes": self.notes,
+        }
+
+
+@dataclass(frozen=True)
+class Try:
+    """One plan of a search."""
+
+    value: str
+    row: PlanRow
+    holds: bool
+    missing: list[str]  # what it does not hold, in words; empty where it holds
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "value": self.value,
+            "holds": self.holds,
+            "missing": self.missing,
+            "plan": self.row.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A search for the best value of one option."""
+
+    model: str
+    command: list[str]
+    knob: str  # devices, or an option without dashes
+    option: str  # that the engine takes, with dashes
+    goal: str  # smallest | largest
+    wanted: list[str]  # in words
+    low: str  # range of the search, both ends included
+    high: str
+    step: str  # from a value to the next: a number, or in words
+    tries: list[Try]  # in their order
+    answer: str | None  # None: no value tried holds
+    ordered: bool = (
+        True  # False: a value holds beyond one that does not, so that there may be a better one
+    )
+    seconds: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def flag(self) -> str | None:
+        """What to give the engine."""
+        return None if self.answer is None else f"{self.option} {self.answer}"
+
+    @property
+    def best(self) -> Try | None:
+        return next((each for each in self.tries if each.value == self.answer), None)
+
+    def to_json(self) -> dict[str, Any]:
+        data = {**vars(self), "tries": [each.to_json() for each in self.tries], "flag": self.flag}
+        return {"schema": FIT_SCHEMA, **data}
+
+
+def plan_row(
+    run: Run, report: Report, values: Mapping[str, str], lengths: Sequence[int] = ()
+) -> PlanRow:
+    """What a plan came to.
+
+    Args:
+        run: the loaded run folder.
+        report: its closed books.
+        values: option -> value, as asked for.
+        lengths: tokens of a request for which the concurrency is wanted.
+    """
+    status = report.run.to_json()["status"]
+    row = PlanRow(
+        values=dict(values),
+        status="failed" if status not in ("ok", "oom") else status,
+        reason=None if status == "ok" else one_line(report.run.exit_reason or status),
+        run_id=report.run.id,
+        seconds=report.run.seconds,
+        simulated=report.run.simulated,
+        device_total_bytes=next(
+            (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
+        ),
+    )
+    granted = [rank for rank in report.ranks if _kv_cache(rank) is not None]
+    if not granted:
+        return row
+    least = min(granted, key=lambda rank: _kv_cache(rank) or 0)
+    budget, kv = least.budget, least.kv
+    headrooms = [headroom_with_kv_cache(rank) for rank in report.ranks]
+    plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
+    balanced = [rank.budget.balanced for rank in report.ranks]
+    return replace(
+        row,
+        gpu_memory_utilization=budget.gpu_memory_utilization,
+        requested_bytes=budget.requested_bytes,
+        terms={name: budget.term(name) for name in TERMS},
+        kv_cache_bytes=_kv_cache(least),
+        honest_kv_cache_bytes=_least([rank.budget.honest_kv_cache_bytes for rank in report.ranks]),
+        tokens=kv.tokens,
+        honest_tokens=_least([rank.budget.honest_kv_tokens for rank in report.ranks]),
+        max_model_len=kv.max_model_len,
+        max_concurrency=kv.max_concurrency,
+        concurrency_at={
+            length: None if plan is None else concurrency_at(plan, length) for length in lengths
+        },
+        honest_headroom_bytes=_least([honest for honest, _ in headrooms]) if row.ok else None,
+        peak_headroom_bytes=_least([peak for _, peak in headrooms]) if row.ok else None,
+        equation=budget.equation,
+        balanced=None if None in balanced else all(balanced),
+    )
+
+
+def _kv_cache(rank: RankReport) -> int | None:
+    granted = rank.budget.engine_kv_cache_bytes
+    return rank.budget.kv_cache_bytes if granted is None else granted
+
+
+def _least(sizes: Sequence[int | None]) -> int | None:
+    """The least; None where one of them is unknown."""
+    return (
+        None if None in sizes else min((size for size in sizes if size is not None), default=None)
+    )
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """Any text as one line of at most ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
