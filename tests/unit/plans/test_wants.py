@@ -21,7 +21,7 @@ from vllm_memprof.plans.wants import Want, lengths, misses, parse_wants
 GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768, max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, honest_headroom_bytes=2 * GIB, peak_headroom_bytes=3 * GIB,
+    concurrency_at={8192: 61.0, 65536: None}, spare_beside_held_bytes=2 * GIB, spare_at_profile_peak_bytes=3 * GIB,
 )  # fmt: skip
 
 
@@ -105,9 +105,12 @@ def test_what_is_not_known_is_not_held() -> None:
 
 
 def test_the_headroom_that_is_known_counts() -> None:
-    assert replace(ROW, honest_headroom_bytes=None).headroom_bytes == 3 * GIB
-    assert replace(ROW, peak_headroom_bytes=GIB).headroom_bytes == GIB
-    assert replace(ROW, honest_headroom_bytes=None, peak_headroom_bytes=None).headroom_bytes is None
+    assert replace(ROW, spare_beside_held_bytes=None).spare_bytes == 3 * GIB
+    assert replace(ROW, spare_at_profile_peak_bytes=GIB).spare_bytes == GIB
+    assert (
+        replace(ROW, spare_beside_held_bytes=None, spare_at_profile_peak_bytes=None).spare_bytes
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_the_headroom_that_is_known_counts() -> None:
         ("max-model-len", ROW, ["tokens=500001"], TOO_MUCH),
         ("max-model-len", ROW, ["concurrency=1@65536"], TOO_LITTLE),
         ("max-num-seqs", ROW, ["tokens=500000"], HOLDS),
-        ("gpu-memory-utilization", replace(ROW, honest_headroom_bytes=-1), ["tokens=500001"], TOO_MUCH),
+        ("gpu-memory-utilization", replace(ROW, spare_beside_held_bytes=-1), ["tokens=500001"], TOO_MUCH),
         ("gpu-memory-utilization", PlanRow({}, "failed", "ValueError: No available memory for the cache blocks. Try "
          "increasing `gpu_memory_utilization` when initializing the engine."), [], TOO_LITTLE),
         ("gpu-memory-utilization", PlanRow({}, "failed", "ValueError: Free memory on device is less than desired GPU "
