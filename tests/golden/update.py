@@ -19,12 +19,11 @@ from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
-from vllm_memprof.report.check import render_check_json, render_check_markdown, render_check_table
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
 from vllm_memprof.report.csv_rows import render_csv
-from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.results import render_result_json
 from vllm_memprof.report.trace import render_trace
 
 HERE = Path(__file__).parent
@@ -37,11 +36,11 @@ def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en")
 
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_diff_table(diff), width, encoding)
+    return printed(render_table(diff), width, encoding)
 
 
 def check_table(result: CheckResult, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_check_table(result), width, encoding)
+    return printed(render_table(result), width, encoding)
 
 
 def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:
@@ -153,12 +152,12 @@ DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
         "recorded_023_tp2",
         lambda diff: diff_table(diff, 80, "ascii"),
     ),
-    "diff_013_023.md": ("recorded_013_tp2", "recorded_023_tp2", render_diff_markdown),
-    "diff_013_023.json": ("recorded_013_tp2", "recorded_023_tp2", render_diff_json),
+    "diff_013_023.md": ("recorded_013_tp2", "recorded_023_tp2", render_markdown),
+    "diff_013_023.json": ("recorded_013_tp2", "recorded_023_tp2", render_result_json),
     "diff_two_methods.100.txt": (f"{_LOG}#2", f"{_LOG}#3", lambda diff: diff_table(diff, 100)),
     "diff_skewed.80.txt": ("skewed_tp2", "graph_tp2", lambda diff: diff_table(diff, 80)),
     "diff_killed.80.txt": ("killed_tp2", "plan_tp2", lambda diff: diff_table(diff, 80)),
-    "diff_models.md": ("recorded_tp1", "recorded_tp2", render_diff_markdown),
+    "diff_models.md": ("recorded_tp1", "recorded_tp2", render_markdown),
 }
 
 
@@ -195,8 +194,8 @@ CHECKS: dict[str, tuple[str, str, str | None, Callable[[CheckResult], str]]] = {
         "eager_tp2",
         lambda result: check_table(result, 80, "ascii"),
     ),
-    "check_failed.md": ("skewed_tp2", _GUARD, "eager_tp2", render_check_markdown),
-    "check_failed.json": ("skewed_tp2", _GUARD, "eager_tp2", render_check_json),
+    "check_failed.md": ("skewed_tp2", _GUARD, "eager_tp2", render_markdown),
+    "check_failed.json": ("skewed_tp2", _GUARD, "eager_tp2", render_result_json),
     "check_failed.github.txt": (
         "skewed_tp2",
         _GUARD,

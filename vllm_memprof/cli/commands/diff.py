@@ -8,16 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.show import build, chosen, numbered, printed, write_out
-from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.cli.show import (
+    DRAWN,
+    Lang,
+    build,
+    check_format,
+    chosen,
+    draw,
+    numbered,
+    write_out,
+)
+from vllm_memprof.errors import RunRecordError
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
-    from vllm_memprof.compare.diff import Diff
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-FORMATS = ("table", "markdown", "json")
+FORMATS = (*DRAWN, "json")
 #: A report.json has up to 150 kB per rank; a log may have any size, and is not to be held in memory.
 _LARGEST_JSON = 1 << 28
 
@@ -27,42 +35,36 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="The run to start from.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="table, markdown, json.")
+        str, typer.Option("--format", metavar="F", help="table, markdown, html, json.")
     ] = "table",
+    lang: Lang = "en",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     ] = None,
 ) -> None:
-    """Show why B has another KV cache than A: the causes, by bytes, with a sum that is the difference.
+    """Show why B has another KV cache than A: the causes, largest first; they add up to the difference.
 
-    A and B are run folders, report.json files, or logs as explain reads them. FILE#2 is the second engine start of a
-    log, or the second report of a JSON array.
+    A and B are run folders, report.json files, or logs as explain reads them. FILE#2 is the second
+    engine start of a log, or the second report of a JSON array.
 
-    Both budgets are written in the same quantities, so that releases with different equations can be compared: what
-    both charge is a cause as far as its size differs, what one of them charges by its whole size. Every difference is
-    B less A. Figures of logs count to their last printed digit, and the page says so.
+    Both budgets are written in the same quantities, so that releases with different equations can be
+    compared: what both equations subtract is a cause as far as its size differs, what one of them
+    subtracts by its whole size. Every difference is B - A. Figures of logs count to their last
+    printed digit, and the report says so.
 
     Exit status 0: compared, whatever differs. 2: a wrong argument. 3: a run cannot be read.
     """
-    if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    check_format(format_name, output, lang=lang, formats=FORMATS)
     from vllm_memprof.compare.diff import diff_reports
 
-    write_out(
-        render(diff_reports(read(a), read(b)), format_name, to_file=output is not None), output
-    )
-
-
-def render(found: Diff, format_name: str, to_file: bool = False) -> str:
-    """The comparison as text, ending in a newline."""
-    from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
-
+    found = diff_reports(read(a), read(b))
     if format_name == "json":
-        return render_diff_json(found)
-    if format_name == "markdown":
-        return render_diff_markdown(found)
-    return printed(render_diff_table(found), to_file)
+        from vllm_memprof.report.results import render_result_json
+
+        write_out(render_result_json(found), output)
+    else:
+        write_out(draw(found, format_name, to_file=output is not None, lang=lang), output)
 
 
 def read(name: str) -> Report:

@@ -10,6 +10,7 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.show import Lang
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -52,6 +53,7 @@ def offline(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -80,4 +82,4 @@ def offline(
         quiet=quiet,
         typed=["memprof", *sys.argv[1:]],
     )
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

@@ -10,6 +10,7 @@ import typer
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.show import Lang
 
 Ranks = Annotated[
     str,
@@ -33,6 +34,7 @@ def plan(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -75,6 +77,7 @@ def plan(
                 step,
                 run_dir,
                 format_name,
+                lang,
                 quiet,
                 not no_cache,
             )
@@ -96,4 +99,4 @@ def plan(
         quiet=quiet,
         typed=["memprof", *sys.argv[1:]],
     )
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

@@ -8,6 +8,7 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.show import Lang
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -19,6 +20,7 @@ def serve(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -45,4 +47,4 @@ def serve(
         quiet=quiet,
         typed=["memprof", *sys.argv[1:]],
     )
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

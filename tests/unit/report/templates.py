@@ -1,0 +1,64 @@
+"""The templates of the package: every literal of ``text`` and ``join``, and the words of the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+
+import vllm_memprof
+
+PACKAGE = Path(vllm_memprof.__file__).parent
+_IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Template:
+    where: str  # file:line
+    english: str
+    names: frozenset[str] | None  # given to it; None: not seen in the source
+
+
+def parameters(template: str) -> list[str]:
+    """Return the parameters of a template with their specs, sorted."""
+    return sorted(
+        f"{name}:{spec}" for _, name, spec, _ in Formatter().parse(template) if name is not None
+    )
+
+
+def in_source(source: str, where: str) -> Iterator[Template]:
+    """Yield the templates of a module.
+
+    Raises:
+        ValueError: a template is not a literal, so that nobody can look it up.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id not in ("text", "join") or not node.args:
+            continue
+        place = f"{where}:{node.lineno}"
+        (first, *_) = node.args
+        if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+            raise ValueError(f"{place}: {ast.unparse(first)} is not a literal")
+        names = [keyword.arg for keyword in node.keywords]
+        known = None if node.func.id == "join" or None in names else frozenset(map(str, names))
+        yield Template(place, first.value, known)
+
+
+def every_template() -> list[Template]:
+    """Return the templates of the package and of its pages."""
+    found: list[Template] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if path.name != "text.py" and "vllm_memprof.text import" in source:
+            found += in_source(source, str(path.relative_to(PACKAGE)))
+    for path in sorted((PACKAGE / "report" / "templates").iterdir()):
+        found += [
+            Template(path.name, english, None)
+            for english in _IN_PAGES.findall(path.read_text(encoding="utf-8"))
+        ]
+    return found
