@@ -1,11 +1,14 @@
-"""What a plan costs: seconds, and host memory of all its processes at the worst moment; and what it answers.
+"""What a plan costs: seconds, and host memory of all its processes at the worst moment; and what it
+answers.
 
-Without options: large models on one rank of many, held against the limits of 20 s and 4 GiB; the exit status is 1 where
-one is above. ``--models`` plans every model preset, and writes ``docs/models.json`` and the page made from it;
-``--check`` says whether that page is the one that the file gives, and starts nothing.
+Without options: large models on one rank of many, held against the limits of 20 s and 4 GiB; the
+exit status is 1 where one is above. ``--models`` plans every model preset, and writes
+``docs/models.json`` and the page made from it; ``--check`` says whether that page is the one that
+the file gives, and starts nothing.
 
-Host memory is the sum of the proportional set sizes (a page that processes share counts once), read every 0.2 s. Each
-plan is a first one: vLLM's cache of compiled models and of what it knows of a model's class is empty.
+Host memory is the sum of the proportional set sizes (a page that processes share counts once), read
+every 0.2 s. Each plan is a first one: vLLM's cache of compiled models and of what it knows of a
+model's class is empty.
 
     .venv/bin/python scripts/bench_plan.py [--graphs] [--only REGEX] [--json FILE] [--stack NAME]
     .venv/bin/python scripts/bench_plan.py --models [--only REGEX]
@@ -35,7 +38,8 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
 LENGTH = "--max-model-len 32768"
-#: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of the time.
+#: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of
+#: the time.
 EAGER = "--enforce-eager"
 
 #: Model and arguments; what the limits are for.
@@ -50,7 +54,8 @@ LARGE = (
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", f"--tensor-parallel-size 4 {LENGTH}"),
     ("Qwen/Qwen3-VL-30B-A3B-Instruct", f"--tensor-parallel-size 2 {LENGTH}"),
 )
-#: Devices on which a model is planned for the list: the tensor-parallel size at which people serve it, or the least.
+#: Devices on which a model is planned for the list: the tensor-parallel size at which people serve
+#: it, or the least.
 MODELS = {
     "Qwen/Qwen3-0.6B": (1,),
     "Qwen/Qwen3-1.7B": (1,),
@@ -217,10 +222,13 @@ def write_page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Models without weights",
         "",
-        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a simulated Ascend 910B",
-        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), `--enforce-eager` and the",
+        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a "
+        "simulated Ascend 910B",
+        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), "
+        "`--enforce-eager` and the",
         "engine's defaults.",
-        "The weights are measured; the KV cache is what the engine grants, and contains what the simulation models",
+        "The weights are measured; the KV cache is what the engine grants, and contains what the "
+        "simulation models",
         "([what is exact](concepts/simulation.md)). Made by `scripts/bench_plan.py --models`, from",
         "[models.json](models.json).",
         "",
@@ -263,7 +271,9 @@ NOTES = """
 
 
 def _keep(row: dict[str, Any]) -> None:
-    """Writes a row into the data file, and the page again; a plan that failed leaves what was there."""
+    """Writes a row into the data file, and the page again; a plan that failed leaves what was
+    there.
+    """
     if "error" in row:
         return
     before = json.loads(DATA.read_text()) if DATA.exists() else []
@@ -321,7 +331,8 @@ def main() -> int:
     above = [r for r in rows if r["seconds"] > LIMIT_SECONDS or r["host_peak_bytes"] > LIMIT_BYTES]
     for row in above:
         print(
-            f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} {row['arguments']}"
+            f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} "
+            f"{row['arguments']}"
         )
     return 1 if failed or above else 0
 

@@ -1,7 +1,8 @@
-"""Takes secrets out of what goes into a run record: command lines and environment variables, by name.
+"""Takes secrets out of what goes into a run record: command lines and environment variables, by
+name.
 
-Pure functions, standard library only: open to every layer. ``engine.log`` is not touched: it holds what the engine
-itself printed, and is private to its owner.
+Pure functions, standard library only: open to every layer. ``engine.log`` is not touched: it holds
+what the engine itself printed, and is private to its owner.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SECRET_ENDINGS = (
 _HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken")
 _URL_USER = re.compile(r"(://)[^/@\s:]+(:[^/@\s]*)?@")
 
-#: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out of the record.
+#: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out
+#: of the record.
 MEMORY_ENV = (
     "PYTORCH_NPU_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -69,9 +71,11 @@ def is_secret(name: str) -> bool:
 
 
 def redact_command(command: list[str]) -> list[str]:
-    """The command with the values of secret options replaced, in option, ``--name=value`` and JSON form.
+    """The command with the values of secret options replaced, in option, ``--name=value`` and JSON
+    form.
 
-    A secret option may take several values (vLLM's ``--api-key``): all up to the next option are replaced.
+    A secret option may take several values (vLLM's ``--api-key``): all up to the next option are
+    replaced.
     """
     redacted: list[str] = []
     in_secret = False
@@ -95,7 +99,9 @@ def select_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def memory_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables as they are, for another process; those that hold a secret are left out."""
+    """The same variables as they are, for another process; those that hold a secret are left
+    out.
+    """
     return {
         name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)
     }

@@ -1,7 +1,9 @@
-"""The engine's arguments as a plan needs them: replaced one by one, counted in devices, written in one normal form.
+"""The engine's arguments as a plan needs them: replaced one by one, counted in devices, written in
+one normal form.
 
-Lists of tokens as typed enter. The engine's own parser is not asked (it takes seconds to import), so what is here is
-what can be told without it: an option runs up to the next one, and a later one of the same name wins.
+Lists of tokens as typed enter. The engine's own parser is not asked (it takes seconds to import),
+so what is here is what can be told without it: an option runs up to the next one, and a later one
+of the same name wins.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _NUMBER = re.compile(r"-\.?\d")
 
 
 def long_name(token: str) -> str:
-    """``--max_model_len`` and ``max-model-len`` as ``--max-model-len``, ``-tp`` as ``--tensor-parallel-size``."""
+    """``--max_model_len`` and ``max-model-len`` as ``--max-model-len``, ``-tp`` as
+    ``--tensor-parallel-size``.
+    """
     name = token.partition("=")[0]
     if not name.startswith("-"):
         name = f"--{name}"
@@ -36,7 +40,9 @@ def long_name(token: str) -> str:
 
 
 def options(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """(long name, its tokens as typed) in their order; tokens before the first option have the name ""."""
+    """(long name, its tokens as typed) in their order; tokens before the first option have the name
+    "".
+    """
     name, held = "", list[str]()
     for token in tokens:
         if token.startswith("-") and token not in ("-", "--") and not _NUMBER.match(token):
@@ -49,8 +55,9 @@ def options(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def normal_form(tokens: list[str]) -> list[list[str]]:
-    """The same list for arguments that say the same: ``--a=b`` and ``--a b``, any order of the names, ``_`` and ``-``,
-    short names, ``--no-x`` beside ``--x``, JSON however it is spaced. Options of one name keep their order.
+    """The same list for arguments that say the same: ``--a=b`` and ``--a b``, any order of the
+    names, ``_`` and ``-``, short names, ``--no-x`` beside ``--x``, JSON however it is spaced.
+    Options of one name keep their order.
     """
     rows = []
     for name, held in options(tokens):
@@ -71,7 +78,9 @@ def _plain(value: str) -> str:
 
 
 def value_of(tokens: list[str], name: str) -> str | None:
-    """The value of an option, the last one where it is given twice; None where it is not given, "" for a flag."""
+    """The value of an option, the last one where it is given twice; None where it is not given, ""
+    for a flag.
+    """
     found = None
     for other, held in options(tokens):
         if other == long_name(name):
@@ -82,7 +91,8 @@ def value_of(tokens: list[str], name: str) -> str | None:
 def with_option(tokens: list[str], name: str, value: str) -> list[str]:
     """The arguments with one option set, in the place where it was given first, else at the end.
 
-    ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and ``--no-x``.
+    ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and
+    ``--no-x``.
     """
     wanted = long_name(name)
     opposite = f"--no-{wanted[2:]}"

@@ -1,7 +1,8 @@
-"""The process of one plan: started in a group of its own, with a device of its own, ended when its time is up.
+"""The process of one plan: started in a group of its own, with a device of its own, ended when its
+time is up.
 
-``memprof plan`` itself minds the engine's processes; what is here minds ``memprof plan``. A signal to its main process
-is passed on to the engine, a second one hastens the end.
+``memprof plan`` itself minds the engine's processes; what is here minds ``memprof plan``. A signal
+to its main process is passed on to the engine, a second one hastens the end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, row_of
 from vllm_memprof.plans.rows import PlanRow
 
-#: Names the file that says who holds what on a simulated device: with one of its own, a plan shares with nobody.
+#: Names the file that says who holds what on a simulated device: with one of its own, a plan shares
+#: with nobody.
 ENV_SIM_STATE = "MEMPROF_SIM_STATE"
 #: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
 GRACE_S = 90.0

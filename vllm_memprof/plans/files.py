@@ -28,7 +28,9 @@ def write_private(path: Path, text: str) -> None:
 
 
 def copy_folder(source: Path, target: Path) -> bool:
-    """Copies a folder so that it is there as a whole or not at all; False where another process was first."""
+    """Copies a folder so that it is there as a whole or not at all; False where another process was
+    first.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", dir=target.parent))
     try:

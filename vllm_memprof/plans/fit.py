@@ -18,12 +18,15 @@ from vllm_memprof.plans.wants import Want, misses
 #: Said below every answer of a bisection.
 ASSUMED = "values between those tried are taken to follow their neighbours"
 UNORDERED = (
-    "not in order: a value holds beyond one that does not, so a value that was not tried may be better; "
+    "not in order: a value holds beyond one that does not, so a value that was not tried may be "
+    "better; "
     "memprof sweep tries all of them"
 )
 AFTER_THE_PLAN = (
-    "headroom: device total less the KV cache and the most that all else held in the plan; what comes after the plan "
-    "(captured graphs, pools that are first used in the warm-up) is not in it: ask for it with --headroom"
+    "headroom: device total less the KV cache and the most that all else held in the plan; what "
+    "comes after the plan "
+    "(captured graphs, pools that are first used in the warm-up) is not in it: ask for it with "
+    "--headroom"
 )
 
 

@@ -100,9 +100,11 @@ def _positive(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def tensor_parallel_sizes(config: Mapping[str, Any] | None, most: int = MOST_DEVICES) -> list[int]:
-    """Sizes that divide the attention heads, and the KV heads or are a multiple of them; powers of 2 if not known.
+    """Sizes that divide the attention heads, and the KV heads or are a multiple of them; powers of
+    2 if not known.
 
-    (vllm/config/model.py::ModelConfig.verify_with_parallel_config; vllm/model_executor/models/qwen3.py::Qwen3Attention)
+    (vllm/config/model.py::ModelConfig.verify_with_parallel_config;
+    vllm/model_executor/models/qwen3.py::Qwen3Attention)
     """
     text = _text_config(config)
     heads = _positive(text, "num_attention_heads")

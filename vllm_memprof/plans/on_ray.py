@@ -1,7 +1,8 @@
 """Plans on a Ray cluster: a task per plan; the run folder comes back as files.
 
-Ray is the ``ray`` extra. Each node needs this memprof, and for a simulated device the engine stack (``memprof sim
-setup``); a node without says so in the row. Ray starts the tasks, memprof's own child process makes the plan.
+Ray is the ``ray`` extra. Each node needs this memprof, and for a simulated device the engine stack
+(``memprof sim setup``); a node without says so in the row. Ray starts the tasks, memprof's own
+child process makes the plan.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def run_on_ray(
     Args:
         tasks: the plans.
         watcher: is told of them.
-        address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as Ray takes it.
+        address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as
+            Ray takes it.
         jobs: None: as many as the cluster has CPUs.
 
     Raises:
@@ -119,7 +121,9 @@ def _run(
 
 
 def _cancel(ray: Any, references: list[Any], signals: list[int]) -> None:
-    """A KeyboardInterrupt to each task, which ends its plan; after a while, or a second Ctrl-C, by force."""
+    """A KeyboardInterrupt to each task, which ends its plan; after a while, or a second Ctrl-C, by
+    force.
+    """
     for reference in references:
         with contextlib.suppress(Exception):
             ray.cancel(reference)

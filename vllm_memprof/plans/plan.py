@@ -25,7 +25,8 @@ OWN_KNOBS = ("device", "stack", "python")
 #: Reasons that lie outside the plan: another try may end otherwise. (launch.verdict says these.)
 _CHANCE = re.compile(
     r"^interrupted by|^not ready within|was killed by|vanished|hung|host memory|could not be ended|"
-    r"memprof itself failed|\bMemoryError|Cannot allocate memory|No space left|(?i:address already in use)|"
+    r"memprof itself failed|\bMemoryError|Cannot allocate memory|No space left|(?i:address "
+    r"already in use)|"
     r"Connection(Reset|Refused)|timed out"
 )
 
@@ -56,7 +57,9 @@ class Plan:
 
     @property
     def shares_nothing(self) -> bool:
-        """Whether it has its devices for itself: simulated ones, or none. Real ones are there once."""
+        """Whether it has its devices for itself: simulated ones, or none. Real ones are there
+        once.
+        """
         return self.own.get("device", "auto").partition(":")[0] in ("sim", "cpu")
 
     @property

@@ -1,7 +1,7 @@
 """Plans side by side on this machine: plans enter, rows leave in the order in which they end.
 
-One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the plans under way,
-each at most once asked; what had ended before is kept.
+One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the
+plans under way, each at most once asked; what had ended before is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ RANK_HOST_BYTES = 1100 << 20
 
 
 class Interrupted(Exception):
-    """A signal ended a sweep or a search; ``number`` is the signal, ``sweep`` what was there until then."""
+    """A signal ended a sweep or a search; ``number`` is the signal, ``sweep`` what was there until
+    then.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -58,7 +60,9 @@ Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
-    """How many plans at a time: as many as there are cores, and as fit into free memory; on real devices one."""
+    """How many plans at a time: as many as there are cores, and as fit into free memory; on real
+    devices one.
+    """
     if not all(plan.shares_nothing for plan in plans):
         return 1
     cores = len(os.sched_getaffinity(0))

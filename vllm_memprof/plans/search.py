@@ -1,8 +1,9 @@
 """The search for the best value: verdicts of values enter, the best one that holds leaves. Pure.
 
-Values stand in the order of ambition, the most ambitious last. Of each the verdict is TOO_LITTLE, HOLDS or TOO_MUCH,
-and verdicts are expected to come in that order along the values. Where they do not, ``ordered`` says so: what is
-returned holds all the same, but a value that was not tried may be better.
+Values stand in the order of ambition, the most ambitious last. Of each the verdict is TOO_LITTLE,
+HOLDS or TOO_MUCH, and verdicts are expected to come in that order along the values. Where they do
+not, ``ordered`` says so: what is returned holds all the same, but a value that was not tried may be
+better.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Found:
 def bisect(values: Sequence[str], probe: Probe) -> Found:
     """The last value that holds, in about log2 of their number of tries.
 
-    The most ambitious value is tried first: where it holds nothing else has to be. Then the border between what is
-    not too much and what is; the answer's next value has been tried as well, unless the answer is the last. One more
-    try checks the order: the middle of the widest gap above the answer. Where that is not too much, the search goes on
-    from there.
+    The most ambitious value is tried first: where it holds nothing else has to be. Then the border
+    between what is not too much and what is; the answer's next value has been tried as well, unless
+    the answer is the last. One more try checks the order: the middle of the widest gap above the
+    answer. Where that is not too much, the search goes on from there.
     """
     tried: dict[str, int] = {}
 
@@ -63,7 +64,8 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
 
 
 def from_the_least(values: Sequence[str], probe: Probe) -> Found:
-    """The first of few values that holds, each of those before it tried: nothing is assumed about their order.
+    """The first of few values that holds, each of those before it tried: nothing is assumed about
+    their order.
 
     Values stand in the order of their cost, the least first.
     """

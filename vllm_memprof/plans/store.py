@@ -1,10 +1,12 @@
 """Plans that were made before, by content: a plan of the same key is not made again.
 
-A key says everything that the figures of a plan depend on: the model's configuration, the engine's arguments in their
-normal form, variables that bear on memory, the engine stack, the device profile, and the sources of memprof that make a
-record. Only plans on a simulated device have one: what a real device grants depends on who else is on it.
+A key says everything that the figures of a plan depend on: the model's configuration, the engine's
+arguments in their normal form, variables that bear on memory, the engine stack, the device profile,
+and the sources of memprof that make a record. Only plans on a simulated device have one: what a
+real device grants depends on who else is on it.
 
-``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes may share it.
+``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes
+may share it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
 
 #: Raise it when a key no longer says what it said.
 FORMAT = 1
-#: Packages of memprof whose change may change what a run records; what is read of a record is read anew each time.
+#: Packages of memprof whose change may change what a run records; what is read of a record is read
+#: anew each time.
 _SOURCES = ("capture", "launch", "record", "sim")
 _SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
@@ -78,7 +81,9 @@ class Store:
         return row
 
     def keep(self, key: str | None, row: PlanRow, run_dir: Path) -> None:
-        """Keeps a plan for the next one of its key; a plan that another try may end otherwise is not kept."""
+        """Keeps a plan for the next one of its key; a plan that another try may end otherwise is
+        not kept.
+        """
         if key is None or not row.final or row.run_id is None:
             return
         try:
@@ -148,7 +153,9 @@ def _sources_digest() -> str:
 
 
 def _that_choose_a_model(engine_args: list[str]) -> tuple[str, ...]:
-    """The arguments that ``resolve_model`` looks at, so that a hub is asked once for a whole sweep."""
+    """The arguments that ``resolve_model`` looks at, so that a hub is asked once for a whole
+    sweep.
+    """
     return tuple(
         token for name, held in options(engine_args) if name in _MODEL_OPTIONS for token in held
     )
@@ -156,7 +163,9 @@ def _that_choose_a_model(engine_args: list[str]) -> tuple[str, ...]:
 
 @cache
 def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What the engine reads of a model: the content of its configuration, names and sizes of its weights."""
+    """What the engine reads of a model: the content of its configuration, names and sizes of its
+    weights.
+    """
     resolved = resolve_model(model, list(engine_args))
     if resolved.source == "preset":
         preset = find_preset(model)
@@ -179,7 +188,9 @@ def _folder_digest(folder: Path) -> str:
 
 
 def model_config(model: str, engine_args: list[str]) -> dict[str, Any] | None:
-    """``config.json`` of a model with a preset or a folder; None where only the engine will know."""
+    """``config.json`` of a model with a preset or a folder; None where only the engine will
+    know.
+    """
     resolved = resolve_model(model, engine_args)
     preset = find_preset(model) if resolved.source == "preset" else None
     folder = generate_model(preset) if preset is not None else Path(resolved.path)

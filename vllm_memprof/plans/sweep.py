@@ -1,7 +1,9 @@
-"""A sweep: all combinations of some options' values, each a plan in a folder of its own; made once, continued later.
+"""A sweep: all combinations of some options' values, each a plan in a folder of its own; made once,
+continued later.
 
-``<folder>/request.json`` says what is swept, ``<folder>/plans/<number>-<values>/`` are the run folders. A folder with
-``plan.json`` is whole: the same command takes it as it is, and makes the others.
+``<folder>/request.json`` says what is swept, ``<folder>/plans/<number>-<values>/`` are the run
+folders. A folder with ``plan.json`` is whole: the same command takes it as it is, and makes the
+others.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class SweepJob:
 
 
 def parse_over(texts: list[str]) -> list[Knob]:
-    """``--over knob=v1,v2`` as often as given; a comma within brackets or quotes belongs to a value.
+    """``--over knob=v1,v2`` as often as given; a comma within brackets or quotes belongs to a
+    value.
 
     Raises:
         UsageError: no knob, no value, or one of them twice.
@@ -113,7 +116,9 @@ def split_values(text: str) -> list[str]:
 
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
-    """``reports/sweep-<model>-<digest>``: the same for the same sweep, so that it can be continued."""
+    """``reports/sweep-<model>-<digest>``: the same for the same sweep, so that it can be
+    continued.
+    """
     base = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60]
         or "model"
@@ -135,8 +140,8 @@ def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, Any]:
 def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
     """Makes the plans that are not there yet.
 
-    Returns:
-        The sweep with a row for every plan; fewer where it was interrupted, with a note that says so.
+    Returns: The sweep with a row for every plan; fewer where it was interrupted, with a note that
+        says so.
 
     Raises:
         UsageError: the folder holds something else, or another memprof is at it.
@@ -220,7 +225,9 @@ def _placed(row: PlanRow, task: Task, job: SweepJob) -> PlanRow:
 
 
 def _mark(plan: Plan) -> str:
-    """By what a plan on a real device is known when its sweep goes on: what was asked for, and of which memprof."""
+    """By what a plan on a real device is known when its sweep goes on: what was asked for, and of
+    which memprof.
+    """
     content = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
     return "asked-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:26]
 

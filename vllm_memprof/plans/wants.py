@@ -1,4 +1,6 @@
-"""What a plan is wanted to hold: parsed from ``--want`` and ``--headroom``, and a row held against it. Pure."""
+"""What a plan is wanted to hold: parsed from ``--want`` and ``--headroom``, and a row held against
+it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def lengths(wants: list[Want]) -> tuple[int, ...]:
 
 
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
-    """What the plan does not hold; empty where it holds everything. A figure that is not known is not held."""
+    """What the plan does not hold; empty where it holds everything. A figure that is not known is
+    not held.
+    """
     if not row.ok:
         reason = row.reason or row.status
         return [Miss(reason, "room" if _MORE_ROOM.search(reason) else "plan")]

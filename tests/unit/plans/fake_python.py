@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Plays the interpreter of an engine for the tests of sweeps: answers the launcher's probe, and "runs" a plan at once.
+"""Plays the interpreter of an engine for the tests of sweeps: answers the launcher's probe, and
+"runs" a plan at once.
 
-Standard library only. The figures follow from the engine's arguments by a formula, so that a search can be held against
-all values: 64 GiB of device, weights divided by the tensor-parallel size, activations by the batch. Each start appends
-a line to $FAKE_PLAN_LOG; $FAKE_PLAN_SECONDS is how long a plan takes.
+Standard library only. The figures follow from the engine's arguments by a formula, so that a search
+can be held against all values: 64 GiB of device, weights divided by the tensor-parallel size,
+activations by the batch. Each start appends a line to $FAKE_PLAN_LOG; $FAKE_PLAN_SECONDS is how
+long a plan takes.
 """
 
 from __future__ import annotations

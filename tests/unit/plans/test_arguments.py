@@ -1,4 +1,6 @@
-"""Engine arguments: one normal form for all spellings, options replaced in their place, devices counted."""
+"""Engine arguments: one normal form for all spellings, options replaced in their place, devices
+counted.
+"""
 
 from __future__ import annotations
 

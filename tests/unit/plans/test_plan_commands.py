@@ -1,4 +1,6 @@
-"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time (``fake_python.py``)."""
+"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time
+(``fake_python.py``).
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def wait_for(condition: Any, what: str) -> None:
 def interrupted_after(
     count: int, env: dict[str, str], tmp_path: Path, *args: str
 ) -> tuple[int, str, set[int]]:
-    """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count`` plans were whole."""
+    """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count``
+    plans were whole.
+    """
     command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
                                cwd=tmp_path, start_new_session=True)  # fmt: skip
@@ -222,7 +226,9 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
 
 @pytest.fixture
 def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> Refused:
-    """Runs a command in this process; what it says when it refuses with status 2, and starts nothing."""
+    """Runs a command in this process; what it says when it refuses with status 2, and starts
+    nothing.
+    """
     monkeypatch.chdir(tmp_path)
     for name, value in env.items():
         monkeypatch.setenv(name, value)

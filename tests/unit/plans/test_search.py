@@ -1,4 +1,6 @@
-"""The search against all values: exact where values stand in order, never wrong about what holds where they do not."""
+"""The search against all values: exact where values stand in order, never wrong about what holds
+where they do not.
+"""
 
 from __future__ import annotations
 

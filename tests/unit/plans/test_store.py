@@ -173,7 +173,8 @@ def test_what_another_try_may_end_otherwise_is_not_kept(
         ("failed", "the engine exited with status 1: MemoryError", False),
         (
             "failed",
-            "the engine exited with status 1: ValueError: No available memory for the cache blocks.",
+            "the engine exited with status 1: ValueError: No available memory for the cache "
+            "blocks.",
             True,
         ),
         ("failed", "interrupted by SIGINT: TP0 in weight_load", False),

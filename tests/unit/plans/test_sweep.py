@@ -1,4 +1,6 @@
-"""What a sweep is made of: values read, plans that are the same made once; and what a search says of its answer."""
+"""What a sweep is made of: values read, plans that are the same made once; and what a search says
+of its answer.
+"""
 
 from __future__ import annotations
 

@@ -117,6 +117,6 @@ def _reports(data: Any, path: Path) -> list[Report]:
 
 def _log(path: Path) -> list[Report]:
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.record import read_log
+    from vllm_memprof.logs.to_record import read_log
 
     return [build_report(run) for run in read_log(str(path))]

@@ -85,7 +85,7 @@ def read_reports(logs: list[str]) -> list[Report]:
         RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no start of that number.
     """
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.record import LOOKED_FOR, NoMemoryLines, read_log
+    from vllm_memprof.logs.to_record import LOOKED_FOR, NoMemoryLines, read_log
 
     reports, empty = [], []
     for name in logs:
