@@ -17,7 +17,7 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.plan import Plan
+    from vllm_memprof.plans.request import Plan
 
 # The options of a search, declared beside the command that has them.
 FitKnob = Annotated[
@@ -133,7 +133,7 @@ def plan_of(
     model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float
 ) -> Plan:
     """A plan with those options of memprof that say something; its folder and its format are the caller's matter."""
-    from vllm_memprof.plans.plan import Plan
+    from vllm_memprof.plans.request import Plan
 
     said = {
         name: str(value) for name, value in own.items() if value is not None and value != "auto"

@@ -22,7 +22,7 @@ from tests.unit.plans.test_plan_commands import (
     wait_for,
 )
 from vllm_memprof.plans.on_ray import make_plan
-from vllm_memprof.plans.plan import Plan
+from vllm_memprof.plans.request import Plan
 
 __all__ = ["env"]  # a fixture
 

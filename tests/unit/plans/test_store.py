@@ -13,7 +13,8 @@ import pytest
 
 from vllm_memprof.cli.show import build
 from vllm_memprof.plans import store as store_module
-from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.plan_folder import is_complete, read_row, row_of, write_row
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.record.loader import load_run
@@ -146,7 +147,7 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert found is not None
     assert found.cached
     assert replace(found, cached=False) == row
-    assert is_whole(target)
+    assert is_complete(target)
     assert read_row(target) == ("k", found)
     assert build(target).to_json() == build(run_dir).to_json()
     assert store.take(None, PLAN, tmp_path / "none") is None
@@ -212,7 +213,7 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
     run_dir, _ = made
     code = (
         "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
-        "from vllm_memprof.plans.plan import read_row\n"
+        "from vllm_memprof.plans.plan_folder import read_row\n"
         "run_dir = Path(sys.argv[1]); row = read_row(run_dir)[1]\n"
         "for number in range(10): Store(Path(sys.argv[2])).keep(f'k{number}', row, run_dir)"
     )

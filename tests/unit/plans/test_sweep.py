@@ -13,8 +13,9 @@ import pytest
 from vllm_memprof.cli.show import build
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
-from vllm_memprof.plans.plan import Plan, is_whole, row_of
+from vllm_memprof.plans.plan_folder import is_complete, row_of
 from vllm_memprof.plans.pool import Task, Watcher, default_jobs
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import Knob, PlanRow
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
@@ -109,7 +110,7 @@ def test_plans_that_are_the_same_are_made_once(tmp_path: Path) -> None:
     assert len(pool.made) == 2
     assert [row.cached for row in found.rows] == [False, True, False]
     assert sorted(progress.told) == [(0, "made"), (1, "cached"), (2, "made")]
-    assert all(is_whole(tmp_path / "sweep" / str(row.run)) for row in found.rows)
+    assert all(is_complete(tmp_path / "sweep" / str(row.run)) for row in found.rows)
     assert [row.values for row in found.rows] == [plan.values for plan in job.plans]
 
     elsewhere = SweepJob(PLAN, knobs, tmp_path / "elsewhere", [], Store(tmp_path / "cache"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.knobs import (
     KNOBS,
     find_knob,
@@ -15,7 +16,6 @@ from vllm_memprof.plans.knobs import (
     tensor_parallel_sizes,
 )
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.search import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.wants import Want, lengths, misses, parse_wants
 
 GIB = 1 << 30

@@ -9,7 +9,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_memprof.plans.search import HOLDS, TOO_LITTLE, TOO_MUCH, Found, bisect, from_the_least
+from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH, Found, bisect, from_the_least
 
 
 def values_of(verdicts: list[int]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.arguments import devices_of, normal_form, value_of, with_option
+from vllm_memprof.plans.engine_args import devices_of, normal_form, value_of, with_option
 
 SAME = [
     ["--max-model-len", "4096", "--enforce-eager", "-tp", "2"],
