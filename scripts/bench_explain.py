@@ -1,4 +1,4 @@
-"""How fast ``memprof explain`` reads: a generated log, beside ``grep -c`` on the same file as the
+"""Measures how fast ``memprof explain`` reads a generated log, beside ``grep -c`` on it as the
 yardstick.
 
 The log is what a busy server leaves behind: a start-up with its memory lines at the beginning, then
@@ -29,8 +29,9 @@ PATTERN = (
 
 START = """\
 (APIServer pid=100) INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.23.0
-(EngineCore_DP0 pid=200) INFO 01-01 00:00:01 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with config: \
-model='org/model', max_seq_len=32768, tensor_parallel_size=2, pipeline_parallel_size=1, enforce_eager=False,
+(EngineCore_DP0 pid=200) INFO 01-01 00:00:01 [core.py:1] Initializing a V1 LLM engine (v0.23.0) \
+with config: model='org/model', max_seq_len=32768, tensor_parallel_size=2, \
+pipeline_parallel_size=1, enforce_eager=False,
 (Worker_TP0 pid=301) INFO 01-01 00:01:00 [model_runner_v1.py:1] Loading model weights took 9.1948 GB
 (Worker_TP1 pid=302) INFO 01-01 00:01:00 [model_runner_v1.py:1] Loading model weights took 9.1948 GB
 (Worker_TP0 pid=301) INFO 01-01 00:01:10 [worker.py:1] Available KV cache memory: 44.30 GiB
@@ -125,7 +126,8 @@ def main() -> None:
         path.open("rb").close()
         plain = timed(["grep", "-c", "-E", PATTERN, str(path)])
         local = timed(["env", "LC_ALL=C", "grep", "-c", "-E", PATTERN, str(path)])
-        code = "import sys; from vllm_memprof.logs.to_record import read_log; print(len(read_log(sys.argv[1])))"
+        code = "import sys; from vllm_memprof.logs.to_record import read_log;"
+        code += "print(len(read_log(sys.argv[1])))"
         ours = timed([sys.executable, "-c", code, str(path)])
     result = {
         "size_mib": round(size_mib),

@@ -1,4 +1,4 @@
-"""What the observer costs: engine start-up time with and without memprof, on the simulated device.
+"""Measures the engine's start-up time with and without memprof, on the simulated device.
 
 Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one
 side. Each pair gives a ratio; the result is the median ratio with its smallest and largest value,
@@ -8,7 +8,8 @@ engine's figures in bytes must agree in every run.
 With --attribution a third side is run in each turn: memprof without the readings of memory outside
 torch (the runtime's counters, the driver's list of processes), so that their own cost can be told.
 
-    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--attribution] [--model memprof/tiny] [--json FILE]
+    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--attribution] [--model memprof/tiny]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ begin = time.perf_counter()
 from vllm import LLM
 
 if __name__ == "__main__":
-    llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=sys.argv[2] == "eager")
+    eager = sys.argv[2] == "eager"
+    llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=eager)
     seconds = time.perf_counter() - begin
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
-    print("START " + json.dumps({"seconds": seconds, "available": int(worker.available_kv_cache_memory_bytes),
-                                 "blocks": core.vllm_config.cache_config.num_gpu_blocks}), flush=True)
+    available = int(worker.available_kv_cache_memory_bytes)
+    blocks = core.vllm_config.cache_config.num_gpu_blocks
+    found = {"seconds": seconds, "available": available, "blocks": blocks}
+    print("START " + json.dumps(found), flush=True)
     begin = time.perf_counter()
     from vllm import SamplingParams
     llm.generate(["a b c"], SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
-    print("STEPS " + json.dumps({"seconds_per_token": (time.perf_counter() - begin) / 200}), flush=True)
+    found = {"seconds_per_token": (time.perf_counter() - begin) / 200}
+    print("STEPS " + json.dumps(found), flush=True)
 """
 
 

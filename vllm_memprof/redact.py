@@ -62,7 +62,7 @@ MEMORY_ENV = (
 
 
 def is_secret(name: str) -> bool:
-    """True when an option, a variable or a JSON key of this name holds a secret.
+    """Return True where an option, variable or JSON key of this name has a secret value.
 
     Singular ``token`` counts (``--hf-token``), the plural does not (``--max-num-batched-tokens``).
     """
@@ -71,9 +71,9 @@ def is_secret(name: str) -> bool:
 
 
 def redact_command(command: list[str]) -> list[str]:
-    """The command with the values of secret options replaced, in option, ``--name=value`` and JSON
-    form.
+    """Return the command with the values of secret options replaced.
 
+    The forms ``--name value``, ``--name=value`` and JSON are covered.
     A secret option may take several values (vLLM's ``--api-key``): all up to the next option are
     replaced.
     """
@@ -93,15 +93,13 @@ def redact_command(command: list[str]) -> list[str]:
 
 
 def select_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bear on device memory, sorted, secrets replaced."""
+    """Return the variables that bear on device memory, sorted, secrets replaced."""
     chosen = sorted(filter(_bears_on_memory, env))
     return {name: REDACTED if is_secret(name) else _redact_value(env[name]) for name in chosen}
 
 
 def memory_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables as they are, for another process; those that hold a secret are left
-    out.
-    """
+    """Return the same variables as they are, for another process; secret ones are left out."""
     return {
         name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)
     }

@@ -117,8 +117,9 @@ def test_who_printed_a_line_changes_no_figure(kind, name, seed):
 
 #: The line with which a start begins: it keeps what two people have pasted one after the other
 #: apart.
-BEGINNING = "(EngineCore pid=1) INFO 11-21 03:07:41 [core.py:94] Initializing a V1 LLM engine (v0.23.0) with config: "
-BEGINNING += "model='org/model-{number}', max_seq_len=4096, tensor_parallel_size={size}, x=1\n"
+BEGINNING = "(EngineCore pid=1) INFO 11-21 03:07:41 [core.py:94] Initializing a V1 LLM engine "
+BEGINNING += "(v0.23.0) with config: model='org/model-{number}', max_seq_len=4096, "
+BEGINNING += "tensor_parallel_size={size}, x=1\n"
 SINGLE = [
     name
     for name in sorted(LOGS)
@@ -132,7 +133,7 @@ def test_several_starts_in_one_paste_are_kept_apart(names, seed):
     """Each with the line that begins it: the record of the paste is that of its parts."""
     rng = random.Random(seed)
     parts = [
-        f"{BEGINNING.format(number=number, size=2 if name.startswith('recorded') else 1)}{LOGS[name]}"
+        BEGINNING.format(number=number, size=2 if name.startswith("recorded") else 1) + LOGS[name]
         for number, name in enumerate(names)
     ]
     dirty = HARMLESS[

@@ -122,7 +122,8 @@ def test_a_figure_per_step_is_handed_on_once_per_process(monkeypatch):
     monkeypatch.setattr(lines, "DENSE_BYTES", 0)
     monkeypatch.setattr(lines, "LINES_AFTER", 0)
     monkeypatch.setattr(lines, "LINES_BEFORE", 0)
-    line = b"(Worker_TP%d pid=1) DEBUG 00:00:%02d torch reserved memory: 5%d.00 GiB, torch allocated memory: 4.00 GiB\n"
+    line = b"(Worker_TP%d pid=1) DEBUG 00:00:%02d torch reserved memory: 5%d.00 GiB, "
+    line += b"torch allocated memory: 4.00 GiB\n"
     data = b"".join(line % (i % 2, i % 60, i % 3) for i in range(600))
     assert len(texts(data)) == 6
 
@@ -135,5 +136,6 @@ def test_damaged_gzip():
 
 
 def test_needles_do_not_hit_ordinary_lines():
-    stats = b"INFO [loggers.py:127] Running: 8 reqs, GPU KV cache usage: 9.1%, Prefix cache hit rate: 1.0%\n"
+    stats = b"INFO [loggers.py:127] Running: 8 reqs, GPU KV cache usage: 9.1%, "
+    stats += b"Prefix cache hit rate: 1.0%\n"
     assert not any(needle in FILLER or needle in stats for needle in NEEDLES)

@@ -76,7 +76,8 @@ def test_an_option_is_replaced_in_its_place(
 
 def test_values_are_found_by_any_spelling_and_the_last_counts() -> None:
     tokens = ["--max_model_len=1", "-tp", "2", "--max-model-len", "3", "--flag"]
-    assert [value_of(tokens, name) for name in ("max-model-len", "tensor-parallel-size", "flag", "pp")] == [
+    assert [value_of(tokens, name) for name in ("max-model-len", "tensor-parallel-size", "flag",
+        "pp")] == [
         "3", "2", "", None,
     ]  # fmt: skip
 
