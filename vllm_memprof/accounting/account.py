@@ -188,7 +188,7 @@ def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
     for term in rank.budget.terms:  # also where the figures are not at hand
         if term.name in found and found[term.name] is None:
             found[term.name] = term.bytes
-    for item in rank.budget.uncharged:
+    for item in rank.budget.not_subtracted:
         if item.name in found and found[item.name] is None:
             found[item.name] = item.bytes
     return found

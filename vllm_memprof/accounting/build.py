@@ -10,7 +10,12 @@ from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.headroom import headroom
-from vllm_memprof.accounting.honest import Evidence, corrections, honest_budget, uncharged_items
+from vllm_memprof.accounting.honest import (
+    Evidence,
+    corrections,
+    honest_budget,
+    items_not_subtracted,
+)
 from vllm_memprof.accounting.identity import device_memory
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -205,7 +210,7 @@ def _rank_report(
         cycles=cycles(process),
         oom=_oom(run, process),
         errors=process.errors,
-        headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
+        spare_bytes=None if run.source == "log" else headroom(process.phases, device_total),
         figures=figures,
         unread=process.unread,
         half_units=process.figures_half_units,
@@ -321,7 +326,7 @@ def _budget(
     evidence = Evidence(figures, process.phases, summary.simulated, estimate or 0)
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
-        for item in uncharged_items(equation.uncharged, evidence)
+        for item in items_not_subtracted(equation.not_subtracted, evidence)
     ]
     if summary.source == "log":
         items = [
@@ -342,12 +347,12 @@ def _budget(
         tolerance_bytes=result.tolerance_bytes,
         takes_fixed_size=equation.override is not None,
         checks=_budget_checks(equation, figures, process.figures_half_units),
-        uncharged=items,
-        honest_kv_cache_bytes=honest,
+        not_subtracted=items,
+        fits_request_kv_cache_bytes=honest,
         kv_tokens=None
         if result.kv_cache_bytes is None
         else tokens_for_bytes(kv, result.kv_cache_bytes),
-        honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
+        fits_request_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
         corrections=corrections(equation, evidence, kv, items) if summary.source == "log" else [],
     )
 

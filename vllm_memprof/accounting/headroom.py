@@ -46,7 +46,7 @@ def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
     kv_cache = (
         rank.kv.planned_bytes if rank.kv.planned_bytes is not None else budget.engine_kv_cache_bytes
     )
-    beside = minus(budget.requested_bytes, budget.honest_kv_cache_bytes)
+    beside = minus(budget.requested_bytes, budget.fits_request_kv_cache_bytes)
     free = minus(total, kv_cache)
     return minus(free, beside), minus(free, profile_peak(rank.spans, total))
 

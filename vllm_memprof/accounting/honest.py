@@ -1,6 +1,6 @@
 """The honest budget: the same request with everything charged that the run really held.
 
-Each kind of memory that an equation may leave out is one function here and one name in ``Equation.uncharged``. An
+Each kind of memory that an equation may leave out is one function here and one name in ``Equation.not_subtracted``. An
 item that cannot be read makes the honest figure unknown; an item that does not apply to the run is left out of it.
 """
 
@@ -17,7 +17,7 @@ from vllm_memprof.accounting.model import (
     MODELLED,
     Correction,
     Kv,
-    UnchargedItem,
+    NotSubtracted,
 )
 from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
@@ -82,26 +82,26 @@ def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
     )
 
 
-def uncharged_items(names: tuple[str, ...], evidence: Evidence) -> list[UnchargedItem]:
+def items_not_subtracted(names: tuple[str, ...], evidence: Evidence) -> list[NotSubtracted]:
     """The items that an equation leaves out, in its order; bytes None where an ingredient is missing."""
     return [_ITEMS[name](evidence) for name in names]
 
 
-def honest_budget(kv_cache_bytes: int | None, items: list[UnchargedItem]) -> int | None:
-    """The equation's result less every uncharged item; None where the result or a required item is unknown."""
+def honest_budget(kv_cache_bytes: int | None, items: list[NotSubtracted]) -> int | None:
+    """The equation's result less every not_subtracted item; None where the result or a required item is unknown."""
     if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
         return None
     return kv_cache_bytes - sum(item.bytes for item in items if item.bytes is not None)
 
 
-def _persistent_torch(evidence: Evidence) -> UnchargedItem:
+def _persistent_torch(evidence: Evidence) -> NotSubtracted:
     """Tensors that live before profiling and are not weights: input buffers, rope tables, the sampler's state."""
     before, weights = (
         evidence.figures.get("profile_before_allocated_peak_bytes"),
         evidence.figures.get("weights_bytes"),
     )
     size = None if before is None or weights is None else int(before) - int(weights)
-    return UnchargedItem(
+    return NotSubtracted(
         name="persistent_torch",
         title="torch memory outside the weights",
         bytes=size,
@@ -112,7 +112,7 @@ def _persistent_torch(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
+def _initial_non_torch(evidence: Evidence) -> NotSubtracted:
     """What was in use before the engine's first snapshot: the runtime context, and any other process."""
     value, formula = evidence.figures.get("initial_non_torch_bytes"), "initial_non_torch"
     total, free = (
@@ -133,7 +133,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
             None,
             f"{held} GiB were in use at the start: other processes' memory cannot be told apart",
         )
-    return UnchargedItem(
+    return NotSubtracted(
         name="initial_non_torch",
         title="non-torch, held at the start",
         bytes=size,
@@ -144,7 +144,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _cached(evidence: Evidence) -> UnchargedItem:
+def _cached(evidence: Evidence) -> NotSubtracted:
     """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
     _, after, where = evidence.profile_end()
     size, how, formula = None, MEASURED, "reserved - allocated"
@@ -156,7 +156,7 @@ def _cached(evidence: Evidence) -> UnchargedItem:
             # right after a peak reset the peak is what is allocated, and a profile run leaves nothing behind
             size, how = after.reserved_bytes - int(before), INFERRED
             formula = "reserved - profile_before_allocated_peak"
-    return UnchargedItem(
+    return NotSubtracted(
         name="cached",
         title="reserved but not allocated",
         bytes=size,
@@ -167,14 +167,14 @@ def _cached(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
+def _non_torch_cleared(evidence: Evidence) -> NotSubtracted:
     """Operator workspace and the like that empty_cache freed just before the reading, and that serving takes again."""
     before, after, where = evidence.profile_end()
     size = None
     if before is not None and after is not None:
         high, low = before.non_torch_bytes, after.non_torch_bytes
         size = None if high is None or low is None else max(0, high - low)
-    return UnchargedItem(
+    return NotSubtracted(
         name="non_torch_cleared",
         title="non-torch, freed just before read",
         bytes=size,
@@ -185,7 +185,7 @@ def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _graph(evidence: Evidence) -> UnchargedItem:
+def _graph(evidence: Evidence) -> NotSubtracted:
     """Graph pools, captured after the budget was settled."""
     value = evidence.figures.get("graph_bytes")
     charged = evidence.charged_graph_bytes
@@ -195,7 +195,7 @@ def _graph(evidence: Evidence) -> UnchargedItem:
         if capture is not None and capture.error
         else "no graph was captured in this run"
     )
-    return UnchargedItem(
+    return NotSubtracted(
         name="graph",
         title="captured graphs",
         bytes=None
@@ -213,7 +213,7 @@ def _graph(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _late_non_torch(evidence: Evidence) -> UnchargedItem:
+def _late_non_torch(evidence: Evidence) -> NotSubtracted:
     """Non-torch memory that came after profiling, graphs aside: ATB pools, communicators first used in warm-up."""
     warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
     before, after, _ = evidence.profile_end()
@@ -225,7 +225,7 @@ def _late_non_torch(evidence: Evidence) -> UnchargedItem:
         in_graphs = _growth(capture)
         if peaks and in_graphs is not None:
             size = max(0, last.non_torch_bytes - max(peaks) - in_graphs)
-    return UnchargedItem(
+    return NotSubtracted(
         name="late_non_torch",
         title="non-torch, after profiling",
         bytes=size,
@@ -247,7 +247,7 @@ def _growth(capture: PhaseSpan | None) -> int | None:
     return None if low is None or high is None else high - low
 
 
-_ITEMS: dict[str, Callable[[Evidence], UnchargedItem]] = {
+_ITEMS: dict[str, Callable[[Evidence], NotSubtracted]] = {
     "persistent_torch": _persistent_torch,
     "initial_non_torch": _initial_non_torch,
     "cached": _cached,
@@ -294,10 +294,10 @@ def as_absolute(evidence: Evidence) -> int | None:
 
 
 def corrections(
-    equation: Equation, evidence: Evidence, kv: Kv, items: list[UnchargedItem]
+    equation: Equation, evidence: Evidence, kv: Kv, items: list[NotSubtracted]
 ) -> list[Correction]:
     """The budget read again from absolute figures, where the equation takes increases and the log prints both."""
-    if not {"initial_non_torch", "persistent_torch"} <= set(equation.uncharged):
+    if not {"initial_non_torch", "persistent_torch"} <= set(equation.not_subtracted):
         return []
     e2 = next(row for row in EQUATIONS if row.id == "E2")
     known = [item.name for item in items if item.bytes is not None]
@@ -314,7 +314,7 @@ def corrections(
             "as E2 has it (vllm-ascend to 0.14)",
             as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
             "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
-            tuple(name for name in equation.uncharged if name not in e2.uncharged),
+            tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     ]
     return [

@@ -203,7 +203,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class UnchargedItem:
+class NotSubtracted:
     """Memory that the run held and that no term of its equation charges."""
 
     name: str
@@ -240,7 +240,7 @@ class Correction:
     formula: str
     parts: tuple[
         str, ...
-    ] = ()  # uncharged items that make the difference to the run's own equation
+    ] = ()  # not_subtracted items that make the difference to the run's own equation
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "parts": list(self.parts)}
@@ -266,10 +266,10 @@ class Budget:
     engine_kv_cache_bytes: int | None = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
-    uncharged: list[UnchargedItem] = field(default_factory=list)
-    honest_kv_cache_bytes: int | None = None
+    not_subtracted: list[NotSubtracted] = field(default_factory=list)
+    fits_request_kv_cache_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
-    honest_kv_tokens: int | None = None
+    fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
 
     @property
@@ -327,10 +327,10 @@ class Budget:
             "residual_bytes": self.residual_bytes,
             "tolerance_bytes": self.tolerance_bytes,
             "balanced": self.balanced,
-            "honest_kv_cache_bytes": self.honest_kv_cache_bytes,
+            "fits_request_kv_cache_bytes": self.fits_request_kv_cache_bytes,
             "kv_tokens": self.kv_tokens,
-            "honest_kv_tokens": self.honest_kv_tokens,
-            "uncharged": [item.to_json() for item in self.uncharged],
+            "fits_request_kv_tokens": self.fits_request_kv_tokens,
+            "not_subtracted": [item.to_json() for item in self.not_subtracted],
             **({"implied_requested_bytes": implied} if implied is not None else {}),
             **(
                 {"corrections": [row.to_json() for row in self.corrections]}
@@ -439,7 +439,7 @@ class RankReport:
     )
     cycles: list[Cycle] = field(default_factory=list)  # of sleep mode and of weight updates
     errors: list[str] = field(default_factory=list)
-    headroom_bytes: int | None = (
+    spare_bytes: int | None = (
         None  # device total less what all owners held at the worst moment seen
     )
     figures: dict[str, int | float | None] = field(
@@ -479,7 +479,7 @@ class RankReport:
             "ep_rank": self.ep_rank,
             "open_phases": self.open_phases,
             "errors": self.errors,
-            "headroom_bytes": self.headroom_bytes,
+            "spare_bytes": self.spare_bytes,
             "empty_cache_summary": None if self.reclaim is None else self.reclaim.to_json(),
             "cycles": [cycle.to_json() for cycle in self.cycles],
             "figures": self.figures,

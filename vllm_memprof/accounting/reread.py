@@ -25,7 +25,7 @@ from vllm_memprof.accounting.model import (
     Report,
     RunSummary,
     TermRow,
-    UnchargedItem,
+    NotSubtracted,
 )
 from vllm_memprof.accounting.reclaim import Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan
@@ -145,9 +145,9 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
             _make(TermRow, {"charged": term["name"] != "graph", **term}) for term in row["terms"]
         ],
         checks=[_make(Check, check) for check in row.get("checks", [])],
-        uncharged=[
-            _make(UnchargedItem, {"title": item["name"], **item})
-            for item in row.get("uncharged", [])
+        not_subtracted=[
+            _make(NotSubtracted, {"title": item["name"], **item})
+            for item in row.get("not_subtracted", [])
         ],
         corrections=[
             _make(Correction, {**item, "parts": tuple(item.get("parts", ()))})

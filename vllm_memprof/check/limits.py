@@ -96,7 +96,7 @@ def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
 def _headroom(rank: RankReport, simulated: bool) -> int | None:
     """Known once the KV cache stands: before, most of the device is free and says nothing."""
     stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
-    return rank.headroom_bytes if stands else None
+    return rank.spare_bytes if stands else None
 
 
 FIGURES: dict[str, Figure] = {

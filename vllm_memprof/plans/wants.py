@@ -117,7 +117,7 @@ def _miss(row: PlanRow, want: Want) -> Miss | None:
     if want.kind == "kv-cache":
         return _short("KV cache", row.kv_cache_bytes, want)
     if want.kind == "headroom":
-        return _short("headroom", row.headroom_bytes, want)
+        return _short("headroom", row.spare_bytes, want)
     if (
         want.length is not None
         and row.max_model_len is not None

@@ -8,7 +8,7 @@ is an integer, an empty cell where the figure is unknown. What a row is, by ``ki
 - ``part``: held by the owners that ``part_of`` names, so it is not added to them.
 - ``reading``: a figure of the snapshot that the owners were made of, by its name in ``report.json``.
 - ``budget``: of the rank's KV-cache equation; phase, order and edge are empty.
-- ``term``, ``uncharged``: the terms of the equation, and what it does not charge.
+- ``term``, ``not_subtracted``: the terms of the equation, and what it does not charge.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BUDGET = (
     "requested_bytes",
     "kv_cache_bytes",
     "engine_kv_cache_bytes",
-    "honest_kv_cache_bytes",
+    "fits_request_kv_cache_bytes",
     "residual_bytes",
 )
 
@@ -114,11 +114,11 @@ def _budget_rows(rank: RankReport, budget: Budget) -> Iterator[tuple[str, str, i
     yield "budget", "initial_free_bytes", rank.initial_free_bytes, ""
     for name in _BUDGET:
         yield "budget", name, getattr(budget, name), ""
-    yield "budget", "headroom_bytes", rank.headroom_bytes, ""
+    yield "budget", "spare_bytes", rank.spare_bytes, ""
     for term in budget.terms:
         yield "term", term.name, term.bytes, ""
-    for item in budget.uncharged:
-        yield "uncharged", item.name, item.bytes, item.how
+    for item in budget.not_subtracted:
+        yield "not_subtracted", item.name, item.bytes, item.how
 
 
 def _how(name: str, simulated: bool) -> str:

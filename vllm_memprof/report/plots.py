@@ -107,11 +107,11 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     budget = rank.budget
     figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
     figures += [
-        budget.honest_kv_cache_bytes,
-        rank.headroom_bytes,
+        budget.fits_request_kv_cache_bytes,
+        rank.spare_bytes,
         *(term.bytes for term in budget.terms),
     ]
-    figures += [item.bytes for item in budget.uncharged]
+    figures += [item.bytes for item in budget.not_subtracted]
     return moments, tuple(map(format_gib, figures)), tuple(rank.open_phases), repr(rank.oom)
 
 
@@ -206,14 +206,14 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         )
         level = granted
     steps.append(Step("KV cache", level, "level"))
-    if budget.honest_kv_cache_bytes is not None:
-        for item in budget.uncharged:
+    if budget.fits_request_kv_cache_bytes is not None:
+        for item in budget.not_subtracted:
             if item.bytes:
                 mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
                 steps.append(Step(item.title + mark, -item.bytes, "change"))
                 level -= item.bytes
-        steps += _change("rounding", budget.honest_kv_cache_bytes - level)
-        steps.append(Step("honest KV cache", budget.honest_kv_cache_bytes, "level"))
+        steps += _change("rounding", budget.fits_request_kv_cache_bytes - level)
+        steps.append(Step("honest KV cache", budget.fits_request_kv_cache_bytes, "level"))
     return steps, None
 
 
@@ -234,9 +234,9 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
     ]
     figures += [
         ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),
-        ("honest KV cache", [rank.budget.honest_kv_cache_bytes for rank in ranks]),
+        ("honest KV cache", [rank.budget.fits_request_kv_cache_bytes for rank in ranks]),
         ("free at the start", [rank.initial_free_bytes for rank in ranks]),
-        ("headroom", [rank.headroom_bytes for rank in ranks]),
+        ("headroom", [rank.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

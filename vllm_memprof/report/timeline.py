@@ -97,7 +97,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     ]
     rest = [reading.memory.unaccounted_bytes for reading in drawn]
     owners.append(Owner("unaccounted", rest))
-    total, left = rank.device_total_bytes, rank.headroom_bytes
+    total, left = rank.device_total_bytes, rank.spare_bytes
     return Timeline(
         moments=[
             Moment((each.t_ns - start) / 1e9, each.memory.phase, each.memory.edge) for each in drawn

@@ -54,7 +54,7 @@ def assert_sound(report: Report) -> None:
         if any(term.charged and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None
             assert budget.balanced is None
-            assert budget.honest_kv_cache_bytes is None
+            assert budget.fits_request_kv_cache_bytes is None
         elif budget.kv_cache_bytes is not None and budget.engine_kv_cache_bytes is not None:
             assert budget.residual_bytes == 0
     json.loads(render_json(report))

@@ -76,8 +76,8 @@ def test_a_recorded_run_has_a_headroom() -> None:
             for s in (row.before, row.after)
             if s is not None
         )
-        assert rank.headroom_bytes is not None
-        assert 0 < rank.headroom_bytes <= least
+        assert rank.spare_bytes is not None
+        assert 0 < rank.spare_bytes <= least
 
 
 # -- older methods under hooks: nothing but snapshots and what the engine granted ------------------------------------
@@ -119,7 +119,7 @@ def test_e2_from_snapshots_to_the_byte() -> None:
     budget = report.ranks[0].budget
     assert (budget.equation, budget.residual_bytes, budget.balanced) == ("E2", 0, True)
     assert budget.device_total_bytes == TOTAL  # of the snapshots: the engine keeps none
-    assert {item.name for item in budget.uncharged} == {
+    assert {item.name for item in budget.not_subtracted} == {
         "non_torch_cleared",
         "graph",
         "late_non_torch",

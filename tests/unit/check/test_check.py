@@ -230,7 +230,7 @@ def _graph(rank: RankReport, factor: float) -> RankReport:
 
 
 def _headroom(rank: RankReport, factor: float) -> RankReport:
-    return replace(rank, headroom_bytes=round((rank.headroom_bytes or 0) * factor))
+    return replace(rank, spare_bytes=round((rank.spare_bytes or 0) * factor))
 
 
 def _skew(rank: RankReport, factor: float) -> RankReport:

@@ -103,27 +103,27 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
         rank.kv.tokens,
         rank.budget.engine_kv_cache_bytes,
     )
-    assert row.honest_kv_cache_bytes == min(
-        rank.budget.honest_kv_cache_bytes or 0 for rank in report.ranks
+    assert row.fits_request_kv_cache_bytes == min(
+        rank.budget.fits_request_kv_cache_bytes or 0 for rank in report.ranks
     )
     total, requested = rank.device_total_bytes, rank.budget.requested_bytes
     assert total is not None
     assert requested is not None
-    assert row.honest_kv_cache_bytes is not None
-    # everything held, beside the honest KV cache, is what the request leaves
+    assert row.fits_request_kv_cache_bytes is not None
+    # everything held, beside the KV cache that fits, is what the request leaves
     assert rank.kv.planned_bytes is not None
     assert (
-        row.honest_headroom_bytes
-        == total - (requested - row.honest_kv_cache_bytes) - rank.kv.planned_bytes
+        row.spare_beside_held_bytes
+        == total - (requested - row.fits_request_kv_cache_bytes) - rank.kv.planned_bytes
     )
     worst = max(
         memory.before.reserved_run_peak_bytes or 0
         for memory in rank.phases
         if memory.before is not None
     )
-    assert row.peak_headroom_bytes is not None
-    assert row.peak_headroom_bytes <= total - worst - rank.kv.planned_bytes
-    assert row.headroom_bytes == min(row.honest_headroom_bytes, row.peak_headroom_bytes)
+    assert row.spare_at_profile_peak_bytes is not None
+    assert row.spare_at_profile_peak_bytes <= total - worst - rank.kv.planned_bytes
+    assert row.spare_bytes == min(row.spare_beside_held_bytes, row.spare_at_profile_peak_bytes)
     assert PlanRow.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 

@@ -167,7 +167,10 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
             yield (
                 task,
                 PlanRow(
-                    dict(task.plan.values), "ok", tokens=100 if good else 10, peak_headroom_bytes=1
+                    dict(task.plan.values),
+                    "ok",
+                    tokens=100 if good else 10,
+                    spare_at_profile_peak_bytes=1,
                 ),
             )
 

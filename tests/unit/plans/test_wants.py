@@ -16,8 +16,8 @@ GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768,
     max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, honest_headroom_bytes=2 * GIB,
-    peak_headroom_bytes=3 * GIB,
+    concurrency_at={8192: 61.0, 65536: None}, spare_beside_held_bytes=2 * GIB,
+    spare_at_profile_peak_bytes=3 * GIB,
 )  # fmt: skip
 
 
@@ -102,6 +102,9 @@ def test_what_is_not_known_is_not_held() -> None:
 
 
 def test_the_headroom_that_is_known_counts() -> None:
-    assert replace(ROW, honest_headroom_bytes=None).headroom_bytes == 3 * GIB
-    assert replace(ROW, peak_headroom_bytes=GIB).headroom_bytes == GIB
-    assert replace(ROW, honest_headroom_bytes=None, peak_headroom_bytes=None).headroom_bytes is None
+    assert replace(ROW, spare_beside_held_bytes=None).spare_bytes == 3 * GIB
+    assert replace(ROW, spare_at_profile_peak_bytes=GIB).spare_bytes == GIB
+    assert (
+        replace(ROW, spare_beside_held_bytes=None, spare_at_profile_peak_bytes=None).spare_bytes
+        is None
+    )

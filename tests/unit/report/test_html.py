@@ -104,7 +104,7 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             assert levels["KV cache"] == (
                 rank["budget"]["kv_cache_bytes"] if granted is None else granted
             )
-            assert levels.get("honest KV cache") == rank["budget"]["honest_kv_cache_bytes"]
+            assert levels.get("honest KV cache") == rank["budget"]["fits_request_kv_cache_bytes"]
         if view["timeline"] is None:
             continue
         sizes = [[row["bytes"] for row in moment["rows"]] for moment in rank["device_memory"]]

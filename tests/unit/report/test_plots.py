@@ -122,7 +122,7 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
             }
         assert peak.bytes <= (line.worst_bytes or 0)
         assert line.moments[0].seconds <= peak.seconds <= line.moments[-1].seconds
-    assert line.worst_bytes == rank.device_total_bytes - rank.headroom_bytes
+    assert line.worst_bytes == rank.device_total_bytes - rank.spare_bytes
 
 
 def test_the_profile_run_has_its_peaks() -> None:
@@ -259,9 +259,9 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["device total"] == rank.device_total_bytes
         assert found["requested"] == budget.requested_bytes
         assert found["KV cache"] == budget.engine_kv_cache_bytes
-        assert found["honest KV cache"] == budget.honest_kv_cache_bytes
+        assert found["honest KV cache"] == budget.fits_request_kv_cache_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
-        for part in [*(term for term in budget.terms if term.charged), *budget.uncharged]:
+        for part in [*(term for term in budget.terms if term.charged), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
 
 
@@ -294,7 +294,9 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
         kv_cache_bytes=gib(3),
         engine_kv_cache_bytes=gib(3),
     )
-    steps, _ = waterfall(report, replace(rank, budget=replace(fixed, honest_kv_cache_bytes=None)))
+    steps, _ = waterfall(
+        report, replace(rank, budget=replace(fixed, fits_request_kv_cache_bytes=None))
+    )
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]
 
@@ -384,12 +386,12 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
 
     phases = [replace(row, before=read(row.before), after=read(row.after)) for row in rank.phases]
     memories = [moved(memory) for memory in rank.device_memory]
-    left = None if rank.headroom_bytes is None else rank.headroom_bytes - more
+    left = None if rank.spare_bytes is None else rank.spare_bytes - more
     return replace(
         rank,
         rank=number,
         label=f"TP{number}",
         phases=phases,
         device_memory=memories,
-        headroom_bytes=left,
+        spare_bytes=left,
     )

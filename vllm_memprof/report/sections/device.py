@@ -101,7 +101,7 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
         f"{_READINGS.get(what, what)}: {NOT_MEASURED} ({why})"
         for what, why in members[0].unread.items()
     ]
-    left = [rank.headroom_bytes for rank in members if rank.headroom_bytes is not None]
+    left = [rank.spare_bytes for rank in members if rank.spare_bytes is not None]
     return notes + (
         [f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else []
     )
