@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.cli.show import build
+from vllm_memprof.sources import build_run
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
 from vllm_memprof.plans.plan import Plan, is_whole, row_of
@@ -52,7 +52,7 @@ class FakePool:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
-            write_reports(build(task.run_dir), task.run_dir)
+            write_reports(build_run(task.run_dir), task.run_dir)
             yield task, row_of(task.plan, task.run_dir)
 
 
