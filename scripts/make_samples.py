@@ -18,9 +18,9 @@ from rich.terminal_theme import MONOKAI
 from scripts.browser import Browser, find_browser
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.cli.show import render
-from vllm_memprof.sources import build_run
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
+from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"

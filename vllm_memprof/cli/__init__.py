@@ -13,8 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.version import __version__
 
 #: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of
 #: the help text.

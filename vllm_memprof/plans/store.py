@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof import __version__
 from vllm_memprof.plans.arguments import normal_form, options
 from vllm_memprof.plans.files import copy_folder
 from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
@@ -29,6 +28,7 @@ from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
 from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
+from vllm_memprof.version import __version__
 
 #: Raise it when a key no longer says what it said.
 FORMAT = 1

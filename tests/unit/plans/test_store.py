@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.sources import build_run
 from vllm_memprof.plans import store as store_module
 from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
 from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", ["--max-model-len", "4096", "-tp", "2"], own={"device": "sim:910b"})

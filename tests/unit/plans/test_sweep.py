@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.sources import build_run
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
 from vllm_memprof.plans.plan import Plan, is_whole, row_of
@@ -18,6 +17,7 @@ from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
