@@ -13,7 +13,7 @@ from vllm_memprof.accounting import findings_attribution, findings_empty_cache, 
 from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start
 from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
-from vllm_memprof.accounting.model import Finding, RankReport, NotSubtracted
+from vllm_memprof.accounting.model import Finding, NotSubtracted, RankReport
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 

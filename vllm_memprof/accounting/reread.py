@@ -20,12 +20,12 @@ from vllm_memprof.accounting.model import (
     Kv,
     KvGroup,
     NotMeasured,
+    NotSubtracted,
     PhaseRow,
     RankReport,
     Report,
     RunSummary,
     TermRow,
-    NotSubtracted,
 )
 from vllm_memprof.accounting.reclaim import Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
 from vllm_memprof.plans.process import run_plan
@@ -27,6 +26,7 @@ from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import PLACES
 from vllm_memprof.redact import memory_env
 from vllm_memprof.units import one_line
+from vllm_memprof.version import __version__
 
 #: ``--ray local``: on this machine alone, ended with the sweep.
 LOCAL = "local"

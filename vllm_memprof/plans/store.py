@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from vllm_memprof import __version__
 from vllm_memprof.plans.engine_args import normal_form, options
 from vllm_memprof.plans.plan_folder import copy_folder, is_complete, read_row, row_of, write_row
 from vllm_memprof.plans.request import Plan
@@ -30,6 +29,7 @@ from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
 from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
+from vllm_memprof.version import __version__
 
 #: Raise it when the content of a key changes.
 FORMAT = 1

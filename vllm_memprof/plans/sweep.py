@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypedDict
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.plans.engine_args import devices_of, long_name, normal_form
@@ -35,6 +34,7 @@ from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.version import __version__
 
 REQUEST_FILE = "request.json"
 PLANS_DIR = "plans"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.cli.show import build
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
 from vllm_memprof.plans.plan_folder import is_complete, row_of
@@ -21,6 +20,7 @@ from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
@@ -55,7 +55,7 @@ class FakePool:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
-            write_reports(build(task.run_dir), task.run_dir)
+            write_reports(build_run(task.run_dir), task.run_dir)
             yield task, row_of(task.plan, task.run_dir)
 
 
