@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.model import (
-    DERIVED,
+    INFERRED,
     MEASURED,
     MODELLED,
     RankReport,
@@ -21,6 +21,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import Edge
+from vllm_memprof.units import minus
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ PHASE_FIELDS = (
 #: Readings of non-torch memory, which the profile of a simulated device sets.
 _NON_TORCH = {
     "npu_workspace_bytes": MEASURED,
-    "non_torch_bytes": DERIVED,
+    "non_torch_bytes": INFERRED,
     "process_bytes": MEASURED,
     "other_processes_bytes": MEASURED,
 }
@@ -88,7 +89,8 @@ def _make(
             found += ((*source.who, *row) for row in rows(source))
     types = {**WHO, **columns}
     frame = pd.DataFrame(found, columns=list(types), dtype=object)
-    return frame.astype(types)
+    typed: pd.DataFrame = frame.astype(types)
+    return typed
 
 
 def phases(reports: Iterable[Report]) -> pd.DataFrame:
@@ -115,12 +117,11 @@ def phases(reports: Iterable[Report]) -> pd.DataFrame:
         for span in source.rank.phases:
             sizes: list[int | None] = []
             for name in PHASE_FIELDS:
-                ends = [
+                ends: list[int | None] = [
                     None if snapshot is None else getattr(snapshot, f"{name}_bytes")
                     for snapshot in (span.before, span.after)
                 ]
-                change = None if None in ends else ends[1] - ends[0]
-                sizes += [*ends, change]
+                sizes += [*ends, minus(ends[1], ends[0])]
             head = (span.phase, span.order, span.parent, span.depth, span.seconds)
             yield (*head, span.open, span.error, *sizes)
 
@@ -184,7 +185,7 @@ def device_memory(
                 for row in (*edge.owners.rows, *edge.owners.parts):
                     yield (*at, row.component, row.bytes, row.how, row.source, row.part_of)
                 rest = edge.owners.unaccounted_bytes
-                yield (*at, "unaccounted", rest, DERIVED, "total less the other owners", None)
+                yield (*at, "unaccounted", rest, INFERRED, "total less the other owners", None)
 
     return _make(reports, columns, rows, ranks)
 
@@ -227,7 +228,7 @@ def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None)
             half = rank.half_units.get(name, 0)
             yield ("budget", name, size, half, None, None, tokens.get(name))
         for term in found.terms:
-            yield ("term", term.name, term.bytes, term.half_unit_bytes, term.subtracted, None, None)
+            yield ("term", term.name, term.bytes, term.half_unit_bytes, term.charged, None, None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
 
@@ -321,7 +322,8 @@ def findings(reports: Iterable[Report]) -> pd.DataFrame:
         for report in reports
         for finding in report.findings
     ]
-    return pd.DataFrame(rows, columns=list(columns), dtype=object).astype(columns)
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(columns)
+    return frame
 
 
 def reading_how(name: str, simulated: bool) -> str:

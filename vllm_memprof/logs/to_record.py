@@ -17,8 +17,10 @@ from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
-from vllm_memprof.record.loader import Identity, PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
+from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import edges as span_edges
 
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
@@ -277,7 +279,7 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
 def _process(
     file: str,
     identity: Identity,
-    phases: list[PhaseSpan] | None = None,
+    phases: list[Span] | None = None,
     figures: dict[str, int | float | None] | None = None,
     half_units: dict[str, int] | None = None,
     kv_plan: dict[str, object] | None = None,
@@ -356,7 +358,7 @@ def _core_process(
     return _process(file, identity, kv_plan={"kind": "kv_plan", **values})
 
 
-def _phases(worker: Worker) -> list[PhaseSpan]:
+def _phases(worker: Worker) -> list[Span]:
     """Return the printed snapshots as phases in the order of a start-up, and the OOM."""
     edges: dict[str, dict[str, Snapshot]] = {}
     lines: dict[str, int] = {}
@@ -377,7 +379,7 @@ def _phases(worker: Worker) -> list[PhaseSpan]:
             values = {field: int(figure.value) for field, figure in known.items()}
             edges.setdefault(phase, {})[edge] = Snapshot.from_json(dict(values))
             lines[phase] = max(figure.line for figure in known.values())
-    spans: list[PhaseSpan] = []
+    spans: list[Span] = []
     for phase, found in edges.items():
         parent = None
         if phase in _WITHIN_PROFILE_RUN:
@@ -397,24 +399,23 @@ def _span(
     before: Snapshot | None = None,
     after: Snapshot | None = None,
     detail: Mapping[str, object] | None = None,
-) -> PhaseSpan:
+) -> Span:
     """Return a phase; its time is the number of its line."""
-    return PhaseSpan(
+    return Span(
         phase=phase,
         order=order,
         id=None,
         parent=parent,
         depth=0 if parent is None else 1,
         hook=None,
-        before=before,
-        after=after,
+        edges=span_edges(before, after),
         start_t_ns=None,
         end_t_ns=line,
         detail={**(detail or {}), "line": line},
     )
 
 
-def _oom_span(worker: Worker, order: int) -> PhaseSpan:
+def _oom_span(worker: Worker, order: int) -> Span:
     figures, _ = _figures(worker)
     sizes = {
         f"{name}_bytes": figures.get(f"oom_{name}_bytes")
