@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from vllm_memprof import __version__
 from vllm_memprof.accounting.model import INFERRED, MODELLED, Report
-from vllm_memprof.errors import MemprofError
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.errors import MemprofError
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
 from vllm_memprof.report.document import (
@@ -39,6 +38,7 @@ from vllm_memprof.report.sections.base import BYTES, GIB, modelled
 from vllm_memprof.text import fill, join, text
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.version import __version__
 
 if TYPE_CHECKING:
     import jinja2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vllm_memprof.plans.rows import Fit, PlanRow, Sweep, Try, one_line
+from vllm_memprof.plans.rows import Fit, PlanRow, Sweep, Try
 from vllm_memprof.report.document import (
     BAD,
     CODE,
@@ -21,7 +21,7 @@ from vllm_memprof.report.document import (
 )
 from vllm_memprof.report.sections.base import modelled, number
 from vllm_memprof.text import join, text
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import format_bytes, format_gib, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_memprof.accounting.model import ComponentRow, DeviceMemory, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.document import (
     MUTED,
     NOT_MEASURED,
@@ -40,9 +41,12 @@ def device_sections(report: Report, wide: bool) -> list[Section]:
 
     Owners without bytes are in a note.
     """
-    moments = {
-        rank.label: memory for rank in report.ranks if (memory := _device_moment(rank)) is not None
-    }
+    moments: dict[str, tuple[str, DeviceMemory]] = {}
+    for rank in report.ranks:
+        for phase in _DEVICE_MOMENTS:
+            if (memory := device_after(rank.phases, phase)) is not None:
+                moments[rank.label] = phase, memory
+                break
     known = [rank for rank in report.ranks if rank.label in moments]
     columns = [
         Column(text("Owner"), right=False),
@@ -53,9 +57,9 @@ def device_sections(report: Report, wide: bool) -> list[Section]:
     ]
     found = []
     for members in group_ranks(known, lambda rank: repr(moments[rank.label]))[:SHOWN_GROUPS]:
-        memory = moments[members[0].label]
+        phase, memory = moments[members[0].label]
         title = text(
-            "Device memory after {phase}, {labels}", phase=memory.phase, labels=labels_of(members)
+            "Device memory after {phase}, {labels}", phase=phase, labels=labels_of(members)
         )
         rows = [replace(row, cells=row.cells[: len(columns)]) for row in _rows(memory)]
         found.append(Section(title, columns, rows, _notes(memory, members)))
@@ -132,15 +136,3 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
             )
         )
     return notes
-
-
-def _device_moment(rank: RankReport) -> DeviceMemory | None:
-    for phase in _DEVICE_MOMENTS:
-        for memory in reversed(rank.device_memory):
-            if (
-                memory.phase == phase
-                and memory.edge == "after"
-                and memory.unaccounted_bytes is not None
-            ):
-                return memory
-    return None
