@@ -14,7 +14,8 @@ from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.report.diff import render_diff_json, render_diff_markdown
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.results import render_result_json
 
 WIDTHS = (60, 80, 120, 200)
 PAIRS = [
@@ -42,14 +43,14 @@ def diff_of(a: str, b: str) -> Diff:
 def texts(diff: Diff) -> dict[str, str]:
     return {
         **{f"table {width}": diff_table(diff, width) for width in WIDTHS},
-        "markdown": render_diff_markdown(diff),
+        "markdown": render_markdown(diff),
     }
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
     diff = diff_of(a, b)
-    data = json.loads(render_diff_json(diff))
+    data = json.loads(render_result_json(diff))
     assert data["schema"] == "memprof.diff/1"
     for where, text in texts(diff).items():
         if where == "table 60":
@@ -119,7 +120,7 @@ def test_names_of_a_run_cannot_act_as_markup() -> None:
         a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty
     )
     diff = diff_reports(a, replace(a, run=run))
-    text = render_diff_markdown(diff)
+    text = render_markdown(diff)
     assert "<img" not in text
     assert "@all" not in text
     assert " `a`" not in text

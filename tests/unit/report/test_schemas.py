@@ -19,7 +19,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json
-from vllm_memprof.report.check import render_check_json
+from vllm_memprof.report.results import render_result_json
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_comparisons(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_checks(name: str) -> None:
     run, budget, baseline, _ = CHECKS[name]
-    assert_obeys("check", render_check_json(check_result(run, budget, baseline)))
+    assert_obeys("check", render_result_json(check_result(run, budget, baseline)))
 
 
 @pytest.fixture
