@@ -36,14 +36,18 @@ def _recomputed(report: Report, rank: RankReport) -> Text | None:
 def _peak(report: Report, rank: RankReport) -> Text | None:
     if rank.budget.engine_kv_cache_bytes is None:
         return text("no KV cache was granted")
-    if profile_peak(rank.spans, device_total(rank)) is None:
+    if profile_peak(rank.phases, device_total(rank)) is None:
         return text("what the profile run held at its peak is not known")
     return None
 
 
 def _allocated(report: Report, rank: RankReport) -> Text | None:
-    stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
-    return None if stands else text("the KV cache was not allocated")
+    spans = (span for span in rank.phases if span.phase == "kv_cache_alloc")
+    return (
+        None
+        if any(span.after is not None for span in spans)
+        else text("the KV cache was not allocated")
+    )
 
 
 #: A finding that is made of whatever figures there are.

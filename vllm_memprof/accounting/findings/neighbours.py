@@ -10,6 +10,7 @@ from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, Ran
 from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start, others_in
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB
 
@@ -90,7 +91,7 @@ def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
     parts = 2 if budget.equation == "E4p" else 1
     subtracted = _subtracted_as_cleared(rank, parts) if double else None
     non_torch = rank.figures.get("initial_non_torch_bytes")
-    used = others_at_start(rank.spans, own)
+    used = others_at_start(rank.phases, own)
     least, evidence = NOTEWORTHY_BYTES, None
     if used is not None:
         evidence = text("{size:gib} GiB by the driver's list of processes", size=used)
@@ -155,14 +156,13 @@ def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
 
 
 def _later(rank: RankReport, own: set[str]) -> Iterator[Found]:
-    first = others_at_start(rank.spans, own)
+    first = others_at_start(rank.phases, own)
     if first is None:
         return
     held = [
         (others, span.phase)
-        for span in rank.spans
-        for snapshot in (span.before, span.after)
-        if snapshot is not None and (others := others_in(snapshot, own)) is not None
+        for span, edge in edges_of(rank.phases)
+        if (others := others_in(edge.snapshot, own)) is not None
     ]
     most, phase = max(held, key=lambda entry: entry[0])
     if most - first >= NOTEWORTHY_BYTES:

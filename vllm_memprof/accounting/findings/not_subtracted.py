@@ -141,7 +141,7 @@ def headroom_below_observed_peak(context: RankContext) -> Iterator[Found]:
     """
     rank = context.rank
     total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
-    peak = profile_peak(rank.spans, total)
+    peak = profile_peak(rank.phases, total)
     if total is None or granted is None or peak is None:
         return
     over = peak + granted - total

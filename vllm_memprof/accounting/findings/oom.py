@@ -15,7 +15,7 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
 )
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 
@@ -50,11 +50,11 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         have taken is not known, so the named size is an upper bound.
     """
     rank = context.rank
-    failure = next((span for span in rank.spans if span.phase == "oom"), None)
+    failure = first_of(rank.phases, "oom")
     if rank.oom is None or failure is None or failure.parent is None:
         return
     oom = rank.oom
-    around = _around(rank.spans, failure)
+    around = [span.phase for span in ancestors(rank.phases, failure)]
     missing = minus(oom["requested_bytes"], oom["free_bytes"])
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
     sizes = (
@@ -69,7 +69,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     )
     evidence = join(", ", [said for said, name in sizes if oom[name] is not None])
     planned = next(
-        (s.after for s in rank.spans if s.phase == "kv_cache_alloc" and s.error is None), None
+        (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
     )
     if planned is not None:
         used = minus(oom["device_total_bytes"], oom["free_bytes"])
@@ -82,17 +82,6 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         action = next((_BEFORE_KV[phase] for phase in around if phase in _BEFORE_KV), "")
     title = text("The device ran out of memory in {phase}", phase=around[0])
     yield Found(evidence, missing, action, title)
-
-
-def _around(spans: list[PhaseSpan], span: PhaseSpan) -> list[str]:
-    """Return the phases that a span lies in, the innermost first."""
-    by_order = {each.order: each for each in spans}
-    names = []
-    parent = span.parent
-    while parent is not None and parent in by_order:
-        names.append(by_order[parent].phase)
-        parent = by_order[parent].parent
-    return names
 
 
 def _smaller_kv_cache(rank: RankReport, around: list[str], missing: int) -> str:

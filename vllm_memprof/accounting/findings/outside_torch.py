@@ -16,6 +16,7 @@ from vllm_memprof.accounting.findings.registry import (
 )
 from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.spans import AFTER, edges_of, first_of, is_within
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB
 
@@ -54,7 +55,7 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
     last = _last_reading(rank)
     if last is None or last < NOTEWORTHY_BYTES:
         return
-    profile = next((row for row in rank.phases if row.phase == "profile_run"), None)
+    profile = first_of(rank.phases, "profile_run")
     for row, size in _own_growth(rank):
         if size < NOTEWORTHY_BYTES:
             continue
@@ -67,7 +68,11 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
             else text("between {first} and {second}", first=row.after, second=row.phase),
             last=last,
         )
-        if profile is None or row.order <= profile.order or _is_within(rank, row, profile.order):
+        if (
+            profile is None
+            or row.order <= profile.order
+            or is_within(rank.phases, rank.phases[row.order], profile.order)
+        ):
             yield Found(evidence, size, severity=INFO)
             continue
         title = text(
@@ -79,16 +84,14 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
 
 def _last_reading(rank: RankReport) -> int | None:
     """Return ``other`` of the last moment before the shutdown at which the device was divided."""
-    shutdown = next((row.order for row in rank.phases if row.phase == "shutdown"), None)
-    for memory in reversed(rank.device_memory):
-        if (
-            shutdown is None
-            or memory.order < shutdown
-            or (memory.order, memory.edge) == (shutdown, "before")
-        ):
-            for row in memory.rows:
-                if row.component == "other" and row.bytes is not None:
-                    return row.bytes
+    shutdown = first_of(rank.phases, "shutdown")
+    for span, edge in reversed(list(edges_of(rank.phases))):
+        if shutdown is not None and span.order >= shutdown.order:
+            if span is not shutdown or edge.side == AFTER:
+                continue
+        for row in edge.owners.rows if edge.owners is not None else ():
+            if row.component == "other" and row.bytes is not None:
+                return row.bytes
     return None
 
 
@@ -105,14 +108,6 @@ def _own_growth(rank: RankReport) -> Iterator[tuple[Growth, int]]:
         size = row.owners.get("other")
         if size is not None:
             yield row, size - (inside.get(row.order, 0) if row.after is None else 0)
-
-
-def _is_within(rank: RankReport, row: Growth, order: int) -> bool:
-    parents = {phase.order: phase.parent for phase in rank.phases}
-    at: int | None = row.order
-    while at is not None and at != order:
-        at = parents.get(at)
-    return at == order
 
 
 @finding(
@@ -142,9 +137,9 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
         Leave the variable out, or set it to 200; larger transfers are then cut into pieces.
     """
     found = []
-    for span in context.rank.spans:
-        size, source = span.detail.get("buffer_bytes"), span.detail.get("buffer_source")
-        if span.phase == "communicator" and isinstance(size, int) and isinstance(source, str):
+    for span in context.rank.phases:
+        size, source = span.integer("buffer_bytes"), span.string("buffer_source")
+        if span.phase == "communicator" and size is not None and source is not None:
             name = f"{span.detail.get('group')}{' p2p' if span.detail.get('p2p') else ''}"
             found.append((name, size, source))
     total = sum(size for _, size, _ in found)
