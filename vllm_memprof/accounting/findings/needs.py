@@ -43,11 +43,8 @@ def _peak(report: Report, rank: RankReport) -> Text | None:
 
 def _allocated(report: Report, rank: RankReport) -> Text | None:
     spans = (span for span in rank.phases if span.phase == "kv_cache_alloc")
-    return (
-        None
-        if any(span.after is not None for span in spans)
-        else text("the KV cache was not allocated")
-    )
+    stands = any(span.after is not None for span in spans)
+    return None if stands else text("the KV cache was not allocated")
 
 
 #: A finding that is made of whatever figures there are.

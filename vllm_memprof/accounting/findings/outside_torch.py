@@ -86,9 +86,9 @@ def _last_reading(rank: RankReport) -> int | None:
     """Return ``other`` of the last moment before the shutdown at which the device was divided."""
     shutdown = first_of(rank.phases, "shutdown")
     for span, edge in reversed(list(edges_of(rank.phases))):
-        if shutdown is not None and span.order >= shutdown.order:
-            if span is not shutdown or edge.side == AFTER:
-                continue
+        place = (span.order, edge.side == AFTER)
+        if shutdown is not None and place > (shutdown.order, False):
+            continue
         for row in edge.owners.rows if edge.owners is not None else ():
             if row.component == "other" and row.bytes is not None:
                 return row.bytes
