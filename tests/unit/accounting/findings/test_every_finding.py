@@ -15,7 +15,7 @@ from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.model import Finding
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 
 def ascend(
