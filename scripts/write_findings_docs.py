@@ -26,7 +26,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import Rule
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import HookState, load_run
 from vllm_memprof.report.table import render_table
 from vllm_memprof.units import MIB

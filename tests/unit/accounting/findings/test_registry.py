@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -67,6 +68,18 @@ def test_a_rule_has_a_page_a_translation_and_needs(rule_id: str) -> None:
     path, _, symbol = rule.source.partition("::")
     assert symbol == rule_id.replace("-", "_")
     assert f"def {symbol}(" in (ROOT / path).read_text()
+
+
+def test_places_that_explanations_name_are_there() -> None:
+    named = {
+        place
+        for rule in FINDINGS.values()
+        for place in re.findall(r"`(vllm_memprof/[\w/]+\.py)::(\w+)`", rule.explained)
+    }
+    assert len(named) > 10
+    for path, symbol in named:
+        lines = (ROOT / path).read_text()
+        assert re.search(rf"^\s*(def |class )?{symbol}\b", lines, re.MULTILINE), (path, symbol)
 
 
 def literals() -> set[str]:
