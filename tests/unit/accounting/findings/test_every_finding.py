@@ -67,7 +67,8 @@ INFO Free memory on device (78.59/79.11 GiB) on startup. Desired GPU memory util
 (0.92, 72.78 GiB). Actual usage is 20.00 GiB for consumed memory (weights + non-torch), \
 2.00 GiB for peak activation, and {graph} GiB for CUDAGraph memory. Replace \
 gpu_memory_utilization config with \
-`--kv-cache-memory={round(float(suggested) * 2**30)}` ({suggested} GiB) to fit into requested memory. Current kv cache memory in use is 50.78 GiB.
+`--kv-cache-memory={round(float(suggested) * 2**30)}` ({suggested} GiB) to fit into requested memory. \
+Current kv cache memory in use is 50.78 GiB.
 INFO CUDA graph pool memory: {graph} GiB (actual), {estimate} GiB (estimated), \
 difference: 0.00 GiB (0.0%).
 """
@@ -214,7 +215,8 @@ FROM_HOOKS = {
     "test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not",
     "observation-empties-cache": "findings/test_empty_cache.py::"
     "test_a_reading_that_empties_is_found_with_what_it_hid",
-    "empty-cache-refilled": "findings/test_empty_cache.py::test_what_comes_back_as_cache_is_taken_again",
+    "empty-cache-refilled": "findings/test_empty_cache.py::"
+    "test_what_comes_back_as_cache_is_taken_again",
     "reserved-grows-without-empty-cache": "findings/test_cycles.py::"
     "test_reserved_memory_that_grows_with_every_update",
     "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",

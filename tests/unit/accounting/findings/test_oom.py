@@ -1,4 +1,4 @@
-"""The finding of a run out of memory: the phase, the missing bytes, the advice, where it is silent."""
+"""The finding of a run out of memory: the phase, what was missing, the advice, no finding."""
 
 from __future__ import annotations
 
