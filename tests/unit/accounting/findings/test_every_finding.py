@@ -67,8 +67,8 @@ INFO Free memory on device (78.59/79.11 GiB) on startup. Desired GPU memory util
 (0.92, 72.78 GiB). Actual usage is 20.00 GiB for consumed memory (weights + non-torch), \
 2.00 GiB for peak activation, and {graph} GiB for CUDAGraph memory. Replace \
 gpu_memory_utilization config with \
-`--kv-cache-memory={round(float(suggested) * 2**30)}` ({suggested} GiB) to fit into requested memory. \
-Current kv cache memory in use is 50.78 GiB.
+`--kv-cache-memory={round(float(suggested) * 2**30)}` ({suggested} GiB) to fit into requested \
+memory. Current kv cache memory in use is 50.78 GiB.
 INFO CUDA graph pool memory: {graph} GiB (actual), {estimate} GiB (estimated), \
 difference: 0.00 GiB (0.0%).
 """
