@@ -123,7 +123,7 @@ def pieces(
 
         return report_json(report)
     if format_name == "csv":
-        from vllm_memprof.report.csv_rows import report_csv
+        from vllm_memprof.frames.csv import report_csv
 
         return report_csv(report)
     if format_name == "trace":

@@ -60,7 +60,7 @@ def explain(
         write_out(render_html(*reports, lang=lang), output)
         return
     if format_name == "csv":
-        from vllm_memprof.report.csv_rows import report_csv
+        from vllm_memprof.frames.csv import report_csv
 
         write_out(report_csv(*reports), output)
         return
