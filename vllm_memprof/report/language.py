@@ -60,8 +60,14 @@ def language(name: str) -> Language:
         raise ValueError(f"{name!r} is not a language of the reports: {', '.join(LANGUAGES)}")
     if name == ENGLISH:
         return Language(name, {})
-    catalogue: dict[str, str] = {}
-    for area in files("vllm_memprof.report").joinpath(f"lang/{name}").iterdir():
-        if area.name.endswith(".toml"):
-            catalogue |= tomllib.loads(area.read_text(encoding="utf-8"))
-    return Language(name, catalogue)
+    return Language(name, {key: word for area in areas(name).values() for key, word in area.items()})
+
+
+def areas(name: str) -> dict[str, dict[str, str]]:
+    """Return the files of a catalogue: area -> English template -> translated template."""
+    folder = files("vllm_memprof.report").joinpath(f"lang/{name}")
+    return {
+        each.name.removesuffix(".toml"): tomllib.loads(each.read_text(encoding="utf-8"))
+        for each in folder.iterdir()
+        if each.name.endswith(".toml")
+    }

@@ -135,7 +135,7 @@ def start_lines(reports: list[Report], lang: str = ENGLISH) -> list[str]:
 
 
 def _size(lines: list[str]) -> int:
-    return sum(len(line.encode()) + 1 for line in lines)
+    return sum(len(line.encode(errors="surrogatepass")) + 1 for line in lines)
 
 
 def _cut(words: str, most: int = _CHARACTERS) -> str:

@@ -30,23 +30,30 @@ def parameters(template: str) -> list[str]:
 
 
 def in_source(source: str, where: str) -> Iterator[Template]:
-    """Yield the templates of a module.
+    """Yield the templates of a module; of a table of templates, those that it is made of.
 
     Raises:
         ValueError: a template is not a literal, so that nobody can look it up.
     """
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("text", "join")
+        and node.args
+    ]
+    tables = any(isinstance(call.args[0], ast.Subscript) for call in calls)
+    for call in calls:
+        place, first = f"{where}:{call.lineno}", call.args[0]
+        if isinstance(first, ast.Subscript):
             continue
-        if node.func.id not in ("text", "join") or not node.args:
-            continue
-        place = f"{where}:{node.lineno}"
-        (first, *_) = node.args
         if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
             raise ValueError(f"{place}: {ast.unparse(first)} is not a literal")
-        names = [keyword.arg for keyword in node.keywords]
-        known = None if node.func.id == "join" or None in names else frozenset(map(str, names))
-        yield Template(place, first.value, known)
+        names = [keyword.arg for keyword in call.keywords]
+        joined = ast.unparse(call.func) == "join"
+        unknown = joined or None in names or (tables and not names)
+        yield Template(place, first.value, None if unknown else frozenset(map(str, names)))
 
 
 def every_template() -> list[Template]:

@@ -27,8 +27,8 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.spans import Edge
 from vllm_memprof.report import render_json
-from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.documents.report import head, verdict
+from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.findings import finding_views
 

@@ -32,10 +32,10 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
+from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
-from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.trace import render_trace
 
 WIDTHS = (80, 120, 200)

@@ -289,14 +289,20 @@ def _cause_section(
         gib = _signed_gib(size, 4)
         unknown = row(added_up, ["", ""], gib, _signed(size), "", style=GOOD if good else BAD,
                       mark="✓" if good else "✗")  # fmt: skip
-        gib = _signed_gib(size)
+        what = text("KV cache budget") if others else text("KV cache")
+        known = {"what": what, "difference": _difference(size), "labels": label}
         title = (
-            text("KV cache differs by {gib} GiB, {labels}. Causes, largest first; they add up to it.",
-                 gib=gib, labels=label)
+            text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they add up to it.",
+                **known,
+            )
             if good
-            else text("KV cache differs by {gib} GiB, {labels}. Causes, largest first; they do not "
-                      "add up to it.", gib=gib, labels=label)
-        )  # fmt: skip
+            else text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they do not add "
+                "up to it.",
+                **known,
+            )
+        )
     return Section(title, columns, [*rows, unknown], _cause_notes(rank, shown, brief=others))
 
 
