@@ -13,7 +13,7 @@ from vllm_memprof.accounting import findings_attribution, findings_empty_cache, 
 from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start
 from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
-from vllm_memprof.accounting.model import Finding, RankReport, NotSubtracted
+from vllm_memprof.accounting.model import Finding, NotSubtracted, RankReport
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 
@@ -267,7 +267,7 @@ def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
         non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
-        measured = others_at_start(rank.spans, own)
+        measured = others_at_start(rank.phases, own)
         if measured is not None:
             if measured >= findings_attribution.NOTEWORTHY_BYTES:
                 evidence = f"{format_gib(measured)} GiB by the driver's list of processes"
@@ -513,7 +513,7 @@ def _headroom(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """What the profile run held at its worst moment and the KV cache do not fit on the device together."""
     for rank in ranks:
         total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
-        peak = profile_peak(rank.spans, total)
+        peak = profile_peak(rank.phases, total)
         if total is None or granted is None or peak is None:
             continue
         over = peak + granted - total

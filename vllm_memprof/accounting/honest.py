@@ -19,8 +19,8 @@ from vllm_memprof.accounting.model import (
     Kv,
     NotSubtracted,
 )
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.units import GIB, format_gib
 
 #: More than this in use before the engine allocates anything is not a runtime context alone: other processes are on
@@ -33,43 +33,28 @@ class Evidence:
     """What one rank recorded, as far as the honest budget needs it."""
 
     figures: Figures
-    spans: list[PhaseSpan]
+    spans: list[Span]
     simulated: bool
     charged_graph_bytes: int = 0  # the estimate of the graph pools that the equation charges
 
     def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, str]:
         """Around the last ``empty_cache`` of the profile run: where the engine reads its non-torch figure."""
-        inside = [
-            span for span in self.spans if span.phase == "empty_cache" and self._in_profile(span)
-        ]
-        if inside:
-            return inside[-1].before, inside[-1].after, "the last empty_cache of the profile run"
-        last = self.last("profile_run")
+        for span in reversed(self.spans):
+            if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
+                return span.before, span.after, "the last empty_cache of the profile run"
+        last = last_of(self.spans, "profile_run")
         return None, last.after if last else None, "the end of the profile run"
 
-    def last(self, phase: str) -> PhaseSpan | None:
-        return next((span for span in reversed(self.spans) if span.phase == phase), None)
 
-    def _in_profile(self, span: PhaseSpan) -> bool:
-        parent = span.parent
-        while parent is not None:
-            if self.spans[parent].phase == "profile_run":
-                return True
-            parent = self.spans[parent].parent
-        return False
-
-
-def others_at_start(spans: list[PhaseSpan], own: Collection[str] = ()) -> int | None:
+def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
     """What other processes held on the device when the driver was first asked, bytes; None where it was not.
 
     Args:
         spans: phases of a rank.
         own: process numbers of the run's other ranks, which are no neighbours.
     """
-    edges = (
-        snapshot for span in spans for snapshot in (span.before, span.after) if snapshot is not None
-    )
-    return next((others for each in edges if (others := others_in(each, own)) is not None), None)
+    held = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
+    return next((others for others in held if others is not None), None)
 
 
 def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
@@ -189,7 +174,7 @@ def _graph(evidence: Evidence) -> NotSubtracted:
     """Graph pools, captured after the budget was settled."""
     value = evidence.figures.get("graph_bytes")
     charged = evidence.charged_graph_bytes
-    capture = evidence.last("graph_capture")
+    capture = last_of(evidence.spans, "graph_capture")
     reason = (
         "graph_capture failed"
         if capture is not None and capture.error
@@ -215,7 +200,7 @@ def _graph(evidence: Evidence) -> NotSubtracted:
 
 def _late_non_torch(evidence: Evidence) -> NotSubtracted:
     """Non-torch memory that came after profiling, graphs aside: ATB pools, communicators first used in warm-up."""
-    warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
+    warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
     before, after, _ = evidence.profile_end()
     size = None
     last = warm_up.after if warm_up is not None and not warm_up.error else None
@@ -237,7 +222,7 @@ def _late_non_torch(evidence: Evidence) -> NotSubtracted:
     )
 
 
-def _growth(capture: PhaseSpan | None) -> int | None:
+def _growth(capture: Span | None) -> int | None:
     """Growth of non-torch memory during graph capture, which the graph figure holds already; 0 without a capture."""
     if capture is None:
         return 0

@@ -23,7 +23,7 @@ from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import (
     render_json,
     render_markdown,
