@@ -1,4 +1,4 @@
-"""What the tests of the real engine share: one simulated stack, runs started through the command line."""
+"""Fixtures of the tests of the real engine: one simulated stack, runs of the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vllm_memprof.sim.stacks import cache_dir
 def pytest_configure() -> None:
     """Test processes that run side by side have devices, and compiled models, of their own.
 
-    What vLLM notes of a model's class is the same in all: a file written whole, ten seconds and more to make.
+    What vLLM notes of a model's class is shared: a file written whole, ten seconds to make.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:

@@ -34,7 +34,7 @@ RUN_TIMEOUT_S = 240.0
 
 
 def require_stack(name: str) -> str:
-    """A simulated stack that is set up. Without it: a skip, or a failure where MEMPROF_REQUIRE_SIM is set."""
+    """Return a stack that is set up, else skip, or fail where MEMPROF_REQUIRE_SIM is set."""
     from vllm_memprof.errors import SetupError
     from vllm_memprof.sim.runtime import prepare_runtime
 
@@ -72,7 +72,7 @@ class RunResult:
 
 
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """All whole event lines of a run, each with the name of its file, in the order of their clock."""
+    """Return all whole event lines of a run, each with its file's name, in order of time."""
     events = []
     for path in sorted((run_dir / "events").glob("*.jsonl")):
         for line in path.read_text().splitlines():
@@ -135,7 +135,7 @@ def assert_nothing_left(pids: set[int]) -> None:
 
 
 def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[dict[str, Any], str]:
-    """A script in the engine's environment, the engine core in its process: its RESULT line, and all it printed."""
+    """Run a script in the engine's environment; return its RESULT line, and all it printed."""
     done = subprocess.run(
         [str(runtime.python), str(script), *args],
         env={

@@ -1,4 +1,4 @@
-"""A run record of many ranks, made from a recorded one of two: every rank with some MiB of its own outside torch."""
+"""A record of many ranks, made from one of two: each with some MiB of its own outside torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs and logs of tests/data that every format is tried on, and a run out of memory made by hand."""
+"""The runs and logs of tests/data that every format is tried on, and one made by hand."""
 
 from __future__ import annotations
 
