@@ -1,4 +1,4 @@
-"""Plugins that tests plant in the engine: vLLM loads them like any other, and they make it do what a test needs."""
+"""Plugins that vLLM loads like any other, and that make the engine do what a test needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def when_worker_is_there(then):
 
 
 def plant(folder: Path, register: str) -> dict[str, str]:
-    """A plugin whose ``register()`` is given as source; the environment that makes the engine load it."""
+    """Write a plugin from the source of its ``register()``; return the environment for it."""
     info = folder / "planted-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 0\n")

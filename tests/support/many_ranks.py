@@ -1,11 +1,11 @@
-"""A run record of many ranks, made from a recorded one of two: every rank with some MiB of its own outside torch."""
+"""A record of many ranks, made from one of two: each with some MiB of its own outside torch."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "data" / "recorded_023_tp2"
+SOURCE = Path(__file__).parents[1] / "data" / "recorded_023_tp2"
 _MIB = 1 << 20
 #: Fields of a snapshot that hold what lies outside torch, and their sign.
 _OUTSIDE_TORCH = {"device_free_bytes": -1, "non_torch_bytes": 1, "process_bytes": 1}
