@@ -24,7 +24,8 @@ from pathlib import Path
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import elf, symbols
 
-NATIVE_DIR = Path(__file__).parent / "native"
+_SIM_DIR = Path(__file__).parent
+NATIVE_DIR = _SIM_DIR / "native"
 LIBRARY = "libascendcl.so"
 _STAMP = "shim.stamp"
 _FLAGS = [
@@ -132,13 +133,13 @@ def _site_packages(engine_python: Path) -> Path:
 
 
 def _sources() -> list[Path]:
-    return sorted(path for path in NATIVE_DIR.iterdir() if path.suffix in {".cpp", ".h", ".toml"})
+    return sorted(path for path in NATIVE_DIR.rglob("*") if path.suffix in {".cpp", ".h", ".toml"})
 
 
 def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
     digest = hashlib.sha256()
     for path in [*_sources(), Path(__file__), Path(symbols.__file__), Path(elf.__file__)]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(f"{path.relative_to(_SIM_DIR)}\0".encode() + path.read_bytes())
     digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
     rules = symbols.load_rules()
     for path in symbols.engine_libraries(
@@ -159,7 +160,7 @@ def _is_current(out_dir: Path, fingerprint: str) -> bool:
 def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progress) -> None:
     work = out_dir / ".build"
     work.mkdir(exist_ok=True)
-    include_flags = [f"-I{site_packages / directory}" for directory in _INCLUDES]
+    include_flags = [f"-I{path}" for path in (NATIVE_DIR, *map(site_packages.joinpath, _INCLUDES))]
     include_flags += [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
     sources = [path for path in _sources() if path.suffix == ".cpp"]
     say(f"compiling {len(sources)} files of the simulated device")
@@ -210,8 +211,8 @@ def lacking_names(site_packages: Path) -> list[str]:
 
 
 def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
-    """Compiles one file, unless an object of the same content is there."""
-    headers = b"".join(path.read_bytes() for path in sorted(NATIVE_DIR.glob("*.h")))
+    """Compile one file, unless an object of the same content is there."""
+    headers = b"".join(path.read_bytes() for path in _sources() if path.suffix == ".h")
     key = hashlib.sha256(
         source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()
     ).hexdigest()[:24]

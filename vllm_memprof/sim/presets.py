@@ -27,7 +27,7 @@ from vllm_memprof.sim.quantization import RULES, describe
 from vllm_memprof.sim.stacks import cache_dir
 from vllm_memprof.sim.tokenizers import table_for, tokenizer_files
 
-PRESETS_DIR = Path(__file__).parent / "presets"
+PRESETS_DIR = Path(__file__).parent / "data" / "presets"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
 GENERATOR = 2
 #: A generated folder is complete: nothing is asked of a hub.

@@ -55,7 +55,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROFILES_DIR = Path(__file__).parent / "profiles"
+PROFILES_DIR = Path(__file__).parent / "data" / "profiles"
 
 _SECTIONS: dict[str, dict[str, type]] = {
     "device": {

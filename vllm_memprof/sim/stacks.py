@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-STACKS_DIR = Path(__file__).parent / "stacks"
+STACKS_DIR = Path(__file__).parent / "data" / "stacks"
 DEFAULT_STACK = "vllm-ascend-0.23.0"
 ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
 
