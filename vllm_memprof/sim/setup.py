@@ -54,7 +54,7 @@ from vllm_memprof.sim.stacks import (
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
-VERIFY_SCRIPT = Path(__file__).parent / "verify.py"
+VERIFY_SCRIPT = Path(__file__).parent / "engine" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
 #: Exit status of timeout(1) when it ended its command.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,12 +161,11 @@ def test_the_profile_names_every_source(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert (profile.name, profile.aliases, profile.title) == ("mine", (), "as in run 'one'")
     base = load_profile("910b")
-    assert profile.values == base.values | {
-        "total_bytes": 1 << 30,
-        "context_bytes": 6 * MIB,
-        "context_runtime_bytes": MIB,
-        "kernels_bytes": 0,
-    }
+    assert profile.device == replace(base.device, total_bytes=1 << 30)
+    assert profile.memory == replace(
+        base.memory, context_bytes=6 * MIB, context_runtime_bytes=MIB, kernels_bytes=0
+    )
+    assert profile.simulation == base.simulation
     assert [rule.pattern for rule in profile.workspace] == [
         "Atb*",
         *(rule.pattern for rule in base.workspace if not rule.pattern.startswith("Atb")),

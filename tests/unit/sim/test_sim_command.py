@@ -99,7 +99,7 @@ def test_calibrate_writes_a_profile_and_says_what_is_whose(tmp_path):
         sim.app, ["calibrate", str(DATA / "recorded_tp2"), "-o", str(target), "--from", "a3"]
     )
     assert other.exit_code == 0, other.output
-    assert load_profile(str(target)).soc_name == "Ascend910_9391"
+    assert load_profile(str(target)).device.soc_name == "Ascend910_9391"
     assert "from ascend910_93; documented: 2 MiB pages" in target.read_text()
 
 
