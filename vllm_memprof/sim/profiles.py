@@ -202,16 +202,18 @@ def _section(kind: type[_Section], table: Mapping[str, object], path: Path) -> _
 
 
 def _workspace_rule(pattern: str, given: object, path: Path) -> WorkspaceRule:
-    numbers = given if isinstance(given, dict) else {"base": given}
-    kinds = {"base": (int,), "per_byte": (int, float), "cap": (int,)}
-    if not re.fullmatch(r"[\w*]+", pattern) or any(
-        type(value) not in kinds.get(key, ()) or value < 0 for key, value in numbers.items()
-    ):
+    rows: dict[str, object] = dict(given) if isinstance(given, dict) else {"base": given}
+    factor = rows.pop("per_byte", 0.0)
+    sizes = {
+        key: value
+        for key, value in rows.items()
+        if key in ("base", "cap") and type(value) is int and value >= 0
+    }
+    valid = sizes == rows and type(factor) is not bool and re.fullmatch(r"[\w*]+", pattern)
+    if not (valid and isinstance(factor, (int, float)) and factor >= 0):
         raise SetupError(
             f"the device profile {path} has a rule in [workspace] that is none: "
             f"{pattern!r} = {given!r}",
             "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes}",
         )
-    return WorkspaceRule(
-        pattern, numbers.get("base", 0), float(numbers.get("per_byte", 0)), numbers.get("cap", 0)
-    )
+    return WorkspaceRule(pattern, sizes.get("base", 0), float(factor), sizes.get("cap", 0))
