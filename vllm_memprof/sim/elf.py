@@ -7,6 +7,7 @@ System V ABI; symbol versions as in the Linux Standard Base.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ _DT_NULL, _DT_NEEDED = 0, 1
 _STB_GLOBAL, _STB_WEAK, _STB_GNU_UNIQUE = 1, 2, 10
 _STV_HIDDEN = 2
 _MAGIC = b"\x7fELF\x02\x01"
+#: Names that the interpreter itself defines, without a version.
+INTERPRETER = re.compile(r"_?Py[A-Z_]")
 _SYMBOL = struct.Struct("<IBBHQQ")  # name, binding and type, visibility, section, value, size
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim.elf import ElfFile, is_elf
+from vllm_memprof.sim.elf import INTERPRETER, ElfFile, is_elf
 
 #: Result of a stand-in: cudaErrorNoDevice (driver_types.h). Other CUDA libraries read any value
 #: other than 0 as a failure.
@@ -34,8 +34,6 @@ QUIET = {
 PACKAGES = ("torch", "torchvision", "torchaudio")
 #: Binaries that torch opens only once there is a CUDA device: never here. (aten/src/ATen/cuda/detail, 2.10)
 OPENED_LATE = {"libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"}
-#: Names that the interpreter itself defines, without a version.
-INTERPRETER = re.compile(r"_?Py[A-Z_]")
 
 
 @dataclass

@@ -144,7 +144,9 @@ def _profile_table() -> Any:
     for profile in list_profiles():
         sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
         aliases = ", ".join(profile.aliases)
-        table.add_row(profile.name, aliases, *sizes, str(profile.device.device_count), profile.title)
+        table.add_row(
+            profile.name, aliases, *sizes, str(profile.device.device_count), profile.title
+        )
     return table
 
 

@@ -1,4 +1,4 @@
-"""The inside of ``memprof sim calibrate``: a recorded run, by way of the ledger, into a device profile."""
+"""``memprof sim calibrate``: a recorded run, by way of its report, into a device profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import DeviceMemory, RankReport, Report
     from vllm_memprof.record.schema import RunInfo
-    from vllm_memprof.sim.calibrate import Calibration, Moment, RankFacts
+    from vllm_memprof.sim.calibrate import Calibration, EdgeMemory, RankFacts
 
 #: Beginning of a SoC name -> the profile of such devices.
 _BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
@@ -18,7 +18,7 @@ _DEFAULT = "ascend910b"
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
-    """Writes the profile and says what it was made from, in lines.
+    """Write the profile; return lines that say what it was made from.
 
     Raises:
         RunRecordError: the run cannot be read, or holds nothing to calibrate from.
@@ -74,35 +74,27 @@ def _base_of(run: RunInfo) -> str:
 def _run_in_words(report: Report, run_dir: Path) -> str:
     device = report.run.device or "an unknown device"
     simulated = " (simulated)" if report.run.simulated else ""
-    return f"{run_dir.name}: {report.run.model}, {report.run.engine} {report.run.engine_version}, {device}{simulated}"
+    engine = f"{report.run.engine} {report.run.engine_version}"
+    return f"{run_dir.name}: {report.run.model}, {engine}, {device}{simulated}"
 
 
 def _best_rank(report: Report) -> RankReport:
-    """The first rank whose memory outside torch was read; one that shares its device with nobody is preferred."""
+    """Return the first rank with memory outside torch, at best one alone on its device."""
 
-    def alone(rank: RankReport) -> bool:
-        return not any(
-            row.bytes
-            for memory in rank.device_memory
-            for row in memory.rows
-            if row.component == "other_processes"
-        )
+    def sizes(rank: RankReport, owner: str) -> list[int | None]:
+        rows = [row for memory in rank.device_memory for row in memory.rows]
+        return [row.bytes for row in rows if row.component == owner]
 
     told = [
-        rank
-        for rank in report.ranks
-        if any(
-            row.component == "context" and row.bytes is not None
-            for memory in rank.device_memory
-            for row in memory.rows
-        )
+        rank for rank in report.ranks if any(size is not None for size in sizes(rank, "context"))
     ]
     if not told:
         raise RunRecordError(
-            f"the run {report.run.id} has no reading of memory outside torch: there is nothing to calibrate from",
+            f"the run {report.run.id} has no reading of memory outside torch: "
+            "there is nothing to calibrate from",
             "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
         )
-    return next((rank for rank in told if alone(rank)), told[0])
+    return next((rank for rank in told if not any(sizes(rank, "other_processes"))), told[0])
 
 
 def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
@@ -115,7 +107,7 @@ def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
     return RankFacts(
         label=rank.label,
         device_total_bytes=rank.device_total_bytes,
-        moments=[_moment(memory) for memory in _in_time(rank)],
+        edges=[_edge(memory) for memory in _in_time(rank)],
         communicators=[size if isinstance(size, int) else None for size in sizes],
         graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
         task_queue_level=_number(run.env.get("TASK_QUEUE_ENABLE"), 1),
@@ -128,7 +120,7 @@ def _number(text: str | None, default: int) -> int:
 
 
 def _in_time(rank: RankReport) -> list[DeviceMemory]:
-    """The ledger's moments in the order in which they were read."""
+    """Return the memory of all phase edges in the order in which they were read."""
     times = {
         (span.order, edge): snapshot.t_ns or 0
         for span in rank.spans
@@ -138,13 +130,13 @@ def _in_time(rank: RankReport) -> list[DeviceMemory]:
     return sorted(rank.device_memory, key=lambda memory: times.get((memory.order, memory.edge), 0))
 
 
-def _moment(memory: DeviceMemory) -> Moment:
-    from vllm_memprof.sim.calibrate import Moment
+def _edge(memory: DeviceMemory) -> EdgeMemory:
+    from vllm_memprof.sim.calibrate import EdgeMemory
 
     streams = [
         row.bytes for row in memory.parts if row.component.startswith("npu_workspace_stream_")
     ]
-    return Moment(
+    return EdgeMemory(
         phase=memory.phase,
         edge=memory.edge,
         rows={row.component: row.bytes for row in memory.rows},
