@@ -27,8 +27,8 @@ _SIM_DIR = Path(__file__).parent
 NATIVE_DIR = _SIM_DIR / "native"
 LIBRARY = "libascendcl.so"
 _STAMP = "shim.stamp"
-_FLAGS = "-std=c++17 -O1 -g0 -fPIC -fvisibility=hidden".split()
-_FLAGS += ["-DFUNC_VISIBILITY", "-Wno-deprecated-declarations"]
+_FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
+_FLAGS += ["-Wno-deprecated-declarations"]
 _INCLUDES = [
     "torch_npu/include",
     "torch_npu/include/third_party/acl/inc",

@@ -35,7 +35,7 @@ def modelscope_folder(model: str) -> Path | None:
 
 
 def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
-    """Return whether the hub says within ``timeout_s`` seconds that it has the model's configuration.
+    """Return whether the hub answers in ``timeout_s`` seconds that it has the configuration.
 
     The question runs in a thread of its own: name resolution knows no time limit.
     """

@@ -275,7 +275,7 @@ class _Setup:
         (self.site_packages / "memprof.pth").write_text(f"{link_package(self.prefix)}\n")
 
     def verify(self) -> None:
-        """Import the engine, which also compiles its Python, and allocate on a device of its own."""
+        """Import the engine, which also compiles its Python, and allocate on an own device."""
         report: list[str] = []
 
         def keep(line: str) -> None:
@@ -353,7 +353,7 @@ def tail_of(lines: list[str]) -> str:
 
 
 def run_command(command: list[str], env: dict[str, str], listen: Callable[[str], None]) -> int:
-    """Run a command in a process group of its own, its lines to ``listen``; an exception ends it."""
+    """Run a command in its own process group, its lines to ``listen``; an exception ends it."""
     process = subprocess.Popen(
         command,
         env=env,

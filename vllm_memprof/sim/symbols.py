@@ -239,7 +239,8 @@ def generate_cpp(plan: SymbolPlan) -> str:
         )
     for index, symbol in enumerate(plan.by_state("noop")):
         lines.append(
-            f'API int noop{index}() __asm__("{symbol.name}");\nAPI int noop{index}() {{ return 0; }}'
+            f'API int noop{index}() __asm__("{symbol.name}");\n'
+            f"API int noop{index}() {{ return 0; }}"
         )
     atb = plan.by_state("atb")
     targets = sorted({symbol.target for symbol in atb})
