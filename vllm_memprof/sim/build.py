@@ -1,7 +1,8 @@
 """Build the shim: one shared library that answers for every CANN library the engine needs.
 
-In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder of libraries for
-``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a C++17 compiler, g++ or clang++.
+In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder
+of libraries for ``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a
+C++17 compiler, g++ or clang++.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ QUIET = {
 }
 #: Packages of an environment whose libraries are looked at.
 PACKAGES = ("torch", "torchvision", "torchaudio")
-#: Binaries that torch opens only once there is a CUDA device: never here. (aten/src/ATen/cuda/detail, 2.10)
+#: Binaries that torch opens only once there is a CUDA device: never here.
+#: (aten/src/ATen/cuda/detail, 2.10)
 OPENED_LATE = {"libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"}
 
 

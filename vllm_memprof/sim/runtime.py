@@ -1,6 +1,7 @@
 """The interpreter and the environment with which an engine runs on a simulated device.
 
-In: a device profile, a stack that is set up. Out: `SimRuntime`. Runs in the launcher's process; starts nothing.
+In: a device profile, a stack that is set up. Out: `SimRuntime`. Runs in the launcher's process;
+starts nothing.
 
 Layout of a stack's folder (the prefix), which is itself a virtual environment::
 

@@ -8,7 +8,8 @@ A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python
 pip needs besides while it unpacks) and tables ``[[build]]`` for packages that are built from their
 source distribution: ``requirement`` and ``env``. Their build requirements are pinned in the lock.
 
-A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command installs a chunk.
+A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
+installs a chunk.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def parse_lock(text: str) -> tuple[Chunk, ...]:
     """Return the chunks of a lock file.
 
     Raises:
-        ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned twice.
+        ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned
+        twice.
     """
     chunks: list[tuple[str, list[tuple[str, str]]]] = []
     seen: set[str] = set()

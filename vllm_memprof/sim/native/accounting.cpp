@@ -22,7 +22,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "device.h"
 #include "error.h"
 #include "pages.h"
 #include "profile.h"

@@ -8,6 +8,8 @@
 
 namespace memprof_sim {
 
+constexpr int kMaxDevices = 64;
+
 // As the driver tells them apart: by the module that asked. What its counters do not show is
 // kDevice.
 enum Component : int {

@@ -5,8 +5,6 @@
 
 namespace memprof_sim {
 
-constexpr int kMaxDevices = 64;
-
 // The device of the current context; makes a context on the default device where one is configured.
 // -1 without a context.
 int current_device();
