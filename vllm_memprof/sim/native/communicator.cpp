@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "accounting.h"
 #include "copy.h"
 #include "device.h"
 #include "error.h"
