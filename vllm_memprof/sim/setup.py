@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from vllm_memprof import __version__
 from vllm_memprof.errors import SetupError
@@ -73,8 +74,8 @@ _PIP_WORK = re.compile(
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
 
-class Progress:
-    """Receives the progress of a setup; does nothing itself. The command line shows it."""
+class Progress(Protocol):
+    """Receives the progress of a setup. The command line shows it."""
 
     def step(self, number: int, total: int, title: str) -> None:
         """A step begins."""
@@ -84,6 +85,10 @@ class Progress:
 
     def done(self, seconds: float) -> None:
         """The step ended."""
+
+
+class _Silent(Progress):
+    """Shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def setup_stack(
 
     if not force and stack_state(stack, folder) == "ready":
         return result(changed=False)
-    job = _Setup(stack, folder, progress or Progress(), run or run_command)
+    job = _Setup(stack, folder, progress or _Silent(), run or run_command)
     try:
         with _locked(folder, job.progress):
             if not force and stack_state(stack, folder) == "ready":
