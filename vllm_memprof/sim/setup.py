@@ -79,12 +79,15 @@ class Progress(Protocol):
 
     def step(self, number: int, total: int, title: str) -> None:
         """A step begins."""
+        return
 
     def detail(self, text: str) -> None:
         """Something within the step."""
+        return
 
     def done(self, seconds: float) -> None:
         """The step ended."""
+        return
 
 
 class _Silent(Progress):
