@@ -12,7 +12,7 @@ import pytest
 import vllm_memprof
 
 PACKAGE = Path(vllm_memprof.__file__).parent
-OPEN_TO_ALL = {"errors", "redact", "units"}
+OPEN_TO_ALL = {"errors", "redact", "text", "units"}
 #: layer -> layers it may import. `record` stands for record.schema and the loader.
 MAY_IMPORT = {
     "capture": {"record"},

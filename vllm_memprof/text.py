@@ -1,0 +1,100 @@
+"""Sentences that can be said in another language: a str that remembers its template and parameters.
+
+The template is the id of a message, as in gettext. ``text("{size:gib} GiB are free", size=n)`` is
+the English sentence, and a catalogue translates it by its template, never by its words. What is not
+a ``Text`` is somebody's own word, a name or a figure, and stays as it is in every language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from vllm_memprof.units import format_bytes, format_gib, format_mib
+
+#: Format specs for quantities; each takes an integer of bytes, a count, or None where it is unknown.
+_QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
+    "gib": format_gib,
+    "gib4": lambda size: format_gib(size, 4),
+    "mib": lambda size: format_mib(None if size is None else int(size)),
+    "bytes": lambda size: format_bytes(None if size is None else int(size)),
+    "ms": lambda seconds: "-" if seconds is None else f"{seconds * 1000:.2f}",
+}
+
+
+class Text(str):
+    """A sentence or a word of memprof's own, in English, with what it was made of."""
+
+    template: str
+    params: Mapping[str, object]
+
+    def __reduce__(self) -> tuple[Callable[..., Text], tuple[str, dict[str, object]]]:
+        return _restored, (self.template, dict(self.params))
+
+
+class _Param:
+    """A parameter while a template is filled: formats quantities by their spec."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __format__(self, spec: str) -> str:
+        quantity = _QUANTITIES.get(spec)
+        if quantity is None:
+            return format(self._value, spec)
+        if self._value is not None and not isinstance(self._value, (int, float)):
+            raise ValueError(f"{spec!r} takes a number, not {self._value!r}")
+        return quantity(self._value)
+
+
+def text(template: str, /, **params: object) -> Text:
+    """Return the sentence of a template.
+
+    Args:
+        template: English, with ``{name}`` or ``{name:spec}`` for parameters. Specs are those of
+            ``format``, and ``gib``, ``gib4``, ``mib`` and ``bytes`` for bytes, ``ms`` for seconds.
+        params: figures, names, or further texts, which are translated in their turn.
+    """
+    filled = Text(fill(template, params))
+    filled.template = template
+    filled.params = params
+    return filled
+
+
+def join(mark: str, parts: Iterable[str]) -> Text:
+    """Return texts one after the other, ``mark``, itself translated, between them."""
+    listed = tuple(parts)
+    joined = Text(mark.join(listed))
+    joined.template = mark
+    joined.params = {"parts": listed}
+    return joined
+
+
+def fill(template: str, params: Mapping[str, object]) -> str:
+    """Return a template, in any language, with its parameters in their places."""
+    if not params:
+        return template.replace("{{", "{").replace("}}", "}")
+    return template.format(**{name: _Param(value) for name, value in params.items()})
+
+
+def translate(value: str, catalogue: Mapping[str, str]) -> str:
+    """Return a text in the language of a catalogue, English template -> translated template.
+
+    Parameters that are texts are translated first. A template that the catalogue lacks, and any
+    str that is not a ``Text``, stays as it is.
+    """
+    if not isinstance(value, Text):
+        return value
+    parts = value.params.get("parts")
+    if isinstance(parts, tuple):  # of ``join``
+        mark = catalogue.get(value.template, value.template)
+        return mark.join(translate(part, catalogue) for part in parts)
+    params = {
+        name: translate(param, catalogue) if isinstance(param, str) else param
+        for name, param in value.params.items()
+    }
+    return fill(catalogue.get(value.template, value.template), params)
+
+
+def _restored(template: str, params: dict[str, object]) -> Text:
+    parts = params.get("parts")
+    return join(template, parts) if isinstance(parts, tuple) else text(template, **params)
