@@ -10,15 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 
 from vllm_memprof.accounting import findings_attribution, findings_empty_cache, findings_oom
-from vllm_memprof.accounting.headroom import profile_peak
-from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start
+from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
-from vllm_memprof.accounting.model import Finding, RankReport, NotSubtracted
+from vllm_memprof.accounting.model import Finding, NotSubtracted, RankReport
+from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, others_at_start
+from vllm_memprof.accounting.spare import profile_peak
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 
-#: Equations whose last term holds what other processes have on the device. (vllm-ascend#7308)
-DOUBLE_COUNTING = ("E3", "E4p")
 #: The most that one process is known to have held outside torch: 14 GiB, by a communication library.
 NON_TORCH_CEILING_BYTES = 16 * GIB
 #: What engines leave free in the sizes that they suggest.
@@ -128,7 +127,7 @@ def _negative_kv(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 def _below_zero(rank: RankReport) -> int:
     """How far the charged terms go beyond the request, bytes; 0 where that is not known."""
-    sizes = [row.bytes for row in rank.budget.terms if row.charged]
+    sizes = [row.bytes for row in rank.budget.terms if row.subtracted]
     asked = rank.budget.requested_bytes
     if asked is None or not sizes or None in sizes:
         return 0
@@ -140,7 +139,7 @@ def _raise_utilization(rank: RankReport, missing: int) -> str:
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
     if not missing:
         return "raise --gpu-memory-utilization, or lower --max-num-batched-tokens"
-    missing *= 2 if rank.budget.equation == "E4p" else 1
+    missing *= divisor_of(rank.budget.equation)
     if not total or not utilization:
         more = format_gib(missing)
         return f"raise --gpu-memory-utilization by more than {more} / the device's GiB"
@@ -291,9 +290,10 @@ def _held_by_others(rank: RankReport, used: int, charged: int | None, evidence: 
     """E3 and its 310P kin charge what others hold, although the request is a share of the whole device."""
     budget = rank.budget
     cost, action, title = used, "", "The device was in use before the engine began"
-    if budget.equation in DOUBLE_COUNTING and not rank.figures.get("startup_refused"):
+    row = form_of(budget.equation)
+    if row and row.double_counts_neighbours and not rank.figures.get("startup_refused"):
         title += f", and equation {budget.equation} takes that from the KV cache"
-        cost = used // 2 if budget.equation == "E4p" else used
+        cost = used // row.divisor
         evidence += "" if charged is None else f", cleared by empty_cache {format_gib(charged)} GiB"
         action = _give_back(rank, used)
     return Finding(
@@ -314,7 +314,7 @@ def _charged_for_others(rank: RankReport, charged: int) -> Iterator[Finding]:
     if charged > CONTEXT_CEILING_BYTES:
         budget = rank.budget
         granted = budget.engine_kv_cache_bytes or 0
-        parts = 2 if budget.equation == "E4p" else 1
+        parts = divisor_of(budget.equation)
         yield Finding(
             id="co-tenant",
             severity="warning",
@@ -334,7 +334,8 @@ def _charged_as_cleared(rank: RankReport) -> int | None:
     """The last term of E3 and E4p: as it is, or as what is missing between the request and the KV cache."""
     budget = rank.budget
     asked, granted = budget.requested_bytes, budget.engine_kv_cache_bytes
-    if budget.equation not in DOUBLE_COUNTING:
+    row = form_of(budget.equation)
+    if row is None or not row.double_counts_neighbours:
         return None
     cleared = budget.term("cleared")
     if cleared is not None or asked is None or granted is None:
@@ -344,11 +345,7 @@ def _charged_as_cleared(rank: RankReport) -> int | None:
     together = rank.figures.get(
         "non_kv_cache_bytes", sum(known) if len(known) == len(terms) else None
     )
-    return (
-        None
-        if together is None
-        else asked - int(together) - granted * (2 if budget.equation == "E4p" else 1)
-    )
+    return None if together is None else asked - int(together) - granted * row.divisor
 
 
 def _give_back(rank: RankReport, size: int) -> str:
@@ -417,7 +414,8 @@ def _estimate_high(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """The engine charged more for graphs than their pools took."""
     for rank in ranks:
         row = next(
-            (row for row in rank.budget.terms if row.name == "graph_estimate" and row.charged), None
+            (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted),
+            None,
         )
         actual = rank.figures.get("graph_bytes")
         if row is None or row.bytes is None or actual is None:

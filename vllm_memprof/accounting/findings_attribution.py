@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.growth import Growth, growth_by_owner
-from vllm_memprof.accounting.honest import others_at_start, others_in
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import ComponentRow, Finding, RankReport
+from vllm_memprof.accounting.quantities import others_at_start, others_in
 from vllm_memprof.record.loader import PhaseSpan, Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 

@@ -20,12 +20,12 @@ from vllm_memprof.accounting.model import (
     Kv,
     KvGroup,
     NotMeasured,
+    NotSubtracted,
     PhaseRow,
     RankReport,
     Report,
     RunSummary,
     TermRow,
-    NotSubtracted,
 )
 from vllm_memprof.accounting.reclaim import Cycle, EmptyCacheCall, ReclaimSummary
 from vllm_memprof.record.loader import PhaseSpan
@@ -142,7 +142,7 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
         device_total_bytes=device_total,
         requested=row.get("requested_exact", row["requested_bytes"]),
         terms=[
-            _make(TermRow, {"charged": term["name"] != "graph", **term}) for term in row["terms"]
+            _make(TermRow, {"subtracted": term["name"] != "graph", **term}) for term in row["terms"]
         ],
         checks=[_make(Check, check) for check in row.get("checks", [])],
         not_subtracted=[

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.spare import profile_peak
 
 #: Why a finding could not have been made on a rank; None where it could.
 Blind = Callable[[Report, RankReport], str | None]

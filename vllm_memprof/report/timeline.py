@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.report.clock import MOMENTS
 from vllm_memprof.units import minus
@@ -27,7 +28,7 @@ _TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV ca
 _TENSORS_CHANGE = ("sleep", "wake_up", "weight_update", "shutdown")
 _OTHER_TENSORS = "tensors: other"
 _UNDIVIDED = "tensors: not divided"
-_NOT_OWNERS = ("allocated", "cached", "unmapped", "free")
+_NOT_OWNERS = (*TORCH_ROWS, "free")
 
 
 @dataclass(frozen=True)

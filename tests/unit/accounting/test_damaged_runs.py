@@ -51,7 +51,7 @@ def assert_sound(report: Report) -> None:
                 )
                 assert known + memory.unaccounted_bytes == total
         budget = rank.budget
-        if any(term.charged and term.bytes is None for term in budget.terms):
+        if any(term.subtracted and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None
             assert budget.balanced is None
             assert budget.fits_request_kv_cache_bytes is None
