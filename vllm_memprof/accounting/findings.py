@@ -266,7 +266,7 @@ def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
         non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
-        measured = others_at_start(rank.spans, own)
+        measured = others_at_start(rank.phases, own)
         if measured is not None:
             if measured >= findings_attribution.NOTEWORTHY_BYTES:
                 evidence = f"{format_gib(measured)} GiB by the driver's list of processes"
@@ -511,7 +511,7 @@ def _headroom(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """What the profile run held at its worst moment and the KV cache do not fit on the device together."""
     for rank in ranks:
         total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
-        peak = profile_peak(rank.spans, total)
+        peak = profile_peak(rank.phases, total)
         if total is None or granted is None or peak is None:
             continue
         over = peak + granted - total

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.equations import Figures
 from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, RankReport
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB, minus
 
@@ -42,7 +42,7 @@ class Evidence:
     """What one rank recorded, as far as quantities are read from it."""
 
     figures: Figures
-    spans: list[PhaseSpan]
+    spans: list[Span]
     simulated: bool
 
     def figure(self, name: str) -> int | None:
@@ -50,27 +50,16 @@ class Evidence:
         value = self.figures.get(name)
         return None if value is None else int(value)
 
-    def last(self, phase: str) -> PhaseSpan | None:
-        return next((span for span in reversed(self.spans) if span.phase == phase), None)
-
     def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, Text]:
         """Return the snapshots around the moment at which the engine reads its non-torch figure.
 
         That is the last ``empty_cache`` of the profile run; without one, the run's end.
         """
         for span in reversed(self.spans):
-            if span.phase == "empty_cache" and self._in_profile(span):
+            if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
                 return span.before, span.after, text("the last empty_cache of the profile run")
-        last = self.last("profile_run")
+        last = last_of(self.spans, "profile_run")
         return None, last.after if last else None, text("the end of the profile run")
-
-    def _in_profile(self, span: PhaseSpan) -> bool:
-        parent = span.parent
-        while parent is not None:
-            if self.spans[parent].phase == "profile_run":
-                return True
-            parent = self.spans[parent].parent
-        return False
 
 
 @dataclass(frozen=True)
@@ -111,15 +100,15 @@ class Quantity:
         return Reading(found.bytes, how, formula, source, reason)
 
 
-def others_at_start(spans: list[PhaseSpan], own: Collection[str] = ()) -> int | None:
+def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
     """Return what other processes held when the driver was first asked, bytes; None: it was not.
 
     Args:
         spans: phases of a rank.
         own: process numbers that do not count, e.g. of the run's other ranks.
     """
-    edges = (edge for span in spans for edge in (span.before, span.after) if edge is not None)
-    return next((others for each in edges if (others := others_in(each, own)) is not None), None)
+    each = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
+    return next((others for others in each if others is not None), None)
 
 
 def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
@@ -133,15 +122,17 @@ def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
 
     A report that was written without its figures gives what its terms and items hold.
     """
-    evidence = Evidence(rank.figures, rank.spans, simulated)
+    evidence = Evidence(rank.figures, rank.phases, simulated)
     found = {
         name: row.reading(evidence).bytes
         for name, row in QUANTITIES.items()
         if row.read is not None
     }
-    for item in (*rank.budget.terms, *rank.budget.not_subtracted):
-        if item.name in found and found[item.name] is None:
-            found[item.name] = item.bytes
+    said = [(term.name, term.bytes) for term in rank.budget.terms]
+    said += [(item.name, item.bytes) for item in rank.budget.not_subtracted]
+    for name, size in said:
+        if name in found and found[name] is None:
+            found[name] = size
     return found
 
 
@@ -159,7 +150,7 @@ def is_device_wide(name: str) -> bool:
 def _weights(evidence: Evidence) -> Reading:
     """Where the engine keeps no figure: the growth of allocated memory while it loaded them."""
     size = evidence.figure("weights_bytes")
-    span = evidence.last("weight_load")
+    span = last_of(evidence.spans, "weight_load")
     if size is None and span is not None and span.before is not None and span.after is not None:
         grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
         return Reading(grown, formula="growth of allocated in weight_load")
@@ -169,7 +160,7 @@ def _weights(evidence: Evidence) -> Reading:
 def _allocated_before(evidence: Evidence) -> int | None:
     """Allocated right before the profile run; the engine's figure is a peak that it just reset."""
     size = evidence.figure("profile_before_allocated_peak_bytes")
-    span = evidence.last("profile_run")
+    span = last_of(evidence.spans, "profile_run")
     return span.before.allocated_bytes if size is None and span and span.before else size
 
 
@@ -212,16 +203,15 @@ def _used_at_start(evidence: Evidence) -> Reading:
     if total is not None and free is not None:
         return Reading(total - free, formula="device_total - initial_free")  # nothing reserved yet
     first = next((span.order for span in evidence.spans if span.phase in _BEFORE_LOADING), None)
-    edges = [
-        edge
-        for span in evidence.spans
+    read = [
+        edge.snapshot
+        for span, edge in edges_of(evidence.spans)
         if first is not None and first in (span.order, span.parent)
-        for edge in (span.before, span.after)
-        if edge is not None and edge.non_torch_bytes is not None
+        if edge.snapshot.non_torch_bytes is not None
     ]
-    if not edges:
+    if not read:
         return Reading(None)
-    size = min(edges, key=lambda edge: edge.t_ns).non_torch_bytes
+    size = min(read, key=lambda snapshot: snapshot.t_ns or 0).non_torch_bytes
     return Reading(size, formula="non_torch", source=text("the first reading of the device"))
 
 
@@ -270,7 +260,7 @@ def _non_torch_cleared(evidence: Evidence) -> Reading:
 
 
 def _graph(evidence: Evidence) -> Reading:
-    capture = evidence.last("graph_capture")
+    capture = last_of(evidence.spans, "graph_capture")
     failed = capture is not None and capture.error
     reason = text("graph_capture failed") if failed else None
     return Reading(evidence.figure("graph_bytes"), reason=reason)
@@ -278,7 +268,7 @@ def _graph(evidence: Evidence) -> Reading:
 
 def _late_non_torch(evidence: Evidence) -> Reading:
     """ATB pools, communicators first used in warm-up; the graph figure holds its own growth."""
-    warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
+    warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
     before, after, _ = evidence.profile_end()
     if warm_up is None or warm_up.error or warm_up.after is None:
         return Reading(None)

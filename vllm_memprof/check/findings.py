@@ -38,7 +38,7 @@ def _not_subtracted(name: str) -> Blind:
 def _headroom(report: Report, rank: RankReport) -> str | None:
     if rank.budget.engine_kv_cache_bytes is None:
         return "no KV cache was granted"
-    if profile_peak(rank.spans, device_total(rank)) is None:
+    if profile_peak(rank.phases, device_total(rank)) is None:
         return "what the profile run held at its peak is not known"
     return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.units import MIB
 
 BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
@@ -102,9 +103,9 @@ def of_quantity(
 def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
     """The largest of all moments, without its sign."""
     sizes = [
-        abs(memory.unaccounted_bytes)
-        for memory in rank.device_memory
-        if memory.unaccounted_bytes is not None
+        abs(edge.owners.unaccounted_bytes)
+        for _, edge in edges_of(rank.phases)
+        if edge.owners is not None and edge.owners.unaccounted_bytes is not None
     ]
     return max(sizes, default=None)
 
@@ -243,7 +244,7 @@ def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> str:
     if rank.open_phases:
         return f"the rank did not finish {rank.open_phases[-1]}"
     if figure.name in QUANTITIES:
-        evidence = Evidence(rank.figures, rank.spans, report.run.simulated)
+        evidence = Evidence(rank.figures, rank.phases, report.run.simulated)
         return str(QUANTITIES[figure.name].reading(evidence).reason)
     return f"no record of it, run {report.run.status}"
 

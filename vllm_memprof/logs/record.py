@@ -18,8 +18,10 @@ from vllm_memprof.logs.clean import read_chunks, read_lines
 from vllm_memprof.logs.config import Config
 from vllm_memprof.logs.parse import Fact, parse
 from vllm_memprof.logs.runs import WITHIN_CORE, Process, RunFacts, Sorter
-from vllm_memprof.record.loader import Identity, PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
+from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import edges as span_edges
 
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
@@ -394,7 +396,7 @@ def _engine_core(dp: int | None, plan: dict[str, Fact], config: Config, name: st
     )
 
 
-def _phases(process: Process) -> list[PhaseSpan]:
+def _phases(process: Process) -> list[Span]:
     """Moments that were printed, as phases in the order of a start-up. Their time is the number of their line."""
     edges: dict[str, dict[str, Snapshot]] = {}
     lines: dict[str, int] = {}
@@ -413,7 +415,7 @@ def _phases(process: Process) -> list[PhaseSpan]:
             {f"{name}_bytes": int(fact.value) for name, fact in known.items()}
         )
         lines[moment.phase] = max(fact.line for fact in known.values())
-    spans: list[PhaseSpan] = []
+    spans: list[Span] = []
     for phase in ("hccl_init", "profile_run", "mm_profile", "empty_cache"):
         if phase in edges:
             parent = (
@@ -441,23 +443,22 @@ def _has(process: Process, prefix: str) -> bool:
 
 def _span(
     phase: str, order: int, parent: int | None, edges: dict[str, Snapshot], line: int
-) -> PhaseSpan:
-    return PhaseSpan(
+) -> Span:
+    return Span(
         phase=phase,
         order=order,
         id=None,
         parent=parent,
         depth=0 if parent is None else 1,
         hook=None,
-        before=edges.get("before"),
-        after=edges.get("after"),
+        edges=span_edges(edges.get("before"), edges.get("after")),
         start_t_ns=None,
         end_t_ns=line,
         detail={"line": line},
     )
 
 
-def _oom(process: Process, order: int) -> PhaseSpan:
+def _oom(process: Process, order: int) -> Span:
     figures, _ = _figures(process, Config())
     names = (
         "requested",
@@ -488,15 +489,14 @@ def _oom(process: Process, order: int) -> PhaseSpan:
             "non_torch_bytes": detail["non_torch_bytes"],
         }
     )
-    return PhaseSpan(
+    return Span(
         phase="oom",
         order=order,
         id=None,
         parent=None,
         depth=0,
         hook=None,
-        before=None,
-        after=snapshot,
+        edges=span_edges(None, snapshot),
         start_t_ns=None,
         end_t_ns=first,
         detail=detail,

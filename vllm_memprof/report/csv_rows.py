@@ -23,11 +23,11 @@ from vllm_memprof.accounting.model import (
     MEASURED,
     MODELLED,
     Budget,
-    PhaseRow,
     RankReport,
     Report,
 )
-from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.clock import host_starts
 
 COLUMNS = (
@@ -88,10 +88,12 @@ def _rank_rows(rank: RankReport, start: int, simulated: bool) -> Iterator[list[A
     """Rows from ``phase`` on."""
     for kind, component, size, how in _budget_rows(rank, rank.budget):
         yield ["", "", "", "", kind, component, size, how, "", ""]
-    phases = {row.order: row for row in rank.phases}
-    for memory in rank.device_memory:
-        snapshot = _snapshot(phases.get(memory.order), memory.edge)
-        at = [memory.phase, memory.order, memory.edge, _seconds(snapshot, start)]
+    for span, edge in edges_of(rank.phases):
+        memory, snapshot = edge.owners, edge.snapshot
+        if memory is None:
+            continue
+        seconds = (snapshot.t_ns - start) / 1e9 if snapshot.t_ns else None
+        at = [span.phase, span.order, edge.side, seconds]
         for row in memory.rows:
             yield [*at, "owner", row.component, row.bytes, row.how, row.source, row.part_of]
         yield [
@@ -105,7 +107,7 @@ def _rank_rows(rank: RankReport, start: int, simulated: bool) -> Iterator[list[A
         ]
         for row in memory.parts:
             yield [*at, "part", row.component, row.bytes, row.how, row.source, row.part_of]
-        for name in _READINGS if snapshot is not None else ():
+        for name in _READINGS:
             yield [*at, "reading", name, getattr(snapshot, name), _how(name, simulated), "", ""]
 
 
@@ -125,11 +127,3 @@ def _how(name: str, simulated: bool) -> str:
     if name not in _OUTSIDE_TORCH:
         return MEASURED
     return MODELLED if simulated else _OUTSIDE_TORCH[name]
-
-
-def _snapshot(row: PhaseRow | None, edge: str) -> Snapshot | None:
-    return None if row is None else row.before if edge == "before" else row.after
-
-
-def _seconds(snapshot: Snapshot | None, start: int) -> float | None:
-    return None if snapshot is None or not snapshot.t_ns else (snapshot.t_ns - start) / 1e9

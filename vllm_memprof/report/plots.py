@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -99,11 +100,12 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
     moments = tuple(
         (
-            memory.phase,
-            memory.edge,
-            *((row.component, format_gib(row.bytes)) for row in memory.rows),
+            span.phase,
+            edge.side,
+            *((row.component, format_gib(row.bytes)) for row in edge.owners.rows),
         )
-        for memory in rank.device_memory
+        for span, edge in edges_of(rank.phases)
+        if edge.owners is not None
     )
     budget = rank.budget
     figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]

@@ -17,7 +17,7 @@ from vllm_memprof.accounting.budgets import fits_request, items_not_subtracted
 from vllm_memprof.accounting.equations import select
 from vllm_memprof.accounting.model import NotSubtracted
 from vllm_memprof.accounting.quantities import Evidence
-from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB
 
 SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json").read_text())[
@@ -39,7 +39,7 @@ def reading(moment: str, allocated: float) -> Any:
     )
 
 
-def profile_spans() -> list[PhaseSpan]:
+def profile_spans() -> list[Span]:
     before = reading("after_profile_run_before_empty_cache", 9.45)
     after = reading("after_profile_run_after_empty_cache", 9.45)
     first = reading("before_profile_run", 9.45)
@@ -62,7 +62,7 @@ def figures(**changes: Any) -> dict[str, Any]:
 
 
 def items(
-    spans: list[PhaseSpan] | None = None, simulated: bool = False, **changes: Any
+    spans: list[Span] | None = None, simulated: bool = False, **changes: Any
 ) -> dict[str, NotSubtracted]:
     evidence = Evidence(figures(**changes), profile_spans() if spans is None else spans, simulated)
     return {item.name: item for item in items_not_subtracted(NAMES, evidence)}

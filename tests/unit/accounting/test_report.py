@@ -14,6 +14,7 @@ from vllm_memprof.accounting.build import REQUIRED_PHASES
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import edges_of
 
 RUNS = (
     "recorded_tp2",
@@ -113,7 +114,9 @@ def test_names_of_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_snapshot_balances(name: str) -> None:
     for rank in build_report(recorded(name)).ranks:
-        for memory in rank.device_memory:
+        for _, edge in edges_of(rank.phases):
+            memory = edge.owners
+            assert memory is not None
             known = sum(row.bytes for row in memory.rows if row.bytes is not None)
             assert memory.unaccounted_bytes in (
                 0,

@@ -13,7 +13,8 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.kv import infer_layout
 from vllm_memprof.accounting.model import Kv, Report
 from vllm_memprof.accounting.spare import profile_peak, spare
-from vllm_memprof.record.loader import PhaseSpan, ProcessRecord
+from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.record.spans import Span
 
 
 def at(
@@ -101,7 +102,7 @@ def old_run(
         reserved_bytes=gib(9.75),
         non_torch_bytes=TOTAL - free - gib(9.75),
     )
-    spans: list[PhaseSpan] = [
+    spans: list[Span] = [
         span("profile_run", None, after),
         span("empty_cache", before, after, order=1, parent=0, depth=1),
     ]
