@@ -14,6 +14,7 @@ from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.spare import spare_with_kv_cache
 from vllm_memprof.record.loader import Run
+from vllm_memprof.units import one_line
 
 SWEEP_SCHEMA = "memprof.sweep/1"
 FIT_SCHEMA = "memprof.fit/1"
@@ -243,9 +244,3 @@ def _least(sizes: Sequence[int | None]) -> int | None:
     return (
         None if None in sizes else min((size for size in sizes if size is not None), default=None)
     )
-
-
-def one_line(text: str, limit: int = 500) -> str:
-    """Any text as one line of at most ``limit`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -18,6 +18,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.model import (
     INFERRED,
     MEASURED,
@@ -28,7 +29,6 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.clock import host_starts
 
 COLUMNS = (
     "run",

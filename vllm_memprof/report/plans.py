@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try, one_line
+from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -25,7 +25,7 @@ from vllm_memprof.report.sections.base import (
     number,
 )
 from vllm_memprof.report.table import Painter
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import format_bytes, format_gib, one_line
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own names. Bytes are integers,
 #: an empty cell is unknown. ``docs/concepts/plans.md`` says what each one is.

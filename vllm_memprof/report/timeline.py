@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.clock import MOMENTS
 from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
-from vllm_memprof.report.clock import MOMENTS
 from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from vllm_memprof.accounting.clock import host_starts, passages
 from vllm_memprof.accounting.model import RankReport, Report, snapshot_delta
 from vllm_memprof.errors import UsageError
 from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
-from vllm_memprof.report.clock import host_starts, passages
 from vllm_memprof.report.json_text import json_pieces
 
 Event = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report, findings
 from vllm_memprof.accounting.model import Finding
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 
 def ascend(

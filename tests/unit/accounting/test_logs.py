@@ -17,7 +17,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.formats import LOG_FIGURES
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.report import render_json, render_markdown
 

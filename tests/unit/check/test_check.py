@@ -21,7 +21,7 @@ from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.check import CheckResult, Outcome, check_report
 from vllm_memprof.check.findings import FINDINGS
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION, SAME_RANK
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge
 

@@ -24,7 +24,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.spans import Edge
 from vllm_memprof.report import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value

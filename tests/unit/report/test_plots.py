@@ -10,7 +10,7 @@ from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot
 from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Edge, Span, edges_of
 from vllm_memprof.report.plots import MOST_VIEWS, Step, plots, waterfall

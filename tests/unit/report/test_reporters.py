@@ -23,7 +23,7 @@ from tests.unit.report.page import Page
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import (
     render_json,
     render_markdown,

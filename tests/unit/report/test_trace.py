@@ -17,7 +17,7 @@ from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapsho
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import render_json
 from vllm_memprof.report.trace import render_trace
 

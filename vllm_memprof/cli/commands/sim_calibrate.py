@@ -1,4 +1,4 @@
-"""The inside of ``memprof sim calibrate``: a recorded run, by way of the ledger, into a device profile."""
+"""``memprof sim calibrate``: make a device profile from a recorded run."""
 
 from __future__ import annotations
 
@@ -75,11 +75,12 @@ def _base_of(run: RunInfo) -> str:
 def _run_in_words(report: Report, run_dir: Path) -> str:
     device = report.run.device or "an unknown device"
     simulated = " (simulated)" if report.run.simulated else ""
-    return f"{run_dir.name}: {report.run.model}, {report.run.engine} {report.run.engine_version}, {device}{simulated}"
+    run = report.run
+    return f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, {device}{simulated}"
 
 
 def _best_rank(report: Report) -> RankReport:
-    """The first rank whose memory outside torch was read; one that shares its device with nobody is preferred."""
+    """Return the first rank with non-torch readings, if possible one alone on its device."""
 
     from vllm_memprof.record.spans import edges_of
 
@@ -92,7 +93,7 @@ def _best_rank(report: Report) -> RankReport:
     ]
     if not told:
         raise RunRecordError(
-            f"the run {report.run.id} has no reading of memory outside torch: there is nothing to calibrate from",
+            f"the run {report.run.id} has no reading of non-torch memory to calibrate from",
             "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
         )
     return next((rank for rank in told if not any(sizes(rank, "other_processes"))), told[0])
