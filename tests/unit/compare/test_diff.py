@@ -22,6 +22,7 @@ from tests.unit.accounting.builders import (
     span,
 )
 from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.compare.diff import Diff, apportion, diff_reports
 from vllm_memprof.logs.to_record import read_log
@@ -232,13 +233,20 @@ def test_on_the_same_device_only_the_methods_are_causes(state: Any, left: Any, r
 @given(state=states)
 @settings(max_examples=50, deadline=None)
 def test_the_old_method_and_the_new_one(state: Any) -> None:
-    """E4 leaves out three things that E2 charges; on the reported cards they are 0.35 + 0.26 + 0.30 GiB."""
+    """E4 leaves out three things that E2 subtracts: 0.35 + 0.26 + 0.30 GiB on the reported cards.
+
+    More than a context at the start may be another process's: then the two are one cause.
+    """
     old, new = run_with(state, "vllm-ascend", "0.13.0"), run_with(state, "vllm-ascend", "0.23.0")
+    at_start = "initial_non_torch"
+    if state[at_start] > CONTEXT_CEILING_BYTES:
+        at_start += " + other_processes_at_start"
     left_out = {
-        name: state[name]
-        for name in ("initial_non_torch", "persistent_torch", "reserved_not_allocated")
-        if state[name]
+        at_start: state["initial_non_torch"],
+        "persistent_torch": state["persistent_torch"],
+        "reserved_not_allocated": state["reserved_not_allocated"],
     }
+    left_out = {name: size for name, size in left_out.items() if size}
     found = causes(diff_reports(old, new))
     found.pop("rounding", None)
     found.pop("clamped", None)  # E2 raises a budget below 0 to 0
@@ -418,7 +426,7 @@ def test_the_reported_run_from_its_log() -> None:
     assert_adds_up(diff)
     found = causes(diff)
     within = pytest.approx
-    assert found["initial_non_torch + non_torch"] == within(gib(0.35), abs=gib(0.01))
+    assert found["initial_non_torch + other_processes_at_start + non_torch"] == within(gib(0.35), abs=gib(0.01))
     assert found["reserved_not_allocated"] == within(gib(0.30), abs=gib(0.01))
     assert found["weights + persistent_torch"] == within(gib(0.26), abs=gib(0.01))
     assert found["requested"] == within(gib(3.05), abs=gib(0.01))
