@@ -22,7 +22,7 @@ from vllm_memprof.report import render_json, render_markdown, render_table
 from vllm_memprof.report.check import render_check_json, render_check_markdown, render_check_table
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
-from vllm_memprof.report.csv_rows import render_csv
+from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.trace import render_trace

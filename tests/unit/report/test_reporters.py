@@ -31,7 +31,7 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
-from vllm_memprof.report.csv_rows import render_csv
+from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
