@@ -313,7 +313,7 @@ def _allocated_between(row: Span) -> int | None:
 def _reserved_between(row: Span) -> int | None:
     """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
 
-    As ``accounting.headroom`` has it: non-torch memory at that moment is not known.
+    As ``accounting.spare`` has it: non-torch memory at that moment is not known.
     """
     before, after = row.before, row.after
     if (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.accounting.build import build_report
-from vllm_memprof.accounting.findings_empty_cache import observer_of
+from vllm_memprof.accounting.findings.observers import observer_of
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
@@ -145,7 +145,7 @@ def test_what_comes_back_as_cache_is_taken_again() -> None:
     assert (last.refilled_bytes, last.refilled_by) == (None, None)
     finding = one(report, "empty-cache-refilled")
     assert finding.bytes == 0
-    assert "freed 67,108,864 bytes, 67,108,864 of them taken again" in finding.evidence
+    assert "freed 67,108,864 bytes, 67,108,864 of them reallocated" in finding.evidence
 
 
 def test_what_tensors_hold_by_then_is_not_taken_again() -> None:
@@ -320,7 +320,8 @@ def test_growth_outside_torch_has_another_remedy() -> None:
 def test_cached_blocks_that_grow_although_the_cache_was_emptied_are_a_residue() -> None:
     report = sleeps(4, cached=16)
     assert (
-        "cached (empty_cache leaves it) +16.0 MiB x 3" in one(report, "residue-per-cycle").evidence
+        "reserved, not allocated (empty_cache does not free it) +16.0 MiB x 3"
+        in one(report, "residue-per-cycle").evidence
     )
     assert "reserved-grows-without-empty-cache" not in found(report)
 

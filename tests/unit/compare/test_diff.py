@@ -426,7 +426,9 @@ def test_the_reported_run_from_its_log() -> None:
     assert_adds_up(diff)
     found = causes(diff)
     within = pytest.approx
-    assert found["initial_non_torch + other_processes_at_start + non_torch"] == within(gib(0.35), abs=gib(0.01))
+    assert found["initial_non_torch + other_processes_at_start + non_torch"] == within(
+        gib(0.35), abs=gib(0.01)
+    )
     assert found["reserved_not_allocated"] == within(gib(0.30), abs=gib(0.01))
     assert found["weights + persistent_torch"] == within(gib(0.26), abs=gib(0.01))
     assert found["requested"] == within(gib(3.05), abs=gib(0.01))

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
-from vllm_memprof.accounting import Report, build_report, findings
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.logs.to_record import read_log
 
@@ -188,12 +189,27 @@ TABLE: dict[str, Row] = {
         override(6000), override(4096), "--num-gpu-blocks-override 5040 "
     ),
 }
-#: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Their tests are named.
+#: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
+#: their tests are, below the tests of accounting.
 FROM_HOOKS = {
-    "kv-allocation-off-plan": "test_a_kv_cache_that_is_not_the_plan",
-    "hook-not-bound": "test_report.test_hooks_in_trouble",
-    "hook-overwritten": "test_report.test_hooks_in_trouble",
-    "hook-never-called": "test_report.test_hooks_in_trouble",
+    "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
+    "kv-allocation-off-plan": "findings/test_every_finding.py::"
+    "test_a_kv_cache_that_is_not_the_plan",
+    "hook-not-bound": "test_report.py::test_hooks_in_trouble",
+    "hook-overwritten": "test_report.py::test_hooks_in_trouble",
+    "hook-never-called": "test_report.py::test_hooks_in_trouble",
+    "allocation-outside-torch": "findings/test_outside_torch.py::"
+    "test_memory_past_torch_after_profiling_is_charged_by_nobody",
+    "communicator-buffers": "findings/test_outside_torch.py::"
+    "test_buffers_that_the_environment_makes_larger",
+    "empty-cache-in-hot-path": "test_empty_cache.py::"
+    "test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not",
+    "observation-empties-cache": "test_empty_cache.py::"
+    "test_a_reading_that_empties_is_found_with_what_it_hid",
+    "empty-cache-refilled": "test_empty_cache.py::test_what_comes_back_as_cache_is_taken_again",
+    "reserved-grows-without-empty-cache": "test_empty_cache.py::"
+    "test_reserved_memory_that_grows_with_every_update",
+    "residue-per-cycle": "test_empty_cache.py::test_a_leak_of_each_cycle",
 }
 
 
@@ -209,13 +225,12 @@ def found_in(reports: list[Report], finding_id: str) -> list[Finding]:
     ]
 
 
-def test_every_finding_of_the_module_has_a_row() -> None:
-    source = Path(findings.__file__).read_text()
-    ids = set(re.findall(r'id="([a-z-]+)"', source)) | set(
-        re.findall(r'_not_subtracted\(\s*"([a-z-]+)"', source)
-    )
-    ids |= set(re.findall(r'"(hook-[a-z-]+)"', source))
-    assert ids == set(TABLE) | set(FROM_HOOKS)
+def test_every_finding_has_a_row_or_a_test() -> None:
+    assert set(FINDINGS) == set(TABLE) | set(FROM_HOOKS)
+    folder = Path(__file__).parents[1]
+    for place in FROM_HOOKS.values():
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in (folder / file).read_text(), place
 
 
 @pytest.mark.parametrize("finding_id", sorted(TABLE))
