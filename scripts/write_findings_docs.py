@@ -21,7 +21,8 @@ from rich.console import Console
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from tests.unit.accounting.findings import test_every_finding as logs
 from tests.unit.accounting.findings import test_outside_torch as outside
-from tests.unit.accounting.test_empty_cache import at, call, phase, report_of, updates
+from tests.unit.accounting.findings.test_cycles import updates
+from tests.unit.accounting.test_empty_cache import at, call, phase, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
