@@ -60,7 +60,9 @@ def language(name: str) -> Language:
         raise ValueError(f"{name!r} is not a language of the reports: {', '.join(LANGUAGES)}")
     if name == ENGLISH:
         return Language(name, {})
-    return Language(name, {key: word for area in areas(name).values() for key, word in area.items()})
+    return Language(
+        name, {key: word for area in areas(name).values() for key, word in area.items()}
+    )
 
 
 def areas(name: str) -> dict[str, dict[str, str]]:

@@ -49,7 +49,8 @@ def test_a_wide_table_names_functions_and_threads() -> None:
     assert table.rows[1].cells[2:4] == ["Runner.step", "Decode"]
     calm = [replace(span, detail={**span.detail, "thread": "MainThread"}) for span in SPANS]
     titles = [
-        column.title for column in section(report_of(calm), "Calls of empty_cache", width=120).columns
+        column.title
+        for column in section(report_of(calm), "Calls of empty_cache", width=120).columns
     ]
     assert "Function" in titles
     assert "Thread" not in titles

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.many_ranks import write_many_ranks
+from tests.support.many_ranks import write_many_ranks
+from tests.support.page import Page
+from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
-from tests.unit.report.page import Page
-from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.report.test_plots import serving
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
@@ -43,9 +43,7 @@ def test_the_figures_are_those_of_the_other_formats(name: str) -> None:
 def test_the_figures_of_a_run_out_of_memory() -> None:
     report = oom_report()
     page = check_page(report)
-    assert (
-        "out of memory: 58.00 of 60.00 GiB reserved, 3.00 GiB of it not allocated" in page.text
-    )
+    assert "out of memory: 58.00 of 60.00 GiB reserved, 3.00 GiB of it not allocated" in page.text
     assert [band["phase"] for band in page.data[0]["views"][0]["timeline"]["bands"]] == [
         "weight_load",
         "oom",
@@ -105,7 +103,10 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             assert levels["KV cache"] == (
                 rank["budget"]["kv_cache_bytes"] if granted is None else granted
             )
-            assert levels.get("KV cache that fits the request") == rank["budget"]["fits_request_kv_cache_bytes"]
+            assert (
+                levels.get("KV cache that fits the request")
+                == rank["budget"]["fits_request_kv_cache_bytes"]
+            )
         if view["timeline"] is None:
             continue
         sizes = [[row["bytes"] for row in moment["rows"]] for moment in rank["device_memory"]]
@@ -365,7 +366,9 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     assert "Between those shown, and in report.json" in page.text
     assert len(page.data[0]["labels"]) == 512
     assert "TP300" in {view["labels"] for view in page.data[0]["views"]}  # outliers are kept
-    skew = next(table for table in page.tables if table.caption == "Figures by rank: least, most, median")
+    skew = next(
+        table for table in page.tables if table.caption == "Figures by rank: least, most, median"
+    )
     headroom = next(row for row in skew.rows if row[0] == "spare at the serving peak")
     assert headroom[2] == "TP300"
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.golden.update import DATA, _reports
+from tests.support.runs import LOGS, RUNS, reports_of
 from tests.unit.report.templates import every_template, in_source, parameters
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents.report import report_document
@@ -17,12 +16,6 @@ from vllm_memprof.report.language import ENGLISH, LANGUAGES, areas, language
 from vllm_memprof.text import Text, join, text
 
 ZH = language("zh")
-FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
-LOGS = sorted(
-    f"logs/{path.name}"
-    for path in (DATA / "logs").iterdir()
-    if path.suffix in (".log", ".md", ".txt")
-)
 #: English that stays: quotations of the engine's own lines, places in its code, flags.
 QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
 #: Sentences that are not made with ``text`` yet, by the module that says them; only ever fewer.
@@ -98,11 +91,11 @@ def strings(value: object) -> Iterator[str]:
                 yield from strings(getattr(value, field.name))
 
 
-@pytest.mark.parametrize("run", [*FOLDERS, *LOGS])
+@pytest.mark.parametrize("run", [*RUNS, *(f"logs/{log.name}" for log in LOGS)])
 def test_no_sentence_of_the_recorded_runs_stays_english(run: str) -> None:
     found = {
         said
-        for report in _reports(run)
+        for report in reports_of(run)
         for width in (80, 200)
         for said in strings(ZH(report_document(report, width)))
         if re.search(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", said)
@@ -144,14 +137,14 @@ def plain(name: str, report: object) -> str:
     "run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"]
 )
 def test_markdown_has_the_same_figures_in_both_languages(run: str) -> None:
-    for report in _reports(run):
+    for report in reports_of(run):
         in_english, chinese = plain("en", report), plain("zh", report)
         assert digits(in_english) == digits(chinese)
         assert in_english.count("\n") == chinese.count("\n")
 
 
 def test_english_is_the_default() -> None:
-    (report,) = _reports("graph_tp2")
+    (report,) = reports_of("graph_tp2")
     assert render_markdown(report) == render_markdown(report, "en")
     assert render_table(report) is not None
     assert isinstance(report_document(report, 80).verdict, Text)

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from scripts.browser import Browser
-from tests.unit.report.page import Page
-from tests.unit.report.test_html_in_browser import chromium
+from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.report import render_table
@@ -21,7 +20,6 @@ from vllm_memprof.report.curves import curves
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
 
-__all__ = ["chromium"]  # a fixture
 GIB = 1 << 30
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

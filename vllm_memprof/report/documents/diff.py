@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from vllm_memprof.accounting.account import TITLES
 from vllm_memprof.accounting.model import RunSummary
-from vllm_memprof.compare.diff import (
+from vllm_memprof.accounting.quantities import (
+    KV_TITLES,
+    NEVER_MODELLED_ROWS,
+    is_device_wide,
+    title_of,
+)
+from vllm_memprof.compare.causes import (
     BLOCKS,
     METHOD,
     MIXED,
@@ -18,12 +23,10 @@ from vllm_memprof.compare.diff import (
     STATE,
     UNKNOWN,
     Cause,
-    Diff,
-    RankDiff,
     Side,
-    TermDiff,
 )
-from vllm_memprof.compare.moments import PhaseDiff
+from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
+from vllm_memprof.compare.phases import PhaseDiff
 from vllm_memprof.report.document import (
     BAD,
     GOOD,
@@ -46,16 +49,12 @@ from vllm_memprof.report.sections.base import (
     more_groups,
     number,
 )
-from vllm_memprof.report.sections.budget import TERM_TITLES
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, format_bytes, format_gib
 
-#: Quantities that are read from the device, so that a simulated device's profile has a part in them.
-_DEVICE_WIDE = {"initial_non_torch", "non_torch", "non_torch_cleared", "graph_estimate", "consumed"}
-#: Of these the device's counters may name owners; and the rows of a device that are torch's, or nobody's.
+#: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
-_OWN_ROWS = {"allocated", "cached", "unmapped", "graph_pools", "free", "unaccounted"}
-_DEVICE_TERMS = {"non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device"}
+_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "unaccounted"}
 _PHASE_FIELDS = (
     (text("Reserved"), "reserved_bytes"),
     (text("Allocated peak"), "allocated_peak_bytes"),
@@ -65,14 +64,6 @@ _PHASE_FIELDS = (
 )
 #: Those that a narrow table has.
 _NARROW_FIELDS = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
-_KV_TITLES = {
-    "tokens": text("KV cache tokens"),
-    "block_size": text("block size, tokens"),
-    "bytes_per_token": text("bytes per token"),
-    "bytes_per_block": text("bytes per block"),
-    "max_model_len": text("max_model_len, tokens"),
-    "max_concurrency": text("max concurrency at max_model_len"),
-}
 #: Terms with a mark or a title of their own.
 _TERMS = {
     "device_total": ("", text("device total")),
@@ -309,7 +300,7 @@ def _cause_section(
 def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
     notes: list[str] = []
     sides = [side for cause in shown for side in (cause.a, cause.b)]
-    if not brief and any(not side.charges and side.held_bytes is not None for side in sides):
+    if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
         notes.append(text("GiB; in brackets: held, not subtracted by that run's equation"))
     same: list[str] = [
         cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
@@ -338,7 +329,7 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
     owners = [
         owner
         for owner in rank.owners
-        if owner.phase == "profile_run" and owner.component not in _OWN_ROWS
+        if owner.phase == "profile_run" and owner.component not in _NOT_OWNERS
     ]
     parts = [
         f"{owner.component} {_signed(_less(owner.b, owner.a))}"
@@ -355,18 +346,18 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
 
 def _cause_title(diff: Diff, cause: Cause) -> str:
     simulated = diff.a.simulated or diff.b.simulated
-    title = modelled(cause.title, simulated and bool(_DEVICE_WIDE & set(cause.names)))
+    title = modelled(cause.title, simulated and any(map(is_device_wide, cause.names)))
     return text("unknown: {title}", title=title) if cause.kind == UNKNOWN else title
 
 
 def _held(cause: Cause, side: Side) -> str:
     """Return what a run held, GiB; in brackets what its equation does not subtract."""
-    if not side.charges or side.charged_bytes is None:
+    if not side.subtracts or side.subtracted_bytes is None:
         return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
-    over = None if side.held_bytes is None else side.held_bytes - side.charged_bytes
-    if not over or len(side.charges) == len(cause.names):
-        return format_gib(side.charged_bytes, 4)
-    return f"{format_gib(side.charged_bytes, 4)} ({format_gib(over, 4)})"
+    over = None if side.held_bytes is None else side.held_bytes - side.subtracted_bytes
+    if not over or len(side.subtracts) == len(cause.names):
+        return format_gib(side.subtracted_bytes, 4)
+    return f"{format_gib(side.subtracted_bytes, 4)} ({format_gib(over, 4)})"
 
 
 def _why(rank: RankDiff, cause: Cause) -> str:
@@ -374,13 +365,13 @@ def _why(rank: RankDiff, cause: Cause) -> str:
         return _WHY.get(cause.kind, "")
     names = (rank.a_equation, rank.b_equation)
     a, b = names if names[0] != names[1] and None not in names else ("A", "B")
-    if not cause.a.charges or not cause.b.charges:
-        return text("subtracted by {equation} only", equation=a if cause.a.charges else b)
+    if not cause.a.subtracts or not cause.b.subtracts:
+        return text("subtracted by {equation} only", equation=a if cause.a.subtracts else b)
 
     def subtracted(side: Side) -> str:
-        if len(side.charges) == len(cause.names):
+        if len(side.subtracts) == len(cause.names):
             return text("all of it")
-        return join(" + ", [TITLES.get(name, name) for name in side.charges])
+        return join(" + ", [title_of(name) for name in side.subtracts])
 
     return text(
         "{a}: {a_parts}; {b}: {b_parts}",
@@ -443,10 +434,8 @@ def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
     if term.name in _TERMS:
         return _TERMS[term.name]
     simulated = diff.a.simulated or diff.b.simulated
-    title = modelled(
-        TERM_TITLES.get(term.name, term.name), simulated and term.name in _DEVICE_TERMS
-    )
-    if term.a_charged or term.b_charged:
+    title = modelled(title_of(term.name), simulated and is_device_wide(term.name))
+    if term.a_subtracted or term.b_subtracted:
         return "-", title
     return "", text("{term}, not subtracted", term=title)
 
@@ -538,7 +527,7 @@ def _kv_section(diff: Diff) -> list[Section]:
         if row.name == "max_concurrency":
             cells = ["-" if value is None else f"{value:.2f}x" for value in (row.a, row.b)]
         style = TOTAL if row.name == "tokens" else PLAIN
-        rows.append(Row([_KV_TITLES.get(row.name, row.name), *cells, change], style=style))
+        rows.append(Row([KV_TITLES[row.name], *cells, change], style=style))
     columns = [Column("", right=False), Column("A"), Column("B"), Column(text("B - A"))]
     return [Section(text("KV cache"), columns, rows)] if rows else []
 

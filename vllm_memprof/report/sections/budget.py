@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import INFERRED, MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.document import (
     BAD,
     GOOD,
@@ -31,22 +33,6 @@ from vllm_memprof.report.sections.base import (
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_bytes, format_gib
 
-TERM_TITLES = {
-    "weights": text("weights"),
-    "peak_activation": text("peak activation"),
-    "non_torch": text("non-torch increase"),
-    "graph": text("captured graphs"),
-    "consumed": text("consumed"),
-    "transient_headroom": text("transient headroom"),
-    "cleared": text("cleared by empty_cache"),
-    "used_by_device": text("used on the device"),
-    "peak_allocated": text("allocated peak"),
-    "graph_estimate": text("graphs, estimated"),
-    "mm_ipc": text("multi-modal decoding"),
-}
-#: Terms that are read from the device, so that a simulated device's profile has a part in them.
-_DEVICE_WIDE = ("non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device")
-
 
 def budget_sections(report: Report) -> list[Section]:
     """Return both tables of each group of ranks that agree to the byte."""
@@ -73,8 +59,7 @@ def budget_sections(report: Report) -> list[Section]:
 
 def term_title(report: Report, term: TermRow) -> str:
     """Return a term's title, marked where a simulated device's profile has a part in it."""
-    title = TERM_TITLES.get(term.name, term.name)
-    return modelled(title, report.run.simulated and term.name in _DEVICE_WIDE)
+    return modelled(title_of(term.name), report.run.simulated and is_device_wide(term.name))
 
 
 def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
@@ -103,7 +88,7 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         rows += [
             amount(term_title(report, term), term.bytes, mark="-")
             for term in budget.terms
-            if term.charged
+            if term.subtracted
         ]
     rows += [
         amount(text("KV cache, recomputed"), budget.kv_cache_bytes, TOTAL, "="),
@@ -122,7 +107,7 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
     rows += [
         amount(text("{term}, not subtracted", term=term_title(report, term)), term.bytes, MUTED)
         for term in budget.terms
-        if not term.charged and term.bytes is not None
+        if not term.subtracted and term.bytes is not None
     ]
     title = text(
         "KV cache budget, equation {equation}, {labels}",
@@ -159,10 +144,10 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         option = f"--{budget.override.replace('_', '-')}"
         notes.append(text("a fixed size replaced the equation: {option}", option=option))
     elif budget.kv_cache_bytes is None:
-        missing = [term.name for term in budget.terms if term.charged and term.bytes is None]
+        missing = [term.name for term in budget.terms if term.subtracted and term.bytes is None]
         missing = (["requested"] if budget.requested is None else []) + missing
         notes.append(text("not recomputed, unknown: {names}", names=", ".join(missing)))
-        implied_term = budget.implied_term(2 if budget.equation == "E4p" else 1)
+        implied_term = budget.implied_term(divisor_of(budget.equation))
         if implied_term is not None:
             name, size = implied_term
             notes.append(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.growth import UNACCOUNTED, Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.report.document import Column, Row, Section
 from vllm_memprof.report.sections.base import SHOWN_GROUPS, WIDE, group_ranks, labels_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_mib, sum_or_none
 
-#: Rows of torch's segments, one column here: the table of phases divides them.
-_TORCH = ("allocated", "cached", "unmapped")
+#: The rows of torch's segments are one column here: the table of phases divides them.
 _SEGMENTS = "torch"
 _COMMUNICATOR = "communicator:"
 _COMMUNICATORS = "communicators"
@@ -104,10 +104,10 @@ def _section(
 
 def _merge_communicators(owners: dict[str, int | None], width: int) -> dict[str, int | None]:
     """Return torch as one owner, and the communicators as one where they are many."""
-    torch = sum_or_none([owners[name] for name in _TORCH if name in owners])
+    torch = sum_or_none([owners[name] for name in TORCH_ROWS if name in owners])
     outside = {
         _SEGMENTS: torch,
-        **{name: size for name, size in owners.items() if name not in _TORCH},
+        **{name: size for name, size in owners.items() if name not in TORCH_ROWS},
     }
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
     if len(named) <= (3 if width >= WIDE else 1):
