@@ -6,13 +6,7 @@ from collections.abc import Iterator
 
 from vllm_memprof.accounting.findings.advice import device_total, leave_room
 from vllm_memprof.accounting.findings.needs import PROFILE_PEAK, item_known
-from vllm_memprof.accounting.findings.registry import (
-    WARNING,
-    Found,
-    RankContext,
-    by_bytes,
-    finding,
-)
+from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, by_bytes, finding
 from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.text import text
