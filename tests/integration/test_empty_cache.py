@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunResult, finish, start_memprof
-from tests.integration.planted import plant
+from tests.support.engine import RunResult, finish, start_memprof
+from tests.support.planted import plant
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.golden.update import table
+from tests.support.render import table
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import RunRecordError

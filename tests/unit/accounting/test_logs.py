@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.golden.update import table
+from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib, process, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.equations import EQUATIONS

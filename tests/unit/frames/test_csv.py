@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from tests.unit.report.runs import LOGS, RUNS, report_of
+from tests.support.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.frames.csv import COLUMNS, render_csv
 from vllm_memprof.logs.to_record import read_log

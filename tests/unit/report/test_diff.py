@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from tests.golden.update import diff_table
+from tests.support.render import diff_table
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.update import DATA, _reports
+from tests.support.runs import LOGS, RUNS, reports_of
+from vllm_memprof import accounting
 from vllm_memprof.accounting import Report
 from vllm_memprof.report import language as language_module
 from vllm_memprof.report import render_markdown, render_table
@@ -21,12 +22,6 @@ from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.report.sections.head import head
 
 ZH = language("zh")
-FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
-LOGS = sorted(
-    f"logs/{path.name}"
-    for path in (DATA / "logs").iterdir()
-    if path.suffix in (".log", ".md", ".txt")
-)
 
 #: English that stays: quotations of the engine's own lines, and places in its code.
 QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
@@ -57,10 +52,10 @@ def digits(text: str) -> list[str]:
     return sorted(re.findall(r"\d+", text))
 
 
-@pytest.mark.parametrize("run", [*FOLDERS, *LOGS])
+@pytest.mark.parametrize("run", [*RUNS, *(f"logs/{log.name}" for log in LOGS)])
 def test_every_text_of_the_recorded_runs_is_there_with_its_figures(run: str) -> None:
     missing, other_figures, half_english = set(), set(), set()
-    for report in _reports(run):
+    for report in reports_of(run):
         for kind, text in texts(report):
             found = ZH.find(kind, text)
             if found is None:
@@ -82,6 +77,8 @@ def variants(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:
         return [node.value]
     if isinstance(node, ast.FormattedValue):
         return variants(node.value, names)
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "_NAMES":
+        return list(_NAMES.values())
     if isinstance(node, ast.JoinedStr):
         parts = [variants(part, names) or ["7"] for part in node.values]
         return ["".join(choice) for choice in itertools.product(*parts)]
@@ -95,6 +92,39 @@ def variants(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:
             names[node.id], {name: value for name, value in names.items() if name != node.id}
         )
     return []
+
+
+def sentences() -> Iterator[tuple[str, str]]:
+    """(where, text) of every title and action that the modules of the findings can write."""
+    for path in sorted(Path(accounting.__file__).parent.glob("findings*.py")):
+        for function in (
+            n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)
+        ):
+            names: dict[str, ast.expr] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    names[node.targets[0].id] = node.value
+            for node in ast.walk(function):
+                where = f"{path.name}::{function.name}"
+                if isinstance(node, ast.keyword) and node.arg in ("title", "action"):
+                    yield from ((where, text) for text in variants(node.value, names))
+                if (
+                    isinstance(node, ast.Return)
+                    and node.value is not None
+                    and function.name.endswith("_action")
+                ):
+                    yield from ((where, text) for text in variants(node.value, names))
+
+
+def test_every_title_and_action_of_the_findings_is_there() -> None:
+    found = set(sentences())
+    assert len(found) > 35, "the search through the modules finds too little to mean anything"
+    found -= {
+        (where, text)
+        for where, text in found
+        if where == "findings.py::_hooks" and "hook 7 is 7" in text
+    }
+    assert {(where, text) for where, text in found if ZH.find("finding", text) is None} == set()
 
 
 @pytest.mark.parametrize("state", ["missing", "error", "overwritten", "never called"])
@@ -192,14 +222,14 @@ def plain(language_name: str, report: Report) -> str:
     "run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"]
 )
 def test_markdown_has_the_same_figures_in_both_languages(run: str) -> None:
-    for report in _reports(run):
+    for report in reports_of(run):
         english, chinese = plain("en", report), plain("zh", report)
         assert digits(english) == digits(chinese)
         assert english.count("\n") == chinese.count("\n")
 
 
 def test_english_is_the_default() -> None:
-    (report,) = _reports("graph_tp2")
+    (report,) = reports_of("graph_tp2")
     assert render_markdown(report) == render_markdown(report, "en")
     assert isinstance(ZH, Language)
     assert render_table(report) is not None

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.runs import LOGS, RUNS, report_of
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
-from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.logs.to_record import read_log

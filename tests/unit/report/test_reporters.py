@@ -16,11 +16,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.golden.update import table
-from tests.many_ranks import write_many_ranks
+from tests.support.many_ranks import write_many_ranks
+from tests.support.page import Page
+from tests.support.render import table
+from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
-from tests.unit.report.page import Page
-from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.frames.csv import render_csv
