@@ -1,8 +1,7 @@
-"""Two ranks moment by moment: the phases of their start-ups and the owners of their devices, side by side."""
+"""Two ranks side by side: the phases of their start-ups, and the owners of their devices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import fsum
 from typing import Any
@@ -19,14 +18,17 @@ FIELDS = (
     "non_torch_bytes",
     "device_free_bytes",
 )
-#: Moments at which the device is compared by owner: where the budget is settled, and with the KV cache in place. Of
-#: each the first that both ranks reached.
-_MOMENTS = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))
+#: After which phases the device is compared by owner: where the budget is settled, and with the KV
+#: cache in place. Of each the first that both ranks reached.
+_AFTER_PHASES = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))
 
 
 @dataclass(frozen=True)
 class PhaseDiff:
-    """A phase in two runs; passages of the same name within the same phase are one, their last reading counts."""
+    """A phase in two runs.
+
+    Passages of the same name within the same phase are one; their last reading counts.
+    """
 
     path: tuple[str, ...]  # from the outermost phase inwards
     a_count: int  # passages
@@ -56,7 +58,7 @@ class PhaseDiff:
 
 @dataclass(frozen=True)
 class OwnerDiff:
-    """One owner of device memory at the same moment of two runs, bytes."""
+    """One owner of device memory after the same phase of two runs, bytes."""
 
     phase: str
     edge: str
@@ -69,11 +71,27 @@ class OwnerDiff:
 
 
 def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
-    """Phases in the order of A; those that B alone has, after the one they follow there."""
+    """Return phases in the order of A; those of B alone after the one that they follow there."""
     left, right = _passages(a.phases), _passages(b.phases)
-    return [
-        _phase_diff(path, left.get(path, []), right.get(path, [])) for path in _merged(left, right)
-    ]
+    paths = list(left)
+    place = 0
+    for path in right:
+        if path not in left:
+            paths.insert(place, path)
+        place = paths.index(path) + 1
+    found = []
+    for path in paths:
+        rows = left.get(path, []), right.get(path, [])
+        seconds = [[row.seconds for row in side if row.seconds is not None] for side in rows]
+        found.append(
+            PhaseDiff(
+                path,
+                *map(len, rows),
+                *(fsum(known) if known else None for known in seconds),  # alike on every Python
+                *(side[-1].after if side else None for side in rows),
+            )
+        )
+    return found
 
 
 def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
@@ -90,53 +108,23 @@ def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
     return found
 
 
-def _merged(
-    left: Iterable[tuple[str, ...]], right: Iterable[tuple[str, ...]]
-) -> list[tuple[str, ...]]:
-    order = list(left)
-    place = 0
-    for path in right:
-        if path in order:
-            place = order.index(path) + 1
-        else:
-            order.insert(place, path)
-            place += 1
-    return order
-
-
-def _phase_diff(path: tuple[str, ...], left: list[Span], right: list[Span]) -> PhaseDiff:
-    return PhaseDiff(
-        path, len(left), len(right), _seconds(left), _seconds(right), _last(left), _last(right)
-    )
-
-
-def _seconds(rows: list[Span]) -> float | None:
-    known = [row.seconds for row in rows if row.seconds is not None]
-    return fsum(known) if known else None  # the same digits on every Python
-
-
-def _last(rows: list[Span]) -> Snapshot | None:
-    return rows[-1].after if rows else None
-
-
 def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
-    """Owners at the moments that both ranks reached; the remainder as ``unaccounted``, so that each adds up."""
+    """Return owners after the phases that both ranks reached.
+
+    The remainder is the owner ``unaccounted``, so that each phase adds up.
+    """
     found = []
-    for phases in _MOMENTS:
+    for phases in _AFTER_PHASES:
         for phase in phases:
             left, right = device_after(a.phases, phase), device_after(b.phases, phase)
             if left is not None and right is not None:
-                found += _owners(phase, left, right)
+                sizes_a, sizes_b = _by_owner(left), _by_owner(right)
+                found += [
+                    OwnerDiff(phase, AFTER, name, sizes_a.get(name), sizes_b.get(name))
+                    for name in dict.fromkeys([*sizes_a, *sizes_b])
+                ]
                 break
     return found
-
-
-def _owners(phase: str, a: DeviceMemory, b: DeviceMemory) -> list[OwnerDiff]:
-    left, right = _by_owner(a), _by_owner(b)
-    return [
-        OwnerDiff(phase, AFTER, name, left.get(name), right.get(name))
-        for name in dict.fromkeys([*left, *right])
-    ]
 
 
 def _by_owner(memory: DeviceMemory) -> dict[str, int | None]:
