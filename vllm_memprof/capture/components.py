@@ -15,8 +15,7 @@ import ctypes
 import os
 from typing import Any
 
-#: The counter that torch's own segments are part of.
-APP = "APP"
+from vllm_memprof.capture.snapshot import Component
 
 _LIBRARY = "libascendcl.so"
 _FUNCTION = "aclrtGetMemUsageInfo"
@@ -42,8 +41,8 @@ class Counters:
         self._rows = (_Row * _CAPACITY)()
         self._count = ctypes.c_size_t()
 
-    def read(self, device: int) -> tuple[dict[str, dict[str, int]] | None, str | None]:
-        """The counters of one device.
+    def read(self, device: int) -> tuple[dict[str, Component] | None, str | None]:
+        """Read the counters of one device.
 
         Args:
             device: torch's index of a device that this process has a context on.
@@ -60,10 +59,9 @@ class Counters:
         status = self._function(device, self._rows, _CAPACITY, ctypes.byref(self._count))
         if status != 0:
             return None, f"{_FUNCTION} returned {status}"
-        found = {}
-        for row in self._rows[
-            : min(self._count.value, _CAPACITY)
-        ]:  # the count may exceed what was asked for
+        found: dict[str, Component] = {}
+        listed = min(self._count.value, _CAPACITY)  # the count may exceed what was asked for
+        for row in self._rows[:listed]:
             found[row.name.decode(errors="replace")] = {
                 "bytes": int(row.current),
                 "peak_bytes": int(row.peak),
@@ -72,7 +70,7 @@ class Counters:
 
 
 def loaded_library(name: str = _LIBRARY) -> ctypes.CDLL | None:
-    """A library that this process has loaded already; it is never loaded for the asking."""
+    """Return a library that this process has loaded already; it is never loaded for the asking."""
     try:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except (OSError, AttributeError):  # AttributeError: a platform without RTLD_NOLOAD

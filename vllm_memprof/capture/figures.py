@@ -8,10 +8,9 @@ was free at the start (init_npu_memory), and reads the terms of its equation wit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm_memprof.capture.session import Session
+from vllm_memprof.capture.recorder import Recorder
 
 #: FIGURES name -> attribute path from the worker, or several of different releases; the first that is there counts.
 _OF_WORKER = {
@@ -24,7 +23,7 @@ _OF_WORKER = {
     "kv_cache_memory_bytes_arg": "cache_config.kv_cache_memory_bytes",
 }
 
-#: The terms that the equation charged: set by determine_available_memory, later used for the engine's suggestion.
+#: The terms that the equation subtracted: set by determine_available_memory, later used for the engine's suggestion.
 _OF_PROFILED_WORKER = {
     "peak_activation_bytes": "peak_activation_memory",
     "non_torch_increase_bytes": "non_torch_memory",
@@ -40,33 +39,33 @@ _OF_RESULT = {
 }
 
 
-def read_worker(session: Session, worker: Any) -> None:
-    """Take over what the worker holds; what it does not hold yet stays unknown."""
-    _read(session, worker, _OF_WORKER)
+def read_worker(recorder: Recorder, worker: Any) -> None:
+    """Take over the figures that the worker holds; the others stay unknown."""
+    _read(recorder, worker, _OF_WORKER)
 
 
-def read_profile(session: Session, worker: Any, granted: Any) -> None:
+def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
     """Take over the terms of the budget equation after determine_available_memory returned ``granted`` bytes."""
-    read_worker(session, worker)
-    result = session.notes.pop("profile_result", None)
+    read_worker(recorder, worker)
+    result, recorder.notes.profile_result = recorder.notes.profile_result, None
     if result is not None:
-        _read(session, worker, _OF_PROFILED_WORKER)
-        _read(session, result, _OF_RESULT)
-        session.figures["peak_activation_bytes"] = _number(
+        _read(recorder, worker, _OF_PROFILED_WORKER)
+        _read(recorder, result, _OF_RESULT)
+        recorder.figures["peak_activation_bytes"] = _number(
             getattr(result, "torch_peak_increase", None)
         )
-        session.figures["non_torch_increase_bytes"] = _number(
+        recorder.figures["non_torch_increase_bytes"] = _number(
             getattr(result, "non_torch_increase", None)
         )
-    session.figures["kv_cache_bytes"] = _number(granted)
+    recorder.figures["kv_cache_bytes"] = _number(granted)
 
 
-def _read(session: Session, source: Any, paths: dict[str, str]) -> None:
+def _read(recorder: Recorder, source: Any, paths: dict[str, str]) -> None:
     for name, choices in paths.items():
         values = (_follow(source, path) for path in choices.split(" | "))
         value = next((value for value in values if value is not None), None)
         if value is not None:
-            session.figures[name] = value
+            recorder.figures[name] = value
 
 
 def _follow(source: Any, path: str) -> int | float | None:

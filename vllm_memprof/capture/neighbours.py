@@ -1,4 +1,4 @@
-"""What every process holds on a device, by the driver's own account: DCMI's ``dcmi_get_device_resource_info``.
+"""The bytes of every process on a device, as the driver lists them: DCMI's ``dcmi_get_device_resource_info``.
 
 Runs in worker processes, at start-up edges. The figure of a process is all that it holds, its context included, so
 that it gives two rows which no counter gives: the context, and the other processes on the device. The library is the
@@ -28,7 +28,7 @@ class _Process(ctypes.Structure):
 
 
 class Neighbours:
-    """Asks the driver who holds what. The library is loaded and initialised at the first reading."""
+    """Reads the driver's list of processes. The library is loaded and initialised at the first reading."""
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
@@ -37,7 +37,7 @@ class Neighbours:
         self._rows = (_Process * _CAPACITY)()
 
     def read(self, device: int) -> tuple[int | None, dict[str, int] | None, str | None]:
-        """Bytes on a device held by this process, by each other (its number on the host), and None; or why not."""
+        """Return the bytes of this process and of each other (by its number on the host), and None; or why not."""
         library = self._ready()
         place = None if library is None else self._place(library, device)
         if library is None or place is None:

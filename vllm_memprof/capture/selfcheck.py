@@ -14,9 +14,9 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vllm_memprof.capture.hooks import EXPECTED_ABSENT, REQUIRED, Hook, rows_in_force
+from vllm_memprof.capture.hook import EXPECTED_ABSENT, REQUIRED, Hook
+from vllm_memprof.capture.hooks.table import rows_in_force
 
 #: Backend -> distribution that shows it is installed.
 _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
@@ -24,13 +24,13 @@ _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
 
 @dataclass(frozen=True)
 class StaticRow:
-    """What the installed sources say about one row. ``state``: found | missing | absent_ok | stale | compiled."""
+    """One row against the installed sources. ``state``: found | missing | absent_ok | stale | compiled."""
 
     hook: Hook
     state: str
     target: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str | None]:
         return {"hook": self.hook.id, "phase": self.hook.phase, "need": self.hook.need, "state": self.state,
                 "target": self.target}  # fmt: skip
 
@@ -67,7 +67,7 @@ def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
 
 
 def _defined(target: str, path: list[str] | None) -> bool | None:
-    """Whether a target exists in source; None where there is no source to read (compiled modules)."""
+    """Return True if a target exists in source; None where there is no source to read (compiled modules)."""
     module_name, _, attributes = target.partition(":")
     source = _find_source(module_name, path)
     if source is None:

@@ -28,7 +28,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def in_range(version: str | None, spec: str) -> bool:
-    """Whether a version satisfies every clause of a range.
+    """Return True if a version satisfies every clause of a range.
 
     An unknown version satisfies everything: better a hook that finds no target, and says so, than a silent gap.
 

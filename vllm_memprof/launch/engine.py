@@ -67,7 +67,7 @@ def build_command(
     command = [
         str(python),
         "-m",
-        "vllm_memprof.capture.driver",
+        "vllm_memprof.engines.vllm.driver",
         request.mode,
         "--model",
         model_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.probe import Backend, Probe
 from vllm_memprof.capture.segments import divide
-from vllm_memprof.capture.session import _with_later
+from vllm_memprof.capture.snapshot import with_later
 
 MIB = 1 << 20
 
@@ -219,8 +220,10 @@ def test_where_the_size_of_a_communicator_s_buffers_comes_from(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(communicators, "_hccl_config", lambda group: config)
-    found = communicators.buffers(object(), p2p, "npu")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=lambda name: name))
+    options = SimpleNamespace(hccl_config=config)
+    group = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(options=options))
+    found = communicators.buffers(group, p2p, "npu")
     assert (found["buffer_bytes"] // MIB, found["buffer_source"]) == expected
     assert communicators.buffers(object(), p2p, "cuda") == {
         "buffer_bytes": None,
@@ -238,7 +241,7 @@ def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
                 "process_bytes": app + hccl,
                 "components": {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}}  # fmt: skip
 
-    merged = _with_later(taken(100, 0, 0), taken(160, 40, 7))
+    merged = with_later(taken(100, 0, 0), taken(160, 40, 7))
     assert merged["reserved_bytes"] == 100
     assert merged["components"]["APP"]["bytes"] == 107
     assert merged["components"]["HCCL"]["bytes"] == 40

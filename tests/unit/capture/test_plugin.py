@@ -66,9 +66,9 @@ def test_inert_in_the_model_inspection_process(run_engine: Run) -> None:
 
 def test_a_failure_to_start_is_said_and_not_raised(run_engine: Run) -> None:
     code = (
-        "import vllm_memprof.capture.core as core\n"
+        "import vllm_memprof.capture.observer as observer\n"
         "def broken(run_dir): raise OSError('no space left')\n"
-        "core.start = broken\n"
+        "observer.start = broken\n"
     )
     recorded = run_engine(code + REGISTER + "print('serving')")
 
@@ -91,15 +91,15 @@ def test_a_forked_child_has_its_own_file_phases_and_role(run_engine: Run) -> Non
     code = START_UP + (
         "import os\n"
         "import vllm_memprof.capture.plugin as p\n"
-        "session = p.CAPTURE.session\n"
-        "session.roles.add('api')\n"
-        "outer = session.begin('warm_up', 'test')\n"
+        "recorder = p.RECORDER\n"
+        "recorder.roles.add('api')\n"
+        "outer = recorder.begin('warm_up', 'test')\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    EngineCore(executor())\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(child, 0)\n"
-        "session.end(outer)\n"
+        "recorder.end(outer)\n"
         "print(os.waitstatus_to_exitcode(status))"
     )
     recorded = run_engine(code)

@@ -93,7 +93,7 @@ def test_peaks_survive_the_engine_s_resets(run_engine: Run) -> None:
         "from torch_npu import _C, npu\n"
         "import vllm_memprof.capture.plugin as p\n"
         "npu.initialized = True; _C.allocate(500); _C.release(500); npu.reset_peak_memory_stats()\n"
-        "s, _ = p.CAPTURE.session.probe.snapshot()\n"
+        "s, _ = p.RECORDER.probe.snapshot()\n"
         "print(s['allocated_peak_bytes'], s['allocated_run_peak_bytes'], s['reserved_run_peak_bytes'])"
     )
     assert run_engine(spiky).out.split() == ["0", "500", "500"]

@@ -56,7 +56,7 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
         max_tokens=4,
     )
     command = build_command(PYTHON, request, "M", [])
-    assert command[1:6] == ["-m", "vllm_memprof.capture.driver", "offline", "--model", "M"]
+    assert command[1:6] == ["-m", "vllm_memprof.engines.vllm.driver", "offline", "--model", "M"]
     assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b", "--max-tokens", "4",
                            "--", "-tp", "2"]  # fmt: skip
     cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture.kvplan import (
+from vllm_memprof.capture.kv_plan import (
     bytes_per_token,
     context_parallel,
     describe,

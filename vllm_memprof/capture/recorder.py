@@ -1,19 +1,22 @@
-"""What one engine process knows while it is recorded: its role, its open phases, its figures. One object per process.
+"""The recorder of one engine process: its role, its open phases, the engine's figures, and the events it writes.
 
-Phases nest per thread: an event's ``parent`` is the phase that encloses it in the same thread.
+One object per process, made by the plugin. Phases nest per thread: an event's ``parent`` is the phase that encloses it
+in the same thread.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from vllm_memprof.capture.components import APP
 from vllm_memprof.capture.probe import Probe
+from vllm_memprof.capture.snapshot import Snapshot, with_later
 from vllm_memprof.capture.writer import EventWriter
-from vllm_memprof.record.schema import FIGURES
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_STOP_AFTER, FIGURES
 
 #: From the least to the most telling: a process that is several of these is named by the last one. A worker that lives
 #: in the engine core (TP=1), or in the caller's process, has the role worker.
@@ -28,48 +31,93 @@ class OpenPhase:
     phase: str
     hook: str
     parent: int | None
-    detail: dict[str, Any] = field(default_factory=dict)
-    before: dict[str, Any] = field(default_factory=dict)  # its first snapshot
+    detail: dict[str, object] = field(default_factory=dict)
+    before: Snapshot = field(default_factory=Snapshot)
 
 
 @dataclass
 class LatePhase:
-    """A phase whose work has been queued, not done: its call returned, but its non-torch bytes have not appeared."""
+    """A phase whose work has been queued, not done: its call returned before its non-torch bytes appeared."""
 
     opened: OpenPhase
-    after: dict[str, Any]  # the snapshot when the call returned
+    after: Snapshot  # when the call returned
 
 
-class Session:
-    """The recording of one process.
+@dataclass
+class Notes:
+    """Facts about this process that one hook leaves for another."""
+
+    label: str | None = None  # of the rank, e.g. "TP0"
+    worker: weakref.ref[Any] | None = None  # its life is not prolonged by it
+    serving: bool = False  # the worker is warm
+    model_ready: bool = False  # announced
+    oom_observed: bool = False  # the allocator tells of failed allocations
+    profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
+    mm_profile: OpenPhase | None = None
+    weight_update: OpenPhase | None = None
+    graphs_before: int | None = None  # graphs captured before the capture under way
+    captured_bytes: int | None = None  # measured by the inherited capture_model
+    own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
+    groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
+    awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
+
+
+class HooksInForce(Protocol):
+    """The part of the observer that an action may call (see observer.py)."""
+
+    def bind_instance(self, instance: object | None) -> None: ...
+    def bind_model(self, runner: object | None) -> None: ...
+    def release(self, moment: str) -> None: ...
+    def self_check(self, moment: str) -> None: ...
+    def observe_oom(self) -> None: ...
+
+
+class Recorder:
+    """Records one process.
 
     Args:
         run_dir: the run folder.
     """
 
+    hooks: HooksInForce  # set by the observer
+
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
         self.writer = EventWriter(run_dir)
         self.probe = Probe()
+        self.stop_after = os.environ.get(ENV_STOP_AFTER)
+        self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")) - {""}
+        self._last_id = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self.roles: set[str] = set()
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
         self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
-        self.notes: dict[str, Any] = {}  # what one hook leaves for another
+        self.notes = Notes()
         self.late: list[LatePhase] = []
-        self._next_id = 0
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
+
+    def after_fork(self) -> None:
+        """Become the child: nothing of the parent's record, roles or phases is its own."""
+        self.writer.after_fork()
+        self.probe.reset()
+        self._forget()
 
     @property
     def role(self) -> str:
         return max(self.roles, key=_ROLE_ORDER.index, default="unknown")
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
         self.writer.emit(kind, fields, self.role)
 
     def error(self, where: str, error: BaseException) -> None:
         self.emit("error", where=where, message=f"{type(error).__name__}: {error}")
+
+    def emit_figures(self, source: str) -> None:
+        """Write every figure of the engine known so far."""
+        self.emit("figures", source=source, values=dict(self.figures))
 
     @property
     def stack(self) -> list[OpenPhase]:
@@ -86,7 +134,7 @@ class Session:
         self,
         phase: str,
         hook: str,
-        detail: dict[str, Any] | None = None,
+        detail: dict[str, object] | None = None,
         workspace: bool = True,
         unread: str | None = None,
     ) -> OpenPhase:
@@ -140,93 +188,32 @@ class Session:
                 self.late.remove(late)
                 waited_ns = now["t_ns"] - late.after["t_ns"]
                 late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
-                self._emit_edge(late.opened, "after", _with_later(late.after, now), reason)
+                self._emit_edge(late.opened, "after", with_later(late.after, now), reason)
                 now.pop("read_again", None)  # said once, by the first of them
 
-    def mark(self, phase: str, hook: str, snapshot: dict[str, Any], detail: dict[str, Any]) -> None:
-        """A phase that is a moment: one after edge with the snapshot given."""
+    def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> None:
+        """Record a phase that is a moment: one after edge with the snapshot given."""
         parent = self.stack[-1].id if self.stack else None
         self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook, snapshot=snapshot,
                   error=None, detail=detail)  # fmt: skip
-
-    def emit_figures(self, source: str) -> None:
-        """Write every figure of the engine known so far."""
-        self.emit("figures", source=source, values=dict(self.figures))
-
-    def after_fork(self) -> None:
-        """Become the child: nothing of the parent's record, roles or phases is its own."""
-        self.writer.after_fork()
-        self.probe.reset()
-        self.roles.clear()
-        self.figures = dict.fromkeys(FIGURES)
-        self.calls.clear()
-        self.failed.clear()
-        self.notes.clear()
-        self.late.clear()
-        self._id_lock = threading.Lock()
-        self._stacks = threading.local()
 
     def _emit_edge(
         self,
         opened: OpenPhase,
         edge: str,
-        snapshot: dict[str, Any],
+        snapshot: Snapshot,
         reason: str | None,
         error: BaseException | None = None,
     ) -> None:
         for what, why in self.probe.unread:
             self.emit("unread", what=what, reason=why)
         self.probe.unread.clear()
-        detail = dict(opened.detail)
-        if reason is not None:
-            detail["snapshot_reason"] = reason
+        detail = opened.detail | ({} if reason is None else {"snapshot_reason": reason})
         self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent, hook=opened.hook,
                   snapshot=snapshot, error=None if error is None else f"{type(error).__name__}: {error}",
                   detail=detail or None)  # fmt: skip
 
     def _new_id(self) -> int:
         with self._id_lock:
-            self._next_id += 1
-            return self._next_id
-
-
-#: What a late edge takes from the later reading: all that lies outside the caching allocator.
-_LATER = (
-    "non_torch_bytes",
-    "npu_workspace_bytes",
-    "npu_workspace_streams",
-    "other_processes_bytes",
-    "other_processes",
-)
-
-
-def _with_later(snapshot: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot with what a later one says of memory outside torch.
-
-    Free, the process's own figure and the counter that holds torch's segments follow the reserved memory of the
-    snapshot, so that its figures still add up; that counter's peak is the one of the snapshot.
-    """
-    total, reserved, non_torch = (
-        snapshot["device_total_bytes"],
-        snapshot["reserved_bytes"],
-        later["non_torch_bytes"],
-    )
-    if total is None or reserved is None or non_torch is None:
-        return snapshot
-    since = later["reserved_bytes"] - reserved
-    held = reserved - (snapshot["unmapped_bytes"] or 0)
-    moved = {
-        **snapshot,
-        **{name: later[name] for name in _LATER},
-        "device_free_bytes": total - held - non_torch,
-    }
-    if later["process_bytes"] is not None:
-        moved["process_bytes"] = later["process_bytes"] - since
-    components = later["components"]
-    if components is not None and APP in components:
-        size = components[APP]["bytes"] - since
-        peak = ((snapshot["components"] or {}).get(APP) or components[APP])["peak_bytes"]
-        components = {**components, APP: {"bytes": size, "peak_bytes": max(peak, size)}}
-    if again := snapshot.get("read_again", 0) + later.get("read_again", 0):
-        moved["read_again"] = again
-    return {**moved, "components": components}
+            self._last_id += 1
+            return self._last_id

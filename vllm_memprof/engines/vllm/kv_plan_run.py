@@ -16,7 +16,7 @@ from typing import Any
 
 from vllm_memprof.capture import plugin
 from vllm_memprof.capture.actions import StopAfterPlan
-from vllm_memprof.capture.ranks import Choice, RankFailure, Replica, World, choose, layer_kinds
+from vllm_memprof.engines.vllm.rank_choice import Choice, RankFailure, Replica, World, choose, layer_kinds
 
 
 def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:

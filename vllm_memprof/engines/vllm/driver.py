@@ -1,4 +1,4 @@
-"""Runs the engine without a server: ``python -m vllm_memprof.capture.driver {offline|plan} --model M ... -- ARGS``.
+"""Runs the engine without a server: ``python -m vllm_memprof.engines.vllm.driver {offline|plan} --model M ... -- ARGS``.
 
 Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that any of them works and
 a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve`` would be (the same defaults for batch
@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture.inspection import in_a_fork
-from vllm_memprof.capture.ranks import MODES
+from vllm_memprof.engines.vllm.model_inspection import in_a_fork
+from vllm_memprof.engines.vllm.rank_choice import MODES
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
@@ -155,7 +155,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m vllm_memprof.capture.driver",
+        prog="python -m vllm_memprof.engines.vllm.driver",
         description="Run the engine without a server. Arguments after -- are vLLM's.",
         allow_abbrev=False,
     )
@@ -281,7 +281,7 @@ def _image_files(folder: Path) -> list[Path]:
 if __name__ == "__main__":
     status = main()
     if (
-        "vllm_memprof.capture.peers" in sys.modules
+        "vllm_memprof.engines.vllm.absent_peers" in sys.modules
     ):  # no peer waits for it; taking a model down takes seconds
         sys.stdout.flush()
         sys.stderr.flush()

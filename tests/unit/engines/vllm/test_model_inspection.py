@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vllm_memprof.capture.inspection import in_a_fork
+from vllm_memprof.engines.vllm.model_inspection import in_a_fork
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.capture.driver import DriverError, _split, load_requests, main
+from vllm_memprof.engines.vllm.driver import DriverError, _split, load_requests, main
 
 PNG = b"\x89PNG not really"
 

@@ -18,10 +18,10 @@ from typing import Any
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_memprof.capture.bystanders import hold_contexts, is_in_use, let_go
-from vllm_memprof.capture.peers import join_alone
-from vllm_memprof.capture.pieces import alike_pieces_once
-from vllm_memprof.capture.ranks import RankFailure, Replica
+from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
+from vllm_memprof.engines.vllm.absent_peers import join_alone
+from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
+from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
 
 #: The calls that a plan makes, in their order.
 _ASKED = ("get_kv_cache_specs", "determine_available_memory")
