@@ -1,7 +1,8 @@
-"""Actions of the hook table for a start-up: functions that a row names, run before or after the engine's call.
+"""Actions of a start-up: functions that a hook row names, run before or after the engine's call.
 
-Actions read; the only things they change are the recorder and the event file. An action that raises is recorded once
-and its row is out of the way from then on. Two exceptions are meant to leave: StopAfterPlan and StrictFailure.
+Actions read; the only things they change are the recorder and the event file. An action that raises
+is recorded once and its row is out of the way from then on. Two exceptions are meant to leave:
+StopAfterPlan and StrictFailure.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def finish(recorder: Recorder, opened: OpenPhase, error: BaseException | None) -
 
 
 def begin_device_init(recorder: Recorder, call: Call) -> None:
-    """The worker has not chosen its device yet: a reading now would touch another one."""
+    """Open the phase without a reading, which would touch a device that is not the worker's."""
     if not recorder.is_open("device_init"):
         call.token = recorder.begin(
             "device_init", call.hook.id, unread="the worker has not chosen its device yet"
@@ -81,7 +82,7 @@ def begin_mm_profile(recorder: Recorder, call: Call) -> None:
 
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
-    """The dummy run at full size is the text part: the encoder's profiling is over when it starts."""
+    """End mm_profile when the dummy run at full size starts: the text part."""
     full_size = getattr(call.subject, "max_num_tokens", None)
     if recorder.notes.mm_profile is not None and call.argument("num_tokens") == full_size:
         end_mm_profile(recorder)
@@ -112,20 +113,20 @@ def leave_graph_capture(recorder: Recorder, call: Call) -> None:
 
 
 def _captured_graphs() -> int | None:
-    """Graphs captured by this process so far, as vLLM counts them; None where it does not. (compilation/counter.py)"""
+    """Return the graphs captured so far, by vLLM's compilation/counter.py; None without it."""
     counter = getattr(sys.modules.get("vllm.compilation.counter"), "compilation_counter", None)
     count = getattr(counter, "num_cudagraph_captured", None)
     return count if isinstance(count, int) else None
 
 
 def keep_captured_bytes(recorder: Recorder, call: Call) -> None:
-    """The inherited method measures the capture; an override that calls it may hand nothing on."""
+    """Keep what the inherited method measured; an override that calls it may drop the result."""
     if isinstance(call.result, int):
         recorder.notes.captured_bytes = int(call.result)
 
 
 def keep_weights(recorder: Recorder, call: Call) -> None:
-    """Keep the bytes that the engine measured around its model's loading, where nothing else does."""
+    """Keep the bytes that the engine measured around the loading of its model."""
     weights = getattr(call.subject, "consumed_memory", None)
     if call.error is None and isinstance(weights, int) and recorder.is_open("weight_load"):
         recorder.figures["weights_bytes"] = weights
@@ -194,7 +195,7 @@ def leave_kv_plan(recorder: Recorder, call: Call) -> None:
 
 
 def leave_kv_caches(recorder: Recorder, call: Call) -> None:
-    """After a planned stop nobody holds the engine core any more: its executor has to be ended from here."""
+    """Shut the executor down after a planned stop: no object holds the engine core any more."""
     if isinstance(call.error, StopAfterPlan):
         call.subject.model_executor.shutdown()
 

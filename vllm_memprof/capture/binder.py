@@ -1,9 +1,9 @@
-"""Puts wrappers on the hook table's targets: rows enter, wrapped functions and binding states leave.
+"""Put wrappers on the hook table's targets: rows enter, wrapped functions and states leave.
 
-Nothing is imported to bind it. A module that is already loaded is bound at once, any other right after its own
-import has run, through an entry in ``sys.meta_path``. The loader found by the import system is left in place; only its
-``exec_module`` is lent for that one execution. Wrappers go into the defining class's ``__dict__`` and keep static and
-class methods as they are.
+Nothing is imported to bind it. A module that is already loaded is bound at once, any other right
+after its own import has run, through an entry in ``sys.meta_path``. The loader found by the import
+system is left in place; only its ``exec_module`` is lent for that one execution. Wrappers go into
+the defining class's ``__dict__`` and keep static and class methods as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = (
 )
 
 
-#: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere presence proves nothing.
+#: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
+#: presence proves nothing.
 _SENTINEL = "__memprof__"
 
 
@@ -39,7 +40,10 @@ def is_ours(function: Any) -> bool:
 
 
 class Binding:
-    """One target of one row. ``owner`` is the class or module that holds the attribute once it is found."""
+    """One target of one row.
+
+    ``owner`` is the class or module that holds the attribute once it is found.
+    """
 
     def __init__(self, hook: Hook, target: str) -> None:
         self.hook = hook
@@ -154,7 +158,7 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._bind(binding)
 
     def bind_overrides(self, instance: object) -> None:
-        """Bind methods that a subclass of a bound class overrides, for the class that was really instantiated."""
+        """Bind methods that the class really instantiated overrides in a bound class."""
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
@@ -171,7 +175,7 @@ class Binder(importlib.abc.MetaPathFinder):
                         self.bindings.append(override)
 
     def bind_live(self, target: str, instance: object) -> None:
-        """Bind the row of a ``<loaded>`` target to the class that defines the method for this very object."""
+        """Bind the row of a ``<loaded>`` target to the class that defines this object's method."""
         attribute = target.rpartition(".")[2]
         owner = next((cls for cls in type(instance).__mro__ if attribute in vars(cls)), None)
         for binding in self.bindings:
@@ -179,7 +183,7 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._bind(binding, owner)
 
     def check(self) -> None:
-        """Re-bind once what was overwritten; it stays marked as overwritten with the culprit's name."""
+        """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
         for binding in self.bindings:
             if binding.state == BOUND and binding.is_overwritten():
                 culprit = getattr(binding.current(), "__module__", "?")

@@ -1,4 +1,4 @@
-"""The caller of a function: the first frame that is neither ours nor a forwarder, and the call chain."""
+"""The caller of a function: the first frame that is not a forwarder, and the call chain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEP = ("execute_model", "sample_tokens")
 
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
-    """Return the call site as ``("worker.py:459", "NPUWorker._init_device")``, two Nones where every frame forwards."""
+    """Return the call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or two Nones."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not any(fragment in path for fragment in _FORWARDERS):
@@ -35,7 +35,7 @@ def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
 
 
 def call_chain(frame: FrameType | None) -> list[str]:
-    """Return callers as ``module:function``, the innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
+    """Return callers, innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
     chain: list[str] = []
     while frame is not None and len(chain) < _CHAIN_LENGTH:
         if not any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN):

@@ -1,15 +1,18 @@
-"""First collectives: a communicator takes its device buffers when its group first communicates, not when it is made.
+"""First collectives: a communicator takes its device buffers when its group first communicates.
 
-The methods of torch's ``ProcessGroup`` are hooked, not the functions of ``torch.distributed``: whatever name a caller
-imported arrives there, and the compiler's rewriting of those functions is not disturbed. A group that has been seen
-costs a set look-up, and the hooks are taken off when the model is warm, so that serving never meets them.
+The methods of torch's ``ProcessGroup`` are hooked, not the functions of ``torch.distributed``:
+whatever name a caller imported arrives there, and the compiler's rewriting of those functions is
+not disturbed. A group that has been seen costs a set look-up, and the hooks are taken off when the
+model is warm, so that serving never meets them.
 
-Collectives are queued: a group's buffers may appear only after its call has returned (see Recorder.end_queued).
+Collectives are queued: a group's buffers may appear only after its call has returned (see
+Recorder.end_queued).
 
-How large the buffers are is settled when the communicator is made, by the first of these that is given: ``hccl_config``
-of the group's options (vllm-ascend sets one for most of its groups), the environment, HCCL's default. Each communicator
-holds two buffers of that size, to send and to receive. (CANN 9.0: HCCL_BUFFSIZE; torch_npu 2.10:
-``ProcessGroupHCCL.cpp`` and ``OptionsManager::GetHcclBufferSize``, ``GetP2PBufferSize``)
+The size of the buffers is fixed when the communicator is made, by the first of these that is
+given: ``hccl_config`` of the group's options (vllm-ascend sets one for most of its groups), the
+environment, HCCL's default. Each communicator holds two buffers of that size, to send and to
+receive. (CANN 9.0: HCCL_BUFFSIZE; torch_npu 2.10: ``ProcessGroupHCCL.cpp`` and
+``OptionsManager::GetHcclBufferSize``, ``GetP2PBufferSize``)
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from vllm_memprof.capture.recorder import OpenPhase, Recorder
 _MIB = 1 << 20
 _BUFFERS = 2
 _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
-#: Operations between two ranks: torch_npu gives them communicators of their own, beside the group's.
+#: Operations between two ranks: torch_npu gives them communicators of their own, beside the
+#: group's.
 _P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
 _HOST_BACKENDS = ("gloo", "mpi")
@@ -64,7 +68,10 @@ def leave(recorder: Recorder, call: Call) -> None:
 
 
 def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
-    """Return True if this collective runs on the device: by its first tensor, else by the group's backend."""
+    """Return True if this collective runs on the device.
+
+    The first tensor decides, without one (a barrier) the group's backend.
+    """
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
@@ -96,11 +103,11 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
 
 
 def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, int | str | None]:
-    """Read the configured size of the buffers of a group's communicator, and where it is configured.
+    """Read the configured size of a communicator's buffers, and where it is configured.
 
     Returns:
-        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of the environment
-        variable, or "default"); None each where the backend is not HCCL.
+        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of
+        the environment variable, or "default"); None each where the backend is not HCCL.
     """
     if backend != "npu":
         return {"buffer_bytes": None, "buffer_source": None}

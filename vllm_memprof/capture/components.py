@@ -1,12 +1,13 @@
-"""What each module of the runtime holds for this process: ``aclrtGetMemUsageInfo`` of the libascendcl that is loaded.
+"""The bytes that each module of the runtime holds for this process: ``aclrtGetMemUsageInfo``.
 
-Runs in worker processes. Nothing is loaded for it: where the library is not there yet, or is too old to export the
-function, the reading is None with the reason. The counters are the calling process's own, kept by the user-space
-driver, so that asking does not reach the device. (CANN 9.1: ``acl_rt.h::aclrtGetMemUsageInfo``; A2, A3 and 310P)
+Runs in worker processes. Nothing is loaded for it: where libascendcl is not loaded yet, or is too
+old to export the function, the reading is None with the reason. The counters are the calling
+process's own, kept by the user-space driver, so that asking does not reach the device. (CANN 9.1:
+``acl_rt.h::aclrtGetMemUsageInfo``; A2, A3 and 310P)
 
-Names are the driver's module names. APP is all that was asked of ``aclrtMalloc``: torch's segments, its operator
-workspace, ATB's pool, whatever else the process allocates. HCCL is the communicators' buffers, RUNTIME the runtime's
-own: streams, task buffers, captured graphs.
+Names are the driver's module names. APP is all that was asked of ``aclrtMalloc``: torch's segments,
+its operator workspace, ATB's pool, whatever else the process allocates. HCCL is the communicators'
+buffers, RUNTIME the runtime's own: streams, task buffers, captured graphs.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Counters:
             device: torch's index of a device that this process has a context on.
 
         Returns:
-            ``{name: {"bytes": current, "peak_bytes": peak}}`` and None, or None and the reason. A module that never
-            held anything is not listed.
+            ``{name: {"bytes": current, "peak_bytes": peak}}`` and None, or None and the reason. A
+            module that never held anything is not listed.
         """
         if self._function is None:
             self._function, reason = _find()

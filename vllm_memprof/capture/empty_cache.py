@@ -1,11 +1,12 @@
-"""The audit of ``empty_cache``: its caller, the call chain, the thread and the running requests. Worker processes.
+"""The audit of ``empty_cache``: its caller, the call chain, the thread and the running requests.
 
-Everything is read at the moment of the call, nothing before it: the running requests are those that the model runner
-holds then, so that no hook lies in the path of a step. Frees and seconds follow from the two snapshots and the clock around
-the allocator's own function, device synchronisation included.
+Runs in worker processes. Everything is read at the moment of the call, nothing before it: the
+running requests are those that the model runner holds then, so that no hook lies in the path of a
+step. Frees and seconds follow from the two snapshots and the clock around the allocator's own
+function, device synchronisation included.
 
-Memprof itself calls ``empty_cache`` only where the user named a phase (``memprof offline --empty-cache-at``); such a
-call is marked as memprof's own.
+Memprof itself calls ``empty_cache`` only where the user named a phase (``memprof offline
+--empty-cache-at``); such a call is marked as memprof's own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from vllm_memprof.capture.callsite import call_chain, find_site, in_step
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
-#: Where a model runner keeps its unfinished requests, the first that it has (vLLM: model runner v1, v2).
+#: Where a model runner keeps its unfinished requests, the first that it has (vLLM: model runner v1,
+#: v2).
 _REQUESTS = ("requests", "req_states.req_id_to_index", "input_batch.req_id_to_index")
 
 
@@ -41,9 +43,10 @@ def leave(recorder: Recorder, call: Call) -> None:
 
 
 def workspace_wanted(recorder: Recorder) -> bool:
-    """Return True unless reading the operator workspace, which empty_cache releases too, costs too much.
+    """Return True if the operator workspace, which empty_cache releases too, may be read.
 
-    It takes milliseconds with thousands of blocks: too much while requests run, and before each captured graph.
+    Reading it takes milliseconds with thousands of blocks: too much while requests run, and before
+    each captured graph.
     """
     if recorder.is_open("graph_capture"):
         return False
@@ -56,9 +59,10 @@ def keep_worker(recorder: Recorder, worker: Any) -> None:
 
 
 def running_requests(recorder: Recorder) -> int | None:
-    """Return the number of requests that the model runner holds: scheduled at least once, and not known to be finished. None: unknown.
+    """Return the number of requests that the model runner holds; None: unknown.
 
-    A finished request leaves the runner with the next schedule, which vLLM sends also when nothing else is to be done.
+    They were scheduled at least once and are not known to be finished. A finished request leaves
+    the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
     reference = recorder.notes.worker
     worker = None if reference is None else reference()
@@ -76,7 +80,7 @@ def running_requests(recorder: Recorder) -> int | None:
 
 
 def call_after(recorder: Recorder, phase: str) -> None:
-    """Empty the cache at the end of a phase that the user named (an experiment), marked as memprof's own call."""
+    """Empty the cache, as memprof's own call, at the end of a phase that the user named."""
     probe = recorder.probe
     if phase not in recorder.empty_cache_at:
         return

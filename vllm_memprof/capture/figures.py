@@ -1,9 +1,12 @@
-"""The engine's own numbers, read in bytes from its worker object. Nothing is computed here and nothing is called.
+"""The engine's own numbers, read in bytes from its worker object; nothing is computed or called.
 
-Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory, peak_activation_memory,
-non_torch_memory), ``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
-CUDA's ``gpu_worker.py::Worker`` has the same names. vllm-ascend before 0.15 takes no snapshot: its worker holds what
-was free at the start (init_npu_memory), and reads the terms of its equation without keeping them.
+Nothing is computed here and nothing is called.
+
+Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory,
+peak_activation_memory, non_torch_memory), ``model_runner.model_memory_usage``, and the
+MemoryProfilingResult of vLLM's ``memory_profiling``. CUDA's ``gpu_worker.py::Worker`` has the same
+names. vllm-ascend before 0.15 takes no snapshot: its worker holds what was free at the start
+(init_npu_memory), and reads the terms of its equation without keeping them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import Any
 
 from vllm_memprof.capture.recorder import Recorder
 
-#: FIGURES name -> attribute path from the worker, or several of different releases; the first that is there counts.
+#: FIGURES name -> attribute path from the worker, or several of different releases; the first that
+#: is there counts.
 _OF_WORKER = {
     "device_total_bytes": "init_snapshot.total_memory",
     "initial_free_bytes": "init_snapshot.free_memory | init_npu_memory",
@@ -23,7 +27,8 @@ _OF_WORKER = {
     "kv_cache_memory_bytes_arg": "cache_config.kv_cache_memory_bytes",
 }
 
-#: The terms that the equation subtracted: set by determine_available_memory, later used for the engine's suggestion.
+#: The terms that the equation subtracted: set by determine_available_memory, later used for the
+#: engine's suggestion.
 _OF_PROFILED_WORKER = {
     "peak_activation_bytes": "peak_activation_memory",
     "non_torch_increase_bytes": "non_torch_memory",
@@ -45,7 +50,7 @@ def read_worker(recorder: Recorder, worker: Any) -> None:
 
 
 def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
-    """Take over the terms of the budget equation after determine_available_memory returned ``granted`` bytes."""
+    """Take over the terms of the equation that granted so many bytes of KV cache."""
     read_worker(recorder, worker)
     result, recorder.notes.profile_result = recorder.notes.profile_result, None
     if result is not None:

@@ -1,4 +1,4 @@
-"""The types of the hook table: a row, a call of a hooked function, and the exceptions that may leave an action."""
+"""The types of the hook table: a row, a call, and the exceptions that may leave an action."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 from vllm_memprof.capture.recorder import Recorder
 
-#: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the row "stale".
+#: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the
+#: row "stale".
 REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
 
-#: Moments at which rows are judged or removed, in their order in a worker's or an engine core's life.
+#: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
+#: life.
 DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, END = (
     "device_ready",
     "model_ready",
@@ -37,7 +39,10 @@ class StrictFailure(RuntimeError):
 
 @dataclass
 class Call:
-    """One call of a hooked function. ``result`` and ``error`` are set when it has returned or raised."""
+    """One call of a hooked function.
+
+    ``result`` and ``error`` are set when it has returned or raised.
+    """
 
     hook: Hook
     function: str  # name of the hooked function
@@ -64,10 +69,10 @@ Half = Callable[[Recorder, Call], None]
 class Hook:
     """One row of the table.
 
-    A target is ``module:Attribute`` or ``module:Class.method``. Every target of a row that exists is bound: rows list
-    the spellings of several versions and the classes that override each other; a call that passes through two of them
-    counts once. A row is in force when the running engine is inside ``versions`` and the device backend is in
-    ``backends``.
+    A target is ``module:Attribute`` or ``module:Class.method``. Every target of a row that exists
+    is bound: rows list the spellings of several versions and the classes that override each other;
+    a call that passes through two of them counts once. A row is in force when the running engine is
+    inside ``versions`` and the device backend is in ``backends``.
     """
 
     id: str

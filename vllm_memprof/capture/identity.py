@@ -51,7 +51,7 @@ def of_worker(worker: Any, recorder: Recorder) -> dict[str, Any]:
 def label(
     dp_rank: int | None, pp_rank: int | None, pcp_rank: int | None, tp_rank: int | None
 ) -> str:
-    """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is.
+    """Return ``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: only TP is always named.
 
     In the order of vLLM's own names of workers; PCP is prefill context parallelism.
     """
@@ -62,8 +62,9 @@ def label(
 def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
     """Return the data-parallel rank, and True if the run has several.
 
-    vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still carries its rank.
-    Releases without that reset (no ``data_parallel_index`` beside the rank) name a single engine core ``DP0`` too.
+    vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still
+    carries its rank. Releases without that reset (no ``data_parallel_index`` beside the rank) name
+    a single engine core ``DP0`` too.
     """
     several = _size(parallel, "data") > 1
     if not several and not hasattr(parallel, "data_parallel_index"):

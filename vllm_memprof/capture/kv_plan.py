@@ -1,6 +1,7 @@
-"""The engine core's KV plan as an event: the result of ``get_kv_cache_configs`` enters, the keys of KV_PLAN leave.
+"""The engine core's KV plan as an event: the result of ``get_kv_cache_configs`` enters.
 
-Sizes are read from the live specs (``page_size_bytes``), never recomputed from the model's dimensions.
+Sizes are read from the live specs (``page_size_bytes``), never recomputed from the model's
+dimensions.
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
 
 
 def tokens_rule(vllm_version: str | None) -> str:
-    """Return how a release of vLLM computes the KV cache size that it prints: "blocks" or "concurrency".
+    """Return "blocks" or "concurrency": how a release of vLLM computes the size that it prints.
 
-    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x block size x ranks
-    that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0 (int(concurrency x max_model_len)).
+    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x
+    block size x ranks that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0
+    (int(concurrency x max_model_len)).
     """
     known = vllm_version is not None
     return "blocks" if known and in_range(vllm_version, "<0.20") else "concurrency"
@@ -95,7 +97,7 @@ def context_parallel(vllm_config: Any) -> int:
 
 
 def describe_group(group: Any) -> list[Group]:
-    """Return one row per layer type of a group: a group of uniform type may hold layers of several page sizes."""
+    """Return one row per layer type of a group, which may hold layers of several page sizes."""
     members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
     counted: dict[tuple[Any, ...], int] = {}
@@ -140,7 +142,7 @@ _LAYOUT = (
 
 
 def layout(spec: Any) -> dict[str, int | str]:
-    """Return the attributes of a spec from which a page can be recomputed: those that are a number or a word."""
+    """Return the numbers and words of a spec from which a page can be recomputed."""
     found: dict[str, int | str] = {
         name: value
         for name in _LAYOUT
@@ -162,13 +164,13 @@ def layout(spec: Any) -> dict[str, int | str]:
 
 
 def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
-    """Return the bytes that one token takes over all layers of a worker; None when a layer's state does not grow with tokens."""
+    """Return the bytes per token over all layers; None where a layer's state does not grow."""
     values = [value for group in groups if (value := group["bytes_per_token"]) is not None]
     return sum(values) if groups and len(values) == len(groups) else None
 
 
 def max_concurrency(vllm_config: Any, config: Any) -> float | None:
-    """Return the requests of full length that fit, by the engine's own function (it computes from its arguments alone)."""
+    """Return the requests of full length that fit, by the engine's own (pure) function."""
     module = sys.modules.get("vllm.v1.core.kv_cache_utils")
     compute = getattr(module, "get_max_concurrency_for_kv_cache_config", None)
     if compute is None or not config.kv_cache_groups:

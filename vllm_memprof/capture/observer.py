@@ -1,6 +1,7 @@
-"""The hooks of one process in force: rows enter, wrapped functions leave; each call runs its row's two halves.
+"""The hooks of one process: rows enter, wrapped functions leave; a call runs its row's halves.
 
-Made by the plugin. The recorder holds what is known of the process; the observer binds, runs and judges the rows.
+Made by the plugin. The recorder holds what is known of the process; the observer binds, runs and
+judges the rows.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Observer:
         self.binder.release(moment)
 
     def self_check(self, moment: str) -> None:
-        """Judge the rows that are due, write what changed, and in strict mode fail on a required one.
+        """Judge the rows that are due, write the changes, in strict mode fail on a required row.
 
         Raises:
             StrictFailure: MEMPROF_STRICT is set and a required hook is not bound.
@@ -137,7 +138,7 @@ class Observer:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
     def observe_oom(self) -> None:
-        """Attach to failed allocations (torch_npu only); the observer reads counters and returns."""
+        """Attach to failed allocations (torch_npu only); the callback reads counters only."""
         torch_npu = sys.modules.get("torch_npu")
         attach = getattr(getattr(torch_npu, "_C", None), "_npu_attach_out_of_memory_observer", None)
         if attach is not None and not self.recorder.notes.oom_observed:
@@ -163,7 +164,10 @@ class Observer:
 
 
 class _Observed:
-    """Runs a row's halves around the engine's call. A class: a generator would cost each collective a microsecond."""
+    """Runs a row's halves around the engine's call.
+
+    A class: a generator would cost each collective a microsecond.
+    """
 
     __slots__ = ("_call", "_observer")
 

@@ -1,7 +1,8 @@
-"""Entry point ``vllm.general_plugins``: vLLM calls register() in each of its processes, possibly more than once.
+"""Entry point ``vllm.general_plugins``: vLLM calls register() in each process, maybe repeatedly.
 
-Without MEMPROF_RUN_DIR it does nothing. With it, hooks are bound to what is loaded and to what will be; no module of
-the engine is imported for that, no device is touched, and nothing is raised: that would end the engine.
+Without MEMPROF_RUN_DIR it does nothing. With it, hooks are bound to what is loaded and to what will
+be; no module of the engine is imported for that, no device is touched, and nothing is raised: that
+would end the engine.
 """
 
 from __future__ import annotations

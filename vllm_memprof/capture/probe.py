@@ -1,15 +1,19 @@
-"""Reads memory, and only reads: a device index enters, a schema snapshot leaves. Runs in worker processes.
+"""Reading memory, and only reading: a device index enters, a snapshot leaves. Worker processes.
 
-No reading initialises a device, synchronises, empties a cache or resets a peak. What the allocator keeps (allocated,
-reserved, peaks) is host-side bookkeeping and exact at any moment; free and total come from the driver. While a stream
-is capturing a graph only the counters are read.
+Runs in worker processes.
 
-What lies outside torch is read from the runtime's counters (components.py), and at start-up edges from the driver's
-list of processes (neighbours.py). The readings of one snapshot have to belong together: where the device's free memory
-moved while they were taken, they are taken again, twice at most.
+No reading initialises a device, synchronises, empties a cache or resets a peak. What the allocator
+keeps (allocated, reserved, peaks) is host-side bookkeeping and exact at any moment; free and total
+come from the driver. While a stream is capturing a graph only the counters are read.
 
-Cost, on the simulated device: about 7 µs for the allocator's counters, 1.5 µs for free and total (a driver call on
-hardware), 80 µs for the workspace with 50 segments of 300 blocks, growing with the number of blocks.
+What lies outside torch is read from the runtime's counters (components.py), and at start-up edges
+from the driver's list of processes (neighbours.py). The readings of one snapshot have to belong
+together: where the device's free memory moved while they were taken, they are taken again, twice at
+most.
+
+Cost, on the simulated device: about 7 µs for the allocator's counters, 1.5 µs for free and total (a
+driver call on hardware), 80 µs for the workspace with 50 segments of 300 blocks, growing with the
+number of blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from vllm_memprof.capture.snapshot import Snapshot
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 NOT_INITIALISED = "the device is not initialised in this process"
-#: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than the reading.)
+#: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than
+#: the reading.)
 _UNKNOWN = cast(Snapshot, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS)))
 CAPTURING = "a graph is being captured: counters only"
 #: Readings of one snapshot while the device's free memory moves under them.
@@ -100,7 +105,7 @@ BACKENDS = {
 
 
 def detect_backend() -> Backend | None:
-    """Return the backend of this process by what it has imported; None where torch has only CPUs."""
+    """Return the backend of this process by its imports; None where torch has only CPUs."""
     if "torch_npu" in sys.modules:
         return BACKENDS["npu"]
     torch = sys.modules.get("torch")
@@ -116,8 +121,10 @@ class Probe:
     Attributes:
         backend: None until one is known.
         device: the worker's device index; None means the current device of the calling thread.
-        unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before the first sleep.
-        unread: (what, reason) of readings that this process does not get, until the recorder writes them.
+        unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
+            the first sleep.
+        unread: (what, reason) of readings that this process does not get, until the recorder writes
+            them.
     """
 
     backend: Backend | None = None
@@ -145,13 +152,15 @@ class Probe:
         """Read the memory of this process and its device.
 
         Args:
-            workspace: also read the operator workspace from the allocator's segments, and the driver's list of
-                processes (start-up only: the cost of the first grows with the number of blocks).
+            workspace: also read the operator workspace from the allocator's segments, and the
+                driver's list of processes (start-up only: the cost of the first grows with the
+                number of blocks).
             owners: also read the runtime's counters, one call.
 
         Returns:
-            The snapshot as JSON and None, or a snapshot that lacks something and the reason. ``read_again`` counts the
-            readings that were dropped because the device's free memory moved under them; it is not there without.
+            The snapshot as JSON and None, or a snapshot that lacks something and the reason.
+            ``read_again`` counts the readings that were dropped because the device's free memory
+            moved under them; it is not there without.
         """
         backend = self.backend
         if backend is None or not backend.is_ready():
@@ -192,7 +201,7 @@ class Probe:
         return figures
 
     def _owners(self, device: int, processes: bool) -> Snapshot:
-        """Read the memory outside torch by its owners, as far as the runtime and the driver know them."""
+        """Read the owners of memory outside torch, as far as runtime and driver know them."""
         components, reason = self._modules.read(device)
         self._tell("components", reason)
         figures: Snapshot = {"components": components}
@@ -217,9 +226,10 @@ class Probe:
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), "host_rss_bytes": host_rss_bytes()}
 
     def counters_only(self) -> Snapshot:
-        """Read the allocator's counters and the runtime's, nothing else: safe inside a failing allocation.
+        """Read the counters of allocator and runtime alone: safe inside a failing allocation.
 
-        torch_npu's own observer reads the runtime's counters at the same place (``OptionsManager.cpp::oom_observer``).
+        torch_npu's own observer reads the runtime's counters at the same place
+        (``OptionsManager.cpp::oom_observer``).
         """
         figures: Snapshot = {}
         if self.backend is not None and self.backend.is_ready():

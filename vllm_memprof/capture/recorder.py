@@ -1,7 +1,7 @@
-"""The recorder of one engine process: its role, its open phases, the engine's figures, and the events it writes.
+"""The recorder of one engine process: its role, its open phases, the engine's figures, its events.
 
-One object per process, made by the plugin. Phases nest per thread: an event's ``parent`` is the phase that encloses it
-in the same thread.
+One object per process, made by the plugin. Phases nest per thread: an event's ``parent`` is the
+phase that encloses it in the same thread.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vllm_memprof.capture.snapshot import Snapshot, with_later
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_STOP_AFTER, FIGURES
 
-#: From the least to the most telling: a process that is several of these is named by the last one. A worker that lives
-#: in the engine core (TP=1), or in the caller's process, has the role worker.
+#: From the least to the most telling: a process that is several of these is named by the last one.
+#: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
 _ROLE_ORDER = ("unknown", "api", "engine_core", "worker")
 
 
@@ -37,7 +37,7 @@ class OpenPhase:
 
 @dataclass
 class LatePhase:
-    """A phase whose work has been queued, not done: its call returned before its non-torch bytes appeared."""
+    """A phase whose work is queued: its call returned before its non-torch bytes appeared."""
 
     opened: OpenPhase
     after: Snapshot  # when the call returned
@@ -166,10 +166,11 @@ class Recorder:
             self._emit_edge(self.stack.pop(), "after", *self.probe.snapshot(workspace), error=error)
 
     def end_queued(self, opened: OpenPhase) -> None:
-        """Close a phase whose call only queued its work: at once if its non-torch bytes are there, else when they are.
+        """Close a phase whose call only queued its work, as soon as its non-torch bytes are there.
 
-        Waiting for the device would change what is measured. So the allocator's counters are those of the call's
-        return, and free and non-torch are read again at later calls, at the next phase edge at the latest.
+        Waiting for the device would change what is measured. So the allocator's counters are those
+        of the call's return, and free and non-torch are read again at later calls, at the next
+        phase edge at the latest.
         """
         self.stack.remove(opened)
         snapshot, _ = self.probe.snapshot(workspace=True)
@@ -194,8 +195,8 @@ class Recorder:
     def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> None:
         """Record a phase that is a moment: one after edge with the snapshot given."""
         parent = self.stack[-1].id if self.stack else None
-        self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook, snapshot=snapshot,
-                  error=None, detail=detail)  # fmt: skip
+        self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook,
+                  snapshot=snapshot, error=None, detail=detail)  # fmt: skip
 
     def _emit_edge(
         self,
@@ -209,8 +210,9 @@ class Recorder:
             self.emit("unread", what=what, reason=why)
         self.probe.unread.clear()
         detail = opened.detail | ({} if reason is None else {"snapshot_reason": reason})
-        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent, hook=opened.hook,
-                  snapshot=snapshot, error=None if error is None else f"{type(error).__name__}: {error}",
+        message = None if error is None else f"{type(error).__name__}: {error}"
+        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent,
+                  hook=opened.hook, snapshot=snapshot, error=message,
                   detail=detail or None)  # fmt: skip
 
     def _new_id(self) -> int:

@@ -1,11 +1,13 @@
-"""Sleep, wake-up and weight updates: phases that come after the start-up, and memory that is counted but not there.
+"""Sleep, wake-up and weight updates: phases after the start-up, and memory counted but not mapped.
 
-In sleep mode weights and KV cache live in a pool of the caching allocator whose physical memory the engine unmaps and
-maps itself. ``reserved`` and ``allocated`` count the pool all the time, the device does not; read as usual, non-torch
-memory of a sleeping worker would be tens of GiB below zero. So the pool's own list is asked for what it has unmapped
-(sizes only: no device call), and the probe takes that off.
+In sleep mode weights and KV cache live in a pool of the caching allocator whose physical memory the
+engine unmaps and maps itself. ``reserved`` and ``allocated`` count the pool all the time, the
+device does not; read as usual, non-torch memory of a sleeping worker would be tens of GiB below
+zero. So the pool's own list is asked for what it has unmapped (sizes only: no device call), and the
+probe takes that off.
 
-A weight update is one phase from ``start_weight_update`` to ``finish_weight_update``, over several calls of the worker.
+A weight update is one phase from ``start_weight_update`` to ``finish_weight_update``, over several
+calls of the worker.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from vllm_memprof.capture.recorder import Recorder
 
 
 def enter_pool_sleep(recorder: Recorder, call: Call) -> None:
-    """The engine unmaps first and empties the cache then: at that moment the figure has to be there."""
+    """Set the unmapped bytes early: the engine unmaps first and empties the cache then."""
     recorder.probe.set_unmapped(_unmapped_by_sleep(call.subject))
 
 
@@ -51,7 +53,10 @@ def enter_wake_up(recorder: Recorder, call: Call) -> None:
 
 
 def enter_update(recorder: Recorder, call: Call) -> None:
-    """A part of an update that may also be the whole of it. Loading the model for the first time is not an update."""
+    """Open an update that this call is a part or the whole of; a first load is no update.
+
+    Loading the model for the first time is not an update.
+    """
     if not recorder.is_open("weight_load"):
         _begin(recorder, call, {"by": _hooked_name(call)})
 
@@ -92,8 +97,9 @@ def _end_update(recorder: Recorder, error: BaseException | None) -> None:
 def _unmapped_by_sleep(pool: Any, awake: Collection[str] = ()) -> int | None:
     """Bytes of the pool that a sleep unmaps and a wake-up of these tags has not mapped again.
 
-    vllm_ascend/device_allocator/camem.py::CaMemAllocator, 0.23.0, and vllm/device_allocator/cumem.py: ``handle[1]`` is
-    the aligned size; the persistent tag stays mapped.
+    vllm_ascend/device_allocator/camem.py::CaMemAllocator, 0.23.0, and
+    vllm/device_allocator/cumem.py: ``handle[1]`` is the aligned size; the persistent tag stays
+    mapped.
     """
     try:
         kept = {getattr(pool, "sleep_persistent_tag", None), *awake}

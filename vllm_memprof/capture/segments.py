@@ -1,8 +1,9 @@
-"""The allocator's list of segments, divided: operator workspace by stream, and the pools of captured graphs.
+"""The allocator's list of segments, divided into operator workspace by stream and graph pools.
 
-torch_npu appends the blocks of its workspace allocator, one per stream, to the segments of the caching allocator
-(``torch_npu/csrc/npu/Module.cpp::THNPModule_memorySnapshot``, 2.8 and 2.10); ``reserved_bytes`` does not count them.
-Nothing marks them, but the caching allocator's own come first and are as large as what it says it has reserved.
+torch_npu appends the blocks of its workspace allocator, one per stream, to the segments of the
+caching allocator (``torch_npu/csrc/npu/Module.cpp::THNPModule_memorySnapshot``, 2.8 and 2.10);
+``reserved_bytes`` does not count them. Nothing marks them, but the caching allocator's own come
+first and are as large as what it says it has reserved.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) ->
         reserved: bytes that the caching allocator holds on it.
 
     Returns:
-        ``npu_workspace_bytes``, ``npu_workspace_streams`` ({stream: bytes}) and ``graph_pool_bytes`` (segments of
-        private pools). None each where the two allocators cannot be told apart, as under a pluggable allocator.
+        ``npu_workspace_bytes``, ``npu_workspace_streams`` ({stream: bytes}) and
+        ``graph_pool_bytes`` (segments of private pools). None each where the two allocators cannot
+        be told apart, as under a pluggable allocator.
     """
     own = [segment for segment in segments if segment["device"] == device]
     listed = sum(int(segment["total_size"]) for segment in own)

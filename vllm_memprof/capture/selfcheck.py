@@ -1,7 +1,8 @@
 """Static self-check: ``python -m vllm_memprof.capture.selfcheck [--json]``.
 
-Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook table have their
-place there. That a class is the one instantiated, and a method is called, only a run can tell (see verdicts.py).
+Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook
+table have their place there. That a class is the one instantiated, and a method is called, only a
+run can tell (see verdicts.py).
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
 
 @dataclass(frozen=True)
 class StaticRow:
-    """One row against the installed sources. ``state``: found | missing | absent_ok | stale | compiled."""
+    """One row against the installed sources.
+
+    ``state``: found | missing | absent_ok | stale | compiled.
+    """
 
     hook: Hook
     state: str
     target: str
 
     def to_json(self) -> dict[str, str | None]:
-        return {"hook": self.hook.id, "phase": self.hook.phase, "need": self.hook.need, "state": self.state,
+        hook = self.hook
+        return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": self.state,
                 "target": self.target}  # fmt: skip
 
 
@@ -67,7 +72,7 @@ def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
 
 
 def _defined(target: str, path: list[str] | None) -> bool | None:
-    """Return True if a target exists in source; None where there is no source to read (compiled modules)."""
+    """Return True if a target exists in source; None where its module is compiled."""
     module_name, _, attributes = target.partition(":")
     source = _find_source(module_name, path)
     if source is None:
@@ -97,7 +102,7 @@ def _binds(node: ast.stmt, name: str) -> bool:
 
 
 def _imports(body: list[ast.stmt], name: str) -> bool:
-    """Whether a class may come from elsewhere: then its own source would have to be followed."""
+    """Return True if a class may come from elsewhere: its own source would have to be followed."""
     return any(
         isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name))
         for node in body
@@ -153,8 +158,8 @@ def main(argv: list[str] | None = None) -> int:
     required = [row for row in rows if row.hook.need == REQUIRED]
     compiled = sum(row.state == "compiled" for row in required)
     print(
-        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their place in the installed "
-        f"sources, {compiled} are in compiled modules and checked when running"
+        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their "
+        f"place in the installed sources, {compiled} are in compiled modules and checked in a run"
     )
     return 1 if missing else 0
 

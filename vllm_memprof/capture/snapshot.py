@@ -1,4 +1,7 @@
-"""The shape of a reading as the event file has it, and a reading completed by a later one. Worker processes."""
+"""The shape of a reading as the event file has it, and a reading completed by a later one.
+
+Worker processes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Component(TypedDict):
 
 
 class Snapshot(TypedDict, total=False):
-    """Keys and units as in ``record.schema``; a plain dictionary, because it goes to the file as it is."""
+    """Keys and units as in ``record.schema``; a dictionary, since it is written as it is."""
 
     t_ns: int
     device_total_bytes: int | None
@@ -45,8 +48,9 @@ class Snapshot(TypedDict, total=False):
 def with_later(snapshot: Snapshot, later: Snapshot) -> Snapshot:
     """Return a snapshot with the figures of a later one for memory outside torch.
 
-    Free, the process's own figure and the counter that holds torch's segments follow the reserved memory of the
-    snapshot, so that its figures still add up; that counter's peak is the one of the snapshot.
+    Free, the process's own figure and the counter that holds torch's segments follow the reserved
+    memory of the snapshot, so that its figures still add up; that counter's peak is the one of the
+    snapshot.
     """
     total, reserved = snapshot["device_total_bytes"], snapshot["reserved_bytes"]
     non_torch, reserved_later = later["non_torch_bytes"], later["reserved_bytes"]

@@ -1,4 +1,4 @@
-"""Verdicts on the hooks while a process runs: bindings, calls and failures enter, one verdict per row leaves."""
+"""Verdicts on the hooks of a running process: bindings, calls and failures enter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Verdict:
 
     def to_event(self) -> dict[str, str | None]:
         hook = self.hook
-        return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": self.state, "target": self.target,
-                "detail": self.detail}  # fmt: skip
+        return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": self.state,
+                "target": self.target, "detail": self.detail}  # fmt: skip
 
 
 def judge(

@@ -1,7 +1,9 @@
-"""Event lines of one process: dictionaries enter, ``events/<host>-<pid>.jsonl`` leaves. Runs in every engine process.
+"""Event lines of one process: dictionaries enter, ``events/<host>-<pid>.jsonl`` leaves.
 
-Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered, so a process that
-is killed loses at most the line under way, and no flush is ever owed at exit.
+Runs in every engine process.
+
+Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered,
+so a process that is killed loses at most the line under way, and no flush is ever owed at exit.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from typing import Any
 from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import redact_command
 
-#: Packages whose versions the first line carries: module that is surely loaded if the package is in use -> name.
+#: Packages whose versions the first line carries: module that is surely loaded if the package is in
+#: use -> name.
 _VERSIONED = {
     "vllm": "vllm.version",
     "torch": "torch",
@@ -107,7 +110,7 @@ def _process_event(role: str) -> dict[str, Any]:
 
 
 def loaded_versions() -> dict[str, str]:
-    """Versions of the engine's packages that this process has imported; nothing is imported for it."""
+    """Return the versions of the engine's packages that this process has imported already."""
     versions: dict[str, str] = {}
     for package, module_name in _VERSIONED.items():
         module = sys.modules.get(module_name)

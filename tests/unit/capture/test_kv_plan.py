@@ -1,4 +1,5 @@
-"""KV plans beyond one group of equal layers: hybrids, groups of one type with several page sizes, several workers."""
+"""KV plans beyond one group of equal layers: hybrids, groups of one type with several page sizes,
+several workers."""
 
 from __future__ import annotations
 

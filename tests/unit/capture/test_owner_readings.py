@@ -1,4 +1,5 @@
-"""Reading who holds what: segments divided, counters and the driver's list, and why a reading is missing."""
+"""Reading who holds what: segments divided, counters and the driver's list, and why a reading is
+missing."""
 
 from __future__ import annotations
 
@@ -235,11 +236,12 @@ def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
     def taken(reserved: int, hccl: int, workspace: int) -> dict[str, Any]:
         app = reserved + workspace
         held = {"APP": app, "HCCL": hccl}
-        return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl, "reserved_bytes": reserved,
-                "unmapped_bytes": None, "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
+        components = {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}
+        return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl,
+                "reserved_bytes": reserved, "unmapped_bytes": None,
+                "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
                 "npu_workspace_streams": {}, "other_processes_bytes": 0, "other_processes": {},
-                "process_bytes": app + hccl,
-                "components": {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}}  # fmt: skip
+                "process_bytes": app + hccl, "components": components}  # fmt: skip
 
     merged = with_later(taken(100, 0, 0), taken(160, 40, 7))
     assert merged["reserved_bytes"] == 100

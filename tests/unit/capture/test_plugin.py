@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from .conftest import START_UP, Run
 
-REGISTER = "import vllm.version, torch, torch_npu\nfrom vllm_memprof.capture.plugin import register\nregister()\n"
+REGISTER = """
+import vllm.version, torch, torch_npu
+from vllm_memprof.capture.plugin import register
+register()
+"""
 
 
 def test_inert_without_a_run_folder(run_engine: Run) -> None:
@@ -33,7 +37,8 @@ def test_a_second_call_changes_nothing(run_engine: Run) -> None:
 def test_loads_neither_the_launcher_s_libraries_nor_the_engine(run_engine: Run) -> None:
     code = (
         "import sys\nfrom vllm_memprof.capture.plugin import register\nregister()\n"
-        "heavy = {'pandas', 'rich', 'typer', 'numpy', 'torch', 'torch_npu', 'vllm', 'vllm_ascend', 'uvicorn'}\n"
+        "heavy = {'pandas', 'rich', 'typer', 'numpy',"
+        " 'torch', 'torch_npu', 'vllm', 'vllm_ascend', 'uvicorn'}\n"
         "ours = {name.split('.')[1] for name in sys.modules if name.startswith('vllm_memprof.')}\n"
         "print(sorted(heavy & set(sys.modules)), sorted(ours))"
     )
@@ -56,7 +61,8 @@ def test_writes_nothing_where_no_phase_happens(run_engine: Run) -> None:
 def test_inert_in_the_model_inspection_process(run_engine: Run) -> None:
     code = (
         "import sys, types\nfrom importlib.machinery import ModuleSpec\n"
-        "sys.modules['__main__'].__spec__ = ModuleSpec('vllm.model_executor.models.registry', None)\n"
+        "spec = ModuleSpec('vllm.model_executor.models.registry', None)\n"
+        "sys.modules['__main__'].__spec__ = spec\n"
     ) + START_UP
     recorded = run_engine(code + "EngineCore(executor())")
 

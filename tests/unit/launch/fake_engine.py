@@ -1,7 +1,8 @@
-"""Plays an engine for the launcher's tests: a main process and two workers that write event files and misbehave.
+"""Plays an engine for the launcher's tests: a main process and two workers that write event files
+and misbehave.
 
-Run as a script by the tests; standard library only. The main process ends as vLLM does: with status 0 after SIGINT
-or SIGTERM, with status 1 when a worker is lost.
+Run as a script by the tests; standard library only. The main process ends as vLLM does: with status
+0 after SIGINT or SIGTERM, with status 1 when a worker is lost.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Events:
         self._ids = itertools.count()
         self._open: list[int] = []
         versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0"}
-        self.write("process", schema="memprof.events/1", host=socket.gethostname(), pid=os.getpid(), ppid=os.getppid(),
-                   role=role, wall=time.time(), argv=sys.argv, python="3", versions=versions)  # fmt: skip
+        self.write("process", schema="memprof.events/1", host=socket.gethostname(),
+                   pid=os.getpid(), ppid=os.getppid(), role=role, wall=time.time(), argv=sys.argv,
+                   python="3", versions=versions)  # fmt: skip
 
     def write(self, kind: str, **fields: object) -> None:
         self._file.write(json.dumps({"kind": kind, "t_ns": time.monotonic_ns(), **fields}) + "\n")

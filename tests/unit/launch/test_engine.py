@@ -66,7 +66,8 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
 
 
 def test_an_experiment_is_never_inherited(tmp_path):
-    """Only who asks for empty_cache on the command line gets it; a variable left in the shell changes no run."""
+    """Only who asks for empty_cache on the command line gets it; a variable left in the shell
+    changes no run."""
     left = {"MEMPROF_EMPTY_CACHE_AT": "warm_up"}
     assert "MEMPROF_EMPTY_CACHE_AT" not in build_env(left, tmp_path, "offline", {})
     asked = build_env(left, tmp_path, "offline", {"MEMPROF_EMPTY_CACHE_AT": "profile_run"})

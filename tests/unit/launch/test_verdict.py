@@ -92,7 +92,8 @@ def test_deaths_in_good_order_are_no_cause():
 
 
 def test_a_shutdown_that_followed_from_a_death_hides_nothing():
-    """Noticed late: the other worker's shutdown, which the death had caused, is older than the notice."""
+    """Noticed late: the other worker's shutdown, which the death had caused, is older than the
+    notice."""
     progress = progress_of("TP0", "TP1", phase=None)
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
     progress.fold(

@@ -10,7 +10,7 @@ HOOKS: tuple[Hook, ...] = (*VLLM_HOOKS,)
 
 
 def rows_in_force(backend: str | None, version: str | None) -> tuple[Hook, ...]:
-    """Return the rows for a backend (None: those of every backend) and a vLLM version (None: all)."""
+    """Return the rows for a backend (None: of every backend) and a vLLM version (None: all)."""
     return tuple(
         hook
         for hook in HOOKS

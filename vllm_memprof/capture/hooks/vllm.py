@@ -1,8 +1,9 @@
 """The rows of vLLM and vLLM-Ascend: which callables of which releases mark which phase.
 
-Data; no engine module is imported. The rows live here and not in ``engines/vllm``, because the plugin needs them in every
-process that it records: with them there, capture would import the package that starts engines. Another engine is one
-more module beside this one and one more entry in ``table.HOOKS``.
+Data; no engine module is imported. The rows live here and not in ``engines/vllm``, because the
+plugin needs them in every process that it records: with them there, capture would import the
+package that starts engines. Another engine is one more module beside this one and one more entry in
+``table.HOOKS``.
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 
 
 def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tuple[Hook, Hook]:
-    """The Ascend row and the CUDA row of a phase that is one worker method of the same name in both."""
+    """Return the Ascend and the CUDA row of a phase that is a worker method of one name."""
     return (
         phase(hook_id, phase_id, f"{_NPU_WORKER}.{method}", backends=NPU, **fields),
         phase(f"cuda.{hook_id}", phase_id, f"{_GPU_WORKER}.{method}", backends=CUDA, **fields),
     )
 
 
-#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional wrappers and
-#: compiled regions all arrive here, and replacing these does not change what the compiler sees.
+#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
+#: wrappers and compiled regions all arrive here, and replacing these does not change what the
+#: compiler sees.
 COLLECTIVES = (
     "allreduce",
     "allreduce_coalesced",
@@ -66,8 +68,9 @@ COLLECTIVES = (
 
 # fmt: off
 HOOKS: tuple[Hook, ...] = (
-    # --- The role of the process. Plugins run inside EngineCore.__init__ or init_worker, so these rows serve forked
-    # children. The end of EngineCore.__init__ is the engine's readiness where it shares the caller's process.
+    # --- The role of the process. Plugins run inside EngineCore.__init__ or init_worker, so these
+    # rows serve forked children. The end of EngineCore.__init__ is the engine's readiness where it
+    # shares the caller's process.
     marker("role.engine_core", f"{_CORE}:EngineCore.__init__",
            enter=actions.become_engine_core, leave=actions.announce_model,
            need=OPTIONAL, role="engine_core", due=ENGINE_READY),
@@ -89,7 +92,8 @@ HOOKS: tuple[Hook, ...] = (
           backends=CUDA, least_calls=1),
     *_worker_phase("w.weight_load", "weight_load", "load_model",
                    leave=actions.leave_load_model, least_calls=1),
-    # vllm-ascend prints the weights' bytes and forgets them; they are this object's consumed_memory.
+    # vllm-ascend prints the weights' bytes and forgets them; they are this object's
+    # consumed_memory.
     marker("load.measured",
            "vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__",
            "vllm.utils:DeviceMemoryProfiler.__exit__",
@@ -108,7 +112,8 @@ HOOKS: tuple[Hook, ...] = (
     phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
           enter=actions.begin_mm_profile, leave=None,
           need=EXPECTED_ABSENT, backends=NPU, versions="<0.12"),
-    # _dummy_run also runs in graph capture and on idle data-parallel ranks: taken off after profiling.
+    # _dummy_run also runs in graph capture and on idle data-parallel ranks: taken off after
+    # profiling.
     marker("r.dummy_run", f"{_NPU_RUNNER}._dummy_run",
            enter=actions.stop_mm_profile, backends=NPU, until=PROFILED),
     marker("cuda.r.dummy_run", f"{_GPU_RUNNER}._dummy_run",
@@ -116,7 +121,8 @@ HOOKS: tuple[Hook, ...] = (
     *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config"),
     *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model",
                    leave=actions.leave_warm_up, least_calls=1),
-    # One ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it took them.
+    # One ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it
+    # took them.
     phase("w.atb_warm_up", "atb_warm_up", f"{_NPU_WORKER}._warm_up_atb",
           need=OPTIONAL, backends=NPU),
     # Never called in eager mode.
@@ -150,16 +156,19 @@ HOOKS: tuple[Hook, ...] = (
           enter=residency.enter_update, need=OPTIONAL, versions=">=0.18"),
     *_worker_phase("w.weight_update.finish", "weight_update", "finish_weight_update",
                    enter=None, leave=residency.leave_update_finish, versions=">=0.23"),
-    # vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all versions.
+    # vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all
+    # versions.
     phase("w.reload_weights", "weight_update",
           f"{_NPU_WORKER}.reload_weights", f"{_GPU_WORKER}.reload_weights",
           f"{_GPU_RUNNER}.reload_weights",
           enter=residency.enter_update, need=OPTIONAL),
-    # Trainers send weights straight to the model (collective_rpc); bound to its class once it is loaded.
+    # Trainers send weights straight to the model (collective_rpc); bound to its class once it is
+    # loaded.
     phase("live.load_weights", "weight_update", "<loaded>:model.load_weights",
           enter=residency.enter_update, need=OPTIONAL),
 
-    # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran; these survive.
+    # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran;
+    # these survive.
     phase("leaf.empty_cache", "empty_cache", "torch_npu._C:_npu_emptyCache",
           enter=empty_cache.enter, leave=empty_cache.leave,
           backends=NPU, after="torch_npu", least_calls=1),

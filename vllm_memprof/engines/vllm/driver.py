@@ -1,19 +1,17 @@
-"""Runs the engine without a server: ``python -m vllm_memprof.engines.vllm.driver {offline|plan} --model M ... -- ARGS``.
+"""The engine without a server: ``python -m vllm_memprof.engines.vllm.driver {offline|plan} ...``.
 
-Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that any of them works and
-a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve`` would be (the same defaults for batch
-sizes), with the engine core in this process, and ends when the KV plan is known; ``offline`` is ``vllm.LLM``.
+Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that
+any of them works and a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve``
+would be (the same defaults for batch sizes), with the engine core in this process, and ends when
+the KV plan is known; ``offline`` is ``vllm.LLM``.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import gc
 import inspect
-import json
-import mimetypes
 import os
 import sys
 import time
@@ -22,29 +20,26 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.engines.vllm.model_inspection import in_a_fork
-from vllm_memprof.engines.vllm.rank_choice import MODES
+from vllm_memprof.engines.vllm.prompts import PromptError, Row, load_requests
+from vllm_memprof.engines.vllm.rank_choice import MODES, RankError
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
-_IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-_DEFAULT_PROMPT = "Hello"
-#: How long the engine may take to end itself. vLLM's default kills it at once, and with it the shutdown phase.
+#: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
+#: shutdown phase.
 _SHUTDOWN_TIMEOUT_S = 30
-_DEFAULT_IMAGE_PROMPT = "Describe this image."
-
-
-class DriverError(Exception):
-    """A wrong argument of the driver itself: exit status 2."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one mode; returns the exit status."""
-    own, engine_args = _split(list(sys.argv[1:] if argv is None else argv))
+    given = list(sys.argv[1:] if argv is None else argv)
+    cut = given.index("--") if "--" in given else len(given)
+    own, engine_args = given[:cut], given[cut + 1 :]
     options = _parser().parse_args(own)
     try:
         if options.mode == "plan":
             return run_plan(options, engine_args)
         return run_offline(options, engine_args)
-    except DriverError as error:
+    except (PromptError, RankError) as error:  # a wrong argument of the driver itself
         print(f"memprof {options.mode}: {error}", file=sys.stderr)
         return 2
 
@@ -52,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
     """Bring the engine up to its KV plan and stop.
 
-    The engine core runs in this process: the workers, and with them every figure, are the same as behind a server, but
-    no front end, tokenizer or second engine process has to start.
+    The engine core runs in this process: the workers, and with them every figure, are the same as
+    behind a server, but no front end, tokenizer or second engine process has to start.
     """
     os.environ[ENV_STOP_AFTER] = "kv_plan"
     with _without_collecting():
@@ -62,21 +57,18 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
 
-        from vllm_memprof.capture import plan, ranks
+        from vllm_memprof.engines.vllm import kv_plan_run
 
         with in_a_fork():
             vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )
-    try:
-        return plan.run(vllm_config, options.ranks, options.rank, options.devices)
-    except ranks.RankError as error:
-        raise DriverError(str(error)) from error
+    return kv_plan_run.run(vllm_config, options.ranks, options.rank, options.devices)
 
 
 @contextlib.contextmanager
 def _without_collecting() -> Iterator[None]:
-    """No search for garbage while the engine is imported, nor in what is there then: two seconds of ten."""
+    """Skip the garbage collector while the engine is imported: two seconds of ten."""
     gc.disable()
     try:
         yield
@@ -105,7 +97,8 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
             [output] = _generate(llm, request, sampling)
             seconds = time.perf_counter() - started
             print(
-                f"request {number}/{len(requests)}: {len(output.prompt_token_ids or ())} prompt tokens, "
+                f"request {number}/{len(requests)}: "
+                f"{len(output.prompt_token_ids or ())} prompt tokens, "
                 f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
                 flush=True,
             )
@@ -119,38 +112,6 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     finally:
         _shut_down(llm.llm_engine.engine_core)
     return 0
-
-
-def load_requests(
-    prompts: Path | None, texts: Sequence[str], images: Path | None
-) -> list[dict[str, Any]]:
-    """The requests of an offline run: ``{"prompt": text}`` or ``{"messages": [...]}``.
-
-    Args:
-        prompts: JSON lines of ``{"prompt"}``, ``{"messages"}`` or ``{"text", "image"}``, or None.
-        texts: prompts from the command line.
-        images: folder that relative image paths start from; if no prompt names an image, each one in it is asked about.
-
-    Raises:
-        DriverError: a file is missing or a line has none of these shapes.
-    """
-    rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
-    if prompts is not None:
-        rows += _read_lines(prompts)
-    if images is not None and not any("image" in row or "messages" in row for row in rows):
-        rows = [
-            {"text": row["prompt"], "image": str(path)}
-            for path in _image_files(images)
-            for row in rows or [{"prompt": _DEFAULT_IMAGE_PROMPT}]
-        ]
-    return [_to_request(row, images) for row in rows or [{"prompt": _DEFAULT_PROMPT}]]
-
-
-def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in argv:
-        return argv, []
-    cut = argv.index("--")
-    return argv[:cut], argv[cut + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -206,76 +167,27 @@ def _parse_engine_args(
 def _renew_thread_pool_in_children() -> None:
     """Let forked engine processes start with a thread pool of their own.
 
-    ``LLM`` forks its processes by default. They inherit torch's pool without its threads; torch renews it at the first
-    use, without a lock, and in torch 2.10 two threads that do so at once end the process ("Invalid thread pool").
-    Renewing it before there is a second thread leaves nothing to race for. Asking for the number of threads that is
-    already set changes nothing else. (caffe2/utils/threadpool/pthreadpool-cpp.cc)
+    ``LLM`` forks its processes by default. They inherit torch's pool without its threads; torch
+    renews it at the first use, without a lock, and in torch 2.10 two threads that do so at once end
+    the process ("Invalid thread pool"). Renewing it before there is a second thread leaves nothing
+    to race for. Asking for the number of threads that is already set changes nothing else.
+    (caffe2/utils/threadpool/pthreadpool-cpp.cc)
     """
     import torch
 
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
-def _generate(llm: Any, request: dict[str, Any], sampling: Any) -> Any:
+def _generate(llm: Any, request: Row, sampling: Any) -> Any:
     if "messages" in request:
         return llm.chat(request["messages"], sampling, use_tqdm=False)
     return llm.generate([request["prompt"]], sampling, use_tqdm=False)
 
 
 def _shut_down(engine_core: Any) -> None:
-    """Ends the engine with time for its shutdown phase; releases that take no timeout wait for some seconds anyway."""
+    """End the engine with time for its shutdown phase, where the release takes a timeout."""
     timed = "timeout" in inspect.signature(engine_core.shutdown).parameters
     engine_core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DriverError(f"--prompts {path}: {error.strerror or error}") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DriverError(f"--prompts {path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict) or not {"prompt", "messages", "text", "image"} & row.keys():
-            raise DriverError(
-                f'--prompts {path}, line {number}: expected {{"prompt"}}, {{"messages"}} or {{"text", "image"}}'
-            )
-        rows.append(row)
-    return rows
-
-
-def _to_request(row: dict[str, Any], images: Path | None) -> dict[str, Any]:
-    if "image" not in row:
-        return row if "messages" in row else {"prompt": row.get("prompt", row.get("text"))}
-    text = row.get("text", row.get("prompt", _DEFAULT_IMAGE_PROMPT))
-    picture = {"type": "image_url", "image_url": {"url": _data_url(Path(row["image"]), images)}}
-    return {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": text}]}]}
-
-
-def _data_url(path: Path, images: Path | None) -> str:
-    if images is not None and not path.is_absolute() and not path.exists():
-        path = images / path
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DriverError(f"image {path}: {error.strerror or error}") from error
-    kind = mimetypes.guess_type(path.name)[0] or "image/png"
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _image_files(folder: Path) -> list[Path]:
-    try:
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
-    except OSError as error:
-        raise DriverError(f"--images {folder}: {error.strerror or error}") from error
-    if not found:
-        raise DriverError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
-    return found
 
 
 if __name__ == "__main__":
