@@ -57,8 +57,8 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
     )
     command = build_command(PYTHON, request, "M", [])
     assert command[1:6] == ["-m", "vllm_memprof.engines.vllm.driver", "offline", "--model", "M"]
-    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b", "--max-tokens", "4",
-                           "--", "-tp", "2"]  # fmt: skip
+    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b",
+                           "--max-tokens", "4", "--", "-tp", "2"]  # fmt: skip
     cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
     assert cycles[6:] == ["--sleep-cycles", "5", "--"]
     plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])

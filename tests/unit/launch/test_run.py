@@ -336,9 +336,10 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
     """SIGKILL of the launcher itself: the engine's main process gets SIGTERM from the kernel."""
     run_dir = create_run_dir(tmp_path / "run", "m")
     code = (
-        "import sys; from tests.unit.launch.test_session import *\n"
+        "import sys; from tests.unit.launch.test_run import *\n"
         "run_engine(Job(RunInfo(id='x', mode='serve', model='m', command=[]), Path(sys.argv[1]), "
-        "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), Recorder())"
+        "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), "
+        "Recorder())"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(run_dir)])
     limit = time.monotonic() + 20
