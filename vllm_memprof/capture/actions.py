@@ -172,7 +172,7 @@ def leave_device_ready(recorder: Recorder, call: Call) -> None:
     recorder.probe.device = identity.device_index(worker)
     empty_cache.keep_worker(recorder, worker)
     known = identity.of_worker(worker, recorder)
-    recorder.notes.label = known["label"]
+    recorder.notes.label = str(known["label"])
     recorder.emit("identity", **known)
     figures.read_worker(recorder, worker)
     recorder.emit_figures("init_device")
@@ -186,7 +186,7 @@ def leave_kv_plan(recorder: Recorder, call: Call) -> None:
     if call.error is not None:
         return
     names = ("vllm_config", "kv_cache_specs", "available_memory")
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     plan = kv_plan.describe(given["vllm_config"], given["available_memory"], call.result)
     recorder.emit("kv_plan", **plan)
     if recorder.stop_after == "kv_plan":

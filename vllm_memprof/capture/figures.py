@@ -1,9 +1,7 @@
 """The engine's own numbers, read in bytes from its worker object; nothing is computed or called.
 
-Nothing is computed here and nothing is called.
-
 Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory,
-peak_activation_memory, non_torch_memory), ``model_runner.model_memory_usage``, and the
+``model_runner.model_memory_usage``, and the
 MemoryProfilingResult of vLLM's ``memory_profiling``. CUDA's ``gpu_worker.py::Worker`` has the same
 names. vllm-ascend before 0.15 takes no snapshot: its worker holds what was free at the start
 (init_npu_memory), and reads the terms of its equation without keeping them.
@@ -27,15 +25,10 @@ _OF_WORKER = {
     "kv_cache_memory_bytes_arg": "cache_config.kv_cache_memory_bytes",
 }
 
-#: The terms that the equation subtracted: set by determine_available_memory, later used for the
-#: engine's suggestion.
-_OF_PROFILED_WORKER = {
-    "peak_activation_bytes": "peak_activation_memory",
-    "non_torch_increase_bytes": "non_torch_memory",
-}
-
 #: FIGURES name -> attribute path from the MemoryProfilingResult.
 _OF_RESULT = {
+    "peak_activation_bytes": "torch_peak_increase",
+    "non_torch_increase_bytes": "non_torch_increase",
     "profile_before_allocated_peak_bytes": "before_profile.torch_peak",
     "profile_before_non_torch_bytes": "before_profile.non_torch_memory",
     "profile_after_allocated_peak_bytes": "after_profile.torch_peak",
@@ -54,29 +47,19 @@ def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
     read_worker(recorder, worker)
     result, recorder.notes.profile_result = recorder.notes.profile_result, None
     if result is not None:
-        _read(recorder, worker, _OF_PROFILED_WORKER)
         _read(recorder, result, _OF_RESULT)
-        recorder.figures["peak_activation_bytes"] = _number(
-            getattr(result, "torch_peak_increase", None)
-        )
-        recorder.figures["non_torch_increase_bytes"] = _number(
-            getattr(result, "non_torch_increase", None)
-        )
     recorder.figures["kv_cache_bytes"] = _number(granted)
 
 
 def _read(recorder: Recorder, source: Any, paths: dict[str, str]) -> None:
     for name, choices in paths.items():
-        values = (_follow(source, path) for path in choices.split(" | "))
-        value = next((value for value in values if value is not None), None)
-        if value is not None:
-            recorder.figures[name] = value
-
-
-def _follow(source: Any, path: str) -> int | float | None:
-    for attribute in path.split("."):
-        source = getattr(source, attribute, None)
-    return _number(source)
+        for path in choices.split(" | "):
+            value = source
+            for attribute in path.split("."):
+                value = getattr(value, attribute, None)
+            if (number := _number(value)) is not None:
+                recorder.figures[name] = number
+                break
 
 
 def _number(value: Any) -> int | float | None:

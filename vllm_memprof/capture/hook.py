@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Call:
     hook: Hook
     function: str  # name of the hooked function
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     result: Any = None
     error: BaseException | None = None
     token: Any = None  # what the entering half hands to the leaving half

@@ -20,7 +20,7 @@ def device_index(worker: Any) -> int | None:
     return None if index is None else int(index)
 
 
-def of_worker(worker: Any, recorder: Recorder) -> dict[str, Any]:
+def of_worker(worker: Any, recorder: Recorder) -> dict[str, object]:
     """Return the keys of an identity event, once the parallel groups exist."""
     parallel = getattr(worker, "parallel_config", None)
     ranks = {name: _rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep")}

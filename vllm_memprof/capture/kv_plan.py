@@ -103,7 +103,9 @@ def describe_group(group: Any) -> list[Group]:
     counted: dict[tuple[Any, ...], int] = {}
     layouts: dict[tuple[Any, ...], dict[str, int | str]] = {}
     for spec in specs:
-        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), _dtype(spec))
+        dtype = getattr(spec, "dtype", None)
+        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), dtype)
         counted[key] = counted.get(key, 0) + 1
         layouts.setdefault(key, layout(spec))
     return [
@@ -183,8 +185,3 @@ def _per_token(type_name: str, bytes_per_block: int, block_size: int) -> int | f
         return None
     whole, rest = divmod(bytes_per_block, block_size)
     return bytes_per_block / block_size if rest else whole
-
-
-def _dtype(spec: Any) -> str | None:
-    dtype = getattr(spec, "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")

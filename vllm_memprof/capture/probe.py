@@ -67,22 +67,15 @@ def _cuda() -> Any:
     return sys.modules["torch"].cuda
 
 
-def _npu_ready() -> bool:
-    module = sys.modules.get("torch_npu")
-    npu = getattr(module, "npu", None)
-    return npu is not None and bool(npu.is_initialized())
-
-
-def _cuda_ready() -> bool:
-    module = sys.modules.get("torch")
-    cuda = getattr(module, "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
+def _is_initialized(package: str, name: str) -> bool:
+    module = getattr(sys.modules.get(package), name, None)
+    return module is not None and bool(module.is_initialized())
 
 
 BACKENDS = {
     "npu": Backend(
         name="npu",
-        is_ready=_npu_ready,
+        is_ready=lambda: _is_initialized("torch_npu", "npu"),
         is_capturing=lambda: bool(_npu().npu.is_current_stream_capturing()),
         current_device=lambda: int(_npu()._C._npu_getDevice()),
         stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
@@ -93,7 +86,7 @@ BACKENDS = {
     ),
     "cuda": Backend(
         name="cuda",
-        is_ready=_cuda_ready,
+        is_ready=lambda: _is_initialized("torch", "cuda"),
         is_capturing=lambda: bool(_cuda().is_current_stream_capturing()),
         current_device=lambda: int(_cuda().current_device()),
         stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),

@@ -49,9 +49,10 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
     Returns:
         Versions of the engine's packages (None: not installed) and one row per hook in force.
     """
-    versions = {
-        name: _version_in(path, name) for name in ("vllm", "vllm_ascend", "torch", "torch_npu")
-    }
+    versions: dict[str, str | None] = {}
+    for name in ("vllm", "vllm_ascend", "torch", "torch_npu"):
+        known = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
+        versions[name] = next((distribution.version for distribution in known), None)
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
     return versions, [_check_row(hook, path) for hook in rows_in_force(backend, versions["vllm"])]
 
@@ -85,8 +86,13 @@ def _defined(target: str, path: list[str] | None) -> bool | None:
         node = next(
             (node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None
         )
-        if node is None:
-            return None if _imports(body, parent) else False
+        if node is None:  # it may come from elsewhere: that source would have to be followed
+            elsewhere = any(
+                isinstance(node, ast.If)
+                or (isinstance(node, ast.ImportFrom) and _binds(node, parent))
+                for node in body
+            )
+            return None if elsewhere else False
         body = node.body
     return any(_binds(node, name) for node in body)
 
@@ -99,14 +105,6 @@ def _binds(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.Assign):
         return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     return False
-
-
-def _imports(body: list[ast.stmt], name: str) -> bool:
-    """Return True if a class may come from elsewhere: its own source would have to be followed."""
-    return any(
-        isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name))
-        for node in body
-    )
 
 
 def _find_source(module_name: str, path: list[str] | None) -> Path | None:
@@ -122,11 +120,6 @@ def _find_source(module_name: str, path: list[str] | None) -> Path | None:
             break  # a compiled module makes its submodules itself
         search = list(spec.submodule_search_locations)
     return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _version_in(path: list[str] | None, package: str) -> str | None:
-    found = importlib.metadata.distributions(name=package, path=sys.path if path is None else path)
-    return next((distribution.version for distribution in found), None)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,7 +52,14 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         UsageError, LaunchError, SetupError: with what to try next.
     """
     environ = os.environ if environ is None else environ
-    target = _simulated_target(request) if request.device.simulated else _real_target(request)
+    if request.device.simulated:
+        target = _simulated_target(request)
+    elif request.stack is not None:
+        hint = "add --device sim:910b, or leave --stack out"
+        raise UsageError("--stack names a simulated stack", hint=hint)
+    else:
+        require_device(request.device)
+        target = _Target(find_python(request.python), request.model)
     env_extra = dict(target.env)
     if request.empty_cache_at:
         env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
@@ -94,15 +101,6 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     return _Target(
         python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins
     )
-
-
-def _real_target(request: LaunchRequest) -> _Target:
-    if request.stack is not None:
-        raise UsageError(
-            "--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out"
-        )
-    require_device(request.device)
-    return _Target(find_python(request.python), request.model)
 
 
 def require_device(

@@ -118,31 +118,26 @@ class EngineProgress:
         if isinstance(t_ns, int):
             process.last_t_ns = t_ns
         kind = event.get("kind")
+        role = event.get("role")
+        if kind in ("process", "identity") and role and role != "unknown":
+            process.roles.add(str(role))
         if kind == "process":
-            self._fold_process(process, event)
+            process.host, process.pid = event.get("host"), event.get("pid")
+            process.wall = event.get("wall")
+            for package, version in (event.get("versions") or {}).items():
+                if version:
+                    self.versions.setdefault(str(package), str(version))
         elif kind == "identity":
-            self._fold_identity(process, event)
+            process.label = event.get("label") or process.label
+            if isinstance(event.get("rank"), int):
+                process.rank = event["rank"]
+            self.soc = self.soc or event.get("soc")
         elif kind == "phase" and isinstance(t_ns, int):
             self._fold_phase(process, event, t_ns)
         elif kind == "ranks":
             self.ranks = {name: event.get(name) for name in RANKS}
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
-
-    def _fold_process(self, process: ProcessProgress, event: Event) -> None:
-        process.host, process.pid = event.get("host"), event.get("pid")
-        process.wall = event.get("wall")
-        _add_role(process, event)
-        for package, version in (event.get("versions") or {}).items():
-            if version:
-                self.versions.setdefault(str(package), str(version))
-
-    def _fold_identity(self, process: ProcessProgress, event: Event) -> None:
-        _add_role(process, event)
-        process.label = event.get("label") or process.label
-        if isinstance(event.get("rank"), int):
-            process.rank = event["rank"]
-        self.soc = self.soc or event.get("soc")
 
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
         phase, phase_id = str(event.get("phase")), event.get("id")
@@ -167,9 +162,3 @@ class EngineProgress:
             self.first_error = (t_ns, process.name, phase, str(error))
         if phase == "oom" and self.oom_message is None:
             self.oom_message = str(error or f"{process.name} ran out of device memory")
-
-
-def _add_role(process: ProcessProgress, event: Event) -> None:
-    role = event.get("role")
-    if role and role != "unknown":
-        process.roles.add(str(role))

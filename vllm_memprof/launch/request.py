@@ -79,12 +79,6 @@ class LaunchRequest:
                 f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}",
                 hint=f"one of {', '.join(EMPTY_CACHE_AT)}",
             )
-        self._check_ranks()
-        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
-            if path is not None and not path.exists():
-                raise UsageError(f"{option} {path} does not exist")
-
-    def _check_ranks(self) -> None:
         if self.ranks is not None and self.ranks not in RANKS:
             raise UsageError(
                 f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
@@ -100,3 +94,6 @@ class LaunchRequest:
                 f"{what} needs a simulated device: on hardware a rank waits for all others",
                 hint="add --device sim:910b, or use --ranks all",
             )
+        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
+            if path is not None and not path.exists():
+                raise UsageError(f"{option} {path} does not exist")

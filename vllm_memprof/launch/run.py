@@ -197,7 +197,10 @@ class _EngineRun:
                 and code is None
                 and now_s > deadline_s
             ):
-                self._handle_deadline(engine, watch, now_s)
+                self._seen.timed_out_s = self._job.startup_timeout_s
+                self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
+                cause = f"not ready within {self._job.startup_timeout_s:g} s"
+                self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
             if code is not None:
                 watch.walk()
                 if not set(watch.living()) - {engine.pid}:
@@ -298,12 +301,6 @@ class _EngineRun:
             return
         self._seen.hung = True
         cause = f"the engine failed and did nothing for {patience_s:g} s"
-        self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
-
-    def _handle_deadline(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
-        self._seen.timed_out_s = self._job.startup_timeout_s
-        self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
-        cause = f"not ready within {self._job.startup_timeout_s:g} s"
         self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
 
     def _note_readiness(self, engine: EngineProcess | None = None) -> bool:

@@ -86,8 +86,9 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
             "offline", options.model, [*sleep_mode, *engine_args], server=False
         )
 
-        from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
+
+        from vllm import LLM, SamplingParams
 
     llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
@@ -110,7 +111,9 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
             _generate(llm, requests[0], sampling)
             print(f"sleep cycle {number}/{options.sleep_cycles}: {seconds:.2f} s", flush=True)
     finally:
-        _shut_down(llm.llm_engine.engine_core)
+        core = llm.llm_engine.engine_core  # a release without a timeout waits for some seconds
+        timed = "timeout" in inspect.signature(core.shutdown).parameters
+        core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
     return 0
 
 
@@ -182,12 +185,6 @@ def _generate(llm: Any, request: Row, sampling: Any) -> Any:
     if "messages" in request:
         return llm.chat(request["messages"], sampling, use_tqdm=False)
     return llm.generate([request["prompt"]], sampling, use_tqdm=False)
-
-
-def _shut_down(engine_core: Any) -> None:
-    """End the engine with time for its shutdown phase, where the release takes a timeout."""
-    timed = "timeout" in inspect.signature(engine_core.shutdown).parameters
-    engine_core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
 
 
 if __name__ == "__main__":

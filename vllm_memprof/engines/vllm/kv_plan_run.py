@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,20 @@ def world_of(vllm_config: Any) -> World:
     experts = None
     if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
         experts = int(model.get_num_experts()) or None
+    stages: tuple[tuple[str, ...], ...] = ()
+    if pipeline > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        count = int(model.hf_text_config.num_hidden_layers)
+        kinds = layer_kinds(model.hf_text_config, count)
+        bounds = (get_pp_indices(count, stage, pipeline) for stage in range(pipeline))
+        stages = tuple(kinds[start:end] for start, end in bounds)
     return World(
         tensor=int(parallel.tensor_parallel_size),
         pipeline=pipeline,
         prefill_context=int(getattr(parallel, "prefill_context_parallel_size", 1) or 1),
         data=int(parallel.data_parallel_size),
-        stages=_stages(model.hf_text_config, pipeline),
+        stages=stages,
         experts=experts,
     )
 
@@ -74,16 +81,6 @@ def is_moe(vllm_config: Any) -> bool:
     model = vllm_config.model_config
     known = getattr(model, "is_moe", None)
     return bool(model.get_num_experts() > 0 if known is None else known)
-
-
-def _stages(text_config: Any, pipeline: int) -> tuple[tuple[str, ...], ...]:
-    if pipeline == 1:
-        return ()
-    from vllm.distributed.utils import get_pp_indices
-
-    count = int(text_config.num_hidden_layers)
-    kinds = layer_kinds(text_config, count)
-    return tuple(kinds[slice(*get_pp_indices(count, stage, pipeline))] for stage in range(pipeline))
 
 
 def free_host_bytes(
@@ -171,6 +168,10 @@ def _become_replica(vllm_config: Any, index: int) -> None:
 
 def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int:
     """Start one process per replica: together where all ranks are run, else one after the other."""
+    from vllm.v1.engine import utils
+
+    # As vLLM's launcher shares the devices out. (vllm/v1/engine/utils.py)
+    own_devices = getattr(utils, "set_device_control_env_var", None)
     context = multiprocessing.get_context("fork")
     children = []
     for replica in choice.replicas:
@@ -179,11 +180,10 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
             args=(vllm_config, choice, replica, devices),
             name=f"EngineCore_DP{replica.index}",
         )
-        with (
-            _own_devices(vllm_config, replica.index)
-            if choice.mode == "all"
-            else contextlib.nullcontext()
-        ):
+        devices_of: Any = contextlib.nullcontext()
+        if choice.mode == "all" and own_devices is not None:
+            devices_of = own_devices(vllm_config, replica.index)
+        with devices_of:
             child.start()
         children.append(child)
         if choice.mode != "all":
@@ -209,13 +209,3 @@ def _replica_process(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-@contextlib.contextmanager
-def _own_devices(vllm_config: Any, index: int) -> Iterator[None]:
-    """The devices of a replica, as vLLM's launcher shares them out. (vllm/v1/engine/utils.py)"""
-    from vllm.v1.engine import utils
-
-    control = getattr(utils, "set_device_control_env_var", None)
-    with control(vllm_config, index) if control is not None else contextlib.nullcontext():
-        yield

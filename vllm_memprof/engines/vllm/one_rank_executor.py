@@ -111,23 +111,24 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
             child.start()
             writer.close()
             try:
-                answer: dict[str, Any] = reader.recv()
+                error, answers = reader.recv()
             except EOFError:
-                answer = {"error": "it ended without an answer"}
+                error, answers = "it ended without an answer", {}
             child.join()
-            if "error" in answer:
-                raise RankFailure(f"rank {rank} could not be planned: {answer['error']}")
-            return answer
+            if error is not None:
+                raise RankFailure(f"rank {rank} could not be planned: {error}")
+            return dict(answers)
 
         def _work(self, rank: int, writer: Any) -> None:
             try:
                 LoneRankExecutor.rank = rank
                 LoneRankExecutor._init_executor(self)
-                writer.send({name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED})
+                answers = {name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED}
+                writer.send((None, answers))
                 self.driver_worker.shutdown()
             except BaseException as error:
                 traceback.print_exc()
-                writer.send({"error": f"{type(error).__name__}: {error}"})
+                writer.send((f"{type(error).__name__}: {error}", {}))
                 os._exit(1)
 
         def determine_available_memory(self) -> list[int]:

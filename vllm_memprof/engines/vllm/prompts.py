@@ -77,19 +77,16 @@ def _to_request(row: Row, images: Path | None) -> Row:
     if "image" not in row:
         return row if "messages" in row else {"prompt": row.get("prompt", row.get("text", ""))}
     text = row.get("text", row.get("prompt", _DEFAULT_IMAGE_PROMPT))
-    picture = {"type": "image_url", "image_url": {"url": _data_url(Path(row["image"]), images)}}
-    return {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": text}]}]}
-
-
-def _data_url(path: Path, images: Path | None) -> str:
+    path = Path(row["image"])
     if images is not None and not path.is_absolute() and not path.exists():
         path = images / path
     try:
-        content = path.read_bytes()
+        content = base64.b64encode(path.read_bytes()).decode()
     except OSError as error:
         raise PromptError(f"image {path}: {error.strerror or error}") from error
     kind = mimetypes.guess_type(path.name)[0] or "image/png"
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    picture = {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{content}"}}
+    return {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": text}]}]}
 
 
 def _image_files(folder: Path) -> list[Path]:
