@@ -1,7 +1,9 @@
-"""How fast ``memprof explain`` reads: a generated log, beside ``grep -c`` on the same file as the yardstick.
+"""Measures how fast ``memprof explain`` reads a generated log, beside ``grep -c`` on it as the
+yardstick.
 
-The log is what a busy server leaves behind: a start-up with its memory lines at the beginning, then access lines,
-statistics and request lines, and rare memory lines. ``--steps`` adds the line per step that Ascend prints at DEBUG.
+The log is what a busy server leaves behind: a start-up with its memory lines at the beginning, then
+access lines, statistics and request lines, and rare memory lines. ``--steps`` adds the line per
+step that Ascend prints at DEBUG.
 
     .venv/bin/python scripts/bench_explain.py [--mib 1024] [--steps] [--file FILE] [--json FILE]
 """
@@ -27,8 +29,9 @@ PATTERN = (
 
 START = """\
 (APIServer pid=100) INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.23.0
-(EngineCore_DP0 pid=200) INFO 01-01 00:00:01 [core.py:1] Initializing a V1 LLM engine (v0.23.0) with config: \
-model='org/model', max_seq_len=32768, tensor_parallel_size=2, pipeline_parallel_size=1, enforce_eager=False,
+(EngineCore_DP0 pid=200) INFO 01-01 00:00:01 [core.py:1] Initializing a V1 LLM engine (v0.23.0) \
+with config: model='org/model', max_seq_len=32768, tensor_parallel_size=2, \
+pipeline_parallel_size=1, enforce_eager=False,
 (Worker_TP0 pid=301) INFO 01-01 00:01:00 [model_runner_v1.py:1] Loading model weights took 9.1948 GB
 (Worker_TP1 pid=302) INFO 01-01 00:01:00 [model_runner_v1.py:1] Loading model weights took 9.1948 GB
 (Worker_TP0 pid=301) INFO 01-01 00:01:10 [worker.py:1] Available KV cache memory: 44.30 GiB
@@ -36,8 +39,10 @@ model='org/model', max_seq_len=32768, tensor_parallel_size=2, pipeline_parallel_
 (EngineCore_DP0 pid=200) INFO 01-01 00:01:11 [kv_cache_utils.py:1] GPU KV cache size: 645,120 tokens
 """
 OOM = (
-    "(Worker_TP0 pid=301) ERROR 01-02 03:04:05 [multiproc_executor.py:1] RuntimeError: NPU out of memory. Tried to "
-    "allocate 4.50 GiB (NPU 0; 60.96 GiB total capacity; 52.87 GiB already allocated; 52.87 GiB current active; "
+    "(Worker_TP0 pid=301) ERROR 01-02 03:04:05 [multiproc_executor.py:1] RuntimeError: NPU out of "
+    "memory. Tried to "
+    "allocate 4.50 GiB (NPU 0; 60.96 GiB total capacity; 52.87 GiB already allocated; 52.87 GiB "
+    "current active; "
     "2.77 GiB free; 56.89 GiB reserved in total by PyTorch)\n"
 )
 
@@ -54,24 +59,30 @@ def block(seed: int, steps: bool) -> bytes:
             rank = number % 2
             allocated = reserved - rng.randrange(9) / 100
             lines.append(
-                f"(Worker_TP{rank} pid={301 + rank}) DEBUG {stamp[5:]} [worker.py:605] torch reserved memory: "
+                f"(Worker_TP{rank} pid={301 + rank}) DEBUG {stamp[5:]} [worker.py:605] torch "
+                f"reserved memory: "
                 f"{reserved:.2f} GiB, torch allocated memory: {allocated:.2f} GiB"
             )
         elif kind < 0.7:
             client = f"10.0.{rng.randrange(256)}.{rng.randrange(256)}:{rng.randrange(65536)}"
             lines.append(
-                f'(APIServer pid=100) INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+                f'(APIServer pid=100) INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" '
+                f"200 OK"
             )
         elif kind < 0.9:
             lines.append(
-                f"(APIServer pid=100) {stamp} [logger.py:41] Received request chatcmpl-{rng.getrandbits(128):032x}: "
-                "params: SamplingParams(n=1, temperature=0.7, top_p=0.8, max_tokens=1024), lora_request: None."
+                f"(APIServer pid=100) {stamp} [logger.py:41] Received request "
+                f"chatcmpl-{rng.getrandbits(128):032x}: "
+                "params: SamplingParams(n=1, temperature=0.7, top_p=0.8, max_tokens=1024), "
+                "lora_request: None."
             )
         else:
             prompt, generation, used, hits = (rng.random() * most for most in (900, 400, 90, 90))
             lines.append(
-                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: {prompt:.1f} "
-                f"tokens/s, Avg generation throughput: {generation:.1f} tokens/s, Running: 8 reqs, Waiting: 0 reqs, "
+                f"(APIServer pid=100) {stamp} [loggers.py:127] Engine 000: Avg prompt throughput: "
+                f"{prompt:.1f} "
+                f"tokens/s, Avg generation throughput: {generation:.1f} tokens/s, Running: 8 "
+                f"reqs, Waiting: 0 reqs, "
                 f"GPU KV cache usage: {used:.1f}%, Prefix cache hit rate: {hits:.1f}%"
             )
     return ("\n".join(lines) + "\n").encode()
@@ -115,7 +126,8 @@ def main() -> None:
         path.open("rb").close()
         plain = timed(["grep", "-c", "-E", PATTERN, str(path)])
         local = timed(["env", "LC_ALL=C", "grep", "-c", "-E", PATTERN, str(path)])
-        code = "import sys; from vllm_memprof.logs.record import read_log; print(len(read_log(sys.argv[1])))"
+        code = "import sys; from vllm_memprof.logs.to_record import read_log;"
+        code += "print(len(read_log(sys.argv[1])))"
         ours = timed([sys.executable, "-c", code, str(path)])
     result = {
         "size_mib": round(size_mib),

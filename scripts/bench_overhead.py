@@ -1,13 +1,15 @@
-"""What the observer costs: engine start-up time with and without memprof, on the simulated device.
+"""Measures the engine's start-up time with and without memprof, on the simulated device.
 
-Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one side. Each pair gives a
-ratio; the result is the median ratio with its smallest and largest value, beside the spread of the runs without
-memprof, which is what the machine's own noise looks like. The engine's figures in bytes must agree in every run.
+Runs alternate (without, with, with, without, …) so that a drifting machine does not favour one
+side. Each pair gives a ratio; the result is the median ratio with its smallest and largest value,
+beside the spread of the runs without memprof, which is what the machine's own noise looks like. The
+engine's figures in bytes must agree in every run.
 
-With --attribution a third side is run in each turn: memprof without the readings of memory outside torch (the runtime's
-counters, the driver's list of processes), so that their own cost can be told.
+With --attribution a third side is run in each turn: memprof without the readings of memory outside
+torch (the runtime's counters, the driver's list of processes), so that their own cost can be told.
 
-    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--attribution] [--model memprof/tiny] [--json FILE]
+    .venv/bin/python scripts/bench_overhead.py [--pairs 5] [--attribution] [--model memprof/tiny]
+        [--json FILE]
 """
 
 from __future__ import annotations
@@ -32,23 +34,29 @@ begin = time.perf_counter()
 from vllm import LLM
 
 if __name__ == "__main__":
-    llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=sys.argv[2] == "eager")
+    eager = sys.argv[2] == "eager"
+    llm = LLM(sys.argv[1], load_format="dummy", max_model_len=4096, enforce_eager=eager)
     seconds = time.perf_counter() - begin
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker
-    print("START " + json.dumps({"seconds": seconds, "available": int(worker.available_kv_cache_memory_bytes),
-                                 "blocks": core.vllm_config.cache_config.num_gpu_blocks}), flush=True)
+    available = int(worker.available_kv_cache_memory_bytes)
+    blocks = core.vllm_config.cache_config.num_gpu_blocks
+    found = {"seconds": seconds, "available": available, "blocks": blocks}
+    print("START " + json.dumps(found), flush=True)
     begin = time.perf_counter()
     from vllm import SamplingParams
     llm.generate(["a b c"], SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)
-    print("STEPS " + json.dumps({"seconds_per_token": (time.perf_counter() - begin) / 200}), flush=True)
+    found = {"seconds_per_token": (time.perf_counter() - begin) / 200}
+    print("STEPS " + json.dumps(found), flush=True)
 """
 
 
 def run_once(
     python: Path, env: dict[str, str], script: Path, model: str, mode: str
 ) -> dict[str, float]:
-    """One engine start in a fresh process. Returns seconds, seconds_per_token, available (bytes) and blocks."""
+    """One engine start in a fresh process. Returns seconds, seconds_per_token, available (bytes)
+    and blocks.
+    """
     begin = time.perf_counter()
     done = subprocess.run(
         [str(python), str(script), model, mode],
@@ -62,13 +70,16 @@ def run_once(
     found = dict(re.findall(r"^(START|STEPS) (.*)$", done.stdout, re.MULTILINE))
     if set(found) != {"START", "STEPS"}:
         sys.exit(
-            f"the engine did not start (exit status {done.returncode}):\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
+            f"the engine did not start (exit status "
+            f"{done.returncode}):\n{done.stdout[-1500:]}{done.stderr[-1500:]}"
         )
     return {**json.loads(found["START"]), **json.loads(found["STEPS"]), "wall_seconds": wall}
 
 
 def readings(run_dir: Path) -> tuple[int, int]:
-    """Edges at which the device was read in a run, and how many of them read the runtime's counters."""
+    """Edges at which the device was read in a run, and how many of them read the runtime's
+    counters.
+    """
     edges = counted = 0
     for path in (run_dir / "events").glob("*.jsonl"):
         for line in path.read_text().splitlines():
@@ -84,8 +95,10 @@ def ratio_line(
     ratios = [with_ / without for with_, without in zip(observed, plain, strict=True)]
     noise = (max(plain) - min(plain)) / statistics.median(plain)
     return (
-        f"| {name} | {statistics.median(plain) * unit:.2f} {label} | {statistics.median(observed) * unit:.2f} {label} "
-        f"| {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) | {noise:.1%} |"
+        f"| {name} | {statistics.median(plain) * unit:.2f} {label} | "
+        f"{statistics.median(observed) * unit:.2f} {label} "
+        f"| {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) | "
+        f"{noise:.1%} |"
     )
 
 
@@ -136,7 +149,8 @@ def main() -> int:
     everything = [run for side in sides for run in results[side]]
     figures = {(run["available"], run["blocks"]) for run in everything}
     print(
-        f"{options.model}, {options.mode}, {options.pairs} interleaved pairs, profile {options.profile}\n"
+        f"{options.model}, {options.mode}, {options.pairs} interleaved pairs, profile "
+        f"{options.profile}\n"
     )
     print("| what | without | with | ratio, median (min to max) | spread without |")
     print("|---|---|---|---|---|")
@@ -152,7 +166,8 @@ def main() -> int:
             )
     for edges, counted in sorted(read):
         print(
-            f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at {counted} of them"
+            f"\nOne start-up: the device was read at {edges} edges, the runtime's counters at "
+            f"{counted} of them"
         )
     same = "identical in all runs" if len(figures) == 1 else f"DIFFER: {sorted(figures)}"
     print(f"\nAvailable KV cache bytes and blocks: {same}")

@@ -1,11 +1,13 @@
-"""What a plan costs: seconds, and host memory of all its processes at the worst moment; and what it answers.
+"""Measures a plan's seconds and the host memory of all its processes at the worst moment.
 
-Without options: large models on one rank of many, held against the limits of 20 s and 4 GiB; the exit status is 1 where
-one is above. ``--models`` plans every model preset, and writes ``docs/models.json`` and the page made from it;
-``--check`` says whether that page is the one that the file gives, and starts nothing.
+Without options: large models on one rank of many, against the limits of 20 s and 4 GiB; the exit
+status is 1 where one is above. ``--models`` plans every model preset, and writes
+``docs/models.json`` and the page made from it; ``--check`` compares that page with the file, and
+starts nothing.
 
-Host memory is the sum of the proportional set sizes (a page that processes share counts once), read every 0.2 s. Each
-plan is a first one: vLLM's cache of compiled models and of what it knows of a model's class is empty.
+Host memory is the sum of the proportional set sizes (a page that processes share counts once), read
+every 0.2 s. Each plan is a first one: vLLM's cache of compiled models and of what it knows of a
+model's class is empty.
 
     .venv/bin/python scripts/bench_plan.py [--graphs] [--only REGEX] [--json FILE] [--stack NAME]
     .venv/bin/python scripts/bench_plan.py --models [--only REGEX]
@@ -35,7 +37,8 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
 LENGTH = "--max-model-len 32768"
-#: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of the time.
+#: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of
+#: the time.
 EAGER = "--enforce-eager"
 
 #: Model and arguments; what the limits are for.
@@ -50,7 +53,8 @@ LARGE = (
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", f"--tensor-parallel-size 4 {LENGTH}"),
     ("Qwen/Qwen3-VL-30B-A3B-Instruct", f"--tensor-parallel-size 2 {LENGTH}"),
 )
-#: Devices on which a model is planned for the list: the tensor-parallel size at which people serve it, or the least.
+#: Devices on which a model is planned for the list: the tensor-parallel size at which people serve
+#: it, or the least.
 MODELS = {
     "Qwen/Qwen3-0.6B": (1,),
     "Qwen/Qwen3-1.7B": (1,),
@@ -188,10 +192,12 @@ def _proportional_bytes(pid: int) -> int:
 
 def show(row: dict[str, Any]) -> str:
     """One line for a person."""
-    cost = f"{row['seconds']:6.1f} s ({row['cpu_seconds']:.1f} of a core) {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
+    cost = f"{row['seconds']:6.1f} s ({row['cpu_seconds']:.1f} of a core)"
+    cost += f" {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
     if "error" in row:
         return f"{cost}  {row['model']} {row['arguments']}: FAILED\n{row['error']}"
-    sizes = f"weights {_gib(row['weights_bytes'])} GiB, KV {_gib(row['kv_cache_bytes'])} GiB, {row['tokens']:,} tokens"
+    sizes = f"weights {_gib(row['weights_bytes'])} GiB, KV {_gib(row['kv_cache_bytes'])} GiB"
+    sizes += f", {row['tokens']:,} tokens"
     return f"{cost}  {row['model']} {row['arguments']}: {sizes}"
 
 
@@ -217,10 +223,13 @@ def write_page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Models without weights",
         "",
-        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a simulated Ascend 910B",
-        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), `--enforce-eager` and the",
+        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a "
+        "simulated Ascend 910B",
+        "with 60.96 GiB: what one rank holds, with `--max-model-len 32768` (Llama 3: 8192), "
+        "`--enforce-eager` and the",
         "engine's defaults.",
-        "The weights are measured; the KV cache is what the engine grants, and contains what the simulation models",
+        "The weights are measured; the KV cache is what the engine grants, and contains what the "
+        "simulation models",
         "([what is exact](concepts/simulation.md)). Made by `scripts/bench_plan.py --models`, from",
         "[models.json](models.json).",
         "",
@@ -245,25 +254,29 @@ def write_page(rows: list[dict[str, Any]]) -> str:
 
 NOTES = """
 - Expert models are divided over the ranks as the engine does it without `--enable-expert-parallel`.
-- DeepSeek-V3 and R1, gpt-oss: bfloat16. Their public checkpoints are FP8 and MXFP4, which vllm-ascend does not take on
-  910B and 910C; people convert them, or use W8A8.
-- W8A8: `--quantization ascend`. For a preset, or a folder without weights, memprof generates the description of the
-  quantized weights (`quant_model_description.json`), with 8 bits in those layers that the W8A8 models published for
-  Ascend quantize: attention and MLP projections and experts; not embeddings, output head, norms, routers, vision
-  towers, and of DeepSeek's attention not `kv_b_proj`. A model of your own with another choice: put its file beside
-  config.json. Not generated for gpt-oss.
-- Without `--enforce-eager` the engine compiles the model before it measures: Qwen3-235B-A22B with TP=16 took 34 s at
-  the first time instead of 12 (20 s again, from the engine's cache), and gave 616,832 tokens instead of 616,960. Where
-  one rank is planned, pieces of the model that are alike are compiled once.
-- Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer, preprocessor) is
-  generated in a folder of memprof's cache, with links to its files; the folder itself is only read.
-- Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the length. The states of
-  its linear attention do not grow with a request, so half as long requests are not twice as many.
+- DeepSeek-V3 and R1, gpt-oss: bfloat16. Their public checkpoints are FP8 and MXFP4, which
+  vllm-ascend does not take on 910B and 910C; people convert them, or use W8A8.
+- W8A8: `--quantization ascend`. For a preset, or a folder without weights, memprof generates the
+  description of the quantized weights (`quant_model_description.json`), with 8 bits in those layers
+  that the W8A8 models published for Ascend quantize: attention and MLP projections and experts; not
+  embeddings, output head, norms, routers, vision towers, and of DeepSeek's attention not
+  `kv_b_proj`. A model of your own with another choice: put its file beside config.json. Not
+  generated for gpt-oss.
+- Without `--enforce-eager` the engine compiles the model before it measures: Qwen3-235B-A22B with
+  TP=16 took 34 s at the first time instead of 12 (20 s again, from the engine's cache), and gave
+  616,832 tokens instead of 616,960. Where one rank is planned, pieces of the model that are alike
+  are compiled once.
+- Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer,
+  preprocessor) is generated in a folder of memprof's cache, with links to its files; the folder
+  itself is only read.
+- Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the
+  length. The states of its linear attention do not grow with a request, so half as long requests
+  are not twice as many.
 """
 
 
 def _keep(row: dict[str, Any]) -> None:
-    """Writes a row into the data file, and the page again; a plan that failed leaves what was there."""
+    """Write a row into the data file, and the page again; a failed plan changes nothing."""
     if "error" in row:
         return
     before = json.loads(DATA.read_text()) if DATA.exists() else []
@@ -321,7 +334,8 @@ def main() -> int:
     above = [r for r in rows if r["seconds"] > LIMIT_SECONDS or r["host_peak_bytes"] > LIMIT_BYTES]
     for row in above:
         print(
-            f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} {row['arguments']}"
+            f"above {LIMIT_SECONDS:g} s or {LIMIT_BYTES >> 30} GiB: {row['model']} "
+            f"{row['arguments']}"
         )
     return 1 if failed or above else 0
 

@@ -1,14 +1,18 @@
-"""Feeds ``memprof explain`` with spoilt logs: no traceback, no hang, no number that the log does not hold.
+"""Feeds ``memprof explain`` with spoilt logs: no traceback, no hang, no number that the log does
+not hold.
 
-Each round takes one of the logs in ``tests/data/logs``, or several in one paste. In every second round it applies
-the kinds of dirt that befall logs, and every figure must be one of the clean logs: the same, or fewer, never another.
-In the others it edits bytes at random, where any digit may change: then the report must be made all the same.
+Each round takes one of the logs in ``tests/data/logs``, or several in one paste. In every second
+round it applies the kinds of dirt that befall logs, and every figure must be one of the clean logs:
+the same, or fewer, never another. In the others it edits bytes at random, where any digit may
+change: then the report must be made all the same.
 
-Round n of seed s is made by seed s + n alone. A round that fails prints its seed and keeps its input:
+Round n of seed s is made by seed s + n alone. A round that fails prints its seed and keeps its
+input:
 
     .venv/bin/python scripts/fuzz_explain.py [--seed S] [--seconds 60 | --rounds 1] [--keep FOLDER]
 
-``make test`` runs it for a minute from seed 0, so that a failure there can be had again; ``make fuzz`` from the time.
+``make test`` runs it for a minute from seed 0, so that a failure there can be had again; ``make
+fuzz`` from the time.
 """
 
 from __future__ import annotations
@@ -28,19 +32,21 @@ from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order  # noqa: E4
 from tests.unit.logs.samples import OTHERS, SAMPLES  # noqa: E402
 from vllm_memprof.accounting.build import build_report  # noqa: E402
 from vllm_memprof.errors import MemprofError  # noqa: E402
-from vllm_memprof.logs.clean import read_chunks, read_lines  # noqa: E402
-from vllm_memprof.logs.parse import parse  # noqa: E402
-from vllm_memprof.logs.record import build_runs  # noqa: E402
-from vllm_memprof.logs.runs import Sorter  # noqa: E402
+from vllm_memprof.logs.figures import parse_lines  # noqa: E402
+from vllm_memprof.logs.lines import read_chunks, read_lines  # noqa: E402
+from vllm_memprof.logs.starts import StartSorter  # noqa: E402
+from vllm_memprof.logs.to_record import to_runs  # noqa: E402
 from vllm_memprof.record.loader import Run  # noqa: E402
 
 #: A round that takes longer is a hang.
 ROUND_LIMIT_S = 20.0
 
 
-#: Markup of one kind inside another, or a log of which only the middle is left, says other things than the log.
+#: Markup of one kind inside another, or a log of which only the middle is left, says other things
+#: than the log.
 _TOGETHER = 3
-#: Notes give their lines another meaning by headings and by the order of lines: only dirt that keeps both is for them.
+#: Notes give their lines another meaning by headings and by the order of lines: only dirt that
+#: keeps both is for them.
 _KEEPS_ORDER = ("cut_short", "repeated_lines", "timestamps")
 
 
@@ -55,7 +61,9 @@ def corpus() -> dict[str, str]:
 
 
 def _engine_lines() -> list[str]:
-    """The samples without lines that only a person writes: a few letters lost make another of those."""
+    """The samples without lines that only a person writes: a few letters lost make another of
+    those.
+    """
     return [line for release, line, _ in SAMPLES if "by hand" not in release]
 
 
@@ -88,7 +96,9 @@ def paste(texts: dict[str, str], rng: random.Random) -> list[str]:
 
 
 def dirty(names: list[str], texts: dict[str, str], rng: random.Random) -> bytes:
-    """The logs one after the other, with up to three harmless kinds of dirt, and one that loses lines or names."""
+    """The logs one after the other, with up to three harmless kinds of dirt, and one that loses
+    lines or names.
+    """
     text: str | bytes = "\n\n".join(texts[name] for name in names)
     notes = any(name.endswith(".md") for name in names)
     lossy = [kind for kind in sorted(LOSSY) if kind in _KEEPS_ORDER or not notes]
@@ -112,9 +122,9 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
     Raises:
         MemprofError: the log cannot be read, and says so.
     """
-    reads = list(parse(read_lines(read_chunks(io.BytesIO(data)))))
-    return {(fact.name, fact.value) for one in reads for fact in one.facts}, build_runs(
-        Sorter().take(reads), "fuzz"
+    lines = list(parse_lines(read_lines(read_chunks(io.BytesIO(data)))))
+    return {(figure.name, figure.value) for one in lines for figure in one.figures}, to_runs(
+        StartSorter().sort(lines), "fuzz"
     )
 
 

@@ -17,9 +17,10 @@ from rich.terminal_theme import MONOKAI
 
 from scripts.browser import Browser, find_browser
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.cli.show import build, render
+from vllm_memprof.cli.show import render
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
+from vllm_memprof.sources import build_run
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
@@ -99,7 +100,7 @@ def main() -> int:
     TARGET.mkdir(exist_ok=True)
     for sample in SAMPLES:
         path = TARGET / sample.file
-        path.write_text(sample.write(build(DATA / sample.run)), encoding="utf-8")
+        path.write_text(sample.write(build_run(DATA / sample.run)), encoding="utf-8")
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
     browser = find_browser()
     if browser is None:
@@ -117,7 +118,7 @@ def take(shot: Screenshot, program: str) -> None:
     """One picture, in a browser of its own."""
     with tempfile.TemporaryDirectory() as folder, Browser(program) as browser:
         page = Path(folder) / "page.html"
-        page.write_text(shot.draw(build(DATA / shot.run)), encoding="utf-8")
+        page.write_text(shot.draw(build_run(DATA / shot.run)), encoding="utf-8")
         browser.size(shot.width, shot.height, shot.dark)
         browser.open(page)
         browser.value(f"document.querySelector({shot.scroll_to!r}).scrollIntoView()")

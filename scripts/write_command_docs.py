@@ -59,7 +59,8 @@ def main() -> int:
             wrong.append(name)
     if wrong:
         print(
-            f"docs/commands: {', '.join(wrong)} differ from --help: run scripts/write_command_docs.py"
+            f"docs/commands: {', '.join(wrong)} differ from --help: run "
+            f"scripts/write_command_docs.py"
         )
     return 1 if wrong else 0
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class MemprofError(Exception):
-    """What failed, where (path, rank, phase), and what to try next.
+    """Base of the errors that a user may meet.
 
     Args:
         message: what failed and where, one sentence.

@@ -1,7 +1,8 @@
-"""Takes secrets out of what goes into a run record: command lines and environment variables, by name.
+"""Takes secrets out of what goes into a run record: command lines and environment variables, by
+name.
 
-Pure functions, standard library only: open to every layer. ``engine.log`` is not touched: it holds what the engine
-itself printed, and is private to its owner.
+Pure functions, standard library only: open to every layer. ``engine.log`` is not touched: it holds
+what the engine itself printed, and is private to its owner.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SECRET_ENDINGS = (
 _HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken")
 _URL_USER = re.compile(r"(://)[^/@\s:]+(:[^/@\s]*)?@")
 
-#: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out of the record.
+#: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out
+#: of the record.
 MEMORY_ENV = (
     "PYTORCH_NPU_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -60,7 +62,7 @@ MEMORY_ENV = (
 
 
 def is_secret(name: str) -> bool:
-    """True when an option, a variable or a JSON key of this name holds a secret.
+    """Return True where an option, variable or JSON key of this name has a secret value.
 
     Singular ``token`` counts (``--hf-token``), the plural does not (``--max-num-batched-tokens``).
     """
@@ -69,9 +71,11 @@ def is_secret(name: str) -> bool:
 
 
 def redact_command(command: list[str]) -> list[str]:
-    """The command with the values of secret options replaced, in option, ``--name=value`` and JSON form.
+    """Return the command with the values of secret options replaced.
 
-    A secret option may take several values (vLLM's ``--api-key``): all up to the next option are replaced.
+    The forms ``--name value``, ``--name=value`` and JSON are covered.
+    A secret option may take several values (vLLM's ``--api-key``): all up to the next option are
+    replaced.
     """
     redacted: list[str] = []
     in_secret = False
@@ -89,13 +93,13 @@ def redact_command(command: list[str]) -> list[str]:
 
 
 def select_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that bear on device memory, sorted, secrets replaced."""
+    """Return the variables that bear on device memory, sorted, secrets replaced."""
     chosen = sorted(filter(_bears_on_memory, env))
     return {name: REDACTED if is_secret(name) else _redact_value(env[name]) for name in chosen}
 
 
 def memory_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The same variables as they are, for another process; those that hold a secret are left out."""
+    """Return the same variables as they are, for another process; secret ones are left out."""
     return {
         name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)
     }

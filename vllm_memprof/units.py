@@ -58,3 +58,9 @@ def sum_or_none(sizes: Iterable[int | None]) -> int | None:
     """The sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
+
+
+def one_line(text: str, limit: int = 500) -> str:
+    """Return any text as one line of at most ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -16,7 +16,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.check import CheckResult, check_report
 from vllm_memprof.compare.diff import Diff, diff_reports
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json, render_markdown, render_table
 from vllm_memprof.report.check import render_check_json, render_check_markdown, render_check_table

@@ -74,7 +74,7 @@ def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row
     args = ["--max-num-batched-tokens", "2048", "--max-model-len", "4096"]
     rows = sweep(place, "small", "--over", "gpu-memory-utilization=0.7,0.8,0.9", *args)
     assert [row["status"] for row in rows] == ["ok"] * 3
-    room = sorted(row["headroom_bytes"] for row in rows)[1] - GIB
+    room = sorted(row["spare_bytes"] for row in rows)[1] - GIB
     search = [
         "--fit",
         "gpu-memory-utilization",
@@ -185,17 +185,17 @@ CASES: dict[str, tuple[list[str], list[str], Any]] = {
             "--want",
             "tokens=1000000",
         ],
-        lambda row: row["headroom_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
+        lambda row: row["spare_bytes"] >= 14 * GIB and row["tokens"] >= 1_000_000,
     ),
     "max-model-len": (
         ["4096", "8192", "12288", "16384"],
         ["--between", "4096:16384", "--step", "4096", "--want", "concurrency=2500"],
-        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 2500,
+        lambda row: row["spare_bytes"] >= 0 and row["max_concurrency"] >= 2500,
     ),
     "devices": (
         ["1", "2", "4"],
         ["--want", "concurrency=9000@4096"],
-        lambda row: row["headroom_bytes"] >= 0 and row["max_concurrency"] >= 9000,
+        lambda row: row["spare_bytes"] >= 0 and row["max_concurrency"] >= 9000,
     ),
 }
 
@@ -214,7 +214,7 @@ def test_a_search_agrees_with_an_exhaustive_sweep(place: Path, knob: str) -> Non
     assert [row["status"] for row in rows] == ["ok"] * len(values)
     holding = [value for value, row in zip(values, rows, strict=True) if holds(row)]
     assert 0 < len(holding) < len(values), [
-        row["headroom_bytes"] for row in rows
+        row["spare_bytes"] for row in rows
     ]  # the case decides something
     code, found = fit(place, "--fit", knob, *wants, *args)
     assert (code, found["answer"]) == (0, holding[0] if knob == "devices" else holding[-1])
@@ -235,8 +235,8 @@ def test_24_plans_on_a_local_ray_of_two_workers(place: Path) -> None:
     figures = (
         "tokens",
         "kv_cache_bytes",
-        "honest_kv_cache_bytes",
-        "honest_headroom_bytes",
+        "fits_request_kv_cache_bytes",
+        "spare_beside_held_bytes",
         "terms",
         "max_concurrency",
     )

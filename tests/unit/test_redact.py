@@ -13,8 +13,10 @@ X = REDACTED
 
 @pytest.mark.parametrize(
     "name",
-    ["--api-key", "--api_key", "--hf-token", "HF_TOKEN", "VLLM_API_KEY", "--ssl-keyfile-password", "aws_secret",
-     "S3_SECRET_ACCESS_KEY", "--client-secret", "apiKey", "Authorization", "HUGGING_FACE_HUB_TOKEN"],
+    ["--api-key", "--api_key", "--hf-token", "HF_TOKEN", "VLLM_API_KEY", "--ssl-keyfile-password",
+     "aws_secret",
+     "S3_SECRET_ACCESS_KEY", "--client-secret", "apiKey", "Authorization",
+     "HUGGING_FACE_HUB_TOKEN"],
 )  # fmt: skip
 def test_secret_names(name):
     assert is_secret(name)
@@ -22,8 +24,10 @@ def test_secret_names(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["--max-num-batched-tokens", "--tokenizer", "--tokenizer-mode", "--ssl-keyfile", "--return-tokens-as-token-ids",
-     "--long-prefill-token-threshold", "--max-tokens", "bytes_per_token", "--skip-tokenizer-init", "--seed"],
+    ["--max-num-batched-tokens", "--tokenizer", "--tokenizer-mode", "--ssl-keyfile",
+     "--return-tokens-as-token-ids",
+     "--long-prefill-token-threshold", "--max-tokens", "bytes_per_token", "--skip-tokenizer-init",
+     "--seed"],
 )  # fmt: skip
 def test_harmless_names(name):
     assert not is_secret(name)

@@ -8,13 +8,13 @@ import pytest
 
 from scripts.make_samples import DATA, SAMPLES, SCREENSHOTS, TARGET, Sample, Screenshot
 from tests.unit.report.page import Page
-from vllm_memprof.cli.show import build
+from vllm_memprof.sources import build_run
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.file)
 def test_samples_are_of_their_runs(sample: Sample) -> None:
     text = (TARGET / sample.file).read_text(encoding="utf-8")
-    report = build(DATA / sample.run)
+    report = build_run(DATA / sample.run)
     assert (report.run.id if sample.file.endswith(".csv") else report.run.model) in text.replace(
         "\\", ""
     )

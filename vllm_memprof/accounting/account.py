@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.honest import Evidence
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
+from vllm_memprof.record.spans import last_of
 from vllm_memprof.units import minus
 
 #: Quantity -> what it is, in words.
@@ -183,12 +184,12 @@ def _halves(budget: Budget) -> bool:
 
 def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
     """What the rank held of each quantity, whether its equation charges it or not, bytes; None is unknown."""
-    evidence = Evidence(rank.figures, rank.spans, simulated)
+    evidence = Evidence(rank.figures, rank.phases, simulated)
     found = {name: read(evidence) for name, read in _HELD.items()}
     for term in rank.budget.terms:  # also where the figures are not at hand
         if term.name in found and found[term.name] is None:
             found[term.name] = term.bytes
-    for item in rank.budget.uncharged:
+    for item in rank.budget.not_subtracted:
         if item.name in found and found[item.name] is None:
             found[item.name] = item.bytes
     return found
@@ -209,7 +210,7 @@ def _figure(name: str) -> Callable[[Evidence], int | None]:
 def _weights(evidence: Evidence) -> int | None:
     """The engine's figure; where it keeps none, the growth of allocated memory while it loaded, which it prints."""
     value = _figure("weights_bytes")(evidence)
-    span = evidence.last("weight_load")
+    span = last_of(evidence.spans, "weight_load")
     if value is None and span is not None and span.before is not None and span.after is not None:
         return minus(span.after.allocated_bytes, span.before.allocated_bytes)
     return value
@@ -218,7 +219,7 @@ def _weights(evidence: Evidence) -> int | None:
 def _allocated_before(evidence: Evidence) -> int | None:
     """Allocated right before the profile run; the engine's own figure is a peak that it has just reset."""
     value = _figure("profile_before_allocated_peak_bytes")(evidence)
-    span = evidence.last("profile_run")
+    span = last_of(evidence.spans, "profile_run")
     if value is None and span is not None and span.before is not None:
         return span.before.allocated_bytes
     return value

@@ -10,24 +10,28 @@ from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.headroom import headroom
-from vllm_memprof.accounting.honest import Evidence, corrections, honest_budget, uncharged_items
+from vllm_memprof.accounting.honest import (
+    Evidence,
+    corrections,
+    honest_budget,
+    items_not_subtracted,
+)
 from vllm_memprof.accounting.identity import device_memory
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
     Budget,
     Check,
-    DeviceMemory,
     Kv,
     NotMeasured,
-    PhaseRow,
     RankReport,
     Report,
     RunSummary,
 )
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.ranks import rank_notes
-from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of, first_of
 from vllm_memprof.units import minus
 
 #: Phases that every start-up passes. One that a run lacks is reported as not measured, with the reason.
@@ -196,8 +200,7 @@ def _rank_report(
         ep_rank=who.ep_rank,
         device_total_bytes=device_total,
         initial_free_bytes=None if free is None else int(free),
-        phases=[_phase_row(span) for span in process.phases],
-        device_memory=_device_memory(process, summary.simulated),
+        phases=_with_owners(process, summary.simulated),
         budget=_budget(process, figures, kv, summary, chosen),
         kv=kv,
         empty_cache=calls,
@@ -205,11 +208,10 @@ def _rank_report(
         cycles=cycles(process),
         oom=_oom(run, process),
         errors=process.errors,
-        headroom_bytes=None if run.source == "log" else headroom(process.phases, device_total),
+        spare_bytes=None if run.source == "log" else headroom(process.phases, device_total),
         figures=figures,
         unread=process.unread,
         half_units=process.figures_half_units,
-        spans=process.phases,
     )
 
 
@@ -266,35 +268,21 @@ def _read_in_snapshots(name: str, evidence: Evidence) -> int | None:
 
 
 def _first_total(process: ProcessRecord) -> int | None:
-    for span in process.phases:
-        for snapshot in (span.before, span.after):
-            if snapshot is not None and snapshot.device_total_bytes is not None:
-                return snapshot.device_total_bytes
-    return None
+    totals = (edge.snapshot.device_total_bytes for _, edge in edges_of(process.phases))
+    return next((total for total in totals if total is not None), None)
 
 
-def _phase_row(span: PhaseSpan) -> PhaseRow:
-    return PhaseRow(
-        phase=span.phase,
-        order=span.order,
-        depth=span.depth,
-        parent=span.parent,
-        seconds=span.seconds,
-        before=span.before,
-        after=span.after,
-        open=span.open,
-        error=span.error,
-        detail=span.detail,
-    )
-
-
-def _device_memory(process: ProcessRecord, simulated: bool) -> list[DeviceMemory]:
+def _with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:
     owners = owners_of(process)
     return [
-        device_memory(span, edge, snapshot, simulated, owners)
+        replace(
+            span,
+            edges=tuple(
+                replace(edge, owners=device_memory(span, edge, simulated, owners))
+                for edge in span.edges
+            ),
+        )
         for span in process.phases
-        for edge, snapshot in (("before", span.before), ("after", span.after))
-        if snapshot is not None
     ]
 
 
@@ -321,7 +309,7 @@ def _budget(
     evidence = Evidence(figures, process.phases, summary.simulated, estimate or 0)
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
-        for item in uncharged_items(equation.uncharged, evidence)
+        for item in items_not_subtracted(equation.not_subtracted, evidence)
     ]
     if summary.source == "log":
         items = [
@@ -342,12 +330,12 @@ def _budget(
         tolerance_bytes=result.tolerance_bytes,
         takes_fixed_size=equation.override is not None,
         checks=_budget_checks(equation, figures, process.figures_half_units),
-        uncharged=items,
-        honest_kv_cache_bytes=honest,
+        not_subtracted=items,
+        fits_request_kv_cache_bytes=honest,
         kv_tokens=None
         if result.kv_cache_bytes is None
         else tokens_for_bytes(kv, result.kv_cache_bytes),
-        honest_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
+        fits_request_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
         corrections=corrections(equation, evidence, kv, items) if summary.source == "log" else [],
     )
 
@@ -390,17 +378,17 @@ def _rank_kv(run: Run, process: ProcessRecord) -> Kv:
 
 
 def _kv_allocation(process: ProcessRecord) -> int | None:
-    span = next((span for span in process.phases if span.phase == "kv_cache_alloc"), None)
+    span = first_of(process.phases, "kv_cache_alloc")
     if span is None or span.before is None or span.after is None:
         return None
     return minus(span.after.allocated_bytes, span.before.allocated_bytes)
 
 
 def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
-    span = next((span for span in process.phases if span.phase == "oom"), None)
+    span = first_of(process.phases, "oom")
     if span is None:
         return None
-    oom = {key: span.detail.get(key) for key in _OOM_KEYS}
+    oom: dict[str, Any] = {key: span.detail.get(key) for key in _OOM_KEYS}
     snapshot = span.after or span.before or Snapshot(t_ns=0)
     free = span.detail.get(
         "device_free_bytes", snapshot.device_free_bytes
@@ -411,18 +399,9 @@ def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
         "free_bytes": free,
     }
     oom.update({name: value for name, value in seen.items() if oom[name] is None})
-    reserved, total, non_torch = (
-        oom["reserved_bytes"],
-        oom["device_total_bytes"],
-        span.detail.get("non_torch_bytes"),
-    )
-    if (
-        oom["free_bytes"] is None
-        and total is not None
-        and reserved is not None
-        and non_torch is not None
-    ):
-        oom["free_bytes"] = total - reserved - non_torch
+    if oom["free_bytes"] is None:
+        outside = minus(oom["device_total_bytes"], oom["reserved_bytes"])
+        oom["free_bytes"] = minus(outside, span.integer("non_torch_bytes"))
     written = run.oom_counters.get(
         -1 if process.identity.device_index is None else process.identity.device_index
     )
@@ -430,12 +409,12 @@ def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
     return {**oom, **_oom_divided(span, oom), "components": counters}
 
 
-def _oom_divided(span: PhaseSpan, oom: dict[str, Any]) -> dict[str, int | None]:
+def _oom_divided(span: Span, oom: dict[str, Any]) -> dict[str, int | None]:
     """Reserved memory that no tensor held, and device memory that was not this allocator's.
 
     Where only the peak of allocated memory is known, the first is what was free within the segments at the least.
     """
-    peak = span.detail.get("allocated_peak_bytes")
+    peak = span.integer("allocated_peak_bytes")
     allocated = oom["allocated_bytes"] if oom["allocated_bytes"] is not None else peak
     used = minus(oom["device_total_bytes"], oom["free_bytes"])
     return {

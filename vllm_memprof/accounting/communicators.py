@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.model import PhaseRow, RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.owners import HCCL, counter
+from vllm_memprof.record.spans import Span, ancestors
 
 
 @dataclass(frozen=True)
@@ -23,30 +24,31 @@ class CommunicatorUse:
 
 def communicators_of(rank: RankReport) -> list[CommunicatorUse]:
     """In the order of their first collectives."""
-    phases = {row.order: row.phase for row in rank.phases}
-    return [
-        CommunicatorUse(
-            names=[*_strings(row.detail.get("names")), *(["p2p"] if row.detail.get("p2p") else [])],
-            ranks=row.detail.get("ranks"),
-            buffer_bytes=row.detail.get("buffer_bytes"),
-            buffer_source=row.detail.get("buffer_source"),
-            op=row.detail.get("op"),
-            phase=None if row.parent is None else phases.get(row.parent),
-            seen_bytes=_seen(row),
+    found = []
+    for span in rank.phases:
+        if span.phase != "communicator":
+            continue
+        names, ranks = span.detail.get("names"), span.detail.get("ranks")
+        around = next(ancestors(rank.phases, span), None)
+        use = CommunicatorUse(
+            names=[str(name) for name in names] if isinstance(names, list) else [],
+            ranks=ranks if isinstance(ranks, list) else None,
+            buffer_bytes=span.integer("buffer_bytes"),
+            buffer_source=span.string("buffer_source"),
+            op=span.string("op"),
+            phase=None if around is None else around.phase,
+            seen_bytes=_seen(span),
         )
-        for row in rank.phases
-        if row.phase == "communicator"
-    ]
+        if span.detail.get("p2p"):
+            use.names.append("p2p")
+        found.append(use)
+    return found
 
 
-def _strings(value: object) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else []
-
-
-def _seen(row: PhaseRow) -> int | None:
-    if row.before is None or row.after is None:
+def _seen(span: Span) -> int | None:
+    if span.before is None or span.after is None:
         return None
-    before, after = counter(row.before, HCCL), counter(row.after, HCCL)
+    before, after = counter(span.before, HCCL), counter(span.after, HCCL)
     if before is None or after is None:
-        before, after = row.before.non_torch_bytes, row.after.non_torch_bytes
+        before, after = span.before.non_torch_bytes, span.after.non_torch_bytes
     return None if before is None or after is None else after - before

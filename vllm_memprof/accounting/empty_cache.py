@@ -15,8 +15,9 @@ from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Kv
 from vllm_memprof.accounting.owners import counter
 from vllm_memprof.accounting.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
-from vllm_memprof.record.loader import PhaseSpan, ProcessRecord, Run
+from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, ancestors
 from vllm_memprof.units import minus, sum_or_none
 
 _NOTHING = Snapshot(t_ns=0)
@@ -52,39 +53,37 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     return calls
 
 
-def _call(
-    spans: list[PhaseSpan], span: PhaseSpan, after_ready: bool, retries_before: int
-) -> EmptyCacheCall:
-    before, after, detail = span.before or _NOTHING, span.after or _NOTHING, span.detail
+def _call(spans: list[Span], span: Span, after_ready: bool, retries_before: int) -> EmptyCacheCall:
+    before, after = span.before or _NOTHING, span.after or _NOTHING
     workspace = minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
     non_torch = minus(before.non_torch_bytes, after.non_torch_bytes)
-    requests, in_step = detail.get("requests"), detail.get("in_step")
+    requests, in_step = span.integer("requests"), span.detail.get("in_step")
     serving = after_ready if requests is None else after_ready and bool(requests or in_step)
     retries = before.alloc_retries
     refilled, refilled_by = _refilled(spans, span)
-    site = detail.get("site")
+    around = next(ancestors(spans, span), None)
+    seconds, chain = span.detail.get("seconds", span.seconds), span.detail.get("chain")
     return EmptyCacheCall(
-        phase=None if span.parent is None else spans[span.parent].phase,
-        site=None if site is None else str(site),
-        seconds=detail.get(
-            "seconds", span.seconds
-        ),  # its own time, without that of the two snapshots
+        phase=None if around is None else around.phase,
+        site=span.string("site"),
+        # its own time, without that of the two snapshots
+        seconds=seconds if isinstance(seconds, (int, float)) else None,
         freed_cached_bytes=minus(before.reserved_bytes, after.reserved_bytes),
         freed_npu_workspace_bytes=workspace,
         freed_other_bytes=None if non_torch is None else non_torch - (workspace or 0),
         while_serving=serving,
         order=span.order,
-        function=detail.get("function"),
-        thread=detail.get("thread"),
+        function=span.string("function"),
+        thread=span.string("thread"),
         requests=requests,
-        in_step=in_step,
-        by=MEMPROF if detail.get("by") == MEMPROF else ENGINE,
-        at=detail.get("at"),
+        in_step=in_step if isinstance(in_step, bool) else None,
+        by=MEMPROF if span.detail.get("by") == MEMPROF else ENGINE,
+        at=span.string("at"),
         after_ready=after_ready,
         alloc_retries=None if retries is None else retries - retries_before,
         refilled_bytes=refilled,
         refilled_by=refilled_by,
-        chain=tuple(str(entry) for entry in detail.get("chain") or ()),
+        chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
         freed_by_module=_by_module(before, after),
     )
 
@@ -97,7 +96,7 @@ def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
     return {name: (counter(before, name) or 0) - (counter(after, name) or 0) for name in names}
 
 
-def _refilled(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[int | None, str | None]:
+def _refilled(spans: list[Span], span: Span) -> tuple[int | None, str | None]:
     """Of what the call freed, the bytes that are taken again at the next reading that something can have happened by.
 
     Cached memory that comes again is cached memory once more; what tensors hold by then is not counted as refilled.
@@ -107,7 +106,7 @@ def _refilled(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[int | None, str 
     return again, None if again is None else where
 
 
-def _compare(span: PhaseSpan, later: Snapshot) -> int | None:
+def _compare(span: Span, later: Snapshot) -> int | None:
     before, after = span.before, span.after
     if before is None or after is None:
         return None
@@ -128,7 +127,7 @@ def _cached(snapshot: Snapshot) -> int | None:
     return minus(snapshot.reserved_bytes, snapshot.allocated_bytes)
 
 
-def _next_reading(spans: list[PhaseSpan], span: PhaseSpan) -> tuple[Snapshot | None, str | None]:
+def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str | None]:
     """The next call's first reading, or the end of the next phase that begins after the call, whichever is first."""
     for other in spans[span.order + 1 :]:
         if other.phase == "empty_cache":
@@ -148,7 +147,7 @@ def cycles(process: ProcessRecord) -> list[Cycle]:
     """Sleeps with their wake-ups, then weight updates, numbered from 1 each; only those that were completed."""
     spans = process.phases
     done = [span for span in spans if not span.open and span.error is None]
-    groups: list[list[PhaseSpan]] = []
+    groups: list[list[Span]] = []
     for span in done:
         if span.phase == "sleep":
             groups.append([span])
@@ -159,9 +158,7 @@ def cycles(process: ProcessRecord) -> list[Cycle]:
     return found + _cycle_rows(spans, "weight_update", updates)
 
 
-def _cycle_rows(
-    spans: list[PhaseSpan], kind: str, groups: Sequence[list[PhaseSpan]]
-) -> list[Cycle]:
+def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> list[Cycle]:
     rows: list[Cycle] = []
     reference: Snapshot | None = groups[0][0].before if groups else None
     since = groups[0][0].order if groups else 0
@@ -194,7 +191,7 @@ def _cycle_rows(
     return rows
 
 
-def _starts_before(span: PhaseSpan, last: PhaseSpan) -> bool:
+def _starts_before(span: Span, last: Span) -> bool:
     """Whether a passage began before the end of another; by order where the clock is not known."""
     if span.start_t_ns is None or last.end_t_ns is None:
         return span.order <= last.order
@@ -255,7 +252,7 @@ def _left(snapshot: Snapshot | None) -> int | None:
     )
 
 
-def _own(spans: list[PhaseSpan], call: EmptyCacheCall, left: Snapshot | None) -> dict[str, Any]:
+def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> dict[str, Any]:
     """OWN_KEYS of one of memprof's calls; what is kept, at the end of the start-up, else at the next reading."""
     span = spans[call.order or 0]
     again, by = call.refilled_bytes, call.refilled_by
@@ -272,7 +269,7 @@ def _own(spans: list[PhaseSpan], call: EmptyCacheCall, left: Snapshot | None) ->
     }
 
 
-def _end_of_start_up(spans: list[PhaseSpan]) -> tuple[str | None, Snapshot | None]:
+def _end_of_start_up(spans: list[Span]) -> tuple[str | None, Snapshot | None]:
     for phase in _START_UP_ENDS:
         for span in spans:
             if span.phase == phase and span.after is not None:

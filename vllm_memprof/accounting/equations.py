@@ -93,7 +93,9 @@ class Equation:
     override: str | None = (
         "kv_cache_memory_bytes_arg"  # a figure that, when given, is returned as it is
     )
-    uncharged: tuple[str, ...] = ()  # items of ledger.honest that no term of this equation covers
+    not_subtracted: tuple[
+        str, ...
+    ] = ()  # items of ledger.honest that no term of this equation covers
     only: str | None = (
         None  # only on devices whose name begins so, or where the form of the log lines says it
     )
@@ -179,7 +181,7 @@ EQUATIONS: tuple[Equation, ...] = (
         ),
         floor_zero=True,
         override=None,
-        uncharged=("initial_non_torch", "graph", "late_non_torch"),
+        not_subtracted=("initial_non_torch", "graph", "late_non_torch"),
         from_snapshots=("profile_end_free_bytes",),
     ),
     # Used less allocated, read after empty_cache: other processes and cached torch memory are in it.
@@ -201,7 +203,7 @@ EQUATIONS: tuple[Equation, ...] = (
             _GRAPH,
         ),
         override=None,
-        uncharged=("non_torch_cleared", "graph", "late_non_torch"),
+        not_subtracted=("non_torch_cleared", "graph", "late_non_torch"),
         from_snapshots=_ABSOLUTE,
     ),
     Equation(
@@ -223,7 +225,7 @@ EQUATIONS: tuple[Equation, ...] = (
         ),
         floor_zero=True,
         override=None,
-        uncharged=("non_torch_cleared", "graph", "late_non_torch"),
+        not_subtracted=("non_torch_cleared", "graph", "late_non_torch"),
         from_snapshots=_ABSOLUTE,
     ),
     Equation(
@@ -234,7 +236,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _CLEARED, _GRAPH),
         override=None,
-        uncharged=("persistent_torch", "cached", "graph", "late_non_torch"),
+        not_subtracted=("persistent_torch", "cached", "graph", "late_non_torch"),
         from_snapshots=("profile_end_non_torch_bytes",),
     ),
     # 310P keeps E3's last term and halves the result for operator workspace. Its RC devices take free memory from the
@@ -248,7 +250,7 @@ EQUATIONS: tuple[Equation, ...] = (
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _CLEARED, _GRAPH),
         divisor=2,
         override=None,
-        uncharged=("persistent_torch", "cached", "graph", "late_non_torch"),
+        not_subtracted=("persistent_torch", "cached", "graph", "late_non_torch"),
         only="Ascend310P",
         from_snapshots=("profile_end_non_torch_bytes",),
     ),
@@ -262,7 +264,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
         override=None,
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     Equation(
         id="E4",
@@ -271,7 +273,7 @@ EQUATIONS: tuple[Equation, ...] = (
         read_in="0.19.1rc1, 0.20.2rc1",
         cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # Two releases charged an estimate of the graph pools; 0.23 took it back.
     Equation(
@@ -281,7 +283,7 @@ EQUATIONS: tuple[Equation, ...] = (
         read_in="0.21.0rc1, 0.22.1rc1",
         cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _GRAPH),
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # The peak is read inside the profiling context, so it is older than after_profile and has no derivation.
     Equation(
@@ -291,7 +293,7 @@ EQUATIONS: tuple[Equation, ...] = (
         read_in="0.23.0, 0.25.1rc1",
         cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # --- vLLM
     # V0 and V1 live in the same releases; the lines of V0 tell which one ran.
@@ -303,7 +305,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite="vllm/worker/worker.py::Worker.determine_num_available_blocks",
         terms=(_WEIGHTS, _NON_TORCH, _PEAK, _GRAPH),
         override=None,
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
         only="V0",
     ),
     Equation(
@@ -323,7 +325,7 @@ EQUATIONS: tuple[Equation, ...] = (
         read_in="0.11.0, 0.12.0, 0.13.0",
         cite=_CUDA,
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # From 0.14 on the request is rounded up. (vllm/v1/worker/utils.py::request_memory)
     Equation(
@@ -334,7 +336,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
         request="ceil",
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # The estimate of the graph pools is charged on request, from 0.21 by default. The peak activation that the log of
     # 0.18 prints at the end holds the estimate, too, where it is charged.
@@ -346,7 +348,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_OFF, _GRAPH),
         request="ceil",
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     Equation(
         id="E5",
@@ -356,7 +358,7 @@ EQUATIONS: tuple[Equation, ...] = (
         cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _MM_IPC, _GRAPH),
         request="ceil",
-        uncharged=_RELATIVE_LEAVES_OUT,
+        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
     # Weights and non-torch memory are one figure, free at the start less free after profiling. The peak activation
     # that the log prints holds the estimate of the graph pools already.
@@ -384,7 +386,7 @@ EQUATIONS: tuple[Equation, ...] = (
             _GRAPH,
         ),
         request="ceil",
-        uncharged=("initial_non_torch", "non_torch_cleared", "graph", "late_non_torch"),
+        not_subtracted=("initial_non_torch", "non_torch_cleared", "graph", "late_non_torch"),
     ),
 )
 

@@ -13,7 +13,7 @@ from vllm_memprof.accounting import findings_attribution, findings_empty_cache, 
 from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start
 from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks, worth_in_tokens
-from vllm_memprof.accounting.model import Finding, RankReport, UnchargedItem
+from vllm_memprof.accounting.model import Finding, NotSubtracted, RankReport
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 
@@ -29,7 +29,7 @@ _PEAK_FIGURES = (
     "kv_cache_bytes",
     "requested_bytes",
 )
-#: From this size on, an uncharged item is a warning rather than a remark.
+#: From this size on, an not_subtracted item is a warning rather than a remark.
 WARNING_BYTES = 128 * MIB
 
 Finder = Callable[[Run, list[RankReport]], Iterator[Finding]]
@@ -42,12 +42,14 @@ def find(run: Run, ranks: list[RankReport]) -> list[Finding]:
     return sorted(found, key=lambda finding: (gravity[finding.severity], -abs(finding.bytes or 0)))
 
 
-def _uncharged(finding_id: str, item_name: str, title: str) -> Finder:
+def _not_subtracted(finding_id: str, item_name: str, title: str) -> Finder:
     """A finding that is an item of the honest budget, where it is worth a KV block at least."""
 
     def finder(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         for rank in ranks:
-            item = next((item for item in rank.budget.uncharged if item.name == item_name), None)
+            item = next(
+                (item for item in rank.budget.not_subtracted if item.name == item_name), None
+            )
             if (
                 item is not None
                 and item.bytes is not None
@@ -63,7 +65,7 @@ def _priced(
     finding_id: str,
     title: str,
     rank: RankReport,
-    item: UnchargedItem,
+    item: NotSubtracted,
     size: int,
     ranks: list[RankReport],
 ) -> Finding:
@@ -81,7 +83,7 @@ def _priced(
 
 
 def _charge_action(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
-    """The arguments that charge an uncharged amount, to the byte where the engine takes bytes.
+    """The arguments that charge an not_subtracted amount, to the byte where the engine takes bytes.
 
     They hold for all ranks, so the rank with the smallest grant sets the figure.
     """
@@ -265,7 +267,7 @@ def _co_tenant(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
         non_torch, charged = rank.figures.get("initial_non_torch_bytes"), _charged_as_cleared(rank)
-        measured = others_at_start(rank.spans, own)
+        measured = others_at_start(rank.phases, own)
         if measured is not None:
             if measured >= findings_attribution.NOTEWORTHY_BYTES:
                 evidence = f"{format_gib(measured)} GiB by the driver's list of processes"
@@ -511,7 +513,7 @@ def _headroom(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """What the profile run held at its worst moment and the KV cache do not fit on the device together."""
     for rank in ranks:
         total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
-        peak = profile_peak(rank.spans, total)
+        peak = profile_peak(rank.phases, total)
         if total is None or granted is None or peak is None:
             continue
         over = peak + granted - total
@@ -697,13 +699,15 @@ FINDINGS: tuple[Finder, ...] = (
     _unbalanced,
     _allocator_config,
     _hooks,
-    _uncharged(
+    _not_subtracted(
         "uncharged-persistent-torch",
         "persistent_torch",
         "Torch memory outside the weights is charged by no term",
     ),
-    _uncharged("graph-not-charged", "graph", "Graph memory is not subtracted from the KV cache"),
-    _uncharged(
+    _not_subtracted(
+        "graph-not-charged", "graph", "Graph memory is not subtracted from the KV cache"
+    ),
+    _not_subtracted(
         "non-torch-read-after-empty-cache",
         "non_torch_cleared",
         "Non-torch memory was read after empty_cache had freed a part of it",

@@ -13,7 +13,8 @@ from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.honest import others_at_start, others_in
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import ComponentRow, Finding, RankReport
-from vllm_memprof.record.loader import PhaseSpan, Run
+from vllm_memprof.record.loader import Run
+from vllm_memprof.record.spans import AFTER, Span, edges_of, first_of, is_within
 from vllm_memprof.units import GIB, MIB, format_bytes, format_gib
 
 #: Less than this outside torch is the small change of libraries.
@@ -27,8 +28,6 @@ _VARIABLE = "HCCL_BUFFSIZE"
 def _outside_torch(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Growth of ``other``: memory that the process asked the device for past torch's allocators, and kept."""
     for rank in ranks:
-        if not rank.device_memory:
-            continue
         last = next((row.bytes for row in _last_rows(rank) if row.component == "other"), None)
         for row, size in _own_growth(rank, "other"):
             if size < NOTEWORTHY_BYTES or last is None or last < NOTEWORTHY_BYTES:
@@ -51,17 +50,16 @@ def _outside_torch(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 
 def _last_rows(rank: RankReport) -> list[ComponentRow]:
     """Rows of the last moment before the shutdown at which the device was divided."""
-    shutdown = next((row.order for row in rank.phases if row.phase == "shutdown"), None)
-    for memory in reversed(rank.device_memory):
-        before_end = (
-            shutdown is None
-            or memory.order < shutdown
-            or (memory.order, memory.edge) == (shutdown, "before")
+    shutdown = first_of(rank.phases, "shutdown")
+    for span, edge in reversed(list(edges_of(rank.phases))):
+        after_end = shutdown is not None and (
+            span.order > shutdown.order or (span is shutdown and edge.side == AFTER)
         )
-        if before_end and any(
-            row.component == "other" and row.bytes is not None for row in memory.rows
+        rows = edge.owners.rows if edge.owners is not None else []
+        if not after_end and any(
+            row.component == "other" and row.bytes is not None for row in rows
         ):
-            return memory.rows
+            return rows
     return []
 
 
@@ -81,16 +79,11 @@ def _own_growth(rank: RankReport, owner: str) -> Iterator[tuple[Growth, int]]:
 
 
 def _after_profiling(rank: RankReport, row: Growth) -> bool:
-    profile = next((phase for phase in rank.phases if phase.phase == "profile_run"), None)
+    profile = first_of(rank.phases, "profile_run")
     if profile is None or row.order <= profile.order:
         return False
-    parents = {phase.order: phase.parent for phase in rank.phases}
-    order: int | None = row.order
-    while order is not None:
-        if order == profile.order:
-            return False
-        order = parents.get(order)
-    return True
+    span = next(span for span in rank.phases if span.order == row.order)
+    return not is_within(rank.phases, span, profile.order)
 
 
 def _where(row: Growth) -> str:
@@ -118,7 +111,7 @@ def _communicator_buffers(run: Run, ranks: list[RankReport]) -> Iterator[Finding
     """Buffers larger than HCCL's default by the environment; an environment that sizes none; many communicators."""
     asked = run.info.env.get(_VARIABLE)
     for rank in ranks:
-        found = [each for span in rank.spans if (each := _buffers(span)) is not None]
+        found = [each for span in rank.phases if (each := _buffers(span)) is not None]
         total = sum(each.bytes for each in found)
         by_variable = [each for each in found if each.source == _VARIABLE]
         over = sum(each.bytes - _DEFAULT_BUFFERS_BYTES for each in by_variable)
@@ -159,27 +152,26 @@ def _about_buffers(
     )
 
 
-def _buffers(span: PhaseSpan) -> _Buffers | None:
-    size, source = span.detail.get("buffer_bytes"), span.detail.get("buffer_source")
-    if span.phase != "communicator" or not isinstance(size, int) or not isinstance(source, str):
+def _buffers(span: Span) -> _Buffers | None:
+    size, source = span.integer("buffer_bytes"), span.string("buffer_source")
+    if span.phase != "communicator" or size is None or source is None:
         return None
     name = str(span.detail.get("group")) + (" p2p" if span.detail.get("p2p") else "")
     return _Buffers(name, size, "HCCL's default" if source == "default" else source)
 
 
 def _others(rank: RankReport, own: set[str]) -> Iterator[tuple[str, int]]:
-    for span in rank.spans:
-        for snapshot in (span.before, span.after):
-            others = None if snapshot is None else others_in(snapshot, own)
-            if others is not None:
-                yield span.phase, others
+    for span, edge in edges_of(rank.phases):
+        others = others_in(edge.snapshot, own)
+        if others is not None:
+            yield span.phase, others
 
 
 def _came_later(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Another process that took memory of the device while this one was starting up or running."""
     own = {str(rank.pid) for rank in ranks}
     for rank in ranks:
-        first = others_at_start(rank.spans, own)
+        first = others_at_start(rank.phases, own)
         if first is None:
             continue
         phase, most = max(_others(rank, own), key=lambda entry: entry[1])

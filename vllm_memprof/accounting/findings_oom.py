@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Finding, RankReport
-from vllm_memprof.record.loader import PhaseSpan, Run
+from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.units import format_gib, minus
 
 #: Phase -> what makes it need less, for those before the KV cache is sized: its size is not to blame.
@@ -24,10 +25,10 @@ _BEFORE_KV = {
 def _out_of_memory(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """An allocation that the device had no memory for, in a phase that is known."""
     for rank in ranks:
-        failure = next((span for span in rank.spans if span.phase == "oom"), None)
+        failure = first_of(rank.phases, "oom")
         if rank.oom is None or failure is None or failure.parent is None:
             continue
-        around = _around(rank.spans, failure)
+        around = [span.phase for span in ancestors(rank.phases, failure)]
         wanted, free = rank.oom["requested_bytes"], rank.oom["free_bytes"]
         missing = minus(wanted, free)
         missing = (
@@ -44,17 +45,6 @@ def _out_of_memory(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             evidence=_evidence(rank, rank.oom),
             action=_action(rank, around, missing or 0),
         )
-
-
-def _around(spans: list[PhaseSpan], span: PhaseSpan) -> list[str]:
-    """Phases that a span lies in, the innermost first."""
-    by_order = {each.order: each for each in spans}
-    names = []
-    parent = span.parent
-    while parent is not None and parent in by_order:
-        names.append(by_order[parent].phase)
-        parent = by_order[parent].parent
-    return names
 
 
 def _evidence(rank: RankReport, oom: dict[str, int | None]) -> str:
@@ -97,7 +87,7 @@ def _kv_allocated(rank: RankReport) -> Snapshot | None:
     return next(
         (
             span.after
-            for span in rank.spans
+            for span in rank.phases
             if span.phase == "kv_cache_alloc" and span.error is None
         ),
         None,

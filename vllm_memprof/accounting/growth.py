@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.spans import AFTER, BEFORE, DeviceMemory, Span
 
 UNACCOUNTED = "unaccounted"
 
@@ -32,11 +33,12 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
     A phase's growth includes that of the phases inside it. What happened in no phase at all is in the gaps, so that
     the outermost rows add up to the whole.
     """
-    edges = {(memory.order, memory.edge): memory for memory in rank.device_memory}
     found: list[Growth] = []
     previous: tuple[str, DeviceMemory] | None = None
     for row in rank.phases:
-        before, after = edges.get((row.order, "before")), edges.get((row.order, "after"))
+        before, after = (
+            None if (edge := row.edge(side)) is None else edge.owners for side in (BEFORE, AFTER)
+        )
         if row.depth == 0 and previous is not None and before is not None:
             between = difference(previous[1], before)
             if any(between.values()):
@@ -48,7 +50,7 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
     return found
 
 
-def _name(row: PhaseRow) -> str:
+def _name(row: Span) -> str:
     group = row.detail.get("group") if row.phase == "communicator" else None
     return row.phase if group is None else f"{row.phase} {group}"
 

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, first_of, is_within
 from vllm_memprof.units import minus
 
 
-def headroom(spans: list[PhaseSpan], total: int | None) -> int | None:
+def headroom(spans: list[Span], total: int | None) -> int | None:
     """Device total less what all owners held at the worst moment, bytes; None where no moment is known."""
     worst = max((held for span in spans for held in _held_in(span, total)), default=None)
     return None if worst is None or total is None else total - worst
 
 
-def profile_peak(spans: list[PhaseSpan], total: int | None) -> int | None:
+def profile_peak(spans: list[Span], total: int | None) -> int | None:
     """What all owners held at the worst moment of the profile run, bytes: reserved at its peak, and non-torch.
 
     The KV cache does not exist yet, so serving holds this and the KV cache together when it does what the profile
     run did.
     """
-    start = next((span.order for span in spans if span.phase == "profile_run"), None)
-    if start is None:
+    run = first_of(spans, "profile_run")
+    if run is None:
         return None
-    inside = [span for span in spans if span.order == start or _within(spans, span, start)]
+    inside = [run, *(span for span in spans if is_within(spans, span, run.order))]
     return max((held for span in inside for held in _held_in(span, total)), default=None)
 
 
@@ -46,21 +46,12 @@ def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
     kv_cache = (
         rank.kv.planned_bytes if rank.kv.planned_bytes is not None else budget.engine_kv_cache_bytes
     )
-    beside = minus(budget.requested_bytes, budget.honest_kv_cache_bytes)
+    beside = minus(budget.requested_bytes, budget.fits_request_kv_cache_bytes)
     free = minus(total, kv_cache)
-    return minus(free, beside), minus(free, profile_peak(rank.spans, total))
+    return minus(free, beside), minus(free, profile_peak(rank.phases, total))
 
 
-def _within(spans: list[PhaseSpan], span: PhaseSpan, order: int) -> bool:
-    parent = span.parent
-    while parent is not None:
-        if parent == order:
-            return True
-        parent = spans[parent].parent
-    return False
-
-
-def _held_in(span: PhaseSpan, total: int | None) -> Iterator[int]:
+def _held_in(span: Span, total: int | None) -> Iterator[int]:
     """What was in use at both edges, and at a reserved peak that fell between them."""
     for snapshot in (span.before, span.after):
         held = None if snapshot is None else _held(snapshot, total)

@@ -1,6 +1,6 @@
 """The honest budget: the same request with everything charged that the run really held.
 
-Each kind of memory that an equation may leave out is one function here and one name in ``Equation.uncharged``. An
+Each kind of memory that an equation may leave out is one function here and one name in ``Equation.not_subtracted``. An
 item that cannot be read makes the honest figure unknown; an item that does not apply to the run is left out of it.
 """
 
@@ -17,10 +17,10 @@ from vllm_memprof.accounting.model import (
     MODELLED,
     Correction,
     Kv,
-    UnchargedItem,
+    NotSubtracted,
 )
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.units import GIB, format_gib
 
 #: More than this in use before the engine allocates anything is not a runtime context alone: other processes are on
@@ -33,43 +33,28 @@ class Evidence:
     """What one rank recorded, as far as the honest budget needs it."""
 
     figures: Figures
-    spans: list[PhaseSpan]
+    spans: list[Span]
     simulated: bool
     charged_graph_bytes: int = 0  # the estimate of the graph pools that the equation charges
 
     def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, str]:
         """Around the last ``empty_cache`` of the profile run: where the engine reads its non-torch figure."""
-        inside = [
-            span for span in self.spans if span.phase == "empty_cache" and self._in_profile(span)
-        ]
-        if inside:
-            return inside[-1].before, inside[-1].after, "the last empty_cache of the profile run"
-        last = self.last("profile_run")
+        for span in reversed(self.spans):
+            if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
+                return span.before, span.after, "the last empty_cache of the profile run"
+        last = last_of(self.spans, "profile_run")
         return None, last.after if last else None, "the end of the profile run"
 
-    def last(self, phase: str) -> PhaseSpan | None:
-        return next((span for span in reversed(self.spans) if span.phase == phase), None)
 
-    def _in_profile(self, span: PhaseSpan) -> bool:
-        parent = span.parent
-        while parent is not None:
-            if self.spans[parent].phase == "profile_run":
-                return True
-            parent = self.spans[parent].parent
-        return False
-
-
-def others_at_start(spans: list[PhaseSpan], own: Collection[str] = ()) -> int | None:
+def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
     """What other processes held on the device when the driver was first asked, bytes; None where it was not.
 
     Args:
         spans: phases of a rank.
         own: process numbers of the run's other ranks, which are no neighbours.
     """
-    edges = (
-        snapshot for span in spans for snapshot in (span.before, span.after) if snapshot is not None
-    )
-    return next((others for each in edges if (others := others_in(each, own)) is not None), None)
+    held = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
+    return next((others for others in held if others is not None), None)
 
 
 def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
@@ -82,26 +67,26 @@ def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
     )
 
 
-def uncharged_items(names: tuple[str, ...], evidence: Evidence) -> list[UnchargedItem]:
+def items_not_subtracted(names: tuple[str, ...], evidence: Evidence) -> list[NotSubtracted]:
     """The items that an equation leaves out, in its order; bytes None where an ingredient is missing."""
     return [_ITEMS[name](evidence) for name in names]
 
 
-def honest_budget(kv_cache_bytes: int | None, items: list[UnchargedItem]) -> int | None:
-    """The equation's result less every uncharged item; None where the result or a required item is unknown."""
+def honest_budget(kv_cache_bytes: int | None, items: list[NotSubtracted]) -> int | None:
+    """The equation's result less every not_subtracted item; None where the result or a required item is unknown."""
     if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
         return None
     return kv_cache_bytes - sum(item.bytes for item in items if item.bytes is not None)
 
 
-def _persistent_torch(evidence: Evidence) -> UnchargedItem:
+def _persistent_torch(evidence: Evidence) -> NotSubtracted:
     """Tensors that live before profiling and are not weights: input buffers, rope tables, the sampler's state."""
     before, weights = (
         evidence.figures.get("profile_before_allocated_peak_bytes"),
         evidence.figures.get("weights_bytes"),
     )
     size = None if before is None or weights is None else int(before) - int(weights)
-    return UnchargedItem(
+    return NotSubtracted(
         name="persistent_torch",
         title="torch memory outside the weights",
         bytes=size,
@@ -112,7 +97,7 @@ def _persistent_torch(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
+def _initial_non_torch(evidence: Evidence) -> NotSubtracted:
     """What was in use before the engine's first snapshot: the runtime context, and any other process."""
     value, formula = evidence.figures.get("initial_non_torch_bytes"), "initial_non_torch"
     total, free = (
@@ -133,7 +118,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
             None,
             f"{held} GiB were in use at the start: other processes' memory cannot be told apart",
         )
-    return UnchargedItem(
+    return NotSubtracted(
         name="initial_non_torch",
         title="non-torch, held at the start",
         bytes=size,
@@ -144,7 +129,7 @@ def _initial_non_torch(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _cached(evidence: Evidence) -> UnchargedItem:
+def _cached(evidence: Evidence) -> NotSubtracted:
     """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
     _, after, where = evidence.profile_end()
     size, how, formula = None, MEASURED, "reserved - allocated"
@@ -156,7 +141,7 @@ def _cached(evidence: Evidence) -> UnchargedItem:
             # right after a peak reset the peak is what is allocated, and a profile run leaves nothing behind
             size, how = after.reserved_bytes - int(before), INFERRED
             formula = "reserved - profile_before_allocated_peak"
-    return UnchargedItem(
+    return NotSubtracted(
         name="cached",
         title="reserved but not allocated",
         bytes=size,
@@ -167,14 +152,14 @@ def _cached(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
+def _non_torch_cleared(evidence: Evidence) -> NotSubtracted:
     """Operator workspace and the like that empty_cache freed just before the reading, and that serving takes again."""
     before, after, where = evidence.profile_end()
     size = None
     if before is not None and after is not None:
         high, low = before.non_torch_bytes, after.non_torch_bytes
         size = None if high is None or low is None else max(0, high - low)
-    return UnchargedItem(
+    return NotSubtracted(
         name="non_torch_cleared",
         title="non-torch, freed just before read",
         bytes=size,
@@ -185,17 +170,17 @@ def _non_torch_cleared(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _graph(evidence: Evidence) -> UnchargedItem:
+def _graph(evidence: Evidence) -> NotSubtracted:
     """Graph pools, captured after the budget was settled."""
     value = evidence.figures.get("graph_bytes")
     charged = evidence.charged_graph_bytes
-    capture = evidence.last("graph_capture")
+    capture = last_of(evidence.spans, "graph_capture")
     reason = (
         "graph_capture failed"
         if capture is not None and capture.error
         else "no graph was captured in this run"
     )
-    return UnchargedItem(
+    return NotSubtracted(
         name="graph",
         title="captured graphs",
         bytes=None
@@ -213,9 +198,9 @@ def _graph(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _late_non_torch(evidence: Evidence) -> UnchargedItem:
+def _late_non_torch(evidence: Evidence) -> NotSubtracted:
     """Non-torch memory that came after profiling, graphs aside: ATB pools, communicators first used in warm-up."""
-    warm_up, capture = evidence.last("warm_up"), evidence.last("graph_capture")
+    warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
     before, after, _ = evidence.profile_end()
     size = None
     last = warm_up.after if warm_up is not None and not warm_up.error else None
@@ -225,7 +210,7 @@ def _late_non_torch(evidence: Evidence) -> UnchargedItem:
         in_graphs = _growth(capture)
         if peaks and in_graphs is not None:
             size = max(0, last.non_torch_bytes - max(peaks) - in_graphs)
-    return UnchargedItem(
+    return NotSubtracted(
         name="late_non_torch",
         title="non-torch, after profiling",
         bytes=size,
@@ -237,7 +222,7 @@ def _late_non_torch(evidence: Evidence) -> UnchargedItem:
     )
 
 
-def _growth(capture: PhaseSpan | None) -> int | None:
+def _growth(capture: Span | None) -> int | None:
     """Growth of non-torch memory during graph capture, which the graph figure holds already; 0 without a capture."""
     if capture is None:
         return 0
@@ -247,7 +232,7 @@ def _growth(capture: PhaseSpan | None) -> int | None:
     return None if low is None or high is None else high - low
 
 
-_ITEMS: dict[str, Callable[[Evidence], UnchargedItem]] = {
+_ITEMS: dict[str, Callable[[Evidence], NotSubtracted]] = {
     "persistent_torch": _persistent_torch,
     "initial_non_torch": _initial_non_torch,
     "cached": _cached,
@@ -294,10 +279,10 @@ def as_absolute(evidence: Evidence) -> int | None:
 
 
 def corrections(
-    equation: Equation, evidence: Evidence, kv: Kv, items: list[UnchargedItem]
+    equation: Equation, evidence: Evidence, kv: Kv, items: list[NotSubtracted]
 ) -> list[Correction]:
     """The budget read again from absolute figures, where the equation takes increases and the log prints both."""
-    if not {"initial_non_torch", "persistent_torch"} <= set(equation.uncharged):
+    if not {"initial_non_torch", "persistent_torch"} <= set(equation.not_subtracted):
         return []
     e2 = next(row for row in EQUATIONS if row.id == "E2")
     known = [item.name for item in items if item.bytes is not None]
@@ -314,7 +299,7 @@ def corrections(
             "as E2 has it (vllm-ascend to 0.14)",
             as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
             "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
-            tuple(name for name in equation.uncharged if name not in e2.uncharged),
+            tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),
     ]
     return [

@@ -16,8 +16,8 @@ from vllm_memprof.accounting.owners import (
     share_communicators,
     torch_bytes,
 )
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Edge, Span
 from vllm_memprof.units import MIB, minus
 
 _NOBODY = Owners()
@@ -26,9 +26,9 @@ _TORCH = ("allocated", "cached", "unmapped", "free", "graph_pools")
 
 
 def device_memory(
-    span: PhaseSpan, edge: str, snapshot: Snapshot, simulated: bool, owners: Owners = _NOBODY
+    span: Span, edge: Edge, simulated: bool, owners: Owners = _NOBODY
 ) -> DeviceMemory:
-    """The device as one rank saw it at an edge of a phase.
+    """Divide the device as one rank saw it at an edge of a phase.
 
     ``cached`` is reserved less allocated. With the runtime's counters every owner outside torch has a row of its own;
     without them the context and the communicators are inferred, and ``other_non_torch`` is the rest of what lies
@@ -37,8 +37,7 @@ def device_memory(
 
     Args:
         span: the phase.
-        edge: before or after.
-        snapshot: what was read there.
+        edge: one of its edges.
         simulated: the device's profile sets what lies outside torch.
         owners: what the rest of the process's record tells, see ``owners.owners_of``.
 
@@ -46,7 +45,8 @@ def device_memory(
         Rows in bytes, None where unknown; ``unaccounted_bytes`` is the total less the known rows, None where the
         total itself is unknown. ``parts`` are of which: they are in the rows already.
     """
-    at = _At(owners, snapshot.t_ns or 0, span.order, edge)
+    snapshot = edge.snapshot
+    at = _At(owners, snapshot.t_ns or 0, span.order, edge.side)
     rows = [
         ComponentRow(
             "allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
@@ -77,9 +77,7 @@ def device_memory(
     known = sum(row.bytes for row in rows if row.bytes is not None)
     total = snapshot.device_total_bytes
     parts = [_modelled(row) if simulated else row for row in _parts(snapshot)]
-    return DeviceMemory(
-        span.phase, span.order, edge, rows, None if total is None else total - known, parts
-    )
+    return DeviceMemory(rows, None if total is None else total - known, parts)
 
 
 class _At:

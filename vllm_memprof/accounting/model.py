@@ -12,8 +12,10 @@ from typing import Any
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import REPORT_SCHEMA, SNAPSHOT_FIELDS, Snapshot
+from vllm_memprof.record.spans import ComponentRow as ComponentRow
+from vllm_memprof.record.spans import DeviceMemory as DeviceMemory
+from vllm_memprof.record.spans import Edge, Span, edges_of
 
 #: Where a figure comes from: read from the device or the allocator, derived from other figures, or set by the
 #: profile of a simulated device.
@@ -86,35 +88,38 @@ class RunSummary:
         }
 
 
-@dataclass(frozen=True)
-class PhaseRow:
-    """One passage of one rank through a phase."""
+def _span_json(span: Span) -> dict[str, Any]:
+    return {
+        "phase": span.phase,
+        "order": span.order,
+        "seconds": span.seconds,
+        "before": None if span.before is None else span.before.to_json(),
+        "after": None if span.after is None else span.after.to_json(),
+        "delta": snapshot_delta(span.before, span.after),
+        "depth": span.depth,
+        "parent": span.parent,
+        "open": span.open,
+        "error": span.error,
+        "detail": dict(span.detail),
+        "start_t_ns": span.start_t_ns,
+        "end_t_ns": span.end_t_ns,
+    }
 
-    phase: str
-    order: int  # by start, within the rank
-    depth: int
-    parent: int | None  # order of the enclosing passage
-    seconds: float | None
-    before: Snapshot | None
-    after: Snapshot | None
-    open: bool  # never left
-    error: str | None
-    detail: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.phase,
-            "order": self.order,
-            "seconds": self.seconds,
-            "before": None if self.before is None else self.before.to_json(),
-            "after": None if self.after is None else self.after.to_json(),
-            "delta": snapshot_delta(self.before, self.after),
-            "depth": self.depth,
-            "parent": self.parent,
-            "open": self.open,
-            "error": self.error,
-            "detail": self.detail,
-        }
+def _edge_json(span: Span, edge: Edge) -> dict[str, Any]:
+    rows, parts, rest = [], [], None
+    if edge.owners is not None:
+        rows = [row.to_json() for row in edge.owners.rows]
+        parts = [row.to_json() for row in edge.owners.parts]
+        rest = edge.owners.unaccounted_bytes
+    return {
+        "phase": span.phase,
+        "order": span.order,
+        "edge": edge.side,
+        "rows": rows,
+        "unaccounted_bytes": rest,
+        "parts": parts,
+    }
 
 
 def snapshot_delta(before: Snapshot | None, after: Snapshot | None) -> dict[str, int | None] | None:
@@ -126,49 +131,6 @@ def snapshot_delta(before: Snapshot | None, after: Snapshot | None) -> dict[str,
         old, new = getattr(before, name), getattr(after, name)
         delta[name] = None if old is None or new is None else new - old
     return delta
-
-
-@dataclass(frozen=True)
-class ComponentRow:
-    """One owner of device memory at one moment."""
-
-    component: str
-    bytes: int | None
-    how: str  # measured | inferred | modelled
-    source: str = ""  # what the figure was read from
-    part_of: str | None = None  # the row or rows that hold it already; None: a row of its own
-
-    def to_json(self) -> dict[str, Any]:
-        part = {} if self.part_of is None else {"part_of": self.part_of}
-        return {
-            "component": self.component,
-            "bytes": self.bytes,
-            "how": self.how,
-            "source": self.source,
-            **part,
-        }
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The device, divided up: the rows that are known plus ``unaccounted_bytes`` are the device's total."""
-
-    phase: str
-    order: int
-    edge: str  # before | after
-    rows: list[ComponentRow]
-    unaccounted_bytes: int | None  # signed; None where the device's total is unknown
-    parts: list[ComponentRow] = field(default_factory=list)  # of which: not added up
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.phase,
-            "order": self.order,
-            "edge": self.edge,
-            "rows": [row.to_json() for row in self.rows],
-            "unaccounted_bytes": self.unaccounted_bytes,
-            "parts": [part.to_json() for part in self.parts],
-        }
 
 
 @dataclass(frozen=True)
@@ -203,7 +165,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class UnchargedItem:
+class NotSubtracted:
     """Memory that the run held and that no term of its equation charges."""
 
     name: str
@@ -240,7 +202,7 @@ class Correction:
     formula: str
     parts: tuple[
         str, ...
-    ] = ()  # uncharged items that make the difference to the run's own equation
+    ] = ()  # not_subtracted items that make the difference to the run's own equation
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "parts": list(self.parts)}
@@ -266,10 +228,10 @@ class Budget:
     engine_kv_cache_bytes: int | None = None
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
-    uncharged: list[UnchargedItem] = field(default_factory=list)
-    honest_kv_cache_bytes: int | None = None
+    not_subtracted: list[NotSubtracted] = field(default_factory=list)
+    fits_request_kv_cache_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
-    honest_kv_tokens: int | None = None
+    fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
 
     @property
@@ -327,10 +289,10 @@ class Budget:
             "residual_bytes": self.residual_bytes,
             "tolerance_bytes": self.tolerance_bytes,
             "balanced": self.balanced,
-            "honest_kv_cache_bytes": self.honest_kv_cache_bytes,
+            "fits_request_kv_cache_bytes": self.fits_request_kv_cache_bytes,
             "kv_tokens": self.kv_tokens,
-            "honest_kv_tokens": self.honest_kv_tokens,
-            "uncharged": [item.to_json() for item in self.uncharged],
+            "fits_request_kv_tokens": self.fits_request_kv_tokens,
+            "not_subtracted": [item.to_json() for item in self.not_subtracted],
             **({"implied_requested_bytes": implied} if implied is not None else {}),
             **(
                 {"corrections": [row.to_json() for row in self.corrections]}
@@ -428,8 +390,7 @@ class RankReport:
     ep_rank: int | None
     device_total_bytes: int | None
     initial_free_bytes: int | None
-    phases: list[PhaseRow]
-    device_memory: list[DeviceMemory]
+    phases: list[Span]  # with the device by owner at their edges
     budget: Budget
     kv: Kv
     empty_cache: list[EmptyCacheCall]
@@ -439,7 +400,7 @@ class RankReport:
     )
     cycles: list[Cycle] = field(default_factory=list)  # of sleep mode and of weight updates
     errors: list[str] = field(default_factory=list)
-    headroom_bytes: int | None = (
+    spare_bytes: int | None = (
         None  # device total less what all owners held at the worst moment seen
     )
     figures: dict[str, int | float | None] = field(
@@ -451,8 +412,6 @@ class RankReport:
     half_units: dict[str, int] = field(
         default_factory=dict
     )  # of figures that a log prints, bytes: half a last digit
-    # what the findings go by, not part of report.json:
-    spans: list[PhaseSpan] = field(default_factory=list)
 
     @property
     def open_phases(self) -> list[str]:
@@ -466,8 +425,8 @@ class RankReport:
             "pid": self.pid,
             "device_total_bytes": self.device_total_bytes,
             "initial_free_bytes": self.initial_free_bytes,
-            "phases": [row.to_json() for row in self.phases],
-            "device_memory": [memory.to_json() for memory in self.device_memory],
+            "phases": [_span_json(span) for span in self.phases],
+            "device_memory": [_edge_json(*each) for each in edges_of(self.phases)],
             "budget": self.budget.to_json(),
             "kv": self.kv.to_json(),
             "empty_cache": [call.to_json() for call in self.empty_cache],
@@ -479,7 +438,7 @@ class RankReport:
             "ep_rank": self.ep_rank,
             "open_phases": self.open_phases,
             "errors": self.errors,
-            "headroom_bytes": self.headroom_bytes,
+            "spare_bytes": self.spare_bytes,
             "empty_cache_summary": None if self.reclaim is None else self.reclaim.to_json(),
             "cycles": [cycle.to_json() for cycle in self.cycles],
             "figures": self.figures,

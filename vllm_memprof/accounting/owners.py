@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES
-from vllm_memprof.record.loader import PhaseSpan, ProcessRecord
+from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of
 from vllm_memprof.units import MIB
 
 #: Counters of aclrtGetMemUsageInfo that are divided further; any other is an owner of its own.
@@ -102,7 +103,11 @@ def is_after(t_ns: int, order: int, edge: str, moment: Moment) -> bool:
 
 def owners_of(process: ProcessRecord) -> Owners:
     """Everything that follows from the order of events in one process."""
-    edges = sorted(_edges(process.phases), key=lambda entry: entry[0].t_ns)
+    edges = [
+        (Moment(edge.snapshot.t_ns or 0, span.order, edge.side), edge.snapshot)
+        for span, edge in edges_of(process.phases)
+    ]
+    edges.sort(key=lambda entry: entry[0].t_ns)
     counted = any(snapshot.components for _, snapshot in edges)
     return Owners(
         counted=counted,
@@ -138,13 +143,6 @@ def app_outside_torch(snapshot: Snapshot) -> int | None:
     return None if app is None or torch is None or workspace is None else app - torch - workspace
 
 
-def _edges(spans: list[PhaseSpan]) -> Iterator[tuple[Moment, Snapshot]]:
-    for span in spans:
-        for edge, snapshot in (("before", span.before), ("after", span.after)):
-            if snapshot is not None:
-                yield Moment(snapshot.t_ns or 0, span.order, edge), snapshot
-
-
 def _contexts(edges: list[tuple[Moment, Snapshot]]) -> Iterator[tuple[int, int]]:
     """The driver's figure of the process, less all that the runtime counts for it."""
     for moment, snapshot in edges:
@@ -175,25 +173,24 @@ def _sum_of_counters(snapshot: Snapshot) -> int:
     return sum(figures.get("bytes", 0) for figures in (snapshot.components or {}).values())
 
 
-def _communicators(spans: list[PhaseSpan]) -> Iterator[Communicator]:
+def _communicators(spans: list[Span]) -> Iterator[Communicator]:
     names: set[str] = set()
     for span in spans:
         if span.phase != "communicator" or span.error is not None:
             continue
         name = _communicator_name(span, names)
         names.add(name)
-        configured = span.detail.get("buffer_bytes")
         begins = span.before or span.after
         yield Communicator(
             name=name,
             begins=Moment((0 if begins is None else begins.t_ns) or 0, span.order, "before"),
-            configured_bytes=configured if isinstance(configured, int) else None,
-            configured_by=span.detail.get("buffer_source"),
+            configured_bytes=span.integer("buffer_bytes"),
+            configured_by=span.string("buffer_source"),
             seen_bytes=_seen(span),
         )
 
 
-def _communicator_name(span: PhaseSpan, taken: set[str]) -> str:
+def _communicator_name(span: Span, taken: set[str]) -> str:
     """``communicator:tp`` of ``tp:0``; the whole name, then a number, where that is taken."""
     group = str(span.detail.get("group") or "unnamed")
     short = group.removesuffix(":0")
@@ -207,7 +204,7 @@ def _communicator_name(span: PhaseSpan, taken: set[str]) -> str:
     )
 
 
-def _seen(span: PhaseSpan) -> int | None:
+def _seen(span: Span) -> int | None:
     if span.before is None or span.after is None:
         return None
     before, after = counter(span.before, HCCL), counter(span.after, HCCL)
@@ -222,7 +219,7 @@ def _outside(snapshot: Snapshot) -> int | None:
     return None if non_torch is None else non_torch - (snapshot.npu_workspace_bytes or 0)
 
 
-def _atb(spans: list[PhaseSpan]) -> Step | None:
+def _atb(spans: list[Span]) -> Step | None:
     """ATB's pool: growth outside torch while ATB's warm-up operation ran, by the size of the pool at least.
 
     Where that operation added nothing, an earlier one had taken the pool: then the first phase in which operators ran
@@ -245,12 +242,12 @@ def _atb(spans: list[PhaseSpan]) -> Step | None:
     return None
 
 
-def _step(span: PhaseSpan, size: int) -> Step:
+def _step(span: Span, size: int) -> Step:
     assert span.after is not None
     return Step(Moment(span.after.t_ns or 0, span.order, "after"), size)
 
 
-def _captures(spans: list[PhaseSpan]) -> Iterator[Capture]:
+def _captures(spans: list[Span]) -> Iterator[Capture]:
     """Growth of the runtime's counter over a graph capture: task buffers and streams of the captured graphs."""
     for span in spans:
         base = (

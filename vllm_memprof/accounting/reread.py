@@ -13,23 +13,20 @@ from typing import Any, TypeVar
 from vllm_memprof.accounting.model import (
     Budget,
     Check,
-    ComponentRow,
     Correction,
-    DeviceMemory,
     Finding,
     Kv,
     KvGroup,
     NotMeasured,
-    PhaseRow,
+    NotSubtracted,
     RankReport,
     Report,
     RunSummary,
     TermRow,
-    UnchargedItem,
 )
 from vllm_memprof.accounting.reclaim import Cycle, EmptyCacheCall, ReclaimSummary
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import REPORT_SCHEMA, Snapshot
+from vllm_memprof.record.spans import AFTER, BEFORE, ComponentRow, DeviceMemory, Edge, Span
 
 _T = TypeVar("_T")
 _Data = Mapping[str, Any]
@@ -73,14 +70,13 @@ def _run(row: _Data) -> RunSummary:
 
 
 def _rank(row: _Data) -> RankReport:
-    phases = [_phase(phase) for phase in row["phases"]]
+    memories = {(each["order"], each["edge"]): _memory(each) for each in row["device_memory"]}
     unknown = dict.fromkeys(("host", "dp_rank", "pp_rank", "tp_rank", "ep_rank"))
     reclaim = row.get("empty_cache_summary")
     return _make(
         RankReport,
         {**unknown, **row},
-        phases=phases,
-        device_memory=[_memory(memory) for memory in row["device_memory"]],
+        phases=[_span(phase, memories) for phase in row["phases"]],
         budget=_budget(row["budget"], row["device_total_bytes"]),
         kv=_kv(row["kv"]),
         empty_cache=[
@@ -91,48 +87,24 @@ def _rank(row: _Data) -> RankReport:
         cycles=[_make(Cycle, cycle) for cycle in row.get("cycles", [])],
         figures=dict(row.get("figures") or {}),
         half_units=dict(row.get("half_units") or {}),
-        spans=[_span(phase) for phase in phases],
     )
 
 
-def _phase(row: _Data) -> PhaseRow:
-    before, after = (
-        None if row[edge] is None else Snapshot.from_json(dict(row[edge]))
-        for edge in ("before", "after")
+def _span(row: _Data, memories: Mapping[tuple[int, str], DeviceMemory]) -> Span:
+    edges = tuple(
+        Edge(side, Snapshot.from_json(dict(row[side])), memories.get((row["order"], side)))
+        for side in (BEFORE, AFTER)
+        if row[side] is not None
     )
-    defaults: dict[str, Any] = {
-        "depth": 0,
-        "parent": None,
-        "open": False,
-        "error": None,
-        "detail": {},
-    }
-    return _make(PhaseRow, {**defaults, **row}, before=before, after=after)
-
-
-def _span(row: PhaseRow) -> PhaseSpan:
-    ends = None if row.open else 0  # a report keeps how long a phase was, not when
-    return PhaseSpan(
-        phase=row.phase,
-        order=row.order,
-        id=row.order,
-        parent=row.parent,
-        depth=row.depth,
-        hook=None,
-        before=row.before,
-        after=row.after,
-        start_t_ns=None,
-        end_t_ns=ends,
-        error=row.error,
-        detail=row.detail,
-    )
+    given = {"id": None, "hook": None, "detail": {}, **row}
+    return _make(Span, given, edges=edges)
 
 
 def _memory(row: _Data) -> DeviceMemory:
     rows, parts = (
         [_make(ComponentRow, owner) for owner in row.get(name, [])] for name in ("rows", "parts")
     )
-    return _make(DeviceMemory, {"order": 0, **row}, rows=rows, parts=parts)
+    return _make(DeviceMemory, row, rows=rows, parts=parts)
 
 
 def _budget(row: _Data, device_total: int | None) -> Budget:
@@ -145,9 +117,9 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
             _make(TermRow, {"charged": term["name"] != "graph", **term}) for term in row["terms"]
         ],
         checks=[_make(Check, check) for check in row.get("checks", [])],
-        uncharged=[
-            _make(UnchargedItem, {"title": item["name"], **item})
-            for item in row.get("uncharged", [])
+        not_subtracted=[
+            _make(NotSubtracted, {"title": item["name"], **item})
+            for item in row.get("not_subtracted", [])
         ],
         corrections=[
             _make(Correction, {**item, "parts": tuple(item.get("parts", ()))})

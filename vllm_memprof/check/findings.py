@@ -21,11 +21,11 @@ def _hooks(report: Report, rank: RankReport) -> str | None:
     return "a log does not tell" if report.run.source == "log" else None
 
 
-def _uncharged(name: str) -> Blind:
+def _not_subtracted(name: str) -> Blind:
     """A finding that is an item of the honest budget; an equation without the item charges it."""
 
     def blind(report: Report, rank: RankReport) -> str | None:
-        item = next((item for item in rank.budget.uncharged if item.name == name), None)
+        item = next((item for item in rank.budget.not_subtracted if item.name == name), None)
         if item is None:
             return None if rank.budget.equation else "the budget equation is not known"
         if item.bytes is not None or (name == "graph" and report.run.eager):
@@ -38,7 +38,7 @@ def _uncharged(name: str) -> Blind:
 def _headroom(report: Report, rank: RankReport) -> str | None:
     if rank.budget.engine_kv_cache_bytes is None:
         return "no KV cache was granted"
-    if profile_peak(rank.spans, device_total(rank)) is None:
+    if profile_peak(rank.phases, device_total(rank)) is None:
         return "what the profile run held at its peak is not known"
     return None
 
@@ -71,7 +71,7 @@ FINDINGS: dict[str, Blind] = {
     "fragmentation": _seen,
     "gb-is-gib": _seen,
     "graph-estimate-high": _seen,
-    "graph-not-charged": _uncharged("graph"),
+    "graph-not-charged": _not_subtracted("graph"),
     "headroom-below-observed-peak": _headroom,
     "hook-never-called": _hooks,
     "hook-not-bound": _hooks,
@@ -80,7 +80,7 @@ FINDINGS: dict[str, Blind] = {
     "kv-allocation-off-plan": _allocation,
     "kv-too-small": _seen,
     "negative-kv": _granted,
-    "non-torch-read-after-empty-cache": _uncharged("non_torch_cleared"),
+    "non-torch-read-after-empty-cache": _not_subtracted("non_torch_cleared"),
     "observation-empties-cache": _hooks,
     "out-of-memory": _hooks,
     "rank-skew": _granted,
@@ -88,7 +88,7 @@ FINDINGS: dict[str, Blind] = {
     "reserved-grows-without-empty-cache": _hooks,
     "residue-per-cycle": _hooks,
     "startup-refused": _seen,
-    "uncharged-persistent-torch": _uncharged("persistent_torch"),
+    "uncharged-persistent-torch": _not_subtracted("persistent_torch"),
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.account import held_quantities
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.units import MIB
 
 BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
@@ -86,9 +87,9 @@ def _graph(rank: RankReport, simulated: bool) -> int | None:
 def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
     """The largest of all moments, without its sign."""
     sizes = [
-        abs(memory.unaccounted_bytes)
-        for memory in rank.device_memory
-        if memory.unaccounted_bytes is not None
+        abs(edge.owners.unaccounted_bytes)
+        for _, edge in edges_of(rank.phases)
+        if edge.owners is not None and edge.owners.unaccounted_bytes is not None
     ]
     return max(sizes, default=None)
 
@@ -96,7 +97,7 @@ def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
 def _headroom(rank: RankReport, simulated: bool) -> int | None:
     """Known once the KV cache stands: before, most of the device is free and says nothing."""
     stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
-    return rank.headroom_bytes if stands else None
+    return rank.spare_bytes if stands else None
 
 
 FIGURES: dict[str, Figure] = {

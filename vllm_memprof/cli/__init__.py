@@ -1,4 +1,4 @@
-"""The ``memprof`` command. One module per command; the one place where an error becomes a message and a status.
+"""The ``memprof`` command: looks up commands, turns errors into messages and exit statuses.
 
 Importing this module loads Typer and nothing heavier: commands import what they need when they run.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.version import __version__
 
-#: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of the help text.
+#: Command -> module with a Typer ``app``, imported when the command is looked up; in the order of
+#: the help text.
 COMMANDS = {
     "serve": "vllm_memprof.cli.commands.serve",
     "offline": "vllm_memprof.cli.commands.offline",
@@ -30,8 +31,8 @@ COMMANDS = {
     "sim": "vllm_memprof.cli.commands.sim",
 }
 
-#: Reports are hundreds of thousands of small objects without a cycle. To look through them as often as by default costs
-#: a quarter of the time of a large run and gives nothing back.
+#: Reports are hundreds of thousands of small objects without a cycle: collecting garbage as often
+#: as by default costs a quarter of the time of a large run and frees nothing.
 _COLLECT_AFTER = (100_000, 50, 100)
 #: Exit status after Ctrl-C, as a shell reports a process that died of SIGINT.
 EXIT_INTERRUPTED = 130
@@ -83,11 +84,11 @@ def _memprof(
         help="Show the version and exit.",
     ),
 ) -> None:
-    """Where device memory goes when vLLM serves a model on Ascend NPUs, and how much KV cache is honest."""
+    """Show where device memory goes when vLLM serves a model, and how much KV cache fits."""
 
 
 def main(args: list[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Args:
         args: without the program's name; default: those of this process.
@@ -104,13 +105,13 @@ def main(args: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output left, e.g. `| head`; nobody is there to be told
+        sys.stderr.close()  # the reader of our output left, e.g. `| head`
         return 1
     return 0
 
 
 def print_error(error: MemprofError) -> None:
-    """An error as the user sees it: one sentence, and what to try next. No traceback."""
+    """Print an error for the user: one sentence, and what to try next. No traceback."""
     from rich.console import Console
     from rich.text import Text
 

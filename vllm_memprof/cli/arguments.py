@@ -1,14 +1,18 @@
-"""Tells memprof's own options from the engine's. A list of tokens enters, two lists leave, order kept.
+"""Split a command line into memprof's own options and the engine's arguments, order kept.
 
-The parser under Typer can ignore unknown options, but it takes ``-tp 2`` for a cluster of ``-t`` and ``-p`` and
-moves options before values; the engine must get what was typed. So the tokens are split here, by exact name:
+The parser under Typer can ignore unknown options, but it takes ``-tp 2`` for a cluster of ``-t``
+and ``-p`` and moves options before values; the engine must get what was typed. So the tokens are
+split here, by exact name:
 
-* an option of memprof (``--device sim``, ``--device=sim``; ``_`` reads as ``-`` as in vLLM) is taken out;
-* ``--`` ends memprof's options; it is dropped and what follows is the engine's, also where names are equal;
-* everything else is the engine's, in its order. The first of it is MODEL (or ``--model X`` anywhere, as in vLLM).
+* an option of memprof (``--device sim``, ``--device=sim``; ``_`` reads as ``-`` as in vLLM) is
+  taken out;
+* ``--`` ends memprof's options; it is dropped and what follows is the engine's, also where names
+  are equal;
+* everything else is the engine's, in its order. The first of it is MODEL (or ``--model X``
+  anywhere, as in vLLM).
 
-One name clashes: vLLM's ``-q`` is ``--quantization`` and takes a value. ``-q awq`` is therefore the engine's;
-a ``-q`` that no value follows, which vLLM would refuse, is memprof's ``--quiet``.
+One name clashes: vLLM's ``-q`` is ``--quantization`` and takes a value. ``-q awq`` is therefore the
+engine's; a ``-q`` that no value follows, which vLLM would refuse, is memprof's ``--quiet``.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class SplitArguments:
 
 
 def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArguments:
-    """Splits a command's tokens.
+    """Split the tokens of a command.
 
     Raises:
         UsageError: an option of memprof lacks its value, or a flag was given one.
@@ -88,7 +92,7 @@ def _take_value(name: str, rest: list[str]) -> str:
 
 
 def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
-    """MODEL and the rest: the first token, or ``--model X`` wherever it stands."""
+    """Return MODEL and the rest: the first token, or ``--model X`` wherever it stands."""
     if engine and not engine[0].startswith("-"):
         return engine[0], engine[1:]
     for index, token in enumerate(engine):

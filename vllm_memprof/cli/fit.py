@@ -17,15 +17,16 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.plan import Plan
+    from vllm_memprof.plans.request import Plan
 
 # The options of a search, declared beside the command that has them.
 FitKnob = Annotated[
     str | None,
     typer.Option(
         "--fit",
-        metavar="KNOB",
-        help="Search instead: smallest devices, largest max-model-len, max-num-seqs or gpu-memory-utilization.",
+        metavar="OPTION",
+        help="Search the best value: fewest devices, or the largest max-model-len, "
+        "max-num-seqs or gpu-memory-utilization.",
     ),
 ]
 Wants = Annotated[
@@ -33,7 +34,8 @@ Wants = Annotated[
     typer.Option(
         "--want",
         metavar="W",
-        help="What --fit is to hold: tokens=500000, concurrency=8@32768, concurrency=8, kv-cache=40GiB; repeatable.",
+        help="A condition of --fit: tokens=500000, concurrency=8@32768, concurrency=8, "
+        "kv-cache=40GiB; repeatable.",
     ),
 ]
 Headroom = Annotated[
@@ -41,26 +43,27 @@ Headroom = Annotated[
     typer.Option(
         "--headroom",
         metavar="SIZE",
-        help="Device memory that is to stay free beside everything else (default 0).",
+        help="Device memory that must stay free at the peak (default 0).",
     ),
 ]
 Between = Annotated[
     str | None,
     typer.Option(
-        "--between", metavar="LOW:HIGH", help="Where --fit searches.", show_default="by the model"
+        "--between",
+        metavar="LOW:HIGH",
+        help="Range that --fit searches.",
+        show_default="by the model",
     ),
 ]
 Step = Annotated[
     str | None,
     typer.Option(
-        "--step", metavar="N", help="From a value of --fit to the next.", show_default="by KNOB"
+        "--step", metavar="N", help="Step between two values of --fit.", show_default="by OPTION"
     ),
 ]
 NoCache = Annotated[
     bool,
-    typer.Option(
-        "--no-cache", help="Make every plan of --fit anew, and keep none for the next command."
-    ),
+    typer.Option("--no-cache", help="Do not read or write the cache of plans."),
 ]
 
 FORMATS = ("table", "json")
@@ -82,7 +85,7 @@ def fit(
     quiet: bool,
     use_store: bool,
 ) -> int:
-    """Searches and prints; returns the exit status.
+    """Search, print the result, and return the exit status.
 
     Raises:
         MemprofError: a wrong argument, or a search that cannot be begun.
@@ -122,8 +125,8 @@ def fit(
     shared.print_plans(found, format_name)
     best = found.best
     where = folder if best is None or best.row.run is None else folder / best.row.run
-    print(f"memprof: {'the plans are' if best is None else 'the plan of the answer is'} in {shared.short(where)}",
-          file=sys.stderr)  # fmt: skip
+    what = "the plans are" if best is None else "the plan of the answer is"
+    print(f"memprof: {what} in {shared.short(where)}", file=sys.stderr)
     if found.answer is None:
         return NO_ANSWER
     return 0 if found.ordered else NOT_IN_ORDER
@@ -132,8 +135,8 @@ def fit(
 def plan_of(
     model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float
 ) -> Plan:
-    """A plan with those options of memprof that say something; its folder and its format are the caller's matter."""
-    from vllm_memprof.plans.plan import Plan
+    """Return a plan with those options of memprof that were given."""
+    from vllm_memprof.plans.request import Plan
 
     said = {
         name: str(value) for name, value in own.items() if value is not None and value != "auto"
@@ -141,22 +144,8 @@ def plan_of(
     return Plan(model, list(engine_args), own=said, timeout_s=timeout_s)
 
 
-def refuse_without_fit(given: Mapping[str, object]) -> None:
-    """Options of a search on a plan that is none.
-
-    Raises:
-        UsageError: one of them is given.
-    """
-    for name, value in given.items():
-        if value:
-            raise UsageError(
-                f"{name} means nothing without --fit",
-                hint="e.g. --fit devices; see memprof plan --help",
-            )
-
-
 def check_setup(plan: Plan) -> None:
-    """What every plan needs, asked once, before many of them fail of it.
+    """Check what every plan needs once, before many of them fail for it.
 
     Raises:
         MemprofError: no such device, profile or stack; or the stack is not set up.
@@ -179,7 +168,7 @@ def check_setup(plan: Plan) -> None:
 
 
 def fresh_folder(given: Path | None, name: str) -> Path:
-    """The folder of a search, made; the one given must be empty.
+    """Make the folder of a search; a folder that was given must be empty.
 
     Raises:
         UsageError: it holds something.

@@ -1,4 +1,4 @@
-"""What serve, offline and plan share: run the engine, print the report, keep it in the run folder."""
+"""Shared by serve, offline and plan: run the engine, print the report, keep it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.show import build, check_format, render, write_out
+from vllm_memprof.cli.arguments import ENGINE_ARGS
+from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.sources import build_run
 
 if TYPE_CHECKING:
     from vllm_memprof.launch.request import LaunchRequest
@@ -78,6 +80,45 @@ EPILOG = (
 )
 
 
+def request(
+    mode: str,
+    ctx: typer.Context,
+    model: str,
+    device: str,
+    run_dir: Path | None,
+    startup_timeout: float,
+    python: str | None,
+    stack: str | None,
+    quiet: bool,
+    **own: Any,
+) -> LaunchRequest:
+    """Return what was asked of a command that starts an engine.
+
+    Args:
+        mode: serve, offline or plan.
+        ctx: holds the engine's arguments.
+        own: fields of LaunchRequest that this command alone has.
+
+    Raises:
+        UsageError: the device is none that memprof knows.
+    """
+    from vllm_memprof.launch.request import LaunchRequest, parse_device
+
+    return LaunchRequest(
+        mode=mode,
+        model=model,
+        engine_args=ctx.meta[ENGINE_ARGS],
+        device=parse_device(device),
+        run_dir=run_dir,
+        startup_timeout_s=startup_timeout,
+        python=python,
+        stack=stack,
+        quiet=quiet,
+        typed=["memprof", *sys.argv[1:]],
+        **own,
+    )
+
+
 def _make_view(request: LaunchRequest, job: Job) -> View:
     """A live table on a terminal; plain lines for pipes, logs and ``--quiet``."""
     from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
@@ -92,7 +133,7 @@ def _make_view(request: LaunchRequest, job: Job) -> View:
 
 
 def run(request: LaunchRequest, format_name: str) -> int:
-    """Runs the engine and prints the report.
+    """Run the engine and print the report.
 
     Returns:
         The exit status: the engine's own, or 1 when it had none to give.
@@ -123,13 +164,13 @@ def run(request: LaunchRequest, format_name: str) -> int:
 
 
 def _report(run_dir: Path, format_name: str, print_it: bool) -> None:
-    """Writes and prints the report. What goes wrong here is said and changes nothing about the run."""
+    """Write and print the report. An error here is printed and changes nothing about the run."""
     from vllm_memprof.cli import print_error
 
     try:
         from vllm_memprof.report.files import write_reports
 
-        report = build(run_dir)
+        report = build_run(run_dir)
         write_reports(report, run_dir)
         if print_it:
             write_out(render(report, format_name), None)

@@ -1,27 +1,25 @@
-"""A report in one of the formats, on stdout or in a file. Shared by the commands that end with a report."""
+"""Shared by commands that end with a report: write it in a format, to stdout or a file."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.errors import MemprofError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vllm_memprof.accounting.model import Report
 
-Each = TypeVar("Each")
-
 #: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
 FILE_WIDTH = 120
 
 
 def printed(drawn: RenderableType, to_file: bool = False) -> str:
-    """What rich draws, as text: as wide as the terminal, else ``FILE_WIDTH`` without colour or blanks at the ends."""
+    """Return what rich draws: as wide as the terminal, else ``FILE_WIDTH`` without colour."""
     from rich.console import Console
 
     to_terminal = not to_file and sys.stdout.isatty()
@@ -127,7 +125,7 @@ def check_lang(lang: str, format_name: str) -> str:
 
 
 def render(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> str:
-    """The report as text, ending in a newline; a table in a file has ``FILE_WIDTH`` and no colour."""
+    """Return the report as text ending in a newline; a file has ``FILE_WIDTH`` and no colour."""
     return "".join(pieces(report, format_name, to_file, lang))
 
 
@@ -165,37 +163,3 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
     if not output.parent.is_dir():
         raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
     write_atomically(output, text)
-
-
-def numbered(name: str) -> tuple[str, int | None]:
-    """``FILE#2`` as a path and a number; a file of that very name comes first."""
-    path, mark, number = name.rpartition("#")
-    if not mark or not path or not number.isdecimal() or Path(name).exists():
-        return name, None
-    return path, int(number)
-
-
-def chosen(path: str | Path, number: int | None, found: list[Each]) -> list[Each]:
-    """The one of that number, counted from 1; without a number all of them.
-
-    Raises:
-        RunRecordError: there are not so many.
-    """
-    if number is None:
-        return found
-    if not 1 <= number <= len(found):
-        held = f"{len(found)} runs" if len(found) != 1 else "one run"
-        raise RunRecordError(f"{path} has no run {number}: it holds {held}")
-    return [found[number - 1]]
-
-
-def build(run_dir: Path) -> Report:
-    """The report of a run folder.
-
-    Raises:
-        RunRecordError: it cannot be read.
-    """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.record.loader import load_run
-
-    return build_report(load_run(run_dir))

@@ -477,7 +477,11 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         )
     rows.append(TermDiff("kv_cache", a.engine_kv_cache_bytes, b.engine_kv_cache_bytes))
     rows.append(TermDiff("residual", a.residual_bytes, b.residual_bytes))
-    rows.append(TermDiff("honest_kv_cache", a.honest_kv_cache_bytes, b.honest_kv_cache_bytes))
+    rows.append(
+        TermDiff(
+            "fits_request_kv_cache", a.fits_request_kv_cache_bytes, b.fits_request_kv_cache_bytes
+        )
+    )
     return rows
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import AFTER, DeviceMemory, Span, device_after
 
 #: Snapshot fields that are compared after each phase.
 FIELDS = (
@@ -75,9 +76,9 @@ def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
     ]
 
 
-def _passages(rows: list[PhaseRow]) -> dict[tuple[str, ...], list[PhaseRow]]:
+def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
     paths: dict[int, tuple[str, ...]] = {}
-    found: dict[tuple[str, ...], list[PhaseRow]] = {}
+    found: dict[tuple[str, ...], list[Span]] = {}
     for row in rows:
         parent = () if row.parent is None else paths.get(row.parent, ())
         group = row.detail.get("group") if row.phase == "communicator" else None
@@ -103,18 +104,18 @@ def _merged(
     return order
 
 
-def _phase_diff(path: tuple[str, ...], left: list[PhaseRow], right: list[PhaseRow]) -> PhaseDiff:
+def _phase_diff(path: tuple[str, ...], left: list[Span], right: list[Span]) -> PhaseDiff:
     return PhaseDiff(
         path, len(left), len(right), _seconds(left), _seconds(right), _last(left), _last(right)
     )
 
 
-def _seconds(rows: list[PhaseRow]) -> float | None:
+def _seconds(rows: list[Span]) -> float | None:
     known = [row.seconds for row in rows if row.seconds is not None]
     return fsum(known) if known else None  # the same digits on every Python
 
 
-def _last(rows: list[PhaseRow]) -> Snapshot | None:
+def _last(rows: list[Span]) -> Snapshot | None:
     return rows[-1].after if rows else None
 
 
@@ -123,28 +124,17 @@ def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
     found = []
     for phases in _MOMENTS:
         for phase in phases:
-            moments = _moment(a, phase), _moment(b, phase)
-            if moments[0] is not None and moments[1] is not None:
-                found += _owners(moments[0], moments[1])
+            left, right = device_after(a.phases, phase), device_after(b.phases, phase)
+            if left is not None and right is not None:
+                found += _owners(phase, left, right)
                 break
     return found
 
 
-def _moment(rank: RankReport, phase: str) -> DeviceMemory | None:
-    for memory in reversed(rank.device_memory):
-        if (
-            memory.phase == phase
-            and memory.edge == "after"
-            and memory.unaccounted_bytes is not None
-        ):
-            return memory
-    return None
-
-
-def _owners(a: DeviceMemory, b: DeviceMemory) -> list[OwnerDiff]:
+def _owners(phase: str, a: DeviceMemory, b: DeviceMemory) -> list[OwnerDiff]:
     left, right = _by_owner(a), _by_owner(b)
     return [
-        OwnerDiff(a.phase, a.edge, name, left.get(name), right.get(name))
+        OwnerDiff(phase, AFTER, name, left.get(name), right.get(name))
         for name in dict.fromkeys([*left, *right])
     ]
 

@@ -1,16 +1,18 @@
-"""The lines of engines that hold a memory figure, as rows of a table.
+"""The table of engine log lines that print a memory figure.
 
-A row is a literal that the line holds (the anchor), a pattern, and what its numbers mean. A space in a pattern stands
-for any white space or none. Long lines are several rows, so that a line cut in the middle still gives the figures
-before the cut. A new release costs a row; a new unit a line in ``UNITS``. Numbers are holes in the pattern:
+A row is a literal that the line contains (the anchor), a pattern, and the meaning of its numbers.
+A space in a pattern matches any white space or none. Long lines are several rows, so that a line
+cut in the middle still gives the figures before the cut. A new release costs a row; a new unit a
+line in ``UNITS``. Numbers are placeholders in the pattern:
 
-=================  ==================================================================================================
+=================  ================================================================================
 ``{name}``         a number as it is: bytes, tokens, a ratio
-``{name GiB}``     a number and its unit; ``GB.4``: printed with four digits (default two), ``G``: also GB and GiB
+``{name GiB}``     a number and its unit; ``GB.4``: printed with four digits (default two),
+                   ``G``: also GB and GiB
 ``{name/GiB}``     a number whose unit is printed elsewhere
 ``{name ?}``       a number and whatever unit follows it
 ``{name!}``        a number that may be the end of the line: not trusted where the line was cut
-=================  ==================================================================================================
+=================  ================================================================================
 
 Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``LOG_FIGURES`` below.
 """
@@ -20,9 +22,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from vllm_memprof.units import GIB, KIB, MIB
 
-#: Unit as printed -> bytes. Engines and the allocators of torch divide by powers of 1024 also where they print "GB".
+#: Unit as printed -> bytes. Engines and torch's allocators divide by powers of 1024 also where they
+#: print "GB".
 UNITS: dict[str, int] = {
     "bytes": 1,
     "KiB": KIB,
@@ -35,44 +38,45 @@ UNITS: dict[str, int] = {
     "TiB": 1 << 40,
 }
 
-#: Figures that only a log gives, besides those of ``record.schema.FIGURES``. Bytes unless the name says otherwise.
+#: Figures that only a log gives, besides ``record.schema.FIGURES``. Bytes unless the name says
+#: otherwise.
 LOG_FIGURES: dict[str, str] = {
-    "consumed_bytes": "free at the start less free after profiling (E6); on a CPU what is not KV cache",
-    "printed_peak_activation_bytes": "peak activation as E6 prints it: holds the graph estimate in some releases",
+    "consumed_bytes": "free at the start less free after profiling (E6); CPU: all but the KV cache",
+    "printed_peak_activation_bytes": "peak activation of E6; in some releases + graph estimate",
     "graph_estimate_bytes": "graph memory estimated before the KV cache was sized (E5, E6)",
-    "graph_estimate_charged": "1: the engine says that it subtracts its graph estimate; 0: that it does not",
+    "graph_estimate_charged": "1: the engine subtracts its graph estimate, as it says; 0: not",
     "graph_difference_bytes": "|graph - estimate| as printed",
-    "non_kv_cache_bytes": "what the equation subtracts in all, as memory_profiling prints it",
+    "non_kv_cache_bytes": "sum that the equation subtracts, as memory_profiling prints it",
     "profile_before_reserved_bytes": "reserved before the profile run",
     "profile_end_reserved_bytes": "reserved after the profile run, before its last empty_cache",
-    "profile_end_allocated_peak_bytes": "allocated peak, before its last empty_cache",
+    "profile_end_allocated_peak_bytes": "allocated peak, before the last empty_cache",
     "profile_end_non_torch_bytes": "non-torch after the profile run, before its last empty_cache",
     "profile_after_reserved_bytes": "reserved after the profile run and its last empty_cache",
     "mm_profile_reserved_bytes": "reserved after the multi-modal part of the profile run",
-    "mm_profile_allocated_peak_bytes": "allocated peak after the multi-modal part of the profile run",
+    "mm_profile_allocated_peak_bytes": "allocated peak after the multi-modal part",
     "mm_profile_non_torch_bytes": "non-torch after the multi-modal part of the profile run",
     "distributed_before_reserved_bytes": "reserved before HCCL was initialised",
     "distributed_before_allocated_peak_bytes": "allocated peak before HCCL was initialised",
     "distributed_after_reserved_bytes": "reserved after HCCL was initialised",
     "distributed_after_allocated_peak_bytes": "allocated peak after HCCL was initialised",
     "distributed_after_non_torch_bytes": "non-torch after HCCL was initialised",
-    "used_less_allocated_bytes": "device used less allocated, after profiling: what E2 calls non-torch",
-    "profile_after_free_within_requested_bytes": "free after profiling, of what was requested",
+    "used_less_allocated_bytes": "device used less allocated, after profiling: non-torch in E2",
+    "profile_after_free_within_requested_bytes": "free after profiling, of the requested memory",
     "corrected_peak_activation_bytes": "peak activation as the log's author corrected it",
-    "claimed_request_base_bytes": "what the log's author says the request is a share of",
-    "suggested_requested_bytes": "--kv-cache-memory that the engine suggests to fit into the request",
+    "claimed_request_base_bytes": "base of the request, according to the log's author",
+    "suggested_requested_bytes": "--kv-cache-memory that the engine suggests to fit the request",
     "suggested_requested_printed_bytes": "the same, rounded",
-    "suggested_limit_bytes": "--kv-cache-memory that the engine suggests to use the whole device",
+    "suggested_limit_bytes": "--kv-cache-memory that the engine suggests for the whole device",
     "suggested_limit_printed_bytes": "the same, rounded",
-    "equivalent_utilization": "utilization that gives the same KV cache without a graph estimate (a ratio)",
-    "suggested_utilization": "utilization that keeps the KV cache of before (a ratio)",
+    "equivalent_utilization": "ratio that gives the same KV cache without a graph estimate",
+    "suggested_utilization": "utilization that keeps the previous KV cache (a ratio)",
     "mm_ipc_bytes": "reserved for multi-modal decoding in the front end",
     "kv_cache_reduced_bytes": "KV cache after that reservation",
     "kv_cache_minimum_bytes": "KV cache that one request of max_model_len needs",
-    "estimated_max_model_len": "longest request that the engine says would fit (tokens)",
+    "estimated_max_model_len": "longest request that fits, according to the engine (tokens)",
     "halved": "1: the budget was halved for operator workspace (310P)",
-    "startup_refused": "1: the engine refused to start, for less was free than it requests",
-    "no_cache_blocks": "1: the engine refused to start, for no KV block fits",
+    "startup_refused": "1: the engine refused to start: less is free than it requests",
+    "no_cache_blocks": "1: the engine refused to start: no KV block fits",
     "warm_up_reserved_bytes": "reserved after warm-up",
     "warm_up_allocated_bytes": "allocated after warm-up",
     "serving_reserved_bytes": "reserved while serving, the most seen",
@@ -86,7 +90,7 @@ LOG_FIGURES: dict[str, str] = {
     "npu_smi_before_bytes": "npu-smi: used on the card before the start",
     "npu_smi_after_bytes": "npu-smi: used on the card after the start",
     "npu_smi_process_bytes": "npu-smi: used by one process",
-    "oom_requested_bytes": "what the failed allocation asked for",
+    "oom_requested_bytes": "size of the failed allocation",
     "oom_device_total_bytes": "total capacity at the OOM",
     "oom_allocated_bytes": "allocated at the OOM",
     "oom_allocated_peak_bytes": "allocated peak at the OOM",
@@ -99,44 +103,48 @@ LOG_FIGURES: dict[str, str] = {
     "oom_npu_workspace": "1: the operator workspace allocator failed, not the caching allocator",
 }
 
-#: Order of a start-up. A process that prints a line of an earlier stage than it has reached has started again.
+#: Stages of a start-up in their order. A process that prints a line of an earlier stage than it has
+#: reached has started again.
 INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(8)
 
-#: Who prints a line: a worker about its device, the engine core about all workers, or nobody in particular.
-RANK, ENGINE, RUN = "rank", "engine", "run"
+#: Subject of a line: a worker's device, or all workers (printed by the engine core).
+RANK, ENGINE = "rank", "engine"
 ASCEND, CUDA = "vllm-ascend", "vllm"
+#: Equation -> the engine whose lines show its form.
+_ENGINE_OF = {"E0": CUDA, "E2": ASCEND, "E4": ASCEND, "E4p": ASCEND, "E5": CUDA, "E6": CUDA}
+_ENGINE_OF |= {"CPU": CUDA}
 
-#: Not a piece of a longer number; "43,40" is no number at all, for engines separate thousands only.
+#: Not a piece of a longer number; "43,40" is no number at all: engines separate thousands only.
 _NUMBER = r"(?<![\w.])(?<!\d,)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d)"
 _ANY_UNIT = "|".join(sorted(UNITS, key=len, reverse=True))
-_HOLE = re.compile(
+_PLACEHOLDER = re.compile(
     r"\{(?P<name>[a-z_]+)(?P<kind>[ /!]?)(?P<unit>\??|[A-Za-z]+)(?:\.(?P<digits>\d))?\}"
 )
 
 
 @dataclass(frozen=True)
-class Hole:
-    """What one number of a pattern is."""
+class Placeholder:
+    """One number of a pattern."""
 
     name: str
     unit: str | None  # None: printed beside it, or none
-    digits: int  # that the engine's own format keeps; fewer are printed where it drops zeros
+    digits: int  # of the engine's own format; fewer are printed where it drops zeros
     ends_line: bool
 
 
 @dataclass(frozen=True)
 class LineFormat:
-    """One row: what a line looks like, what its numbers mean, who prints it."""
+    """One row of the table: a line's form, the meaning of its numbers, and who prints it."""
 
     anchor: str
     regex: re.Pattern[str]
-    holes: tuple[Hole, ...]
+    placeholders: tuple[Placeholder, ...]
     stage: int | None
     scope: str
-    by: str | None  # the engine, where only one prints this line
-    form: str | None  # the equation whose engines print this line
-    says: tuple[str, ...]  # facts without a number: 1 when the line is there
-    denies: tuple[str, ...]  # the same, 0
+    engine: str | None  # None: both engines print this line
+    equation: str | None  # the equation whose engines print this line
+    sets: tuple[str, ...]  # figures without a number: 1 where the line is there
+    clears: tuple[str, ...]  # the same, 0
     when: str | None  # only after a line that opened this context
     opens: str | None
     cite: str
@@ -148,64 +156,58 @@ def row(
     pattern: str,
     *,
     scope: str = RANK,
-    by: str | None = None,
-    form: str | None = None,
-    says: tuple[str, ...] = (),
-    denies: tuple[str, ...] = (),
+    engine: str | None = None,
+    equation: str | None = None,
+    sets: tuple[str, ...] = (),
+    clears: tuple[str, ...] = (),
     when: str | None = None,
     opens: str | None = None,
     cite: str = "",
 ) -> LineFormat:
-    holes: list[Hole] = []
-
-    def expand(match: re.Match[str]) -> str:
+    """Compile a row; the engine follows from the equation where that is given."""
+    placeholders: list[Placeholder] = []
+    text, at = "", 0
+    for match in _PLACEHOLDER.finditer(pattern):
         name, kind, unit = match["name"], match["kind"], match["unit"]
         known = unit if unit in UNITS else None
-        digits = (
-            int(match["digits"]) if match["digits"] else 2 if known not in (None, "bytes") else 0
-        )
-        holes.append(Hole(name, known, digits, kind == "!"))
+        default = 2 if known not in (None, "bytes") else 0
+        digits = int(match["digits"] or default)
+        placeholders.append(Placeholder(name, known, digits, kind == "!"))
         number = f"(?P<{name}>{_NUMBER})"
         if unit == "?":
-            return rf"{number}\s*(?P<{name}__unit>{_ANY_UNIT})(?![A-Za-z])"
-        if kind == " ":
-            printed = "(?:GiB|GB|G)" if unit == "G" else unit
-            return rf"{number}\s*{printed}(?![A-Za-z])"
-        return number
-
-    text, at = "", 0
-    for match in _HOLE.finditer(pattern):
-        text += pattern[at : match.start()].replace(" ", r"\s*") + expand(match)
+            number += rf"\s*(?P<{name}__unit>{_ANY_UNIT})(?![A-Za-z])"
+        elif kind == " ":
+            number += rf"\s*{'(?:GiB|GB|G)' if unit == 'G' else unit}(?![A-Za-z])"
+        text += pattern[at : match.start()].replace(" ", r"\s*") + number
         at = match.end()
-    text += pattern[at:].replace(" ", r"\s*")
     return LineFormat(
-        anchor,
-        re.compile(text),
-        tuple(holes),
-        stage,
-        scope,
-        by,
-        form,
-        says,
-        denies,
-        when,
-        opens,
-        cite,
+        anchor=anchor,
+        regex=re.compile(text + pattern[at:].replace(" ", r"\s*")),
+        placeholders=tuple(placeholders),
+        stage=stage,
+        scope=scope,
+        engine=engine or (None if equation is None else _ENGINE_OF[equation]),
+        equation=equation,
+        sets=sets,
+        clears=clears,
+        when=when,
+        opens=opens,
+        cite=cite,
     )
 
 
 def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
-    """The three lines that a developer of vllm-ascend prints at each moment: reserved, allocated peak, non-torch."""
-    figures = (
+    """Return the three debug lines of vllm-ascend at one point of the profile run."""
+    rows = []
+    for printed, figure in (
         ("torch_memory", "reserved"),
         ("torch_peak", "allocated_peak"),
         ("non_torch_memory", "non_torch"),
-    )
-    rows = []
-    for printed, figure in figures:
+    ):
         name = f"{moment}_{figure}_bytes"
         name = "initial_non_torch_bytes" if name == "distributed_before_non_torch_bytes" else name
-        rows.append(row(stage, printed, rf"(?<!\S){printed} {anchor} is {{{name} G}}", by=ASCEND))
+        pattern = rf"(?<!\S){printed} {anchor} is {{{name} G}}"
+        rows.append(row(stage, printed, pattern, engine=ASCEND))
     return rows
 
 
@@ -222,10 +224,12 @@ _UTIL = "--gpu-memory-utilization"
 FORMATS: tuple[LineFormat, ...] = (
     # --- start-up, before anything is loaded
     row(INIT, "Free memory on device",
-        r"Free memory on device (?P<device>[a-z]+:\d+)? \({initial_free_bytes/GiB} / {device_total_bytes GiB}\)"
-        r" on startup is less than", says=("startup_refused",),
-        cite="vllm/v1/worker/utils.py::request_memory; vllm_ascend worker.py::NPUWorker.init_device"),
-    row(INIT, "than desired GPU memory", r"utilization \({gpu_memory_utilization} , {requested_bytes GiB}\)"),
+        r"Free memory on device (?P<device>[a-z]+:\d+)? \({initial_free_bytes/GiB} /"
+        r" {device_total_bytes GiB}\) on startup is less than", sets=("startup_refused",),
+        cite="vllm/v1/worker/utils.py::request_memory; vllm_ascend"
+        " worker.py::NPUWorker.init_device"),
+    row(INIT, "than desired GPU memory",
+        r"utilization \({gpu_memory_utilization} , {requested_bytes GiB}\)"),
     row(INIT, "worker init memory snapshot",
         r"free_memory={initial_free_bytes GiB} , total_memory={device_total_bytes GiB}",
         cite="vllm/utils/mem_utils.py::MemorySnapshot.__repr__ (0.18 to 0.32)"),
@@ -234,34 +238,43 @@ FORMATS: tuple[LineFormat, ...] = (
         cite="vllm/v1/worker/gpu_worker.py::Worker.init_device (0.18 to 0.32)"),
     # --- weights: the value is GiB also where the line says GB
     row(LOAD, "oading model weights took", r"oading model weights took {weights_bytes GB.4}",
-        cite="vllm_ascend/worker/model_runner_v1.py::NPUModelRunner.load_model; vllm V0, and V1 to 0.7"),
-    row(LOAD, "odel loading took", r"odel loading took {weights_bytes G} (?:memory )?and", by=CUDA,
+        cite="vllm_ascend/worker/model_runner_v1.py::NPUModelRunner.load_model; vllm V0, and"
+        " V1 to 0.7"),
+    row(LOAD, "odel loading took", r"odel loading took {weights_bytes G} (?:memory )?and",
+        engine=CUDA,
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.load_model (0.8 to 0.33)"),
     row(PROFILE, "ncoder cache will be initialized",
-        r"with a budget of {encoder_budget_tokens} tokens, and profiled with {encoder_profile_items} \D",
+        r"with a budget of {encoder_budget_tokens} tokens, and profiled with"
+        r" {encoder_profile_items} \D",
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.profile_run (0.9 to 0.33)"),
     # --- V0: in one sentence, or one value a line
     row(PROFILE, "total_gpu_memory",
-        r"total_gpu_memory \({device_total_bytes GiB}\) x gpu_memory_utilization \({gpu_memory_utilization}\)",
-        by=CUDA, form="E0", cite=_V0),
+        r"total_gpu_memory \({device_total_bytes GiB}\) x gpu_memory_utilization"
+        r" \({gpu_memory_utilization}\)", equation="E0", cite=_V0),
     row(PROFILE, "total_gpu_memory", r"gpu_memory_utilization \([0-9.]+\) = {requested_bytes GiB}",
-        by=CUDA, form="E0", cite=_V0),
-    row(PROFILE, "total_gpu_memory", r"total_gpu_memory {device_total_bytes GiB}", by=CUDA, form="E0", cite=_V0),
-    row(PROFILE, "vLLM instance can use", r"vLLM instance can use {requested_bytes GiB}", by=CUDA, form="E0", cite=_V0),
-    row(PROFILE, "model weights take", r"model weights take {weights_bytes GiB}", by=CUDA, form="E0", cite=_V0),
+        equation="E0", cite=_V0),
+    row(PROFILE, "total_gpu_memory", r"total_gpu_memory {device_total_bytes GiB}", equation="E0",
+        cite=_V0),
+    row(PROFILE, "vLLM instance can use", r"vLLM instance can use {requested_bytes GiB}",
+        equation="E0", cite=_V0),
+    row(PROFILE, "model weights take", r"model weights take {weights_bytes GiB}", equation="E0",
+        cite=_V0),
     row(PROFILE, "non_torch_memory", r"non_torch_memory (?:takes )?{non_torch_increase_bytes GiB}",
-        by=CUDA, form="E0", cite=_V0),
-    row(PROFILE, "activation peak memory", r"activation peak memory (?:takes )?{peak_activation_bytes GiB}",
-        by=CUDA, form="E0", cite=_V0),
+        equation="E0", cite=_V0),
+    row(PROFILE, "activation peak memory",
+        r"activation peak memory (?:takes )?{peak_activation_bytes GiB}", equation="E0", cite=_V0),
     row(GRANT, "reserved for KV Cache is", r"memory reserved for KV Cache is {kv_cache_bytes GiB}",
-        by=CUDA, form="E0", cite=_V0),
-    row(GRANT, "available_kv_cache_memory", r"available_kv_cache_memory {kv_cache_bytes GiB}", by=CUDA, form="E0"),
+        equation="E0", cite=_V0),
+    row(GRANT, "available_kv_cache_memory", r"available_kv_cache_memory {kv_cache_bytes GiB}",
+        equation="E0"),
     # --- profiling
-    row(PROFILE, "eal profiling", r"results of real profiling", opens="real", scope=RUN, by=ASCEND),
-    row(PROFILE, "peak_memory", r"(?<!\S)peak_memory after profiling is {profile_after_allocated_peak_bytes G}",
-        by=ASCEND, form="E2", opens="real"),
-    row(PROFILE, "non_torch_memory", r"(?<!\S)non_torch_memory after profiling is {used_less_allocated_bytes G}",
-        by=ASCEND, form="E2", when="real"),
+    row(PROFILE, "eal profiling", r"results of real profiling", opens="real", engine=ASCEND),
+    row(PROFILE, "peak_memory",
+        r"(?<!\S)peak_memory after profiling is {profile_after_allocated_peak_bytes G}",
+        equation="E2", opens="real"),
+    row(PROFILE, "non_torch_memory",
+        r"(?<!\S)non_torch_memory after profiling is {used_less_allocated_bytes G}", equation="E2",
+        when="real"),
     *_measured("before init HCCL", "distributed_before", INIT),
     *_measured("after init HCCL", "distributed_after", INIT),
     *_measured("before profiling", "profile_before", PROFILE),
@@ -269,143 +282,190 @@ FORMATS: tuple[LineFormat, ...] = (
     *_measured(r"after profiling, before empty_cache\(\)", "profile_end", PROFILE),
     *_measured(r"after profiling, after empty_cache\(\)", "profile_after", PROFILE),
     *_measured("after profiling", "profile_after", PROFILE),
-    row(PROFILE, "peak_activation_memory new", r"memory new is {corrected_peak_activation_bytes G}"),
+    row(PROFILE, "peak_activation_memory new",
+        r"memory new is {corrected_peak_activation_bytes G}"),
     row(None, "nitial free memory:",
         "nitial free memory: {claimed_request_base_bytes GiB} [*x\u00d7] 0?\\.\\d"),
-    row(PROFILE, "nitial free memory:", r"nitial free memory: {initial_free_bytes GiB}", cite=f"{_CUDA_GRANT} (DEBUG)"),
-    row(PROFILE, "equested memory:", r"Requested memory: {gpu_memory_utilization} \(util\), {requested_bytes GiB}",
+    row(PROFILE, "nitial free memory:", r"nitial free memory: {initial_free_bytes GiB}",
         cite=f"{_CUDA_GRANT} (DEBUG)"),
-    row(PROFILE, "ree memory after profiling", r"memory after profiling: {profile_after_free_bytes GiB} \(total\)",
+    row(PROFILE, "equested memory:",
+        r"Requested memory: {gpu_memory_utilization} \(util\), {requested_bytes GiB}",
         cite=f"{_CUDA_GRANT} (DEBUG)"),
-    row(PROFILE, "within requested", r"{profile_after_free_within_requested_bytes GiB} \(within requested\)"),
-    row(PROFILE, "otal non KV cache memory", r"otal non KV cache memory: {non_kv_cache_bytes GiB}", cite=_PROFILING),
-    row(PROFILE, "torch peak memory increase", r"torch peak memory increase: {peak_activation_bytes GiB}",
+    row(PROFILE, "ree memory after profiling",
+        r"memory after profiling: {profile_after_free_bytes GiB} \(total\)",
+        cite=f"{_CUDA_GRANT} (DEBUG)"),
+    row(PROFILE, "within requested",
+        r"{profile_after_free_within_requested_bytes GiB} \(within requested\)"),
+    row(PROFILE, "otal non KV cache memory", r"otal non KV cache memory: {non_kv_cache_bytes GiB}",
         cite=_PROFILING),
-    row(PROFILE, "forward increase memory", r"non-torch forward increase memory: {non_torch_increase_bytes GiB}",
+    row(PROFILE, "torch peak memory increase",
+        r"torch peak memory increase: {peak_activation_bytes GiB}", cite=_PROFILING),
+    row(PROFILE, "forward increase memory",
+        r"non-torch forward increase memory: {non_torch_increase_bytes GiB}",
         cite=f"{_PROFILING} (to 0.26)"),
-    row(PROFILE, "total consumed (from", r"total consumed \(from mem_get_info\): {consumed_bytes GiB}",
+    row(PROFILE, "total consumed (from",
+        r"total consumed \(from mem_get_info\): {consumed_bytes GiB}",
         cite=f"{_PROFILING} (from 0.27; vllm-ascend prints it too, and does not use it)"),
     row(PROFILE, "weights memory:", r"weights memory: {weights_bytes GiB}", cite=_PROFILING),
-    row(PROFILE, "CUDA graph memory:", r"Estimated CUDA graph memory: {graph_estimate_bytes GiB} total", by=CUDA,
-        cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.profile_cudagraph_memory (0.18 to 0.33)"),
+    row(PROFILE, "CUDA graph memory:",
+        r"Estimated CUDA graph memory: {graph_estimate_bytes GiB} total", engine=CUDA,
+        cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.profile_cudagraph_memory"
+        " (0.18 to 0.33)"),
     # --- what the equation grants
-    row(GRANT, "vailable memory:", r"Available memory: {kv_cache_bytes} , total memory:", by=ASCEND, form="E2",
-        cite="vllm_ascend/worker/worker_v1.py (0.9 to 0.11), worker.py (0.12 to 0.14)::determine_available_memory"),
-    row(GRANT, "total memory:", r"memory: (?P<kv>\d+) , total memory: {device_total_bytes!}(?! [KMGT]i?B?\b)",
-        by=ASCEND, form="E2"),
-    row(GRANT, "vailable memory:", r"Available memory: {kv_cache_bytes GiB} , (?:total|requested) memory:",
-        by=ASCEND, form="E2"),
-    row(GRANT, "total memory:", r"GiB , total memory: {device_total_bytes GiB}", by=ASCEND, form="E2"),
-    row(GRANT, "requested memory:", r"GiB , requested memory: {requested_bytes GiB}", by=ASCEND, form="E2"),
-    row(GRANT, "halved for workspace", r"Available KV cache memory: {kv_cache_bytes GiB} \(halved for workspace\)",
-        by=ASCEND, form="E4p", says=("halved",),
-        cite="vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory (0.23 to main)"),
+    row(GRANT, "vailable memory:", r"Available memory: {kv_cache_bytes} , total memory:",
+        equation="E2", cite="vllm_ascend/worker/worker_v1.py (0.9 to 0.11), worker.py (0.12 to"
+        " 0.14)::determine_available_memory"),
+    row(GRANT, "total memory:",
+        r"memory: (?P<kv>\d+) , total memory: {device_total_bytes!}(?! [KMGT]i?B?\b)",
+        equation="E2"),
+    row(GRANT, "vailable memory:",
+        r"Available memory: {kv_cache_bytes GiB} , (?:total|requested) memory:", equation="E2"),
+    row(GRANT, "total memory:", r"GiB , total memory: {device_total_bytes GiB}", equation="E2"),
+    row(GRANT, "requested memory:", r"GiB , requested memory: {requested_bytes GiB}",
+        equation="E2"),
+    row(GRANT, "halved for workspace",
+        r"Available KV cache memory: {kv_cache_bytes GiB} \(halved for workspace\)", equation="E4p",
+        sets=("halved",),
+        cite="vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory (0.23"
+        " to main)"),
     row(GRANT, "vailable KV cache memory:", r"Available KV cache memory: {kv_cache_bytes GiB}",
         cite=f"{_ASCEND_GRANT} (0.15 to main); {_CUDA_GRANT} (0.9 to 0.33)"),
-    row(GRANT, "nitial free memory",
-        r"nitial free memory {initial_free_bytes GiB} , reserved {kv_cache_memory_bytes_arg GiB} (?:memory )?for KV",
+    row(GRANT, "nitial free memory", r"nitial free memory {initial_free_bytes GiB} , reserved"
+        r" {kv_cache_memory_bytes_arg GiB} (?:memory )?for KV",
         cite=f"{_ASCEND_GRANT} (0.23 to main); {_CUDA_GRANT} (0.11 to 0.33)"),
-    row(GRANT, "for KV cache on node", r"Auto set \({kv_cache_bytes/GiB} / {device_total_bytes/GiB}\) GiB for KV cache",
-        by=CUDA, form="CPU", cite="vllm/v1/worker/cpu_worker.py::CPUWorker.determine_available_memory (0.23 to 0.32)"),
-    row(GRANT, "for KV cache on node", r"with {requested_bytes GiB} requested memory for the worker", by=CUDA),
-    row(GRANT, "memory was consumed by", r"{consumed_bytes GiB} memory was consumed by non-kv", by=CUDA, form="CPU"),
-    row(GRANT, "graph memory profiling is enabled", r"profiling is enabled", by=CUDA,
-        says=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18 to 0.33)"),
-    row(GRANT, "equivalent to --gpu", rf"current {_UTIL}={{gpu_memory_utilization}} is equivalent to"
-        rf" {_UTIL}={{equivalent_utilization}} without", by=CUDA),
-    row(GRANT, "graph memory profiling is disabled", r"profiling is disabled", by=CUDA,
-        denies=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.20 to 0.33)"),
-    row(GRANT, "re-enabling it",
-        rf"increasing {_UTIL} from {{gpu_memory_utilization}} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.",
-        by=CUDA),
-    row(GRANT, "graph memory profiling will be enabled", r"profiling will be enabled by default", by=CUDA,
-        denies=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18, 0.19)"),
+    row(GRANT, "for KV cache on node",
+        r"Auto set \({kv_cache_bytes/GiB} / {device_total_bytes/GiB}\) GiB for KV cache",
+        equation="CPU",
+        cite="vllm/v1/worker/cpu_worker.py::CPUWorker.determine_available_memory (0.23 to 0.32)"),
+    row(GRANT, "for KV cache on node",
+        r"with {requested_bytes GiB} requested memory for the worker", engine=CUDA),
+    row(GRANT, "memory was consumed by", r"{consumed_bytes GiB} memory was consumed by non-kv",
+        equation="CPU"),
+    row(GRANT, "graph memory profiling is enabled", r"profiling is enabled", engine=CUDA,
+        sets=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18 to 0.33)"),
+    row(GRANT, "equivalent to --gpu",
+        rf"current {_UTIL}={{gpu_memory_utilization}} is equivalent to"
+        rf" {_UTIL}={{equivalent_utilization}} without", engine=CUDA),
+    row(GRANT, "graph memory profiling is disabled", r"profiling is disabled", engine=CUDA,
+        clears=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.20 to 0.33)"),
+    row(GRANT, "re-enabling it", rf"increasing {_UTIL} from {{gpu_memory_utilization}} to"
+        rf" (?=\d\.\d{{4}}\.){{suggested_utilization}}\.", engine=CUDA),
+    row(GRANT, "graph memory profiling will be enabled", r"profiling will be enabled by default",
+        engine=CUDA, clears=("graph_estimate_charged",), cite=f"{_CUDA_GRANT} (0.18, 0.19)"),
     row(GRANT, "same effective KV cache",
-        rf"increase {_UTIL} from {{gpu_memory_utilization}} to {{suggested_utilization}} to maintain", by=CUDA),
-    row(GRANT, "same effective KV cache", rf"increase {_UTIL} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.",
-        by=CUDA),
-    row(GRANT, "Reserving", r"Reserving {mm_ipc_bytes GiB} of GPU memory for frontend", by=CUDA,
+        rf"increase {_UTIL} from {{gpu_memory_utilization}} to {{suggested_utilization}} to"
+        rf" maintain", engine=CUDA),
+    row(GRANT, "same effective KV cache",
+        rf"increase {_UTIL} to (?=\d\.\d{{4}}\.){{suggested_utilization}}\.", engine=CUDA),
+    row(GRANT, "Reserving", r"Reserving {mm_ipc_bytes GiB} of GPU memory for frontend", engine=CUDA,
         cite="vllm/multimodal/gpu_ipc_memory.py::reserve_mm_ipc_gpu_memory (0.25 to 0.33)"),
-    row(GRANT, "cache memory reduced to", r"KV cache memory reduced to {kv_cache_reduced_bytes GiB}", by=CUDA),
+    row(GRANT, "cache memory reduced to",
+        r"KV cache memory reduced to {kv_cache_reduced_bytes GiB}", engine=CUDA),
     # --- the KV plan
     row(PLAN, "KV cache is needed", r"{kv_cache_minimum_bytes GiB} KV cache is needed",
         cite="vllm/v1/core/kv_cache_utils.py::check_enough_kv_cache_memory"),
     row(PLAN, "available KV cache memory (", r"available KV cache memory \({kv_cache_bytes GiB}\)"),
-    row(PLAN, "estimated maximum model length", r"maximum model length is {estimated_max_model_len} \."),
-    row(PLAN, "No available memory for the cache", r"for the cache blocks", says=("no_cache_blocks",)),
+    row(PLAN, "estimated maximum model length",
+        r"maximum model length is {estimated_max_model_len} \."),
+    row(PLAN, "No available memory for the cache", r"for the cache blocks",
+        sets=("no_cache_blocks",)),
     row(PLAN, "KV cache size", r"KV cache size: {tokens} tokens", scope=ENGINE,
         cite="vllm/v1/core/kv_cache_utils.py (0.8 to 0.33)"),
     row(PLAN, "aximum concurrency for",
-        r"aximum concurrency for {max_model_len} tokens per request: {max_concurrency.2} x\b", scope=ENGINE,
-        cite="vllm/v1/core/kv_cache_utils.py; vllm/executor/executor_base.py (V0)"),
+        r"aximum concurrency for {max_model_len} tokens per request: {max_concurrency.2} x\b",
+        scope=ENGINE, cite="vllm/v1/core/kv_cache_utils.py; vllm/executor/executor_base.py (V0)"),
     row(PLAN, " blocks:", r"# (?:GPU|CUDA|NPU|gpu|cuda|npu) blocks: {blocks} , # CPU", scope=ENGINE,
         cite="vllm/executor/executor_base.py (V0)"),
     # the number behind it ends the line: where that was cut, nothing would tell
     row(PLAN, "Overriding num_gpu_blocks",
         r"num_gpu_blocks={fitting_blocks} with num_gpu_blocks_override=", scope=ENGINE,
-        cite="vllm/v1/core/kv_cache_utils.py::may_override_num_blocks (to 0.19), get_kv_cache_configs (0.20 to 0.32)"),
+        cite="vllm/v1/core/kv_cache_utils.py::may_override_num_blocks (to 0.19),"
+        " get_kv_cache_configs (0.20 to 0.32)"),
     # --- graphs, ready
-    row(CAPTURE, "Graph capturing finished", r"Graph capturing finished in \d+ secs?, took {graph_bytes GiB}",
+    row(CAPTURE, "Graph capturing finished",
+        r"Graph capturing finished in \d+ secs?, took {graph_bytes GiB}",
         cite="vllm/v1/worker/gpu_model_runner.py::GPUModelRunner.capture_model"),
-    row(CAPTURE, "graph pool memory", r"CUDA graph pool memory: {graph_bytes GiB} \(actual\)", by=CUDA,
-        cite=f"{_CUDA_READY} (0.18 to 0.33)"),
-    row(CAPTURE, "graph pool memory", r"{graph_estimate_bytes GiB} \(estimated\)", by=CUDA),
-    row(CAPTURE, "graph pool memory", r"difference: {graph_difference_bytes GiB} \(", by=CUDA),
+    row(CAPTURE, "graph pool memory", r"CUDA graph pool memory: {graph_bytes GiB} \(actual\)",
+        engine=CUDA, cite=f"{_CUDA_READY} (0.18 to 0.33)"),
+    row(CAPTURE, "graph pool memory", r"{graph_estimate_bytes GiB} \(estimated\)", engine=CUDA),
+    row(CAPTURE, "graph pool memory", r"difference: {graph_difference_bytes GiB} \(", engine=CUDA),
     row(READY, "Free memory on device",
-        r"Free memory on device (?P<device>[a-z]+:\d+)? \({initial_free_bytes/GiB} / {device_total_bytes GiB}\)"
-        r" on startup \.", cite=f"{_ASCEND_READY} (0.20 to main); {_CUDA_READY} (0.11 to 0.33)"),
-    row(READY, "memory utilization is", r"memory utilization is \({gpu_memory_utilization} , {requested_bytes GiB}\)"),
-    row(READY, "Actual usage", r"Actual usage: {weights_bytes GiB} for weights", by=ASCEND, form="E4"),
-    row(READY, "Actual usage", r"Actual usage is {weights_bytes GiB} for weight\b", by=CUDA, form="E5"),
-    row(READY, "for consumed memory", r"Actual usage is {consumed_bytes GiB} for consumed memory", by=CUDA, form="E6"),
+        r"Free memory on device (?P<device>[a-z]+:\d+)? \({initial_free_bytes/GiB} /"
+        r" {device_total_bytes GiB}\) on startup \.",
+        cite=f"{_ASCEND_READY} (0.20 to main); {_CUDA_READY} (0.11 to 0.33)"),
+    row(READY, "memory utilization is",
+        r"memory utilization is \({gpu_memory_utilization} , {requested_bytes GiB}\)"),
+    row(READY, "Actual usage", r"Actual usage: {weights_bytes GiB} for weights", equation="E4"),
+    row(READY, "Actual usage", r"Actual usage is {weights_bytes GiB} for weight\b", equation="E5"),
+    row(READY, "for consumed memory", r"Actual usage is {consumed_bytes GiB} for consumed memory",
+        equation="E6"),
     row(READY, "for consumed memory",
-        r"consumed memory [^,]{0,40} , {printed_peak_activation_bytes GiB} for peak activation", by=CUDA, form="E6"),
-    row(READY, "for peak activation", r"for weights? , {peak_activation_bytes GiB} for peak activation"),
+        r"consumed memory [^,]{0,40} , {printed_peak_activation_bytes GiB} for peak activation",
+        equation="E6"),
+    row(READY, "for peak activation",
+        r"for weights? , {peak_activation_bytes GiB} for peak activation"),
     row(READY, "for non-torch memory", r"{non_torch_increase_bytes GiB} for non-torch memory"),
     row(READY, "raph memory", r"{graph_bytes GiB} for (?:CUDAGraph|NPU graph) memory"),
     row(READY, "--kv-cache-memory=", r"with `--kv-cache-memory={suggested_requested_bytes}`"),
-    row(READY, "to fit into requested memory", r"\({suggested_requested_printed_bytes GiB}\) to fit into requested"),
+    row(READY, "to fit into requested memory",
+        r"\({suggested_requested_printed_bytes GiB}\) to fit into requested"),
     row(READY, "--kv-cache-memory=", r", or `--kv-cache-memory={suggested_limit_bytes}`"),
     row(READY, "to fully utilize", r"\({suggested_limit_printed_bytes GiB}\) to fully utilize"),
-    row(READY, "urrent kv cache memory in use", r"urrent kv cache memory in use is {kv_cache_bytes GiB}", by=CUDA),
-    row(READY, "urrent KV cache memory:", r"Current KV cache memory: {kv_cache_bytes GiB}", by=ASCEND, form="E4"),
-    row(READY, "After warmup", r"torch reserved memory {warm_up_reserved_bytes GiB}", by=ASCEND, form="E4"),
-    row(READY, "After warmup", r"torch allocated memory {warm_up_allocated_bytes GiB}", by=ASCEND, form="E4"),
+    row(READY, "urrent kv cache memory in use",
+        r"urrent kv cache memory in use is {kv_cache_bytes GiB}", engine=CUDA),
+    row(READY, "urrent KV cache memory:", r"Current KV cache memory: {kv_cache_bytes GiB}",
+        equation="E4"),
+    row(READY, "After warmup", r"torch reserved memory {warm_up_reserved_bytes GiB}",
+        equation="E4"),
+    row(READY, "After warmup", r"torch allocated memory {warm_up_allocated_bytes GiB}",
+        equation="E4"),
     row(None, "torch reserved memory:",
-        r"reserved memory: {serving_reserved_bytes GiB}, torch allocated memory: {serving_allocated_bytes GiB}",
-        by=ASCEND, cite="vllm_ascend/worker/worker.py::NPUWorker.log_memory_stats (0.23, main)"),
+        r"reserved memory: {serving_reserved_bytes GiB}, torch allocated memory:"
+        r" {serving_allocated_bytes GiB}", engine=ASCEND,
+        cite="vllm_ascend/worker/worker.py::NPUWorker.log_memory_stats (0.23, main)"),
     row(None, "Sleep mode", r"Sleep mode (?:\(level=\S+\) )?freed {sleep_freed_bytes GiB} memory,"
-        r" {sleep_in_use_bytes GiB} memory is still in use", cite="GPUWorker.sleep; NPUWorker.sleep"),
-    row(None, "attention workspace memory", r"attention workspace memory: {sleep_communicator_bytes GiB.3}", by=ASCEND,
-        cite="vllm_ascend/device_allocator/sleep_mem_optimized.py::SleepWakeupManager.sleep (0.23 to main)"),
+        r" {sleep_in_use_bytes GiB} memory is still in use",
+        cite="GPUWorker.sleep; NPUWorker.sleep"),
+    row(None, "attention workspace memory",
+        r"attention workspace memory: {sleep_communicator_bytes GiB.3}", engine=ASCEND,
+        cite="vllm_ascend/device_allocator/sleep_mem_optimized.py::SleepWakeupManager.sleep"
+        " (0.23 to main)"),
     # --- out of memory
     row(OOM, "NPUWorkspaceAllocator tried",
-        r"tried to allocate {oom_requested_bytes ?} \(NPU (?P<device>\d+); {oom_device_total_bytes ?} total capacity;"
-        r" {oom_free_bytes ?} free\)",
-        by=ASCEND, says=("oom_npu_workspace",), cite="torch_npu NPUWorkspaceAllocator.cpp"),
+        r"tried to allocate {oom_requested_bytes ?} \(NPU (?P<device>\d+);"
+        r" {oom_device_total_bytes ?} total capacity; {oom_free_bytes ?} free\)", engine=ASCEND,
+        sets=("oom_npu_workspace",), cite="torch_npu NPUWorkspaceAllocator.cpp"),
     row(OOM, "ried to allocate",
-        r"Tried to allocate {oom_requested_bytes ?} \([NG]PU (?P<device>\d+); {oom_device_total_bytes ?} total"
-        r" capacity; {oom_allocated_bytes ?} already allocated;",
+        r"Tried to allocate {oom_requested_bytes ?} \([NG]PU (?P<device>\d+);"
+        r" {oom_device_total_bytes ?} total capacity; {oom_allocated_bytes ?} already allocated;",
         cite="torch_npu NPUCachingAllocator.cpp; torch CUDACachingAllocator.cpp (to 2.0)"),
-    row(OOM, "current active", r"already allocated; {oom_active_bytes ?} current active;", by=ASCEND),
+    row(OOM, "current active", r"already allocated; {oom_active_bytes ?} current active;",
+        engine=ASCEND),
     row(OOM, "free;", r"(?:active|allocated); {oom_free_bytes ?} free;"),
     row(OOM, "reserved in total", r"free; {oom_reserved_bytes ?} reserved in total"),
     row(OOM, "ried to allocate",
-        r"Tried to allocate {oom_requested_bytes ?}\. GPU (?P<device>\d+) has a total capaci?ty of"
-        r" {oom_device_total_bytes ?} of which {oom_free_bytes ?} is free",
-        by=CUDA, cite="torch CUDACachingAllocator.cpp (2.1 and later)"),
-    row(OOM, "this process has", r"this process has {oom_process_bytes ?} memory in use", by=CUDA),
-    row(OOM, "is allocated by PyTorch", r"allocated memory {oom_allocated_bytes ?} is allocated by PyTorch", by=CUDA),
-    row(OOM, "by PyTorch but unallocated", r"and {oom_unallocated_bytes ?} is reserved by PyTorch but un", by=CUDA),
+        r"Tried to allocate {oom_requested_bytes ?}\. GPU (?P<device>\d+) has a total capaci?ty"
+        r" of {oom_device_total_bytes ?} of which {oom_free_bytes ?} is free", engine=CUDA,
+        cite="torch CUDACachingAllocator.cpp (2.1 and later)"),
+    row(OOM, "this process has", r"this process has {oom_process_bytes ?} memory in use",
+        engine=CUDA),
+    row(OOM, "is allocated by PyTorch",
+        r"allocated memory {oom_allocated_bytes ?} is allocated by PyTorch", engine=CUDA),
+    row(OOM, "by PyTorch but unallocated",
+        r"and {oom_unallocated_bytes ?} is reserved by PyTorch but un", engine=CUDA),
     row(OOM, "total_memory:", r"^ total_memory: {oom_device_total_bytes G}"),
     row(OOM, "torch_memory:", r"^ torch_memory: {oom_reserved_bytes G}"),
     row(OOM, "torch_memory_peak:", r"^ torch_memory_peak: {oom_allocated_peak_bytes G}"),
     row(OOM, "non_torch_memory:", r"^ non_torch_memory: {oom_non_torch_bytes G}"),
-    # --- npu-smi, as a person notes it down: used / size, in MiB; "before" and "after the service was started", "held"
+    # --- npu-smi, as a person notes it down: used / size, in MiB; "before the service was started",
+    # "after the service was started", "held"
     row(INIT, "\u670d\u52a1\u542f\u52a8\u524d",
-        "\u52a8\u524d : {npu_smi_before_bytes/MiB.0} / {npu_smi_total_bytes/MiB.0}(?!\\w)", by=ASCEND),
+        "\u52a8\u524d : {npu_smi_before_bytes/MiB.0} / {npu_smi_total_bytes/MiB.0}(?!\\w)",
+        engine=ASCEND),
     row(None, "\u670d\u52a1\u542f\u52a8\u540e",
-        "\u52a8\u540e : {npu_smi_after_bytes/MiB.0} / {npu_smi_total_bytes/MiB.0}(?!\\w)", by=ASCEND),
-    row(None, "\u8fdb\u7a0b\u5360\u7528", "\u5360\u7528 : {npu_smi_process_bytes/MiB.0} \\)", by=ASCEND),
+        "\u52a8\u540e : {npu_smi_after_bytes/MiB.0} / {npu_smi_total_bytes/MiB.0}(?!\\w)",
+        engine=ASCEND),
+    row(None, "\u8fdb\u7a0b\u5360\u7528", "\u5360\u7528 : {npu_smi_process_bytes/MiB.0} \\)",
+        engine=ASCEND),
 )
 # fmt: on

@@ -1,9 +1,14 @@
-"""The tables of ``npu-smi info``: what each card and each process on it holds. The last table counts."""
+"""Reads the tables of ``npu-smi info``: device memory used per chip and per process.
+
+Of several tables the last one counts.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+
+from vllm_memprof.units import MIB
 
 _NAME_ROW = re.compile(r"^\s*\|\s*(?P<npu>\d+)\s+(?P<name>(?:Ascend\s*)?(?:910|310|950)\w*)\s*\|")
 _MEMORY_ROW = re.compile(
@@ -11,15 +16,15 @@ _MEMORY_ROW = re.compile(
     r".*?(?P<used>\d+)\s*/\s*(?P<total>\d+)\s*\|?\s*$"
 )
 _PROCESS_ROW = re.compile(
-    r"^\s*\|\s*(?P<npu>\d+)\s+(?P<chip>\d+)\s*\|\s*(?P<pid>\d+)\s*\|\s*(?P<name>[^|]{0,80}?)\s*\|\s*(?P<mib>\d+)\s*\|"
+    r"^\s*\|\s*(?P<npu>\d+)\s+(?P<chip>\d+)\s*\|\s*(?P<pid>\d+)\s*\|\s*(?P<name>[^|]{0,80}?)\s*\|"
+    r"\s*(?P<mib>\d+)\s*\|"
 )
-MIB = 1 << 20
 MAX_ROWS = 256
 
 
 @dataclass
 class Card:
-    """One chip: MiB as printed."""
+    """One chip; npu-smi prints MiB."""
 
     npu: int
     chip: int
@@ -30,13 +35,14 @@ class Card:
 
 
 class NpuSmi:
-    """Collects the rows of one or more tables."""
+    """The rows of one or more tables."""
 
     def __init__(self) -> None:
         self.cards: dict[tuple[int, int], Card] = {}
         self._npu: tuple[int, str] | None = None
 
     def read(self, text: str) -> None:
+        """Read one line; lines of other texts are ignored."""
         if "|" not in text:
             return
         if match := _MEMORY_ROW.match(text):
@@ -44,10 +50,8 @@ class NpuSmi:
                 card = self._card(self._npu[0], int(match["chip"]))
                 if card is not None:
                     card.name = self._npu[1]
-                    card.used_bytes, card.total_bytes = (
-                        int(match["used"]) * MIB,
-                        int(match["total"]) * MIB,
-                    )
+                    card.used_bytes = int(match["used"]) * MIB
+                    card.total_bytes = int(match["total"]) * MIB
         elif match := _NAME_ROW.match(text):
             self._npu = int(match["npu"]), match["name"]
         elif match := _PROCESS_ROW.match(text):

@@ -1,5 +1,5 @@
-"""Many plans: each one a ``memprof plan`` of its own, kept by content; searches and sweeps over them.
+"""Many plans, each a ``memprof plan`` of its own: searches and sweeps, kept by content.
 
-Runs in the launcher's process. One plan is a child process that leaves an ordinary run folder; what is read of it is
-a ``plans.rows.PlanRow``.
+Runs in the launcher's process. One plan is a child process that leaves an ordinary run folder; its
+figures are a ``plans.rows.PlanRow``.
 """

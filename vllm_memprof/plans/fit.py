@@ -1,4 +1,4 @@
-"""A search: plans of one option's values, until the best one that holds what is wanted is known."""
+"""A search: plans of one option's values until the best one that meets every condition is found."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_memprof.plans.bisection import Found, bisect, from_the_least
 from vllm_memprof.plans.knobs import FitKnob, Space
-from vllm_memprof.plans.plan import Plan, titles, write_row
+from vllm_memprof.plans.plan_folder import write_row
 from vllm_memprof.plans.pool import Pool, Task
+from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Fit, PlanRow, Try
-from vllm_memprof.plans.search import Found, bisect, from_the_least
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.plans.sweep import PLANS_DIR, Progress
 from vllm_memprof.plans.wants import Want, misses
@@ -18,18 +19,21 @@ from vllm_memprof.plans.wants import Want, misses
 #: Said below every answer of a bisection.
 ASSUMED = "values between those tried are taken to follow their neighbours"
 UNORDERED = (
-    "not in order: a value holds beyond one that does not, so a value that was not tried may be better; "
+    "not in order: a value holds beyond one that does not, so a value that was not tried may be "
+    "better; "
     "memprof sweep tries all of them"
 )
 AFTER_THE_PLAN = (
-    "headroom: device total less the KV cache and the most that all else held in the plan; what comes after the plan "
-    "(captured graphs, pools that are first used in the warm-up) is not in it: ask for it with --headroom"
+    "headroom: device total less the KV cache and the most that all else held in the plan; what "
+    "comes after the plan "
+    "(captured graphs, pools that are first used in the warm-up) is not in it: ask for it with "
+    "--headroom"
 )
 
 
 @dataclass
 class FitJob:
-    """A search as asked for."""
+    """A search as requested."""
 
     plan: Plan  # without the knob
     knob: FitKnob
@@ -41,7 +45,7 @@ class FitJob:
 
 
 def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
-    """Searches; every plan is made in a folder of its own, or taken from the store.
+    """Search; every plan is made in a folder of its own, or taken from the store.
 
     Raises:
         Interrupted: by a signal; what was made until then is kept in the store.
@@ -77,7 +81,7 @@ def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
 def _row(job: FitJob, value: str, number: int, pool: Pool, progress: Progress) -> PlanRow:
     plan = job.plan.vary(job.knob.option.removeprefix("--"), value)
     plan = replace(plan, values={job.knob.name: value})
-    name = f"{number + 1:02d}{titles([plan])[0][2:]}"
+    name = f"{number + 1:02d}{folder_names([plan])[0][2:]}"
     task = Task(number, plan, job.folder / PLANS_DIR / name)
     key = key_of(plan)
     row = None if job.store is None else job.store.take(key, plan, task.run_dir)

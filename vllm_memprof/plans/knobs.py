@@ -1,4 +1,4 @@
-"""What ``--fit`` can search for: a table, and the values of each that are worth a try."""
+"""The options that ``--fit`` can search for, as a table, and the values of each to try."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.search import HOLDS, TOO_LITTLE, TOO_MUCH
+from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.wants import Miss
 
 #: Sizes of tensor parallelism that are tried unless --between says otherwise.
 MOST_DEVICES = 64
+#: ``config.json`` of a model; None where only the engine knows it.
+ModelConfig = Mapping[str, object] | None
 _RANGE = re.compile(r"([0-9.]+)\s*:\s*([0-9.]+)")
 
 
 @dataclass(frozen=True)
 class Space:
-    """The values of one search, the first tried... last in the order of ambition."""
+    """The values of one search in the order of ambition, the most ambitious last."""
 
     values: list[str]
     low: str
@@ -29,27 +30,25 @@ class Space:
 
 @dataclass(frozen=True)
 class FitKnob:
-    """One thing that can be searched for."""
+    """One option that can be searched for."""
 
     name: str
     option: str  # of the engine
     goal: str  # smallest | largest
-    more: tuple[str, ...]  # kinds of what is missing that ask for a more ambitious value
-    space: Callable[
-        [Mapping[str, Any] | None, Decimal | None, Decimal | None, Decimal | None], Space
-    ]
-    #: every value before the answer is tried
-    each: bool = False
+    more: tuple[str, ...]  # kinds of misses that ask for a more ambitious value
+    #: (model, low, high, step) -> values to try
+    space: Callable[[ModelConfig, Decimal | None, Decimal | None, Decimal | None], Space]
+    each: bool = False  # every value before the answer is tried
 
     def verdict(self, missing: list[Miss]) -> int:
-        """Where a value stands, from what its plan does not hold."""
+        """Return the verdict on a value, from what its plan lacks."""
         if not missing:
             return HOLDS
         return TOO_LITTLE if all(miss.kind in self.more for miss in missing) else TOO_MUCH
 
 
 def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
-    """``LOW:HIGH``.
+    """Return (low, high) of ``LOW:HIGH``.
 
     Raises:
         UsageError: it is something else.
@@ -66,7 +65,7 @@ def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
 
 
 def parse_step(text: str | None) -> Decimal | None:
-    """A number above 0.
+    """Return a number above 0.
 
     Raises:
         UsageError: it is something else.
@@ -84,25 +83,27 @@ def _number(text: str, option: str) -> Decimal:
     return number
 
 
-def _text_config(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The part of a model's configuration that describes its language model."""
+def _text_config(config: ModelConfig) -> Mapping[str, object]:
+    """Return the configuration of a model's language model."""
     if config is None:
         return {}
-    inner = [
-        config[name] for name in ("text_config", "llm_config") if isinstance(config.get(name), dict)
-    ]
-    return {**config, **inner[0]} if inner else config
+    for name in ("text_config", "llm_config"):
+        inner = config.get(name)
+        if isinstance(inner, dict):
+            return {**config, **inner}
+    return config
 
 
-def _positive(config: Mapping[str, Any], name: str) -> int | None:
+def _positive(config: Mapping[str, object], name: str) -> int | None:
     value = config.get(name)
     return value if isinstance(value, int) and value > 0 else None
 
 
-def tensor_parallel_sizes(config: Mapping[str, Any] | None, most: int = MOST_DEVICES) -> list[int]:
-    """Sizes that divide the attention heads, and the KV heads or are a multiple of them; powers of 2 if not known.
+def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list[int]:
+    """Return the sizes that the attention and KV heads allow; powers of 2 if they are unknown.
 
-    (vllm/config/model.py::ModelConfig.verify_with_parallel_config; vllm/model_executor/models/qwen3.py::Qwen3Attention)
+    (vllm/config/model.py::ModelConfig.verify_with_parallel_config;
+    vllm/model_executor/models/qwen3.py::Qwen3Attention)
     """
     text = _text_config(config)
     heads = _positive(text, "num_attention_heads")
@@ -118,10 +119,7 @@ def tensor_parallel_sizes(config: Mapping[str, Any] | None, most: int = MOST_DEV
 
 
 def _devices(
-    config: Mapping[str, Any] | None,
-    low: Decimal | None,
-    high: Decimal | None,
-    step: Decimal | None,
+    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
 ) -> Space:
     if step is not None:
         raise UsageError(
@@ -138,10 +136,7 @@ def _devices(
 
 
 def _max_model_len(
-    config: Mapping[str, Any] | None,
-    low: Decimal | None,
-    high: Decimal | None,
-    step: Decimal | None,
+    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
 ) -> Space:
     text = _text_config(config)
     longest = _positive(text, "max_position_embeddings") or 131072
@@ -150,20 +145,14 @@ def _max_model_len(
 
 
 def _max_num_seqs(
-    config: Mapping[str, Any] | None,
-    low: Decimal | None,
-    high: Decimal | None,
-    step: Decimal | None,
+    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
 ) -> Space:
     each = step or Decimal(8)
     return _grid(low or each, high or Decimal(1024), each)
 
 
 def _utilization(
-    config: Mapping[str, Any] | None,
-    low: Decimal | None,
-    high: Decimal | None,
-    step: Decimal | None,
+    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
 ) -> Space:
     if high is not None and high > 1:
         raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {high}")
@@ -173,7 +162,7 @@ def _utilization(
 
 
 def _grid(low: Decimal, high: Decimal, step: Decimal, whole: bool = True) -> Space:
-    """From ``low`` on by ``step``, and ``high`` itself."""
+    """Return the values from ``low`` by ``step``, and ``high`` itself."""
     if whole and any(number != int(number) for number in (low, high, step)):
         raise UsageError("--between and --step take whole numbers here")
     if (high - low) / step > 1_000_000:
@@ -200,7 +189,7 @@ KNOBS = (
 
 
 def find_knob(name: str) -> FitKnob:
-    """The knob of that name.
+    """Return the knob of that name.
 
     Raises:
         UsageError: there is none.

@@ -1,7 +1,8 @@
-"""Plans on a Ray cluster: a task per plan; the run folder comes back as files.
+"""Makes plans on a Ray cluster: a task per plan; the run folder comes back as files.
 
-Ray is the ``ray`` extra. Each node needs this memprof, and for a simulated device the engine stack (``memprof sim
-setup``); a node without says so in the row. Ray starts the tasks, memprof's own child process makes the plan.
+Ray is the ``ray`` extra. Each node needs this memprof, and for a simulated device the engine stack
+(``memprof sim setup``); a node without says so in the row. Ray starts the tasks, memprof's own
+child process makes the plan.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.plans.child import run_plan
-from vllm_memprof.plans.plan import Plan
 from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
-from vllm_memprof.plans.rows import PlanRow, one_line
+from vllm_memprof.plans.process import run_plan
+from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import PLACES
 from vllm_memprof.redact import memory_env
+from vllm_memprof.units import one_line
+from vllm_memprof.version import __version__
 
 #: ``--ray local``: on this machine alone, ended with the sweep.
 LOCAL = "local"
@@ -36,7 +38,7 @@ _LARGEST_FILE = 64 << 20
 
 
 def require_ray() -> None:
-    """Refuses before anything is begun.
+    """Refuse a sweep on Ray where Ray is not installed.
 
     Raises:
         LaunchError: Ray is not installed.
@@ -50,12 +52,13 @@ def require_ray() -> None:
 def run_on_ray(
     tasks: Sequence[Task], watcher: Watcher, address: str, jobs: int | None
 ) -> Iterator[tuple[Task, PlanRow]]:
-    """Makes the plans on the cluster, at most ``jobs`` at a time.
+    """Make the plans on the cluster, at most ``jobs`` at a time.
 
     Args:
         tasks: the plans.
         watcher: is told of them.
-        address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as Ray takes it.
+        address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as
+            Ray takes it.
         jobs: None: as many as the cluster has CPUs.
 
     Raises:
@@ -73,7 +76,7 @@ def run_on_ray(
 
 
 def _connect(ray: Any, address: str, jobs: int | None) -> bool:
-    """True where this process has to disconnect again."""
+    """Connect; return True where this process has to disconnect again."""
     if ray.is_initialized():
         return False
     common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
@@ -119,7 +122,7 @@ def _run(
 
 
 def _cancel(ray: Any, references: list[Any], signals: list[int]) -> None:
-    """A KeyboardInterrupt to each task, which ends its plan; after a while, or a second Ctrl-C, by force."""
+    """Interrupt the tasks, which ends their plans; after a while, or a second Ctrl-C, by force."""
     for reference in references:
         with contextlib.suppress(Exception):
             ray.cancel(reference)
@@ -133,13 +136,12 @@ def _cancel(ray: Any, references: list[Any], signals: list[int]) -> None:
 
 
 def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
-    """The row of a task, its files laid down in the run folder."""
+    """Return the row of a task; write its files into the run folder."""
     try:
         files, row = ray.get(reference)
-    except Exception as error:  # the worker died, or the node: Ray's own words
-        reason = one_line(
-            str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        )
+    except Exception as error:  # the worker died, or the node: Ray gives the reason
+        text = str(error).strip() or type(error).__name__
+        reason = one_line(text.splitlines()[-1])
         return PlanRow(
             dict(task.plan.values),
             "failed",
@@ -158,10 +160,10 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
 def make_plan(
     plan: Plan, version: str, env: dict[str, str]
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Runs on a node: the files of the run folder, and the row as JSON.
+    """Make a plan on a node; return the files of the run folder, and the row as JSON.
 
     Args:
-        plan: what is asked for.
+        plan: the request.
         version: of the memprof that asks.
         env: its variables that bear on memory, which replace the node's.
     """
@@ -179,7 +181,7 @@ def make_plan(
 
 
 def read_files(run_dir: Path) -> dict[str, bytes]:
-    """Every file of a run folder by its name within it."""
+    """Return every file of a run folder by its path within it; large ones stay on the node."""
     found = sorted(path for path in run_dir.rglob("*") if path.is_file() and not path.is_symlink())
     return {
         str(path.relative_to(run_dir)): path.read_bytes()

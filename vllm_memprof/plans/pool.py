@@ -1,7 +1,7 @@
-"""Plans side by side on this machine: plans enter, rows leave in the order in which they end.
+"""Makes plans side by side on this machine: plans enter, rows leave in the order of their ends.
 
-One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the plans under way,
-each at most once asked; what had ended before is kept.
+One loop in one thread: children die with the thread that started them. SIGINT and SIGTERM end the
+plans under way, each at most once asked; what had ended before is kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Protocol
 
 import psutil
 
-from vllm_memprof.plans.child import PlanProcess
-from vllm_memprof.plans.plan import Plan
+from vllm_memprof.plans.process import PlanProcess
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, Sweep
 
 _TICK_S = 0.05
@@ -29,7 +29,7 @@ RANK_HOST_BYTES = 1100 << 20
 
 
 class Interrupted(Exception):
-    """A signal ended a sweep or a search; ``number`` is the signal, ``sweep`` what was there until then."""
+    """A signal (``number``) ended a sweep or a search; ``sweep`` has the plans made before it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -47,7 +47,7 @@ class Task:
 
 
 class Watcher(Protocol):
-    """What is told of the plans under way."""
+    """Receives the progress of the plans under way."""
 
     def started(self, task: Task) -> None: ...
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None: ...
@@ -58,7 +58,7 @@ Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
-    """How many plans at a time: as many as there are cores, and as fit into free memory; on real devices one."""
+    """Return the number of plans at a time: by cores and free memory; 1 on real devices."""
     if not all(plan.shares_nothing for plan in plans):
         return 1
     cores = len(os.sched_getaffinity(0))
@@ -70,7 +70,7 @@ def default_jobs(plans: Sequence[Plan]) -> int:
 
 
 def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tuple[Task, PlanRow]]:
-    """Makes the plans, ``jobs`` at a time.
+    """Make the plans, ``jobs`` at a time.
 
     Raises:
         Interrupted: by a signal, after the plans under way have ended; their rows are not given.
@@ -94,7 +94,7 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
                     _end(under_way, signals, watcher)
                 time.sleep(_TICK_S)
         finally:
-            for _, process in under_way:  # the one who takes the rows gave up
+            for _, process in under_way:  # the caller stopped taking rows
                 process.end("interrupted")
             for _, process in under_way:
                 while not process.poll():
@@ -106,7 +106,7 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
 def _end(
     under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: Watcher
 ) -> None:
-    """Once for each signal that came."""
+    """End the plans, once for each signal that came."""
     asked = sum(process.ended is not None for _, process in under_way)
     if asked < len(under_way):
         watcher.ending(
@@ -121,7 +121,7 @@ def _end(
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """SIGINT, SIGTERM and SIGHUP as a list of what came."""
+    """Collect SIGINT, SIGTERM and, unless it is ignored, SIGHUP in a list."""
     found: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

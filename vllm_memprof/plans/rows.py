@@ -14,6 +14,7 @@ from vllm_memprof.accounting.headroom import headroom_with_kv_cache
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.record.loader import Run
+from vllm_memprof.units import one_line
 
 SWEEP_SCHEMA = "memprof.sweep/1"
 FIT_SCHEMA = "memprof.fit/1"
@@ -43,16 +44,16 @@ class PlanRow:
     kv_cache_bytes: int | None = (
         None  # the engine's grant; where it refused to start, what its equation gives
     )
-    honest_kv_cache_bytes: int | None = None
+    fits_request_kv_cache_bytes: int | None = None
     tokens: int | None = None
-    honest_tokens: int | None = None
+    fits_request_tokens: int | None = None
     max_model_len: int | None = None
     max_concurrency: float | None = None  # at max_model_len
     concurrency_at: dict[int, float | None] = field(
         default_factory=dict
     )  # length in tokens -> requests at once
-    honest_headroom_bytes: int | None = None  # beside the honest budget and the KV cache
-    peak_headroom_bytes: int | None = (
+    spare_beside_held_bytes: int | None = None  # beside the honest budget and the KV cache
+    spare_at_profile_peak_bytes: int | None = (
         None  # beside the worst moment of the profile run and the KV cache
     )
     simulated: bool = False
@@ -60,11 +61,11 @@ class PlanRow:
     balanced: bool | None = None
 
     @property
-    def headroom_bytes(self) -> int | None:
+    def spare_bytes(self) -> int | None:
         """The lesser of both; the one that is known where the other is not."""
         known = [
             size
-            for size in (self.honest_headroom_bytes, self.peak_headroom_bytes)
+            for size in (self.spare_beside_held_bytes, self.spare_at_profile_peak_bytes)
             if size is not None
         ]
         return min(known, default=None)
@@ -78,7 +79,7 @@ class PlanRow:
         data["concurrency_at"] = {
             str(length): value for length, value in self.concurrency_at.items()
         }
-        data["headroom_bytes"] = self.headroom_bytes
+        data["spare_bytes"] = self.spare_bytes
         return data
 
     @classmethod
@@ -216,16 +217,18 @@ def plan_row(
         requested_bytes=budget.requested_bytes,
         terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=_kv_cache(least),
-        honest_kv_cache_bytes=_least([rank.budget.honest_kv_cache_bytes for rank in report.ranks]),
+        fits_request_kv_cache_bytes=_least(
+            [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
+        ),
         tokens=kv.tokens,
-        honest_tokens=_least([rank.budget.honest_kv_tokens for rank in report.ranks]),
+        fits_request_tokens=_least([rank.budget.fits_request_kv_tokens for rank in report.ranks]),
         max_model_len=kv.max_model_len,
         max_concurrency=kv.max_concurrency,
         concurrency_at={
             length: None if plan is None else concurrency_at(plan, length) for length in lengths
         },
-        honest_headroom_bytes=_least([honest for honest, _ in headrooms]) if row.ok else None,
-        peak_headroom_bytes=_least([peak for _, peak in headrooms]) if row.ok else None,
+        spare_beside_held_bytes=_least([honest for honest, _ in headrooms]) if row.ok else None,
+        spare_at_profile_peak_bytes=_least([peak for _, peak in headrooms]) if row.ok else None,
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )
@@ -241,9 +244,3 @@ def _least(sizes: Sequence[int | None]) -> int | None:
     return (
         None if None in sizes else min((size for size in sizes if size is not None), default=None)
     )
-
-
-def one_line(text: str, limit: int = 500) -> str:
-    """Any text as one line of at most ``limit`` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,10 +1,12 @@
 """Plans that were made before, by content: a plan of the same key is not made again.
 
-A key says everything that the figures of a plan depend on: the model's configuration, the engine's arguments in their
-normal form, variables that bear on memory, the engine stack, the device profile, and the sources of memprof that make a
-record. Only plans on a simulated device have one: what a real device grants depends on who else is on it.
+A key contains everything that the figures of a plan depend on: the model's configuration, the
+engine's arguments in their normal form, variables that bear on memory, the engine stack, the device
+profile, and the sources of memprof that make a record. Only plans on a simulated device have one:
+other processes change the figures of a real device.
 
-``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes may share it.
+``<cache>/plans/<key>/`` is the run folder; it appears in one step, so that any number of processes
+may share it.
 """
 
 from __future__ import annotations
@@ -17,22 +19,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from vllm_memprof import __version__
-from vllm_memprof.plans.arguments import normal_form, options
-from vllm_memprof.plans.files import copy_folder
-from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.engine_args import normal_form, options
+from vllm_memprof.plans.plan_folder import copy_folder, is_complete, read_row, row_of, write_row
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.redact import select_env
 from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
 from vllm_memprof.sim.runtime import PACKAGE_DIR, fingerprint
 from vllm_memprof.sim.stacks import cache_dir, load_stack, normalize
+from vllm_memprof.version import __version__
 
-#: Raise it when a key no longer says what it said.
+#: Raise it when the content of a key changes.
 FORMAT = 1
-#: Packages of memprof whose change may change what a run records; what is read of a record is read anew each time.
+#: Packages of memprof whose change may change a record; rows are read from it anew each time.
 _SOURCES = ("capture", "launch", "record", "sim")
 _SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
@@ -60,17 +61,17 @@ class Store:
         self.folder = folder or cache_dir() / "plans"
 
     def take(self, key: str | None, plan: Plan, run_dir: Path) -> PlanRow | None:
-        """Copies a plan that was made before to ``run_dir``; its row, None where there is none."""
-        if key is None or not is_whole(self.folder / key):
+        """Copy a plan that was made before to ``run_dir``; return its row, None without one."""
+        if key is None or not is_complete(self.folder / key):
             return None
         try:
             copy_folder(self.folder / key, run_dir)
         except OSError:
-            shutil.rmtree(
-                run_dir, ignore_errors=True
-            )  # half of it, or of one that is being removed
+            shutil.rmtree(run_dir, ignore_errors=True)  # incomplete
             return None
-        row = replace(row_of(plan, run_dir, exit_code=_code(run_dir)), cached=True)
+        found = read_row(run_dir)
+        exit_code = 0 if found is None or found[1].ok else 1
+        row = replace(row_of(plan, run_dir, exit_code), cached=True)
         if not row.final:
             shutil.rmtree(run_dir, ignore_errors=True)
             return None
@@ -78,7 +79,7 @@ class Store:
         return row
 
     def keep(self, key: str | None, row: PlanRow, run_dir: Path) -> None:
-        """Keeps a plan for the next one of its key; a plan that another try may end otherwise is not kept."""
+        """Keep a plan for its key, unless another try may end otherwise."""
         if key is None or not row.final or row.run_id is None:
             return
         try:
@@ -87,14 +88,8 @@ class Store:
             pass  # a full disk costs the cache, not the plan
 
 
-def _code(run_dir: Path) -> int | None:
-    """The exit status to go by: 0 for a plan that ended well."""
-    found = read_row(run_dir)
-    return 0 if found is None or found[1].ok else 1
-
-
 def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
-    """The key of a plan; None where its figures depend on more than can be told.
+    """Return the key of a plan; None where its figures depend on more than a key can contain.
 
     Raises:
         UsageError, SetupError: no such profile or stack.
@@ -102,12 +97,14 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
     kind, _, profile = plan.own.get("device", "auto").partition(":")
     if kind != "sim" or "python" in plan.own:
         return None
-    model = _model_key(plan.model, _that_choose_a_model(plan.engine_args))
+    # arguments that ``resolve_model`` reads, so that a hub is asked once for a whole sweep
+    named = [held for name, held in options(plan.engine_args) if name in _MODEL_OPTIONS]
+    model = _model_key(plan.model, tuple(token for held in named for token in held))
     if model is None:
         return None
     environ = os.environ if environ is None else environ
     env = {name: value for name, value in select_env(environ).items() if name not in PLACES}
-    content: dict[str, Any] = {
+    content = {
         "format": FORMAT,
         "memprof": [__version__, _sources_digest()],
         "model": [plan.model, *model],
@@ -147,16 +144,9 @@ def _sources_digest() -> str:
     return digest.hexdigest()
 
 
-def _that_choose_a_model(engine_args: list[str]) -> tuple[str, ...]:
-    """The arguments that ``resolve_model`` looks at, so that a hub is asked once for a whole sweep."""
-    return tuple(
-        token for name, held in options(engine_args) if name in _MODEL_OPTIONS for token in held
-    )
-
-
 @cache
 def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What the engine reads of a model: the content of its configuration, names and sizes of its weights."""
+    """Return the digest of a model's configuration, and of names and sizes of its weights."""
     resolved = resolve_model(model, list(engine_args))
     if resolved.source == "preset":
         preset = find_preset(model)
@@ -178,8 +168,8 @@ def _folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def model_config(model: str, engine_args: list[str]) -> dict[str, Any] | None:
-    """``config.json`` of a model with a preset or a folder; None where only the engine will know."""
+def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None:
+    """Return ``config.json`` of a model with a preset or a folder; None where there is none."""
     resolved = resolve_model(model, engine_args)
     preset = find_preset(model) if resolved.source == "preset" else None
     folder = generate_model(preset) if preset is not None else Path(resolved.path)

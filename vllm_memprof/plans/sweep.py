@@ -1,7 +1,7 @@
-"""A sweep: all combinations of some options' values, each a plan in a folder of its own; made once, continued later.
+"""A sweep: all combinations of some options' values, each a plan in a folder of its own.
 
-``<folder>/request.json`` says what is swept, ``<folder>/plans/<number>-<values>/`` are the run folders. A folder with
-``plan.json`` is whole: the same command takes it as it is, and makes the others.
+``<folder>/request.json`` is the request, ``<folder>/plans/<number>-<values>/`` are the run folders.
+A folder with ``plan.json`` is complete: the same command keeps it, and makes the others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
-from vllm_memprof.plans.arguments import devices_of, long_name, normal_form
-from vllm_memprof.plans.files import write_private
-from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, is_whole, read_row, titles, write_row
+from vllm_memprof.plans.engine_args import devices_of, long_name, normal_form
+from vllm_memprof.plans.plan_folder import (
+    OUTPUT_FILE,
+    is_complete,
+    read_row,
+    write_private,
+    write_row,
+)
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
+from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.version import __version__
 
 REQUEST_FILE = "request.json"
 PLANS_DIR = "plans"
@@ -36,7 +42,7 @@ _REQUEST_SCHEMA = "memprof.sweep-request/1"
 
 
 class Progress(Watcher, Protocol):
-    """What is told of a sweep besides."""
+    """Receives the progress of a sweep."""
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         """``how``: made, cached, or there already."""
@@ -44,7 +50,7 @@ class Progress(Watcher, Protocol):
 
 @dataclass
 class SweepJob:
-    """A sweep as asked for."""
+    """A sweep as requested."""
 
     plan: Plan  # without the knobs
     knobs: list[Knob]
@@ -65,7 +71,7 @@ class SweepJob:
 
 
 def parse_over(texts: list[str]) -> list[Knob]:
-    """``--over knob=v1,v2`` as often as given; a comma within brackets or quotes belongs to a value.
+    """Parse ``--over option=v1,v2``; a comma within brackets or quotes belongs to a value.
 
     Raises:
         UsageError: no knob, no value, or one of them twice.
@@ -93,7 +99,7 @@ def parse_over(texts: list[str]) -> list[Knob]:
 
 
 def split_values(text: str) -> list[str]:
-    """Values between commas that stand outside brackets and quotes."""
+    """Split at the commas outside brackets and quotes."""
     values, held, depth, quote = list[str](), "", 0, ""
     for char in text:
         if quote:
@@ -113,7 +119,7 @@ def split_values(text: str) -> list[str]:
 
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
-    """``reports/sweep-<model>-<digest>``: the same for the same sweep, so that it can be continued."""
+    """Return ``reports/sweep-<model>-<digest>``, the same for the same sweep."""
     base = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60]
         or "model"
@@ -122,7 +128,17 @@ def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
 
-def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, Any]:
+class _Request(TypedDict):
+    """``request.json``."""
+
+    schema: str
+    model: str
+    arguments: list[list[str]]
+    own: dict[str, str]
+    knobs: list[dict[str, object]]
+
+
+def _request(plan: Plan, knobs: Sequence[Knob]) -> _Request:
     return {
         "schema": _REQUEST_SCHEMA,
         "model": plan.model,
@@ -133,10 +149,10 @@ def _request(plan: Plan, knobs: Sequence[Knob]) -> dict[str, Any]:
 
 
 def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
-    """Makes the plans that are not there yet.
+    """Make the plans that are not there yet.
 
     Returns:
-        The sweep with a row for every plan; fewer where it was interrupted, with a note that says so.
+        The sweep with a row for every plan.
 
     Raises:
         UsageError: the folder holds something else, or another memprof is at it.
@@ -169,17 +185,20 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
 
 
 def _rows(job: SweepJob, pool: Pool, progress: Progress) -> Iterator[tuple[int, PlanRow, str]]:
-    """(place, row, how) of every plan, as they come."""
+    """Yield (place, row, how) of every plan, as they come."""
     todo: list[tuple[Task, str | None, str]] = []
-    for place, (plan, name) in enumerate(zip(job.plans, titles(job.plans), strict=True)):
+    for place, (plan, name) in enumerate(zip(job.plans, folder_names(job.plans), strict=True)):
         task = Task(place, plan, job.folder / PLANS_DIR / name)
         key = key_of(plan)
-        mark = key or _mark(plan)
-        found = read_row(task.run_dir) if is_whole(task.run_dir) else None
+        # a plan on a real device has no key: its folder is known by the request and the release
+        asked = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
+        mark = key or "asked-" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:26]
+        found = read_row(task.run_dir) if is_complete(task.run_dir) else None
         if found is not None and found[0] == mark and found[1].final:
             yield place, _placed(found[1], task, job), "there already"
             continue
-        _remove(task.run_dir)
+        shutil.rmtree(task.run_dir, ignore_errors=True)
+        task.run_dir.with_name(f"{name}.{OUTPUT_FILE}").unlink(missing_ok=True)
         row = None if job.store is None else job.store.take(key, plan, task.run_dir)
         if row is not None:
             yield place, _placed(row, task, job), "cached"
@@ -206,6 +225,7 @@ def _rows(job: SweepJob, pool: Pool, progress: Progress) -> Iterator[tuple[int, 
 
 
 def _kept(row: PlanRow, task: Task, job: SweepJob, key: str | None, mark: str) -> PlanRow:
+    """Mark the run folder of a new plan as complete, and keep it in the store."""
     row = _placed(row, task, job)
     write_row(task.run_dir, mark, row)
     if job.store is not None:
@@ -219,20 +239,14 @@ def _placed(row: PlanRow, task: Task, job: SweepJob) -> PlanRow:
     )
 
 
-def _mark(plan: Plan) -> str:
-    """By what a plan on a real device is known when its sweep goes on: what was asked for, and of which memprof."""
-    content = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
-    return "asked-" + hashlib.sha256(json.dumps(content).encode()).hexdigest()[:26]
-
-
-def _remove(run_dir: Path) -> None:
-    shutil.rmtree(run_dir, ignore_errors=True)
-    (run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}").unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def _folder(job: SweepJob) -> Iterator[None]:
-    """The sweep's folder, for this process alone."""
+    """Make the sweep's folder and lock it for this process.
+
+    Raises:
+        UsageError: the folder has other content, or another memprof uses it.
+        LaunchError: it cannot be made.
+    """
     path, request = job.folder, _request(job.plan, job.knobs)
     held = path / REQUEST_FILE
     try:
@@ -253,24 +267,18 @@ def _folder(job: SweepJob) -> Iterator[None]:
         except OSError as error:
             raise UsageError(f"another memprof is making the sweep in {path}") from error
         if held.exists():
-            _refuse_another(held, request)
+            try:
+                before = json.loads(held.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                before = None
+            known = before if isinstance(before, dict) else {}
+            other = [name for name, value in request.items() if known.get(name) != value]
+            if other or known.keys() - request.keys():
+                hint = "give another folder with -o DIR, or remove this one"
+                text = f"{path} holds another sweep: {', '.join(other)} differ"
+                raise UsageError(text, hint=hint)
         else:
             write_private(held, json.dumps(request, indent=1) + "\n")
         yield
     finally:
         os.close(lock)
-
-
-def _refuse_another(held: Path, request: dict[str, Any]) -> None:
-    try:
-        before = json.loads(held.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        before = None
-    if before != request:
-        what = [
-            name
-            for name in request
-            if not isinstance(before, dict) or before.get(name) != request[name]
-        ]
-        hint = "give another folder with -o DIR, or remove this one"
-        raise UsageError(f"{held.parent} holds another sweep: {', '.join(what)} differ", hint=hint)

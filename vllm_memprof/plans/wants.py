@@ -1,4 +1,4 @@
-"""What a plan is wanted to hold: parsed from ``--want`` and ``--headroom``, and a row held against it. Pure."""
+"""The conditions of a fit: ``--want`` and ``--headroom`` parsed, and a row checked. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ HINT = (
     "tokens=500000 (KV cache), concurrency=8@32768 (8 requests of 32768 tokens at once), "
     "concurrency=8 (of --max-model-len), kv-cache=40GiB"
 )
-#: Which way a value has to go for what is missing: less of the knob's ambition, or more.
-LESS, MORE = "less", "more"
 #: The engine's own advice where the KV cache has no room.
 _MORE_ROOM = re.compile(
     r"incr\w+ .?gpu[_-]memory[_-]utilization|No available memory for the cache|"
@@ -26,7 +24,7 @@ _NUMBER = re.compile(r"[0-9][0-9_,]*")
 
 @dataclass(frozen=True)
 class Want:
-    """One thing that a plan is to hold."""
+    """One condition that a plan has to meet."""
 
     kind: str  # tokens | concurrency | kv-cache | headroom
     least: int  # tokens, requests or bytes
@@ -44,14 +42,14 @@ class Want:
 
 @dataclass(frozen=True)
 class Miss:
-    """What a plan does not hold."""
+    """A condition that a plan does not meet."""
 
     text: str
-    kind: str  # of the want; "length": of requests; "plan": it failed; "room": it had no room for a KV cache
+    kind: str  # of the want; length: of requests; plan: it failed; room: none for a KV cache
 
 
 def parse_wants(texts: list[str], headroom: str | None) -> list[Want]:
-    """``--want`` as often as given, and ``--headroom``; headroom of at least 0 is always wanted.
+    """Parse ``--want``, as often as given, and ``--headroom``, which is at least 0.
 
     Raises:
         UsageError: a want that is none, or the same one twice.
@@ -101,12 +99,12 @@ def _positive(number: int, whole: str) -> int:
 
 
 def lengths(wants: list[Want]) -> tuple[int, ...]:
-    """Tokens of requests for which a plan's concurrency is needed."""
+    """Return the tokens of requests for which a plan's concurrency is needed."""
     return tuple(want.length for want in wants if want.length is not None)
 
 
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
-    """What the plan does not hold; empty where it holds everything. A figure that is not known is not held."""
+    """Return the conditions that a plan does not meet; an unknown figure meets none."""
     if not row.ok:
         reason = row.reason or row.status
         return [Miss(reason, "room" if _MORE_ROOM.search(reason) else "plan")]
@@ -119,7 +117,7 @@ def _miss(row: PlanRow, want: Want) -> Miss | None:
     if want.kind == "kv-cache":
         return _short("KV cache", row.kv_cache_bytes, want)
     if want.kind == "headroom":
-        return _short("headroom", row.headroom_bytes, want)
+        return _short("headroom", row.spare_bytes, want)
     if (
         want.length is not None
         and row.max_model_len is not None

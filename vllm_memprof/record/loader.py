@@ -24,6 +24,7 @@ from vllm_memprof.record.schema import (
     RunInfo,
     Snapshot,
 )
+from vllm_memprof.record.spans import Edge, Span, edges, edges_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,35 +56,6 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class PhaseSpan:
-    """One passage through a phase: the two edges, paired by id."""
-
-    phase: str
-    order: int  # position by start within the process, from 0
-    id: int | None
-    parent: int | None  # order of the enclosing span; None at the top level
-    depth: int  # 0 at the top level
-    hook: str | None
-    before: Snapshot | None  # None: the edge was not recorded
-    after: Snapshot | None
-    start_t_ns: int | None  # time.monotonic_ns()
-    end_t_ns: int | None
-    error: str | None = None  # the exception that left the phase
-    detail: dict[str, Any] = field(default_factory=dict)  # both edges merged, the later one wins
-
-    @property
-    def open(self) -> bool:
-        """True when the process never left the phase: it died there, or is still inside."""
-        return self.end_t_ns is None
-
-    @property
-    def seconds(self) -> float | None:
-        if self.start_t_ns is None or self.end_t_ns is None:
-            return None
-        return (self.end_t_ns - self.start_t_ns) / 1e9
-
-
-@dataclass(frozen=True)
 class HookState:
     """The last thing heard of one hook in one process."""
 
@@ -104,7 +76,7 @@ class ProcessRecord:
     versions: dict[str, str]
     argv: list[str]
     python: str | None
-    phases: list[PhaseSpan]
+    phases: list[Span]
     figures: dict[
         str, int | float | None
     ]  # FIGURES; a later event overrides, null never overrides a number
@@ -355,7 +327,7 @@ class _Passage:
         return event
 
 
-def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
+def _pair_phases(events: list[Event]) -> list[Span]:
     """Pairs the edges by id, in the order in which the phases began."""
     passages: list[_Passage] = []
     by_id: dict[Any, _Passage] = {}
@@ -371,7 +343,7 @@ def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
         else:
             passage.after = event
     order_of = {passage.either.get("id"): order for order, passage in enumerate(passages)}
-    spans: list[PhaseSpan] = []
+    spans: list[Span] = []
     for order, passage in enumerate(passages):
         parent = (
             order_of.get(passage.either.get("parent"))
@@ -388,18 +360,17 @@ def _pair_phases(events: list[Event]) -> list[PhaseSpan]:
     return spans
 
 
-def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -> PhaseSpan:
+def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -> Span:
     before, after = passage.before or {}, passage.after or {}
     last = _snapshot(after)
-    return PhaseSpan(
+    return Span(
         phase=str(passage.either.get("phase")),
         order=order,
         id=passage.either.get("id"),
         parent=parent,
         depth=depth,
         hook=passage.either.get("hook"),
-        before=_snapshot(before),
-        after=last,
+        edges=edges(_snapshot(before), last),
         start_t_ns=before.get("t_ns"),
         # the phase was over when the reading of its last snapshot began
         end_t_ns=last.t_ns if last is not None and last.t_ns is not None else after.get("t_ns"),
@@ -489,10 +460,7 @@ def snapshot_frame(run: Run) -> pd.DataFrame:
 
     rows = []
     for process in run.processes:
-        for span in process.phases:
-            for edge, snapshot in (("before", span.before), ("after", span.after)):
-                if snapshot is not None:
-                    rows.append(_frame_row(process, span, edge, snapshot))
+        rows += [_frame_row(process, span, edge) for span, edge in edges_of(process.phases)]
     integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
     columns = [
         "file",
@@ -512,9 +480,7 @@ def snapshot_frame(run: Run) -> pd.DataFrame:
     return frame
 
 
-def _frame_row(
-    process: ProcessRecord, span: PhaseSpan, edge: str, snapshot: Snapshot
-) -> dict[str, Any]:
+def _frame_row(process: ProcessRecord, span: Span, edge: Edge) -> dict[str, Any]:
     who = process.identity
     return {
         "file": process.file,
@@ -524,7 +490,7 @@ def _frame_row(
         "rank": who.rank,
         "order": span.order,
         "phase": span.phase,
-        "edge": edge,
-        "t_ns": snapshot.t_ns,
-        **{name: getattr(snapshot, name) for name in SNAPSHOT_FIELDS},
+        "edge": edge.side,
+        "t_ns": edge.snapshot.t_ns,
+        **{name: getattr(edge.snapshot, name) for name in SNAPSHOT_FIELDS},
     }

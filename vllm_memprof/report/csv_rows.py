@@ -8,7 +8,7 @@ is an integer, an empty cell where the figure is unknown. What a row is, by ``ki
 - ``part``: held by the owners that ``part_of`` names, so it is not added to them.
 - ``reading``: a figure of the snapshot that the owners were made of, by its name in ``report.json``.
 - ``budget``: of the rank's KV-cache equation; phase, order and edge are empty.
-- ``term``, ``uncharged``: the terms of the equation, and what it does not charge.
+- ``term``, ``not_subtracted``: the terms of the equation, and what it does not charge.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.model import (
     INFERRED,
     MEASURED,
     MODELLED,
     Budget,
-    PhaseRow,
     RankReport,
     Report,
 )
-from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
-from vllm_memprof.report.clock import host_starts
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import edges_of
 
 COLUMNS = (
     "run",
@@ -58,7 +58,7 @@ _BUDGET = (
     "requested_bytes",
     "kv_cache_bytes",
     "engine_kv_cache_bytes",
-    "honest_kv_cache_bytes",
+    "fits_request_kv_cache_bytes",
     "residual_bytes",
 )
 
@@ -88,10 +88,12 @@ def _rank_rows(rank: RankReport, start: int, simulated: bool) -> Iterator[list[A
     """Rows from ``phase`` on."""
     for kind, component, size, how in _budget_rows(rank, rank.budget):
         yield ["", "", "", "", kind, component, size, how, "", ""]
-    phases = {row.order: row for row in rank.phases}
-    for memory in rank.device_memory:
-        snapshot = _snapshot(phases.get(memory.order), memory.edge)
-        at = [memory.phase, memory.order, memory.edge, _seconds(snapshot, start)]
+    for span, edge in edges_of(rank.phases):
+        memory, snapshot = edge.owners, edge.snapshot
+        if memory is None:
+            continue
+        seconds = (snapshot.t_ns - start) / 1e9 if snapshot.t_ns else None
+        at = [span.phase, span.order, edge.side, seconds]
         for row in memory.rows:
             yield [*at, "owner", row.component, row.bytes, row.how, row.source, row.part_of]
         yield [
@@ -105,7 +107,7 @@ def _rank_rows(rank: RankReport, start: int, simulated: bool) -> Iterator[list[A
         ]
         for row in memory.parts:
             yield [*at, "part", row.component, row.bytes, row.how, row.source, row.part_of]
-        for name in _READINGS if snapshot is not None else ():
+        for name in _READINGS:
             yield [*at, "reading", name, getattr(snapshot, name), _how(name, simulated), "", ""]
 
 
@@ -114,22 +116,14 @@ def _budget_rows(rank: RankReport, budget: Budget) -> Iterator[tuple[str, str, i
     yield "budget", "initial_free_bytes", rank.initial_free_bytes, ""
     for name in _BUDGET:
         yield "budget", name, getattr(budget, name), ""
-    yield "budget", "headroom_bytes", rank.headroom_bytes, ""
+    yield "budget", "spare_bytes", rank.spare_bytes, ""
     for term in budget.terms:
         yield "term", term.name, term.bytes, ""
-    for item in budget.uncharged:
-        yield "uncharged", item.name, item.bytes, item.how
+    for item in budget.not_subtracted:
+        yield "not_subtracted", item.name, item.bytes, item.how
 
 
 def _how(name: str, simulated: bool) -> str:
     if name not in _OUTSIDE_TORCH:
         return MEASURED
     return MODELLED if simulated else _OUTSIDE_TORCH[name]
-
-
-def _snapshot(row: PhaseRow | None, edge: str) -> Snapshot | None:
-    return None if row is None else row.before if edge == "before" else row.after
-
-
-def _seconds(snapshot: Snapshot | None, start: int) -> float | None:
-    return None if snapshot is None or not snapshot.t_ns else (snapshot.t_ns - start) / 1e9

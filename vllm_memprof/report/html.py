@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from vllm_memprof import __version__
 from vllm_memprof.accounting.model import INFERRED, MODELLED, Report
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.report.plots import Plots, View, plots
@@ -33,6 +32,7 @@ from vllm_memprof.report.sections.base import (
 from vllm_memprof.report.sections.findings import FindingView, finding_views
 from vllm_memprof.report.sections.head import head, verdict
 from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.version import __version__
 
 if TYPE_CHECKING:
     import jinja2

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try, one_line
+from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -25,7 +25,7 @@ from vllm_memprof.report.sections.base import (
     number,
 )
 from vllm_memprof.report.table import Painter
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import format_bytes, format_gib, one_line
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own names. Bytes are integers,
 #: an empty cell is unknown. ``docs/concepts/plans.md`` says what each one is.
@@ -37,11 +37,11 @@ COLUMNS = (
     "tokens",
     "max_concurrency",
     "max_model_len",
-    "honest_kv_cache_bytes",
-    "honest_tokens",
-    "headroom_bytes",
-    "honest_headroom_bytes",
-    "peak_headroom_bytes",
+    "fits_request_kv_cache_bytes",
+    "fits_request_tokens",
+    "spare_bytes",
+    "spare_beside_held_bytes",
+    "spare_at_profile_peak_bytes",
     "device_total_bytes",
     "gpu_memory_utilization",
     "requested_bytes",
@@ -191,14 +191,14 @@ def _columns(wide: bool) -> list[Column]:
 
 def _figures(row: PlanRow, wide: bool) -> list[str]:
     concurrency = next(iter(row.concurrency_at.values()), row.max_concurrency)
-    mark = f" {MODELLED_MARK}" if row.simulated and row.headroom_bytes is not None else ""
-    honest = [format_gib(row.honest_kv_cache_bytes)] if wide else []
+    mark = f" {MODELLED_MARK}" if row.simulated and row.spare_bytes is not None else ""
+    honest = [format_gib(row.fits_request_kv_cache_bytes)] if wide else []
     return [
         format_gib(row.kv_cache_bytes),
         format_bytes(row.tokens),
         number(concurrency, ",.2f"),
         *honest,
-        format_gib(row.headroom_bytes) + mark,
+        format_gib(row.spare_bytes) + mark,
     ]
 
 

@@ -24,10 +24,10 @@ class Figure:
 
 FIGURES = (
     Figure("tokens", "KV tokens", "tokens"),
-    Figure("honest_tokens", "Honest KV tokens", "tokens"),
+    Figure("fits_request_tokens", "Honest KV tokens", "tokens"),
     Figure("kv_cache_bytes", "KV cache, GiB", "GiB"),
-    Figure("honest_kv_cache_bytes", "Honest KV cache, GiB", "GiB"),
-    Figure("headroom_bytes", "Headroom, GiB", "GiB"),
+    Figure("fits_request_kv_cache_bytes", "Honest KV cache, GiB", "GiB"),
+    Figure("spare_bytes", "Headroom, GiB", "GiB"),
     Figure("max_concurrency", "Requests of max_model_len", "requests"),
 )
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
 from vllm_memprof.report.sections.budget import TERM_TITLES, term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -98,20 +99,21 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
     moments = tuple(
         (
-            memory.phase,
-            memory.edge,
-            *((row.component, format_gib(row.bytes)) for row in memory.rows),
+            span.phase,
+            edge.side,
+            *((row.component, format_gib(row.bytes)) for row in edge.owners.rows),
         )
-        for memory in rank.device_memory
+        for span, edge in edges_of(rank.phases)
+        if edge.owners is not None
     )
     budget = rank.budget
     figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
     figures += [
-        budget.honest_kv_cache_bytes,
-        rank.headroom_bytes,
+        budget.fits_request_kv_cache_bytes,
+        rank.spare_bytes,
         *(term.bytes for term in budget.terms),
     ]
-    figures += [item.bytes for item in budget.uncharged]
+    figures += [item.bytes for item in budget.not_subtracted]
     return moments, tuple(map(format_gib, figures)), tuple(rank.open_phases), repr(rank.oom)
 
 
@@ -206,14 +208,14 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         )
         level = granted
     steps.append(Step("KV cache", level, "level"))
-    if budget.honest_kv_cache_bytes is not None:
-        for item in budget.uncharged:
+    if budget.fits_request_kv_cache_bytes is not None:
+        for item in budget.not_subtracted:
             if item.bytes:
                 mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
                 steps.append(Step(item.title + mark, -item.bytes, "change"))
                 level -= item.bytes
-        steps += _change("rounding", budget.honest_kv_cache_bytes - level)
-        steps.append(Step("honest KV cache", budget.honest_kv_cache_bytes, "level"))
+        steps += _change("rounding", budget.fits_request_kv_cache_bytes - level)
+        steps.append(Step("honest KV cache", budget.fits_request_kv_cache_bytes, "level"))
     return steps, None
 
 
@@ -234,9 +236,9 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
     ]
     figures += [
         ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),
-        ("honest KV cache", [rank.budget.honest_kv_cache_bytes for rank in ranks]),
+        ("honest KV cache", [rank.budget.fits_request_kv_cache_bytes for rank in ranks]),
         ("free at the start", [rank.initial_free_bytes for rank in ranks]),
-        ("headroom", [rank.headroom_bytes for rank in ranks]),
+        ("headroom", [rank.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.model import INFERRED, MEASURED, DeviceMemory, PhaseRow, RankReport
+from vllm_memprof.accounting.clock import MOMENTS
+from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.report.clock import MOMENTS
+from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
 from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
@@ -80,9 +81,17 @@ class Timeline:
 
 @dataclass(frozen=True)
 class _Reading:
-    t_ns: int
+    span: Span
+    edge: Edge
     memory: DeviceMemory
-    snapshot: Snapshot
+
+    @property
+    def t_ns(self) -> int:
+        return self.edge.snapshot.t_ns
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.edge.snapshot
 
 
 def timeline_of(rank: RankReport, start: int) -> Timeline | None:
@@ -97,10 +106,10 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     ]
     rest = [reading.memory.unaccounted_bytes for reading in drawn]
     owners.append(Owner("unaccounted", rest))
-    total, left = rank.device_total_bytes, rank.headroom_bytes
+    total, left = rank.device_total_bytes, rank.spare_bytes
     return Timeline(
         moments=[
-            Moment((each.t_ns - start) / 1e9, each.memory.phase, each.memory.edge) for each in drawn
+            Moment((each.t_ns - start) / 1e9, each.span.phase, each.edge.side) for each in drawn
         ],
         owners=[owner for owner in owners if any(owner.bytes)],
         in_use=[_in_use(reading.snapshot) for reading in drawn],
@@ -113,17 +122,13 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
 
 def _readings(rank: RankReport) -> list[_Reading]:
     """Moments with a time and at least one figure, in the order of time."""
-    rows = {row.order: row for row in rank.phases}
     found = []
-    for memory in rank.device_memory:
-        row = rows.get(memory.order)
-        snapshot = None if row is None else row.before if memory.edge == "before" else row.after
-        if (
-            snapshot is not None
-            and snapshot.t_ns
-            and any(each.bytes is not None for each in memory.rows)
-        ):
-            found.append(_Reading(snapshot.t_ns, memory, snapshot))
+    for span, edge in edges_of(rank.phases):
+        memory = edge.owners
+        if memory is None or all(each.bytes is None for each in memory.rows):
+            continue
+        if edge.snapshot.t_ns:
+            found.append(_Reading(span, edge, memory))
     return sorted(found, key=lambda reading: reading.t_ns)
 
 
@@ -215,11 +220,8 @@ def _bands(rank: RankReport, start: int) -> list[Band]:
     found = []
     for row in rank.phases:
         begins, ends = _time(row.before), _time(row.after)
-        if (
-            begins is None
-            and ends is not None
-            and (row.seconds is not None or row.phase in MOMENTS)
-        ):
+        timed = row.seconds is not None or row.phase in MOMENTS
+        if begins is None and ends is not None and timed:
             begins = ends - int((row.seconds or 0) * 1e9)
         if begins is not None:
             end = None if ends is None else (ends - start) / 1e9
@@ -236,15 +238,14 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
     if total is None:
         return []
     outermost: dict[int, int] = {}  # order -> that of the outermost phase around it
-    rows: dict[int, list[PhaseRow]] = {}
+    rows: dict[int, list[Span]] = {}
     for row in rank.phases:  # by start: parents come first
-        outermost[row.order] = (
-            row.order if row.parent is None else outermost.get(row.parent, row.order)
-        )
+        *_, outer = row, *ancestors(rank.phases, row)
+        outermost[row.order] = outer.order
         rows.setdefault(outermost[row.order], []).append(row)
     read: dict[int, list[_Reading]] = {}
     for reading in readings:
-        read.setdefault(outermost[reading.memory.order], []).append(reading)
+        read.setdefault(outermost[reading.span.order], []).append(reading)
     found: list[tuple[int, Peak]] = []
     for order, inside in rows.items():
         for what, level, between in _KINDS_OF_PEAK:
@@ -253,11 +254,11 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
                 for each in read.get(order, [])
                 if (size := level(each.snapshot)) is not None
             ]
-            ends = [size for each, size in heights if each.memory.order == order]
+            ends = [size for each, size in heights if each.span.order == order]
             candidates = [
                 Peak(
                     what,
-                    f"{each.memory.edge} {each.memory.phase}",
+                    f"{each.edge.side} {each.span.phase}",
                     size,
                     (each.t_ns - start) / 1e9,
                     True,
@@ -277,7 +278,7 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
 
 
 def _risen(
-    rows: list[PhaseRow], what: str, between: Callable[[PhaseRow], int | None], start: int
+    rows: list[Span], what: str, between: Callable[[Span], int | None], start: int
 ) -> list[Peak]:
     """Peaks that the allocator kept; of nested phases that saw the same one, the innermost."""
     found: dict[int, tuple[int, Peak]] = {}
@@ -301,14 +302,14 @@ def _allocated(snapshot: Snapshot) -> int | None:
     return snapshot.allocated_bytes
 
 
-def _allocated_between(row: PhaseRow) -> int | None:
+def _allocated_between(row: Span) -> int | None:
     """The most that was allocated at once, where it was within this phase."""
     low = None if row.before is None else row.before.allocated_run_peak_bytes
     high = None if row.after is None else row.after.allocated_run_peak_bytes
     return high if low is not None and high is not None and high > low else None
 
 
-def _reserved_between(row: PhaseRow) -> int | None:
+def _reserved_between(row: Span) -> int | None:
     """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
 
     As ``accounting.headroom`` has it: non-torch memory at that moment is not known.
@@ -329,7 +330,7 @@ def _reserved_between(row: PhaseRow) -> int | None:
 
 #: What has peaks: how high a reading is, and how high it was at most within a phase.
 _KINDS_OF_PEAK: tuple[
-    tuple[str, Callable[[Snapshot], int | None], Callable[[PhaseRow], int | None]], ...
+    tuple[str, Callable[[Snapshot], int | None], Callable[[Span], int | None]], ...
 ] = (
     ("in use", _in_use, _reserved_between),
     ("allocated", _allocated, _allocated_between),

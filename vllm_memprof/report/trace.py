@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport, Report
+from vllm_memprof.accounting.clock import host_starts, passages
+from vllm_memprof.accounting.model import RankReport, Report, snapshot_delta
 from vllm_memprof.errors import UsageError
-from vllm_memprof.report.clock import host_starts, passages
+from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
 from vllm_memprof.report.json_text import json_pieces
 
 Event = dict[str, Any]
@@ -95,13 +96,12 @@ def _rank_events(
     rows = {row.order: row for row in rank.phases}
     for order in sorted(times, key=lambda order: (times[order][0], order)):
         yield _slice(rows[order], times[order], track, threads[order], start)
-    for memory in rank.device_memory:
-        row = rows.get(memory.order)
-        snapshot = None if row is None else row.before if memory.edge == "before" else row.after
-        if snapshot is not None and snapshot.t_ns:
+    for _, edge in edges_of(rank.phases):
+        memory = edge.owners
+        if memory is not None and edge.snapshot.t_ns:
             at: Event = {
                 "ph": "C",
-                "ts": _micros(snapshot.t_ns - start),
+                "ts": _micros(edge.snapshot.t_ns - start),
                 "pid": track,
                 "tid": track,
                 "cat": "memory",
@@ -118,11 +118,9 @@ def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
     return ((name, size) for name, size in rows if size is not None)
 
 
-def _slice(
-    row: PhaseRow, times: tuple[int, int | None], track: int, thread: int, start: int
-) -> Event:
+def _slice(row: Span, times: tuple[int, int | None], track: int, thread: int, start: int) -> Event:
     begins, ends = times
-    delta = row.to_json()["delta"] or {}
+    delta = snapshot_delta(row.before, row.after) or {}
     args = {"order": row.order, "open": row.open, "error": row.error}
     args |= {
         f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size

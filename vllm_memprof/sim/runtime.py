@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, elf, left_out, symbols
 from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
+from vllm_memprof.version import __version__
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 SITE_DIR = PACKAGE_DIR / "sim" / "site"

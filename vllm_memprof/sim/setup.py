@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from vllm_memprof import __version__
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim.build import build_shim, find_compiler
 from vllm_memprof.sim.left_out import build_left_out
@@ -51,6 +50,7 @@ from vllm_memprof.sim.stacks import (
     normalize,
     remember_prefix,
 )
+from vllm_memprof.version import __version__
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)

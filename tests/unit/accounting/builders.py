@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.record.loader import Identity, PhaseSpan, ProcessRecord, Run, load_run
+from vllm_memprof.record.loader import Identity, ProcessRecord, Run, load_run
 from vllm_memprof.record.schema import RunInfo, Snapshot
+from vllm_memprof.record.spans import Span, edges
 
 DATA = Path(__file__).parents[2] / "data"
 TOTAL = 65_452_113_920
@@ -24,7 +25,7 @@ def snapshot(**values: int | None) -> Snapshot:
 
 def span(
     phase: str, before: Snapshot | None, after: Snapshot | None, order: int = 0, **values: Any
-) -> PhaseSpan:
+) -> Span:
     defaults = {
         "id": order + 1,
         "parent": None,
@@ -33,12 +34,10 @@ def span(
         "start_t_ns": 0,
         "end_t_ns": SECOND,
     }
-    return PhaseSpan(phase=phase, order=order, before=before, after=after, **{**defaults, **values})
+    return Span(phase=phase, order=order, edges=edges(before, after), **{**defaults, **values})
 
 
-def process(
-    phases: list[PhaseSpan], figures: dict[str, Any] | None = None, **who: Any
-) -> ProcessRecord:
+def process(phases: list[Span], figures: dict[str, Any] | None = None, **who: Any) -> ProcessRecord:
     who = {
         "role": "worker",
         "roles": frozenset({"worker"}),

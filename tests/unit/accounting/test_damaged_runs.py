@@ -19,6 +19,7 @@ from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record.loader import load_run
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report import render_json, render_markdown
 
 SOURCE = DATA / "graph_tp2"
@@ -39,22 +40,17 @@ def damaged(edit: Callable[[str, list[str]], bytes]) -> Iterator[Path]:
 def assert_sound(report: Report) -> None:
     """Whatever is left can be shown, and the books of every snapshot still close."""
     for rank in report.ranks:
-        for memory in rank.device_memory:
+        for _, edge in edges_of(rank.phases):
+            memory = edge.owners
+            assert memory is not None
             if memory.unaccounted_bytes is not None:
                 known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-                total = next(
-                    snapshot.device_total_bytes
-                    for row in rank.phases
-                    if row.order == memory.order
-                    for snapshot in [row.before if memory.edge == "before" else row.after]
-                    if snapshot is not None
-                )
-                assert known + memory.unaccounted_bytes == total
+                assert known + memory.unaccounted_bytes == edge.snapshot.device_total_bytes
         budget = rank.budget
         if any(term.charged and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None
             assert budget.balanced is None
-            assert budget.honest_kv_cache_bytes is None
+            assert budget.fits_request_kv_cache_bytes is None
         elif budget.kv_cache_bytes is not None and budget.engine_kv_cache_bytes is not None:
             assert budget.residual_bytes == 0
     json.loads(render_json(report))

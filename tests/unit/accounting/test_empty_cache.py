@@ -10,8 +10,8 @@ import pytest
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.findings_empty_cache import observer_of
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span
 
 from .builders import TOTAL, process, recorded, run_of, span
 
@@ -43,7 +43,7 @@ def call(
     order: int,
     parent: int | None = None,
     **detail: Any,
-) -> PhaseSpan:
+) -> Span:
     """A passage of empty_cache from ``before`` to ``after``: (allocated, reserved, non-torch) in MiB."""
     values = {
         "site": "runner.py:7",
@@ -58,13 +58,22 @@ def call(
     )  # fmt: skip
 
 
+def changed(span: Span, *sides: str, **values: Any) -> Span:
+    """Return the span with other figures in the snapshots of some edges."""
+    edges = [
+        replace(edge, snapshot=replace(edge.snapshot, **values)) if edge.side in sides else edge
+        for edge in span.edges
+    ]
+    return replace(span, edges=tuple(edges))
+
+
 def phase(
     name: str, t_ns: int, before: Snapshot, after: Snapshot, order: int, **values: Any
-) -> PhaseSpan:
+) -> Span:
     return span(name, before, after, order, start_t_ns=t_ns, end_t_ns=t_ns + 5, **values)
 
 
-def report_of(spans: list[PhaseSpan]) -> Report:
+def report_of(spans: list[Span]) -> Report:
     return build_report(run_of(replace(process(spans), ready_t_ns={"model": READY})))
 
 
@@ -153,9 +162,7 @@ def test_workspace_that_comes_back_counts() -> None:
         call(200, (10, 12, 470), (10, 12, 400), 0),
         call(210, (10, 12, 470), (10, 12, 400), 1),
     ]
-    before = replace(spans[0].before, npu_workspace_bytes=70 * MIB)  # type: ignore[type-var]
-    again = replace(spans[1].before, npu_workspace_bytes=70 * MIB)  # type: ignore[type-var]
-    report = report_of([replace(spans[0], before=before), replace(spans[1], before=again)])
+    report = report_of([changed(each, "before", npu_workspace_bytes=70 * MIB) for each in spans])
     first = report.ranks[0].empty_cache[0]
     assert (first.freed_npu_workspace_bytes, first.freed_other_bytes) == (70 * MIB, 0)
     assert first.refilled_bytes == 70 * MIB
@@ -173,12 +180,7 @@ def test_calls_of_a_start_up_are_a_habit_only_when_they_take_time() -> None:
 
 
 def test_a_flush_of_the_allocator_shows_between_calls() -> None:
-    second = call(210, (10, 12), (10, 12), 1)
-    flushed = replace(
-        second,
-        before=replace(second.before, alloc_retries=3),  # type: ignore[type-var]
-        after=replace(second.after, alloc_retries=3),  # type: ignore[type-var]
-    )
+    flushed = changed(call(210, (10, 12), (10, 12), 1), "before", "after", alloc_retries=3)
     calls = report_of([call(200, (10, 12), (10, 12), 0), flushed]).ranks[0].empty_cache
     assert [c.alloc_retries for c in calls] == [0, 3]
 
@@ -247,7 +249,7 @@ def sleeps(
     count: int, leak: int = 0, cached: int = 0, non_torch: int = 0, emptied: bool = True
 ) -> Report:
     """Cycles that leave ``leak`` MiB allocated, ``cached`` MiB cached, ``non_torch`` MiB outside torch, each."""
-    spans: list[PhaseSpan] = []
+    spans: list[Span] = []
 
     def level(t_ns: int, done: int, unmapped: int = 0) -> Snapshot:
         allocated = 1000 + done * leak
@@ -340,7 +342,7 @@ def test_growth_that_stops_is_none() -> None:
 
 
 def updates(emptied: bool) -> Report:
-    spans: list[PhaseSpan] = []
+    spans: list[Span] = []
     for i in range(5):
         t, level = 1000 * (i + 1), 1020 + 64 * i
         spans.append(
@@ -448,11 +450,7 @@ def test_the_runtime_s_counters_say_which_modules_gave_something_back() -> None:
         "HCCL": {"bytes": 400 * MIB},
         "RUNTIME": {"bytes": 5 * MIB},
     }
-    read = replace(
-        first,
-        before=replace(first.before, components=before),  # type: ignore[type-var]
-        after=replace(first.after, components=after),  # type: ignore[type-var]
-    )
+    read = changed(changed(first, "before", components=before), "after", components=after)
     rank = report_of([read]).ranks[0]
     assert rank.empty_cache[0].freed_by_module == {"APP": 64 * MIB, "HCCL": 0, "RUNTIME": 0}
     assert rank.reclaim is not None

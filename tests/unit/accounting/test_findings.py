@@ -14,7 +14,7 @@ import pytest
 from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report, findings
 from vllm_memprof.accounting.model import Finding
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 
 def ascend(
@@ -212,7 +212,7 @@ def found_in(reports: list[Report], finding_id: str) -> list[Finding]:
 def test_every_finding_of_the_module_has_a_row() -> None:
     source = Path(findings.__file__).read_text()
     ids = set(re.findall(r'id="([a-z-]+)"', source)) | set(
-        re.findall(r'_uncharged\(\s*"([a-z-]+)"', source)
+        re.findall(r'_not_subtracted\(\s*"([a-z-]+)"', source)
     )
     ids |= set(re.findall(r'"(hook-[a-z-]+)"', source))
     assert ids == set(TABLE) | set(FROM_HOOKS)

@@ -11,13 +11,13 @@ from vllm_memprof.accounting.communicators import communicators_of
 from vllm_memprof.accounting.growth import growth_by_owner
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.accounting.owners import ATB_POOL_BYTES
-from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB, MIB
 
 LEAK = 96 * MIB
 
 
-def report(spans: list[PhaseSpan], **env: str) -> Report:
+def report(spans: list[Span], **env: str) -> Report:
     figures = {"kv_cache_bytes": 20 * GIB, "requested_bytes": 40 * GIB}
     return build_report(
         run_of(process(spans, figures), env=env, engine="vllm-ascend", engine_version="0.23.0")
@@ -30,7 +30,7 @@ def found(result: Report, name: str) -> list[Finding]:
 
 def start_up(
     profile: int = 0, gap: int = 0, warm_up: int = 0, end: int | None = None
-) -> list[PhaseSpan]:
+) -> list[Span]:
     """Memory past torch that appears in the profile run, after it, and in the warm-up; ``end``: what is left."""
     after_gap, after_warm_up = profile + gap, profile + gap + warm_up
     left = after_warm_up if end is None else end
@@ -80,7 +80,7 @@ def test_atb_s_pool_is_not_memory_of_nobody() -> None:
     assert not found(report(spans), "allocation-outside-torch")
 
 
-def communicators(*given: tuple[str, int, str]) -> list[PhaseSpan]:
+def communicators(*given: tuple[str, int, str]) -> list[Span]:
     spans, held = [], 0
     for order, (group, size, source) in enumerate(given):
         detail: dict[str, Any] = {"group": group, "buffer_bytes": size, "buffer_source": source}

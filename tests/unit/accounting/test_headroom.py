@@ -13,7 +13,8 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.headroom import headroom, profile_peak
 from vllm_memprof.accounting.kv import infer_layout
 from vllm_memprof.accounting.model import Kv, Report
-from vllm_memprof.record.loader import PhaseSpan, ProcessRecord
+from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.record.spans import Span
 
 
 def at(
@@ -76,8 +77,8 @@ def test_a_recorded_run_has_a_headroom() -> None:
             for s in (row.before, row.after)
             if s is not None
         )
-        assert rank.headroom_bytes is not None
-        assert 0 < rank.headroom_bytes <= least
+        assert rank.spare_bytes is not None
+        assert 0 < rank.spare_bytes <= least
 
 
 # -- older methods under hooks: nothing but snapshots and what the engine granted ------------------------------------
@@ -101,7 +102,7 @@ def old_run(
         reserved_bytes=gib(9.75),
         non_torch_bytes=TOTAL - free - gib(9.75),
     )
-    spans: list[PhaseSpan] = [
+    spans: list[Span] = [
         span("profile_run", None, after),
         span("empty_cache", before, after, order=1, parent=0, depth=1),
     ]
@@ -119,7 +120,7 @@ def test_e2_from_snapshots_to_the_byte() -> None:
     budget = report.ranks[0].budget
     assert (budget.equation, budget.residual_bytes, budget.balanced) == ("E2", 0, True)
     assert budget.device_total_bytes == TOTAL  # of the snapshots: the engine keeps none
-    assert {item.name for item in budget.uncharged} == {
+    assert {item.name for item in budget.not_subtracted} == {
         "non_torch_cleared",
         "graph",
         "late_non_torch",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import gib, recorded, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.equations import select
-from vllm_memprof.accounting.honest import Evidence, honest_budget, uncharged_items
-from vllm_memprof.accounting.model import UnchargedItem
-from vllm_memprof.record.loader import PhaseSpan
+from vllm_memprof.accounting.honest import Evidence, honest_budget, items_not_subtracted
+from vllm_memprof.accounting.model import NotSubtracted
+from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB
 
 SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json").read_text())[
@@ -24,7 +24,7 @@ SEED = json.loads((Path(__file__).parents[2] / "data" / "hardware_910b_tp2.json"
 ]
 E4, _ = select("vllm-ascend", "0.23.0")
 assert E4 is not None
-NAMES = E4.uncharged
+NAMES = E4.not_subtracted
 
 
 def reading(moment: str, allocated: float) -> Any:
@@ -38,7 +38,7 @@ def reading(moment: str, allocated: float) -> Any:
     )
 
 
-def profile_spans() -> list[PhaseSpan]:
+def profile_spans() -> list[Span]:
     before = reading("after_profile_run_before_empty_cache", 9.45)
     after = reading("after_profile_run_after_empty_cache", 9.45)
     first = reading("before_profile_run", 9.45)
@@ -61,10 +61,10 @@ def figures(**changes: Any) -> dict[str, Any]:
 
 
 def items(
-    spans: list[PhaseSpan] | None = None, simulated: bool = False, **changes: Any
-) -> dict[str, UnchargedItem]:
+    spans: list[Span] | None = None, simulated: bool = False, **changes: Any
+) -> dict[str, NotSubtracted]:
     evidence = Evidence(figures(**changes), profile_spans() if spans is None else spans, simulated)
-    return {item.name: item for item in uncharged_items(NAMES, evidence)}
+    return {item.name: item for item in items_not_subtracted(NAMES, evidence)}
 
 
 def test_the_decomposition_of_the_measured_cards() -> None:
@@ -207,7 +207,7 @@ def test_the_honest_budget_is_the_equation_s_less_every_item(
 ) -> None:
     """To the byte; an item that grows takes exactly as much; one that is needed and unknown leaves nothing known."""
     given_items = [
-        UnchargedItem(f"i{n}", "t", size, "measured", "f", "s", required=size is not None)
+        NotSubtracted(f"i{n}", "t", size, "measured", "f", "s", required=size is not None)
         for n, size in enumerate(sizes)
     ]
     honest = honest_budget(granted, given_items)
@@ -228,6 +228,6 @@ def test_the_honest_budget_of_a_run_is_the_sum_of_its_rows() -> None:
     for rank in build_report(recorded("recorded_tp2")).ranks:
         budget = rank.budget
         assert budget.kv_cache_bytes is not None
-        known = [item.bytes for item in budget.uncharged if item.bytes is not None]
+        known = [item.bytes for item in budget.not_subtracted if item.bytes is not None]
         assert len(known) >= 4
-        assert budget.honest_kv_cache_bytes == budget.kv_cache_bytes - sum(known)
+        assert budget.fits_request_kv_cache_bytes == budget.kv_cache_bytes - sum(known)

@@ -9,6 +9,14 @@ from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.identity import device_memory
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import DeviceMemory
+
+
+def after(taken: Snapshot, simulated: bool = False) -> DeviceMemory:
+    """Return the device by owner after a profile run that ended with a reading."""
+    profile = span("profile_run", None, taken)
+    return device_memory(profile, profile.edges[0], simulated)
+
 
 amount = st.one_of(st.none(), st.integers(0, 2**38))
 
@@ -28,7 +36,7 @@ amount = st.one_of(st.none(), st.integers(0, 2**38))
     st.booleans(),
 )
 def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> None:
-    memory = device_memory(span("profile_run", None, taken), "after", taken, simulated)
+    memory = after(taken, simulated)
     if taken.device_total_bytes is None:
         assert memory.unaccounted_bytes is None
     else:
@@ -118,7 +126,7 @@ def test_nothing_is_unaccounted_in_one_consistent_reading(
         npu_workspace_bytes=workspace,
         non_torch_bytes=total - free - reserved,
     )
-    assert device_memory(span("warm_up", None, taken), "after", taken, False).unaccounted_bytes == 0
+    assert after(taken).unaccounted_bytes == 0
 
 
 def taken_on_hardware(**changes: int | None) -> Snapshot:
@@ -134,7 +142,7 @@ def taken_on_hardware(**changes: int | None) -> Snapshot:
 
 
 def rows_of(taken: Snapshot, simulated: bool = False) -> dict[str, tuple[int | None, str]]:
-    memory = device_memory(span("profile_run", None, taken), "after", taken, simulated)
+    memory = after(taken, simulated)
     return {row.component: (row.bytes, row.how) for row in memory.rows}
 
 
@@ -167,5 +175,5 @@ def test_unknown_stays_unknown() -> None:
 def test_a_reading_torn_between_two_counters_leaves_a_signed_remainder() -> None:
     """Another process allocated between the reading of free and that of reserved."""
     taken = taken_on_hardware(non_torch_bytes=gib(20.2) - gib(19.13) + 4096)
-    memory = device_memory(span("profile_run", None, taken), "after", taken, False)
+    memory = after(taken)
     assert memory.unaccounted_bytes == -4096

@@ -17,7 +17,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.formats import LOG_FIGURES
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.report import render_json, render_markdown
 
@@ -110,8 +110,8 @@ def test_nothing_is_made_up(name: str) -> None:
         if "kv_cache_bytes" not in start:
             assert budget.engine_kv_cache_bytes is None
         if budget.kv_cache_bytes is None:
-            assert budget.residual_bytes is budget.honest_kv_cache_bytes is None
-        assert report.ranks[0].headroom_bytes is None
+            assert budget.residual_bytes is budget.fits_request_kv_cache_bytes is None
+        assert report.ranks[0].spare_bytes is None
         json.dumps(report.to_json(), allow_nan=False)
 
 
@@ -370,7 +370,11 @@ def test_a_cpu_has_no_honest_budget(tmp_path: Path) -> None:
         "the worker. 12.00 GiB memory was consumed by non-kv usages.",
     )
     budget = rank_of(report).budget
-    assert (budget.equation, budget.balanced, budget.honest_kv_cache_bytes) == ("CPU", True, None)
+    assert (budget.equation, budget.balanced, budget.fits_request_kv_cache_bytes) == (
+        "CPU",
+        True,
+        None,
+    )
 
 
 # -- two methods on two cards -----------------------------------------------------------------------------------------
@@ -408,7 +412,7 @@ def test_ranks_without_a_name_are_not_compared(methods: list[Report]) -> None:
 
 def test_what_lies_between_the_methods(methods: list[Report]) -> None:
     budget = rank_of(methods[2]).budget
-    sizes = {item.name: item.bytes for item in budget.uncharged}
+    sizes = {item.name: item.bytes for item in budget.not_subtracted}
     parts = [sizes[name] for name in ("initial_non_torch", "persistent_torch", "cached")]
     assert [None if size is None else round(size / GIB, 2) for size in parts] == [0.35, 0.26, 0.30]
     old = next(row for row in budget.corrections if row.name == "as_e2")

@@ -12,8 +12,8 @@ from vllm_memprof.accounting.honest import others_at_start
 from vllm_memprof.accounting.identity import device_memory
 from vllm_memprof.accounting.model import DeviceMemory
 from vllm_memprof.accounting.owners import ATB_POOL_BYTES, Owners, owners_of
-from vllm_memprof.record.loader import PhaseSpan
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span
 from vllm_memprof.units import MIB
 
 CONTEXT, RUNTIME, BUFFERS = 332 * MIB, 26 * MIB, 400 * MIB
@@ -49,22 +49,22 @@ def taken(
     )
 
 
-def spans(*edges: tuple[str, Snapshot, Snapshot], **details: dict[str, Any]) -> list[PhaseSpan]:
+def spans(*edges: tuple[str, Snapshot, Snapshot], **details: dict[str, Any]) -> list[Span]:
     return [
         span(phase, before, after, order, detail=details.get(phase, {}))
         for order, (phase, before, after) in enumerate(edges)
     ]
 
 
-def divided(found: list[PhaseSpan], order: int, edge: str = "after") -> dict[str, int | None]:
+def divided(found: list[Span], order: int, edge: str = "after") -> dict[str, int | None]:
     memory = whole(found, order, edge)
     return {row.component: row.bytes for row in memory.rows}
 
 
-def whole(found: list[PhaseSpan], order: int, edge: str = "after") -> DeviceMemory:
-    snapshot = found[order].before if edge == "before" else found[order].after
-    assert snapshot is not None
-    return device_memory(found[order], edge, snapshot, False, owners_of(process(found)))
+def whole(found: list[Span], order: int, edge: str = "after") -> DeviceMemory:
+    read = found[order].edge(edge)
+    assert read is not None
+    return device_memory(found[order], read, False, owners_of(process(found)))
 
 
 @settings(deadline=None)
@@ -99,7 +99,7 @@ def test_the_books_close_whatever_the_counters_say(
         components={name: {"bytes": size, "peak_bytes": size} for name, size in counters.items()},
     )
     found = [span("warm_up", None, snapshot)]
-    memory = device_memory(found[0], "after", snapshot, False, Owners(counted=True))
+    memory = device_memory(found[0], found[0].edges[0], False, Owners(counted=True))
     known = sum(row.bytes for row in memory.rows if row.bytes is not None)
     assert memory.unaccounted_bytes is not None
     assert known + memory.unaccounted_bytes == TOTAL
@@ -222,7 +222,7 @@ def test_a_group_s_point_to_point_communicator_has_a_name_of_its_own() -> None:
     assert (rows["communicator:pp"], rows["communicator:pp p2p"]) == (BUFFERS, 40 * MIB)
 
 
-def start_up(in_profile: int, between: int, in_warm_up: int, in_atb: int) -> list[PhaseSpan]:
+def start_up(in_profile: int, between: int, in_warm_up: int, in_atb: int) -> list[Span]:
     """Growth outside torch, one after the other."""
     a, b = in_profile, in_profile + between
     c, d = b + in_warm_up, b + in_warm_up + in_atb
@@ -234,7 +234,7 @@ def start_up(in_profile: int, between: int, in_warm_up: int, in_atb: int) -> lis
     )
 
 
-def atb_and_other(found: list[PhaseSpan], order: int) -> tuple[int | None, int | None]:
+def atb_and_other(found: list[Span], order: int) -> tuple[int | None, int | None]:
     rows = divided(found, order)
     assert whole(found, order).unaccounted_bytes == 0
     return rows["atb"], rows["other"]

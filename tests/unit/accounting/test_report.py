@@ -14,6 +14,7 @@ from vllm_memprof.accounting.build import REQUIRED_PHASES
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import edges_of
 
 RUNS = (
     "recorded_tp2",
@@ -56,7 +57,7 @@ BUDGET_KEYS += [
     "residual_bytes",
     "tolerance_bytes",
     "balanced",
-    "honest_kv_cache_bytes",
+    "fits_request_kv_cache_bytes",
 ]
 KV_KEYS = ["tokens", "block_size", "blocks", "bytes_per_token", "max_model_len", "max_concurrency"]
 EMPTY_KEYS = [
@@ -113,7 +114,9 @@ def test_names_of_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_snapshot_balances(name: str) -> None:
     for rank in build_report(recorded(name)).ranks:
-        for memory in rank.device_memory:
+        for _, edge in edges_of(rank.phases):
+            memory = edge.owners
+            assert memory is not None
             known = sum(row.bytes for row in memory.rows if row.bytes is not None)
             assert memory.unaccounted_bytes in (
                 0,
@@ -137,10 +140,10 @@ def test_a_run_of_the_real_engine() -> None:
             True
         ] * 6
         assert (budget.term("graph") or 0) > 0
-        assert budget.honest_kv_cache_bytes is not None
+        assert budget.fits_request_kv_cache_bytes is not None
         held = next(row for row in rank.phases if row.phase == "device_init").after
         assert held is not None
-        outside = next(item for item in budget.uncharged if item.name == "persistent_torch")
+        outside = next(item for item in budget.not_subtracted if item.name == "persistent_torch")
         assert (
             outside.bytes == held.allocated_bytes
         )  # the model runner's own buffers, made before the weights
@@ -156,7 +159,7 @@ def test_engine_core_and_worker_in_one_process() -> None:
     assert [check.ok for check in rank.kv.checks if "by their types" not in check.name] == [
         True
     ] * 6
-    late = next(item for item in rank.budget.uncharged if item.name == "late_non_torch")
+    late = next(item for item in rank.budget.not_subtracted if item.name == "late_non_torch")
     assert late.bytes == 96 * 2**20  # ATB's pool, which its first operation takes in warm-up
     assert not any(call.while_serving for call in rank.empty_cache)
 
@@ -183,9 +186,9 @@ def test_the_equation_balances_to_the_byte() -> None:
         assert rank.kv.tokens == 645_120
         assert budget.kv_tokens == 645_120
         assert [check.ok for check in budget.checks] == [True, True]
-        items = [item.bytes for item in budget.uncharged]
+        items = [item.bytes for item in budget.not_subtracted]
         assert None not in items
-        assert budget.honest_kv_cache_bytes == (budget.kv_cache_bytes or 0) - sum(
+        assert budget.fits_request_kv_cache_bytes == (budget.kv_cache_bytes or 0) - sum(
             i for i in items if i is not None
         )
 
@@ -211,7 +214,7 @@ def test_plan_stops_after_the_plan() -> None:
     report = build_report(recorded("plan_tp2"))
     assert {gap.reason for gap in report.not_measured} == {"memprof plan stops after the KV plan"}
     assert report.ranks[0].kv.blocks == 5040
-    assert report.ranks[0].budget.honest_kv_cache_bytes is not None
+    assert report.ranks[0].budget.fits_request_kv_cache_bytes is not None
 
 
 def test_a_killed_run_tells_what_it_knows() -> None:
@@ -279,7 +282,7 @@ def test_a_fixed_size_has_no_honest_figure() -> None:
         replace(p, figures={**p.figures, **fixed} if p.figures else {}) for p in run.processes
     ]
     budget = build_report(replace(run, processes=processes)).ranks[0].budget
-    assert (budget.override, budget.residual_bytes, budget.honest_kv_cache_bytes) == (
+    assert (budget.override, budget.residual_bytes, budget.fits_request_kv_cache_bytes) == (
         "kv_cache_memory_bytes",
         0,
         None,

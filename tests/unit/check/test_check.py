@@ -14,14 +14,16 @@ import pytest
 import vllm_memprof.accounting
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.model import DeviceMemory, Finding, RankReport
+from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.check import CheckResult, Outcome, check_report
 from vllm_memprof.check.findings import FINDINGS
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION, SAME_RANK
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import DeviceMemory, Edge
 
 #: What the recorded runs hold, read off their reports: key -> (run, figure of the worst rank, that rank).
 MEASURED = {
@@ -41,12 +43,18 @@ LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
 def report_of(name: str) -> Report:
     if name == "unaccounted":
         report = report_of("graph_tp2")
-        rows = [DeviceMemory("request", 99, "after", [], size) for size in (3, -5, 4, None)]
         first = report.ranks[0]
-        return replace(
-            report,
-            ranks=[replace(first, device_memory=[*first.device_memory, *rows]), *report.ranks[1:]],
-        )
+        spans = [
+            replace(
+                first.phases[-1],
+                phase="request",
+                order=len(first.phases) + n,
+                edges=(Edge("after", Snapshot(t_ns=0), DeviceMemory([], size)),),
+            )
+            for n, size in enumerate((3, -5, 4, None))
+        ]
+        first = replace(first, phases=[*first.phases, *spans])
+        return replace(report, ranks=[first, *report.ranks[1:]])
     return build_report(recorded(name))
 
 
@@ -230,7 +238,7 @@ def _graph(rank: RankReport, factor: float) -> RankReport:
 
 
 def _headroom(rank: RankReport, factor: float) -> RankReport:
-    return replace(rank, headroom_bytes=round((rank.headroom_bytes or 0) * factor))
+    return replace(rank, spare_bytes=round((rank.spare_bytes or 0) * factor))
 
 
 def _skew(rank: RankReport, factor: float) -> RankReport:

@@ -18,7 +18,7 @@ from vllm_memprof.check.check import check_report
 from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS, figure_of
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.errors import UsageError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 DEFAULT = Margin(Fraction(1, 100))
 EXACT = Margin(Fraction(0), least=False)

@@ -24,7 +24,7 @@ from tests.unit.accounting.builders import (
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.compare.diff import Diff, apportion, diff_reports
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 RELEASES = [
     ("vllm-ascend", "0.7.3", "E1"),

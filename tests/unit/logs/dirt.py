@@ -189,7 +189,8 @@ HARMLESS: dict[str, Dirt] = {
 }
 
 
-#: In this order: what escapes comes after what changes characters, and before what adds markup of its own.
+#: In this order: what escapes comes after what changes characters, and before what adds markup of
+#: its own.
 _PLACES = {
     "text_between": -2,
     "progress_bars": -1,
@@ -207,7 +208,9 @@ _LAST = {"byte_order_mark": 5, "utf_16": 5, "packed": 6}
 
 
 def in_order(kinds: list[str]) -> list[str]:
-    """Kinds of dirt in an order in which they can befall a log: what loses lines or names comes first."""
+    """Kinds of dirt in an order in which they can befall a log: what loses lines or names comes
+    first.
+    """
     places = {**dict.fromkeys([*RENAMING, *LOSSY], -3), **_PLACES, **_WRAPPED, **_LAST}
     return sorted(kinds, key=lambda kind: places.get(kind, 2))
 

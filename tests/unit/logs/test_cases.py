@@ -1,4 +1,6 @@
-"""Figures that people reported in public, and a measurement on two Ascend 910B cards written down by hand."""
+"""Figures that people reported in public, and a measurement on two Ascend 910B cards written down
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.logs.formats import GIB
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.units import GIB
 
 from .test_formats import amount
 
@@ -155,7 +157,8 @@ def test_the_oom_of_the_notes(notes):
     assert round(oom.after.non_torch_bytes / GIB, 2) == 1.15
 
 
-#: What hooks read from the engine whose log is ``recorded_tp2_0.23.0.log`` (simulated 910B), on both ranks.
+#: What hooks read from the engine whose log is ``recorded_tp2_0.23.0.log`` (simulated 910B), on
+#: both ranks.
 HOOKED = {
     "device_total_bytes": 65452113920,
     "initial_free_bytes": 65076304282,

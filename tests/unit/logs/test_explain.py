@@ -211,7 +211,7 @@ def test_no_permission(explain, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
-    from vllm_memprof.logs.record import read_log
+    from vllm_memprof.logs.to_record import read_log
 
     with pytest.raises(RunRecordError, match="no permission to read"):
         read_log("x.log")

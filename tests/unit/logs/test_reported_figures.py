@@ -1,7 +1,8 @@
-"""Each reported log against its row in ``reported_figures.json``: the figures themselves, and what they imply.
+"""Each reported log against its row in ``reported_figures.json``: the figures themselves, and what
+they imply.
 
-The rows are as they were collected from public threads, in GiB where the key names no unit. A row may hold more than
-its log prints; what a log does not print has to stay unknown.
+The rows are as they were collected from public threads, in GiB where the key names no unit. A row
+may hold more than its log prints; what a log does not print has to stay unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 ROWS = {row["src"]: row for row in json.loads((DATA / "reported_figures.json").read_text())}
@@ -80,7 +81,9 @@ CASES = {path.name: ROWS[source(path)] for path in sorted(DATA.glob("*__*.log"))
 
 
 def starts(name: str) -> list[tuple[str, Report, dict[str, Any]]]:
-    """(text, report, figures with those of the KV plan) of each row of figures: a start, or a rank of one."""
+    """(text, report, figures with those of the KV plan) of each row of figures: a start, or a rank
+    of one.
+    """
     lines = (DATA / name).read_text().splitlines()
     found = []
     for run in read_log(str(DATA / name)):
@@ -115,7 +118,9 @@ def wanted(kind: str, key: str, value: Any) -> tuple[str, int | Fraction]:
 
 
 def printed(text: str, value: Any) -> bool:
-    """Whether a log prints a number, with or without thousands separated, with or without its last zeros."""
+    """Whether a log prints a number, with or without thousands separated, with or without its last
+    zeros.
+    """
     number = value.split()[0] if isinstance(value, str) else f"{value:,}"
     plain = number.replace(",", "")
     whole, dot, digits = plain.partition(".")
@@ -181,7 +186,9 @@ def test_the_residual_is_the_one_that_the_row_implies(name: str) -> None:
 
 
 def test_rows_that_are_here_because_the_engine_is_wrong_have_their_finding() -> None:
-    """vllm-ascend#14004 doubles as a co-tenant only with its DEBUG lines; the others say it in one line."""
+    """vllm-ascend#14004 doubles as a co-tenant only with its DEBUG lines; the others say it in one
+    line.
+    """
     expected = {
         "wtdcode/vllm-backport#34": "engine-suggestion-wrong",
         "vllm-project/vllm-ascend#9372": "negative-kv",
@@ -198,15 +205,21 @@ def test_rows_that_are_here_because_the_engine_is_wrong_have_their_finding() -> 
 
 
 def test_a_neighbour_that_310p_charges_is_priced_as_its_row_says(tmp_path: Path) -> None:
-    """vllm-ascend#14004 from the row's own figures: (21.62 - 1.71) / 2 = 9.955 GiB without the neighbour."""
+    """vllm-ascend#14004 from the row's own figures: (21.62 - 1.71) / 2 = 9.955 GiB without the
+    neighbour.
+    """
     (figs,) = ROWS["vllm-project/vllm-ascend#14004"]["figs"]
     path = tmp_path / "engine.log"
     path.write_text(
-        f"DEBUG [gpu_worker.py:1] Initial free memory: {figs['free']} GiB; Requested memory: {figs['util']:.2f} "
+        f"DEBUG [gpu_worker.py:1] Initial free memory: {figs['free']} GiB; Requested memory: "
+        f"{figs['util']:.2f} "
         f"(util), {figs['req']} GiB\n"
-        f"DEBUG [worker_310p.py:1] Memory profiling takes 1.00 seconds. Total non KV cache memory: {figs['nonkv']}GiB; "
-        "torch peak memory increase: 0.30GiB; non-torch forward increase memory: 0.21GiB; weights memory: 1.20GiB.\n"
-        f"INFO [worker_310p.py:1] Available KV cache memory: {figs['kv']} GiB (halved for workspace)\n"
+        f"DEBUG [worker_310p.py:1] Memory profiling takes 1.00 seconds. Total non KV cache "
+        f"memory: {figs['nonkv']}GiB; "
+        "torch peak memory increase: 0.30GiB; non-torch forward increase memory: 0.21GiB; weights "
+        "memory: 1.20GiB.\n"
+        f"INFO [worker_310p.py:1] Available KV cache memory: {figs['kv']} GiB (halved for "
+        f"workspace)\n"
     )
     (run,) = read_log(str(path))
     found = next(finding for finding in build_report(run).findings if finding.id == "co-tenant")
@@ -215,17 +228,23 @@ def test_a_neighbour_that_310p_charges_is_priced_as_its_row_says(tmp_path: Path)
 
 
 def test_the_suggestion_below_zero_of_its_row(tmp_path: Path) -> None:
-    """vllm#57936: 164.08 - 58.44 - 62.33 - 63.99 - 0.15 = -20.83, and 36.62 without the graphs that count twice."""
+    """vllm#57936: 164.08 - 58.44 - 62.33 - 63.99 - 0.15 = -20.83, and 36.62 without the graphs that
+    count twice.
+    """
     (figs,) = ROWS["vllm-project/vllm#57936"]["figs"]
     size = round(Fraction(str(figs["fit_printed"])) * GIB)
     path = tmp_path / "engine.log"
     path.write_text(
-        f"INFO [gpu_worker.py:1] Free memory on device ({figs['free']}/178.35 GiB) on startup. Desired GPU memory "
-        f"utilization is (0.92, {figs['req']} GiB). Actual usage is {figs['consumed']} GiB for consumed memory "
+        f"INFO [gpu_worker.py:1] Free memory on device ({figs['free']}/178.35 GiB) on startup. "
+        f"Desired GPU memory "
+        f"utilization is (0.92, {figs['req']} GiB). Actual usage is {figs['consumed']} GiB for "
+        f"consumed memory "
         f"(weights + non-torch), {figs['peak_act_printed']} GiB for peak activation, and "
-        f"{figs['graph_actual']} GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
+        f"{figs['graph_actual']} GiB for CUDAGraph memory. Replace gpu_memory_utilization config "
+        f"with "
         f"`--kv-cache-memory={size}` ({figs['fit_printed']} GiB) to fit into requested memory.\n"
-        f"INFO [gpu_worker.py:1] CUDA graph pool memory: {figs['graph_actual']} GiB (actual), {figs['graph_est']} GiB "
+        f"INFO [gpu_worker.py:1] CUDA graph pool memory: {figs['graph_actual']} GiB (actual), "
+        f"{figs['graph_est']} GiB "
         "(estimated), difference: 6.54 GiB (10.2%).\n"
     )
     (run,) = read_log(str(path))

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Plays the interpreter of an engine for the tests of sweeps: answers the launcher's probe, and "runs" a plan at once.
+"""Plays the interpreter of an engine for the tests of sweeps: answers the launcher's probe, and
+"runs" a plan at once.
 
-Standard library only. The figures follow from the engine's arguments by a formula, so that a search can be held against
-all values: 64 GiB of device, weights divided by the tensor-parallel size, activations by the batch. Each start appends
-a line to $FAKE_PLAN_LOG; $FAKE_PLAN_SECONDS is how long a plan takes.
+Standard library only. The figures follow from the engine's arguments by a formula, so that a search
+can be held against all values: 64 GiB of device, weights divided by the tensor-parallel size,
+activations by the batch. Each start appends a line to $FAKE_PLAN_LOG; $FAKE_PLAN_SECONDS is how
+long a plan takes.
 """
 
 from __future__ import annotations
@@ -76,11 +78,13 @@ class Events:
         allocated, non_torch = held
         snapshot = {
             "device_total_bytes": TOTAL, "device_free_bytes": max(0, TOTAL - allocated - non_torch),
-            "allocated_bytes": allocated, "allocated_peak_bytes": allocated, "reserved_bytes": allocated,
+            "allocated_bytes": allocated, "allocated_peak_bytes": allocated,
+            "reserved_bytes": allocated,
             "reserved_run_peak_bytes": allocated, "non_torch_bytes": non_torch,
         }  # fmt: skip
         for edge in ("before", "after"):
-            self.write("phase", phase=phase, edge=edge, id=self._id, parent=None, hook="fake", snapshot=snapshot,
+            self.write("phase", phase=phase, edge=edge, id=self._id, parent=None, hook="fake",
+                       snapshot=snapshot,
                        error=error if edge == "after" else None, detail=None)  # fmt: skip
 
 
@@ -92,8 +96,10 @@ def plan(args: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     events = Events()
     versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0"}
-    events.write("process", schema="memprof.events/1", host=socket.gethostname(), pid=os.getpid(), ppid=os.getppid(),
-                 role="engine_core", wall=time.time(), argv=sys.argv, python="3", versions=versions)  # fmt: skip
+    events.write("process", schema="memprof.events/1", host=socket.gethostname(), pid=os.getpid(),
+                 ppid=os.getppid(),
+                 role="engine_core", wall=time.time(), argv=sys.argv, python="3",
+                 versions=versions)  # fmt: skip
     events.write(
         "identity",
         role="worker",
@@ -126,15 +132,19 @@ def plan(args: list[str]) -> int:
     blocks = kv_cache // (BLOCK * BYTES_PER_TOKEN)
     needed = -(-length // BLOCK)
     if blocks < needed:
-        print("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
-              "initializing the engine.", flush=True)  # fmt: skip
+        print("ValueError: No available memory for the cache blocks. Try increasing "
+              "`gpu_memory_utilization` when initializing the engine.", flush=True)  # fmt: skip
         return 1
-    group = {"type": "FullAttentionSpec", "layers": 1, "block_size": BLOCK, "page_size_bytes": BLOCK * BYTES_PER_TOKEN,
+    group = {"type": "FullAttentionSpec", "layers": 1, "block_size": BLOCK,
+             "page_size_bytes": BLOCK * BYTES_PER_TOKEN,
              "bytes_per_token": BYTES_PER_TOKEN, "dtype": "bfloat16", "layout": {}}  # fmt: skip
-    events.write("kv_plan", blocks=blocks, block_size=BLOCK, tokens=int(blocks / needed * length), max_model_len=length,
+    events.write("kv_plan", blocks=blocks, block_size=BLOCK, tokens=int(blocks / needed * length),
+                 max_model_len=length,
                  max_concurrency=blocks / needed, available_bytes=[kv_cache],
-                 planned_bytes=[blocks * BLOCK * BYTES_PER_TOKEN], bytes_per_token=BYTES_PER_TOKEN, groups=[group],
-                 group_count=1, tokens_rule="concurrency", context_parallel=1, max_num_batched_tokens=2048)  # fmt: skip
+                 planned_bytes=[blocks * BLOCK * BYTES_PER_TOKEN], bytes_per_token=BYTES_PER_TOKEN,
+                 groups=[group],
+                 group_count=1, tokens_rule="concurrency", context_parallel=1,
+                 max_num_batched_tokens=2048)  # fmt: skip
     events.write("ready", what="plan")
     return 0
 
@@ -142,7 +152,8 @@ def plan(args: list[str]) -> int:
 def main() -> int:
     if sys.argv[1] == "-c":  # the launcher's probe
         versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0", "vllm-memprof": "0"}
-        print(json.dumps({"python": "3.11.0", "machine": "x86_64", "versions": versions, "vllm": True, "memprof": True,
+        print(json.dumps({"python": "3.11.0", "machine": "x86_64", "versions": versions,
+                          "vllm": True, "memprof": True,
                           "plugins": ["memprof"]}))  # fmt: skip
         return 0
     return plan(sys.argv[sys.argv.index("--") + 1 :])

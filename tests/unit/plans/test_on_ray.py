@@ -22,7 +22,7 @@ from tests.unit.plans.test_plan_commands import (
     wait_for,
 )
 from vllm_memprof.plans.on_ray import make_plan
-from vllm_memprof.plans.plan import Plan
+from vllm_memprof.plans.request import Plan
 
 __all__ = ["env"]  # a fixture
 
@@ -37,7 +37,7 @@ PLAN = Plan(
 
 
 def test_a_task_brings_the_run_folder_back(tmp_path: Path) -> None:
-    from vllm_memprof import __version__
+    from vllm_memprof.version import __version__
 
     files, row = make_plan(PLAN, __version__, {"FAKE_PLAN_LOG": str(tmp_path / "starts")})
     assert {"run.json", "report.json", "engine.log", "report.md"} <= set(files)

@@ -1,4 +1,6 @@
-"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time (``fake_python.py``)."""
+"""``sweep`` and ``plan --fit`` as a user runs them, on an engine that takes no time
+(``fake_python.py``).
+"""
 
 from __future__ import annotations
 
@@ -127,9 +129,12 @@ def wait_for(condition: Any, what: str) -> None:
 def interrupted_after(
     count: int, env: dict[str, str], tmp_path: Path, *args: str
 ) -> tuple[int, str, set[int]]:
-    """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count`` plans were whole."""
+    """(exit status, stderr, processes that were there) of a sweep that got a Ctrl-C once ``count``
+    plans were whole.
+    """
     command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=env,
                                cwd=tmp_path, start_new_session=True)  # fmt: skip
     wait_for(
         lambda: len(list((tmp_path / "sweep").glob("plans/*/plan.json"))) >= count,
@@ -178,7 +183,8 @@ def test_ctrl_c_and_the_same_command_again(env: dict[str, str], tmp_path: Path) 
 def test_a_second_ctrl_c_hastens(env: dict[str, str], tmp_path: Path) -> None:
     args = ["--over", "max-num-seqs=1,2", "-o", "sweep", "--jobs", "2", "--stubborn=yes"]
     command = [*MEMPROF, "sweep", "some/model", *ENGINE, *args]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                               start_new_session=True,
                                env={**env, "FAKE_PLAN_SECONDS": "100"})  # fmt: skip
     wait_for(lambda: len(starts(tmp_path)) == 2, "both plans")
     time.sleep(0.3)
@@ -222,7 +228,9 @@ def test_a_folder_of_another_sweep_is_left_alone(env: dict[str, str], tmp_path: 
 
 @pytest.fixture
 def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> Refused:
-    """Runs a command in this process; what it says when it refuses with status 2, and starts nothing."""
+    """Runs a command in this process; what it says when it refuses with status 2, and starts
+    nothing.
+    """
     monkeypatch.chdir(tmp_path)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -326,7 +334,8 @@ def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_pa
 
 def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) -> None:
     command = [*MEMPROF, "plan", "some/model", *ENGINE, "--fit", "max-num-seqs", "--run-dir", "fit"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                               start_new_session=True,
                                env={**env, "FAKE_PLAN_SECONDS": "60"})  # fmt: skip
     wait_for(lambda: starts(tmp_path), "the first plan")
     children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.cli.show import build
 from vllm_memprof.plans import store as store_module
-from vllm_memprof.plans.plan import Plan, is_whole, read_row, row_of, write_row
+from vllm_memprof.plans.plan_folder import is_complete, read_row, row_of, write_row
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", ["--max-model-len", "4096", "-tp", "2"], own={"device": "sim:910b"})
@@ -87,7 +88,7 @@ def made(tmp_path: Path) -> tuple[Path, PlanRow]:
     """A plan's run folder and its row, as a sweep leaves them."""
     run_dir = tmp_path / "made"
     shutil.copytree(DATA / "plan_tp2", run_dir)
-    write_reports(build(run_dir), run_dir)
+    write_reports(build_run(run_dir), run_dir)
     row = row_of(PLAN, run_dir)
     write_row(run_dir, "k", row)
     return run_dir, row
@@ -95,43 +96,43 @@ def made(tmp_path: Path) -> tuple[Path, PlanRow]:
 
 def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
     run_dir, row = made
-    report = build(run_dir)
+    report = build_run(run_dir)
     rank = min(report.ranks, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0)
     assert (row.status, row.tokens, row.kv_cache_bytes) == (
         "ok",
         rank.kv.tokens,
         rank.budget.engine_kv_cache_bytes,
     )
-    assert row.honest_kv_cache_bytes == min(
-        rank.budget.honest_kv_cache_bytes or 0 for rank in report.ranks
+    assert row.fits_request_kv_cache_bytes == min(
+        rank.budget.fits_request_kv_cache_bytes or 0 for rank in report.ranks
     )
     total, requested = rank.device_total_bytes, rank.budget.requested_bytes
     assert total is not None
     assert requested is not None
-    assert row.honest_kv_cache_bytes is not None
-    # everything held, beside the honest KV cache, is what the request leaves
+    assert row.fits_request_kv_cache_bytes is not None
+    # everything held, beside the KV cache that fits, is what the request leaves
     assert rank.kv.planned_bytes is not None
     assert (
-        row.honest_headroom_bytes
-        == total - (requested - row.honest_kv_cache_bytes) - rank.kv.planned_bytes
+        row.spare_beside_held_bytes
+        == total - (requested - row.fits_request_kv_cache_bytes) - rank.kv.planned_bytes
     )
     worst = max(
         memory.before.reserved_run_peak_bytes or 0
         for memory in rank.phases
         if memory.before is not None
     )
-    assert row.peak_headroom_bytes is not None
-    assert row.peak_headroom_bytes <= total - worst - rank.kv.planned_bytes
-    assert row.headroom_bytes == min(row.honest_headroom_bytes, row.peak_headroom_bytes)
+    assert row.spare_at_profile_peak_bytes is not None
+    assert row.spare_at_profile_peak_bytes <= total - worst - rank.kv.planned_bytes
+    assert row.spare_bytes == min(row.spare_beside_held_bytes, row.spare_at_profile_peak_bytes)
     assert PlanRow.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_the_concurrency_at_full_length_is_the_engines(made: tuple[Path, PlanRow]) -> None:
     run = load_run(made[0])
-    row = plan_row(run, build(made[0]), {}, lengths=[65536, 32768, 128])
+    row = plan_row(run, build_run(made[0]), {}, lengths=[65536, 32768, 128])
     assert row.max_model_len == 65536
     assert row.concurrency_at[65536] == row.max_concurrency
-    blocks = build(made[0]).ranks[0].kv.blocks
+    blocks = build_run(made[0]).ranks[0].kv.blocks
     assert blocks is not None
     assert row.concurrency_at == {65536: blocks / 512, 32768: blocks / 256, 128: blocks / 1}
 
@@ -146,9 +147,9 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert found is not None
     assert found.cached
     assert replace(found, cached=False) == row
-    assert is_whole(target)
+    assert is_complete(target)
     assert read_row(target) == ("k", found)
-    assert build(target).to_json() == build(run_dir).to_json()
+    assert build_run(target).to_json() == build_run(run_dir).to_json()
     assert store.take(None, PLAN, tmp_path / "none") is None
 
 
@@ -173,7 +174,8 @@ def test_what_another_try_may_end_otherwise_is_not_kept(
         ("failed", "the engine exited with status 1: MemoryError", False),
         (
             "failed",
-            "the engine exited with status 1: ValueError: No available memory for the cache blocks.",
+            "the engine exited with status 1: ValueError: No available memory for the cache "
+            "blocks.",
             True,
         ),
         ("failed", "interrupted by SIGINT: TP0 in weight_load", False),
@@ -211,7 +213,7 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
     run_dir, _ = made
     code = (
         "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
-        "from vllm_memprof.plans.plan import read_row\n"
+        "from vllm_memprof.plans.plan_folder import read_row\n"
         "run_dir = Path(sys.argv[1]); row = read_row(run_dir)[1]\n"
         "for number in range(10): Store(Path(sys.argv[2])).keep(f'k{number}', row, run_dir)"
     )

@@ -1,4 +1,6 @@
-"""What a sweep is made of: values read, plans that are the same made once; and what a search says of its answer."""
+"""What a sweep is made of: values read, plans that are the same made once; and what a search says
+of its answer.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.cli.show import build
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import find_knob, parse_range
-from vllm_memprof.plans.plan import Plan, is_whole, row_of
+from vllm_memprof.plans.plan_folder import is_complete, row_of
 from vllm_memprof.plans.pool import Task, Watcher, default_jobs
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import Knob, PlanRow
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
 from vllm_memprof.report.files import write_reports
+from vllm_memprof.sources import build_run
 
 DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
@@ -52,7 +55,7 @@ class FakePool:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
-            write_reports(build(task.run_dir), task.run_dir)
+            write_reports(build_run(task.run_dir), task.run_dir)
             yield task, row_of(task.plan, task.run_dir)
 
 
@@ -107,7 +110,7 @@ def test_plans_that_are_the_same_are_made_once(tmp_path: Path) -> None:
     assert len(pool.made) == 2
     assert [row.cached for row in found.rows] == [False, True, False]
     assert sorted(progress.told) == [(0, "made"), (1, "cached"), (2, "made")]
-    assert all(is_whole(tmp_path / "sweep" / str(row.run)) for row in found.rows)
+    assert all(is_complete(tmp_path / "sweep" / str(row.run)) for row in found.rows)
     assert [row.values for row in found.rows] == [plan.values for plan in job.plans]
 
     elsewhere = SweepJob(PLAN, knobs, tmp_path / "elsewhere", [], Store(tmp_path / "cache"))
@@ -164,7 +167,10 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
             yield (
                 task,
                 PlanRow(
-                    dict(task.plan.values), "ok", tokens=100 if good else 10, peak_headroom_bytes=1
+                    dict(task.plan.values),
+                    "ok",
+                    tokens=100 if good else 10,
+                    spare_at_profile_peak_bytes=1,
                 ),
             )
 

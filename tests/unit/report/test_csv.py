@@ -10,8 +10,9 @@ import pytest
 
 from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report import render_json
 from vllm_memprof.report.csv_rows import COLUMNS, render_csv
 
@@ -69,9 +70,9 @@ def test_owners_add_up_to_the_device_in_pandas(name: str) -> None:
     )
     totals = moments["reading"]["device_total_bytes"].dropna()
     assert len(totals) == sum(
-        memory.unaccounted_bytes is not None
+        edge.owners is not None and edge.owners.unaccounted_bytes is not None
         for rank in report.ranks
-        for memory in rank.device_memory
+        for _, edge in edges_of(rank.phases)
     )
     assert len(totals)
     assert (moments["owner"].sum(axis=1).loc[totals.index] == totals).all()
@@ -89,7 +90,7 @@ def same_budget(reports: list[Report]) -> None:
                 "requested_bytes",
                 "kv_cache_bytes",
                 "engine_kv_cache_bytes",
-                "honest_kv_cache_bytes",
+                "fits_request_kv_cache_bytes",
             ):
                 got = figures["budget", name]
                 assert (None if pd.isna(got) else got) == rank["budget"][name], name

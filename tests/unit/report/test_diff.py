@@ -13,7 +13,7 @@ from tests.golden.update import diff_table
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report.diff import render_diff_json, render_diff_markdown
 
 WIDTHS = (60, 80, 120, 200)

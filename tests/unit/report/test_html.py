@@ -24,7 +24,8 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.spans import Edge
 from vllm_memprof.report import render_json
 from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.sections import sections
@@ -104,7 +105,7 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             assert levels["KV cache"] == (
                 rank["budget"]["kv_cache_bytes"] if granted is None else granted
             )
-            assert levels.get("honest KV cache") == rank["budget"]["honest_kv_cache_bytes"]
+            assert levels.get("honest KV cache") == rank["budget"]["fits_request_kv_cache_bytes"]
         if view["timeline"] is None:
             continue
         sizes = [[row["bytes"] for row in moment["rows"]] for moment in rank["device_memory"]]
@@ -185,14 +186,16 @@ def hostile_report() -> Report:
     ranks = [
         replace(rank, phases=[replace(row, error=HOSTILE) for row in rank.phases]) for rank in ranks
     ]
-    owner = [
-        replace(
-            memory,
-            rows=[replace(row, component=f"{row.component}{HOSTILE}") for row in memory.rows],
-        )
-        for memory in ranks[1].device_memory
+
+    def renamed(edge: Edge) -> Edge:
+        assert edge.owners is not None
+        rows = [replace(r, component=f"{r.component}{HOSTILE}") for r in edge.owners.rows]
+        return replace(edge, owners=replace(edge.owners, rows=rows))
+
+    phases = [
+        replace(span, edges=tuple(renamed(edge) for edge in span.edges)) for span in ranks[1].phases
     ]
-    ranks[1] = replace(ranks[1], device_memory=owner)
+    ranks[1] = replace(ranks[1], phases=phases)
     finding = Finding(
         HOSTILE, "info", None, HOSTILE, f'"{HOSTILE}', HOSTILE, action="'><script>alert(3)</script>"
     )

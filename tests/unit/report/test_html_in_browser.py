@@ -14,7 +14,7 @@ from tests.unit.accounting.builders import DATA
 from tests.unit.report.runs import oom_report, report_of
 from tests.unit.report.test_html import HOSTILE, hostile_report
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report.html import render_html
 
 ARROW_DOWN, SPACE = 40, 32

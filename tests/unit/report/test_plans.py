@@ -30,10 +30,10 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         values={"tensor-parallel-size": size, "max-model-len": length},
         status="ok" if reason is None else "oom", reason=reason, devices=int(size), run_id=f"id{size}{length}",
         run=f"plans/{size}-{length}", seconds=9.5, device_total_bytes=64 * GIB, tokens=tokens, kv_cache_bytes=held,
-        honest_kv_cache_bytes=None if held is None else held - GIB, honest_tokens=tokens,
+        fits_request_kv_cache_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
-        honest_headroom_bytes=None if held is None else 5 * GIB - held // 8,
-        peak_headroom_bytes=None if held is None else 6 * GIB - held // 8,
+        spare_beside_held_bytes=None if held is None else 5 * GIB - held // 8,
+        spare_at_profile_peak_bytes=None if held is None else 6 * GIB - held // 8,
         terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
     )  # fmt: skip
 
@@ -107,8 +107,8 @@ def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
     assert [line["tokens"] for line in rows] == ["", "", "200000", "180000", "500000", "480000"]
     assert rows[2]["weights_bytes"] == str(15 * GIB)
     assert {line["non_torch_bytes"] for line in rows} == {""}
-    assert [line["headroom_bytes"] for line in rows] == [
-        "" if row.headroom_bytes is None else str(row.headroom_bytes) for row in SWEEP.rows
+    assert [line["spare_bytes"] for line in rows] == [
+        "" if row.spare_bytes is None else str(row.spare_bytes) for row in SWEEP.rows
     ]
     assert (rows[2]["simulated"], rows[2]["cached"]) == ("true", "false")
 

@@ -9,9 +9,10 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.model import DeviceMemory, PhaseRow, RankReport
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Edge, Span, edges_of
 from vllm_memprof.report.plots import MOST_VIEWS, Step, plots, waterfall
 from vllm_memprof.report.timeline import MOST_MOMENTS, MOST_PEAKS, Timeline
 
@@ -28,14 +29,13 @@ def test_every_moment_adds_up_to_what_is_in_use(name: str) -> None:
     report = report_of(name)
     rank, line = report.ranks[0], timeline(report)
     edges = {
-        (memory.phase, memory.edge, round(_time(rank, memory), 6)): memory
-        for memory in rank.device_memory
+        (span.phase, edge.side, round(edge.snapshot.t_ns / 1e9, 6)): edge.owners
+        for span, edge in edges_of(rank.phases)
     }
-    assert len(line.moments) == sum(
-        any(row.bytes is not None for row in m.rows) for m in rank.device_memory
-    )
+    assert len(line.moments) == _read(rank)
     for i, moment in enumerate(line.moments):
         memory = edges[moment.phase, moment.edge, round(moment.seconds + _start(report), 6)]
+        assert memory is not None
         wanted = sum(
             row.bytes for row in memory.rows if row.bytes is not None and row.component != "free"
         )
@@ -54,11 +54,10 @@ def _start(report: Report) -> float:
     return min(s.t_ns for row in rows for s in (row.before, row.after) if s is not None) / 1e9
 
 
-def _time(rank: RankReport, memory: DeviceMemory) -> float:
-    row = next(row for row in rank.phases if row.order == memory.order)
-    taken = row.before if memory.edge == "before" else row.after
-    assert taken is not None
-    return taken.t_ns / 1e9
+def _read(rank: RankReport) -> int:
+    """Return the number of edges at which an owner was read."""
+    divided = [edge.owners for _, edge in edges_of(rank.phases) if edge.owners is not None]
+    return sum(any(row.bytes is not None for row in memory.rows) for memory in divided)
 
 
 def test_tensors_are_divided_by_the_phase_that_allocated_them() -> None:
@@ -122,7 +121,7 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
             }
         assert peak.bytes <= (line.worst_bytes or 0)
         assert line.moments[0].seconds <= peak.seconds <= line.moments[-1].seconds
-    assert line.worst_bytes == rank.device_total_bytes - rank.headroom_bytes
+    assert line.worst_bytes == rank.device_total_bytes - rank.spare_bytes
 
 
 def test_the_profile_run_has_its_peaks() -> None:
@@ -190,10 +189,7 @@ def test_many_requests_are_thinned_and_keep_the_fullest() -> None:
     rank = serving(report.ranks[0], requests=5000)
     line = timeline(replace(report, ranks=[rank]))
     assert len(line.moments) <= MOST_MOMENTS + 1
-    readings = sum(
-        any(row.bytes is not None for row in memory.rows) for memory in rank.device_memory
-    )
-    assert line.left_out == readings - len(line.moments)
+    assert line.left_out == _read(rank) - len(line.moments)
     assert max(size for size in line.in_use if size is not None) == TOTAL - gib(0.25)
     assert len(line.peaks) <= MOST_PEAKS
 
@@ -201,33 +197,20 @@ def test_many_requests_are_thinned_and_keep_the_fullest() -> None:
 def serving(rank: RankReport, requests: int) -> RankReport:
     """The rank with requests of 5 ms after its start-up, one of which all but fills the device."""
     last = next(row for row in reversed(rank.phases) if row.depth == 0 and row.after is not None)
-    memory = next(
-        m for m in reversed(rank.device_memory) if (m.order, m.edge) == (last.order, "after")
-    )
-    rows: list[PhaseRow] = []
-    memories: list[DeviceMemory] = []
+    rows: list[Span] = []
+    read = last.edge("after")
+    assert read is not None
     for i in range(requests):
         order = rank.phases[-1].order + 1 + i
-        free = gib(0.25) if i == requests // 3 else last.after.device_free_bytes
-        taken = [
-            replace(
-                last.after,
-                t_ns=last.after.t_ns + 10**7 * i + 5 * 10**6 * end,
-                device_free_bytes=free,
-            )
-            for end in (0, 1)
-        ]
-        rows.append(
-            replace(
-                last, phase="request", order=order, parent=None, before=taken[0], after=taken[1]
-            )
-        )
-        memories += [
-            replace(memory, phase="request", order=order, edge=edge) for edge in ("before", "after")
-        ]
-    return replace(
-        rank, phases=[*rank.phases, *rows], device_memory=[*rank.device_memory, *memories]
-    )
+        free = gib(0.25) if i == requests // 3 else read.snapshot.device_free_bytes
+        begins = read.snapshot.t_ns + 10**7 * i
+        taken = {
+            side: replace(read.snapshot, t_ns=t_ns, device_free_bytes=free)
+            for side, t_ns in (("before", begins), ("after", begins + 5 * 10**6))
+        }
+        edges = tuple(replace(read, side=side, snapshot=each) for side, each in taken.items())
+        rows.append(replace(last, phase="request", order=order, parent=None, edges=edges))
+    return replace(rank, phases=[*rank.phases, *rows])
 
 
 # --- the waterfall
@@ -259,9 +242,9 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["device total"] == rank.device_total_bytes
         assert found["requested"] == budget.requested_bytes
         assert found["KV cache"] == budget.engine_kv_cache_bytes
-        assert found["honest KV cache"] == budget.honest_kv_cache_bytes
+        assert found["honest KV cache"] == budget.fits_request_kv_cache_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
-        for part in [*(term for term in budget.terms if term.charged), *budget.uncharged]:
+        for part in [*(term for term in budget.terms if term.charged), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
 
 
@@ -294,7 +277,9 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
         kv_cache_bytes=gib(3),
         engine_kv_cache_bytes=gib(3),
     )
-    steps, _ = waterfall(report, replace(rank, budget=replace(fixed, honest_kv_cache_bytes=None)))
+    steps, _ = waterfall(
+        report, replace(rank, budget=replace(fixed, fits_request_kv_cache_bytes=None))
+    )
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]
 
@@ -369,27 +354,24 @@ def test_of_many_ranks_the_outliers_are_kept() -> None:
 def jittered(rank: RankReport, number: int, more: int) -> RankReport:
     """The rank with more bytes of context, as another card would have."""
 
-    def moved(memory: DeviceMemory) -> DeviceMemory:
+    def moved(edge: Edge) -> Edge:
         by = {"context": more, "free": -more}
+        assert edge.owners is not None
         rows = [
             replace(r, bytes=None if r.bytes is None else r.bytes + by.get(r.component, 0))
-            for r in memory.rows
+            for r in edge.owners.rows
         ]
-        return replace(memory, rows=rows)
+        taken = edge.snapshot
+        if taken.device_free_bytes is not None:
+            taken = replace(taken, device_free_bytes=taken.device_free_bytes - more)
+        return replace(edge, snapshot=taken, owners=replace(edge.owners, rows=rows))
 
-    def read(taken: Snapshot | None) -> Snapshot | None:
-        if taken is None or taken.device_free_bytes is None:
-            return taken
-        return replace(taken, device_free_bytes=taken.device_free_bytes - more)
-
-    phases = [replace(row, before=read(row.before), after=read(row.after)) for row in rank.phases]
-    memories = [moved(memory) for memory in rank.device_memory]
-    left = None if rank.headroom_bytes is None else rank.headroom_bytes - more
+    phases = [replace(row, edges=tuple(map(moved, row.edges))) for row in rank.phases]
+    left = None if rank.spare_bytes is None else rank.spare_bytes - more
     return replace(
         rank,
         rank=number,
         label=f"TP{number}",
         phases=phases,
-        device_memory=memories,
-        headroom_bytes=left,
+        spare_bytes=left,
     )

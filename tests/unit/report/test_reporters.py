@@ -23,7 +23,7 @@ from tests.unit.report.page import Page
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import (
     render_json,
     render_markdown,
@@ -79,12 +79,14 @@ def assert_same_figures(report: Report) -> None:
                 budget["kv_cache_bytes"],
                 budget["engine_kv_cache_bytes"],
             ]
-            wanted += [budget["honest_kv_cache_bytes"], budget["honest_kv_tokens"]]
+            wanted += [budget["fits_request_kv_cache_bytes"], budget["fits_request_kv_tokens"]]
             wanted += [kv["tokens"], kv["blocks"], kv["bytes_per_token"]]
             wanted += [row["bytes"] for row in budget.get("corrections", [])]
             wanted += [term["bytes"] for term in budget["terms"]]
             wanted += [
-                item["bytes"] for item in budget["uncharged"] if budget["honest_kv_cache_bytes"]
+                item["bytes"]
+                for item in budget["not_subtracted"]
+                if budget["fits_request_kv_cache_bytes"]
             ]
             for figure in wanted:
                 assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)
@@ -109,10 +111,12 @@ def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
         wanted = [("budget", name, budget[name]) for name in ("requested_bytes", "kv_cache_bytes")]
         wanted += [
             ("budget", name, budget[name])
-            for name in ("engine_kv_cache_bytes", "honest_kv_cache_bytes")
+            for name in ("engine_kv_cache_bytes", "fits_request_kv_cache_bytes")
         ]
         wanted += [("term", term["name"], term["bytes"]) for term in budget["terms"]]
-        wanted += [("uncharged", item["name"], item["bytes"]) for item in budget["uncharged"]]
+        wanted += [
+            ("not_subtracted", item["name"], item["bytes"]) for item in budget["not_subtracted"]
+        ]
         owners = [
             (row["component"], row["bytes"])
             for memory in rank["device_memory"]

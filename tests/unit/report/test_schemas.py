@@ -16,7 +16,7 @@ from tests.many_ranks import write_many_ranks
 from tests.unit.accounting.builders import recorded
 from tests.unit.report.runs import LOGS, RUNS, oom_report
 from vllm_memprof.accounting import build_report
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json
 from vllm_memprof.report.check import render_check_json

@@ -17,7 +17,7 @@ from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapsho
 from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
-from vllm_memprof.logs.record import read_log
+from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import render_json
 from vllm_memprof.report.trace import render_trace
 
@@ -157,7 +157,7 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
 def test_times_count_from_the_launch() -> None:
     report = report_of("recorded_tp2")
     first = of_kind(trace_of(report), "X")[0]
-    start = report.ranks[0].spans[0].start_t_ns
+    start = report.ranks[0].phases[0].start_t_ns
     assert start is not None
     assert report.run.start_t_ns is not None
     assert first["ts"] == (start - report.run.start_t_ns) / 1000

@@ -26,6 +26,7 @@ from tests.unit.report.runs import report_of
 from tests.unit.report.test_html_in_browser import chromium
 from tests.unit.report.test_trace import taken
 from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.trace import render_trace
 
 __all__ = ["chromium"]  # a fixture
@@ -133,14 +134,10 @@ def test_perfetto_holds_what_report_json_says(
                 if row.open
                 else length == pytest.approx((row.seconds or 0) * 1e9, abs=2)
             )
-        snapshots = {
-            (row.order, edge): getattr(row, edge)
-            for row in rank.phases
-            for edge in ("before", "after")
-        }
-        for memory in sorted(
-            rank.device_memory, key=lambda memory: snapshots[memory.order, memory.edge].t_ns
-        ):
+        edges = [edge for _, edge in edges_of(rank.phases)]
+        for edge in sorted(edges, key=lambda edge: edge.snapshot.t_ns):
+            memory = edge.owners
+            assert memory is not None
             sizes = [(row.component, row.bytes) for row in memory.rows]
             sizes += [("unaccounted", memory.unaccounted_bytes)]
             sizes += [(f"{part.part_of} / {part.component}", part.bytes) for part in memory.parts]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.commands.diff import read
 from vllm_memprof.cli.show import printed, write_out
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.sources import read_report
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -39,7 +39,7 @@ def check(
         typer.Option(
             "--baseline",
             metavar="RUN",
-            help="The run that [regression] of the budget compares with.",
+            help="The run that the limits of [regression] refer to.",
         ),
     ] = None,
     format_name: Annotated[
@@ -66,7 +66,10 @@ def check(
         ),
     ] = None,
     init: Annotated[
-        bool, typer.Option("--init", help="Propose a budget file from RUN instead of checking it.")
+        bool,
+        typer.Option(
+            "--init", help="Write a budget file from the figures of RUN, instead of checking it."
+        ),
     ] = False,
     update: Annotated[
         bool,
@@ -80,26 +83,30 @@ def check(
         typer.Option(
             "--margin",
             metavar="P%",
-            help="Room that limits of --init and --update-baseline leave: 0% is exact; "
-            "if not given 1%, and at least 16 MiB where a figure varies from start to start.",
+            help="Margin of the limits of --init and --update-baseline: 0% is exact; default 1%, "
+            "and at least 16 MiB where a figure varies from start to start.",
         ),
     ] = None,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Compare with a baseline of other arguments; overwrite a file (--init); loosen (--update-baseline).",
+            help="Compare with a baseline of other arguments; overwrite a file (--init); "
+            "loosen limits (--update-baseline).",
         ),
     ] = False,
 ) -> None:
-    """Hold a run to a budget file: every limit is checked, and every failure listed with its margin and rank.
+    """Check a run against the limits of a budget file; list each failure with its margin and rank.
 
-    A limit on a figure that was not measured fails, and so does a run that did not end well. A baseline must have the
-    same model, engine and version, device, number of ranks, and arguments that bear on memory.
+    A limit on a figure that was not measured fails, and so does a run that did not end with status
+    ok. A baseline must have the same model, engine and version, device, number of ranks, and the
+    same arguments that bear on memory.
 
-    Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file, or a baseline that
-    cannot be compared. 3: a run cannot be read.
+    Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file,
+    or a baseline that cannot be compared. 3: a run cannot be read.
     """
+    from vllm_memprof.check.check import check_report
+
     if format_name not in FORMATS:
         raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
     room = _margin(margin)
@@ -113,7 +120,7 @@ def check(
             },
             "--init",
         )
-        return _propose(read(run), room, output, force)
+        return _propose(read_report(run), room, output, force)
     if budget is None:
         raise UsageError(
             "--budget FILE is missing",
@@ -122,11 +129,11 @@ def check(
     _refuse({} if update else {"--margin": margin}, "a check without --init or --update-baseline")
     text = _read_text(budget)
     limits = _parse(text, budget, baseline)
-    report = read(run)
-    before = None if baseline is None else read(baseline)
+    report = read_report(run)
+    before = None if baseline is None else read_report(baseline)
     if before is not None and not force:
         _refuse_other(before, report)
-    result = _check(report, limits, before)
+    result = check_report(report, limits, before)
     if update:
         result = _tighten(result, text, budget, report, before, room, force)
     _write(result, format_name, output, junit, budget)
@@ -216,12 +223,6 @@ def _refuse_other(baseline: Report, report: Report) -> None:
         raise UsageError(f"the baseline cannot be compared with the run:\n  {text}", hint=hint)
 
 
-def _check(report: Report, limits: BudgetFile, baseline: Report | None) -> CheckResult:
-    from vllm_memprof.check.check import check_report
-
-    return check_report(report, limits, baseline)
-
-
 def _tighten(
     result: CheckResult,
     text: str,
@@ -231,10 +232,11 @@ def _tighten(
     margin: Margin,
     force: bool,
 ) -> CheckResult:
-    """The file rewritten, and the run under it. A run that did not end well leaves the file alone."""
+    """Rewrite the file and check the run against it; a failed run changes nothing."""
     from dataclasses import replace
 
     from vllm_memprof.check.budget_file import parse_budget
+    from vllm_memprof.check.check import check_report
     from vllm_memprof.check.ratchet import tighten_budget
 
     if not result.outcomes[0].ok:
@@ -244,7 +246,7 @@ def _tighten(
     turned = tighten_budget(text, str(path), report, margin, force)
     if turned.text != text:
         _replace(path, turned.text)
-    after = _check(report, parse_budget(turned.text, str(path)), baseline)
+    after = check_report(report, parse_budget(turned.text, str(path)), baseline)
     done = (
         turned.remarks
         if turned.text != text
@@ -254,7 +256,7 @@ def _tighten(
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a file that belongs to a repository: links followed, rights kept, or those that the umask gives."""
+    """Write a file of a repository: follow links, keep its mode, or take that of the umask."""
     path = path.resolve()
     if path.exists():
         mode = path.stat().st_mode & 0o777
@@ -290,7 +292,7 @@ def _append(path: Path, text: str) -> None:
 
 
 def render(result: CheckResult, format_name: str, budget: Path, to_file: bool = False) -> str:
-    """The check as text, ending in a newline."""
+    """Return the check as text, ending in a newline."""
     from vllm_memprof.report.check import (
         render_check_json,
         render_check_markdown,
@@ -309,7 +311,7 @@ def render(result: CheckResult, format_name: str, budget: Path, to_file: bool = 
 
 
 def _in_repository(path: Path) -> str:
-    """The file as an annotation names it: from the root of the checked out repository."""
+    """Return the path as an annotation names it: from the root of the repository."""
     root = os.environ.get("GITHUB_WORKSPACE")
     if root and path.resolve().is_relative_to(Path(root).resolve()):
         return path.resolve().relative_to(Path(root).resolve()).as_posix()

@@ -1,4 +1,4 @@
-"""``memprof doctor``: what this machine has for a run, what is missing, and what to do."""
+"""``memprof doctor``: checks a machine before a run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Show what this machine has and lacks.
+    """Check what this machine has for a run, what is missing, and what to do about it.
 
-    What a run needs, what of it is missing, and what to do about it.
-
-    Exit status 0: some way to run exists (a device with vLLM and memprof in the engine's interpreter, or a simulated
-    stack that is set up). Exit status 1: none.
+    Exit status 0: memprof can run here (a device with vLLM and memprof in the engine's interpreter,
+    or a simulated stack that is set up). Exit status 1: it cannot.
     """
     from rich.console import Console
     from rich.table import Table
@@ -54,6 +52,9 @@ def doctor(
             Text.assemble(("memprof can run here: ", "bold green"), ", ".join(diagnosis.ways))
         )
         return
-    advice = "set up a simulated device with `memprof sim setup`, or give the engine's interpreter with --python PATH"
+    advice = (
+        "set up a simulated device with `memprof sim setup`, "
+        "or give the engine's interpreter with --python PATH"
+    )
     console.print(Text.assemble(("no way to run yet: ", "bold red"), advice))
     raise typer.Exit(1)

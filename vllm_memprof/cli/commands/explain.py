@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import check_format, check_lang, chosen, numbered, render, write_out
+from vllm_memprof.cli.show import check_format, check_lang, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.sources import chosen, numbered
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -37,15 +38,16 @@ def explain(
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     ] = None,
 ) -> None:
-    """Print the report of every engine start that a log holds, from its text alone.
+    """Print the report of every engine start in a log, from its text alone.
 
-    Reads logs of vLLM and vLLM-Ascend of any version, out-of-memory messages of torch and torch_npu, npu-smi tables,
-    packed with gzip or not, as they are or as somebody pasted them. What a log does not print is left open, and every
-    figure counts only to its last printed digit.
+    Reads logs of vLLM and vLLM-Ascend of any version, out-of-memory messages of torch and
+    torch_npu, and npu-smi tables, packed with gzip or not, as printed or as pasted into an issue. A
+    figure that a log does not print stays unknown, and each is exact to its last printed digit
+    only.
 
-    Several starts are several reports; with --format json, an array of them; with html or csv, one file. LOG#2 is the
-    second start of a log alone. Markdown stays below 60 kB: it names the starts that it leaves out.
-    There is no --format trace: a log tells of no moments in time.
+    Several starts are several reports; with --format json, an array of them; with html or csv, one
+    file. LOG#2 is the second start of a log alone. Markdown stays below 60 kB and names the starts
+    that it leaves out. There is no --format trace, because a log has no times.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
     """
@@ -79,13 +81,14 @@ def explain(
 
 
 def read_reports(logs: list[str]) -> list[Report]:
-    """One report per engine start, log by log. A log without figures is named on stderr where another has some.
+    """Return one report per engine start, log by log; name logs without figures on stderr.
 
     Raises:
-        RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no start of that number.
+        RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no
+            start of that number.
     """
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.record import LOOKED_FOR, NoMemoryLines, read_log
+    from vllm_memprof.logs.to_record import LOOKED_FOR, NoMemoryLines, read_log
 
     reports, empty = [], []
     for name in logs:
@@ -111,7 +114,7 @@ def read_reports(logs: list[str]) -> list[Report]:
 
 
 def _overview(reports: list[Report], format_name: str, lang: str) -> str:
-    """One line per engine start, where there are several; nothing in JSON."""
+    """Return a line per engine start where there are several; nothing in JSON."""
     if len(reports) == 1 or format_name == "json":
         return ""
     from vllm_memprof.report.language import language
@@ -125,7 +128,7 @@ def _overview(reports: list[Report], format_name: str, lang: str) -> str:
 
 
 def _together(texts: list[str], format_name: str) -> str:
-    """Several reports in one text: a JSON array, or one after the other."""
+    """Return several reports in one text: a JSON array, or one after the other."""
     if len(texts) == 1:
         return texts[0]
     if format_name == "json":

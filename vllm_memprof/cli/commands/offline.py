@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.arguments import EngineCommand
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -46,7 +45,7 @@ def offline(
         typer.Option(
             "--empty-cache-at",
             metavar="P[,P]",
-            help="Experiment: memprof itself calls empty_cache at the end of these phases. Changes the run.",
+            help="Experiment: call empty_cache at the end of these phases. Changes the run.",
         ),
     ] = None,
     device: shared.Device = "auto",
@@ -58,26 +57,14 @@ def offline(
     stack: shared.Stack = None,
 ) -> None:
     """Run prompts without a server, then report."""
-    from vllm_memprof.launch.request import LaunchRequest, parse_device
-
-    request = LaunchRequest(
-        mode="offline",
-        model=model,
-        engine_args=ctx.meta[ENGINE_ARGS],
-        device=parse_device(device),
-        run_dir=run_dir,
-        startup_timeout_s=startup_timeout,
-        python=python,
-        stack=stack,
+    phases = [] if empty_cache_at is None else empty_cache_at.split(",")
+    request = shared.request(
+        "offline", ctx, model, device, run_dir, startup_timeout, python, stack, quiet,
         prompts_file=prompts,
         prompts=prompt or [],
         images_dir=images,
         max_tokens=max_tokens,
         sleep_cycles=sleep_cycles,
-        empty_cache_at=[]
-        if empty_cache_at is None
-        else [phase.strip() for phase in empty_cache_at.split(",")],
-        quiet=quiet,
-        typed=["memprof", *sys.argv[1:]],
-    )
+        empty_cache_at=[phase.strip() for phase in phases],
+    )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.errors import UsageError
 
 Ranks = Annotated[
     str,
@@ -48,12 +48,14 @@ def plan(
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
-    Brings the engine up to the point where it knows how much KV cache it gets, and no further.
+    Starts the engine up to the point where the KV cache is sized, and no further.
 
-    With --fit KNOB: the best value of one option, from plans of some of its values, each in a folder of its own. A
-    plan holds what is wanted if every --want is met and --headroom is left beside the KV cache and the most that all
-    else held. Plans on a simulated device that were made before are taken from the cache. Exit status 0: found.
-    1: no value tried holds. 2: a wrong argument. 4: found, but values do not hold in order, so a better one may exist.
+    With --fit OPTION, searches the best value of one option by planning some of its values, each
+    in a run folder of its own. A plan passes if every --want is met and at least --headroom stays
+    free at the peak. Plans on a simulated device that were made before are taken from the cache.
+
+    Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
+    but larger and smaller values do not pass in order, so a better value may exist.
     """
     given = {
         "--want": want,
@@ -65,35 +67,17 @@ def plan(
     if fit is not None:
         own = {"device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank}
         asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
-        raise typer.Exit(
-            search.fit(
-                asked,
-                fit,
-                want or [],
-                headroom,
-                between,
-                step,
-                run_dir,
-                format_name,
-                quiet,
-                not no_cache,
-            )
-        )
-    search.refuse_without_fit(given)
-    from vllm_memprof.launch.request import LaunchRequest, parse_device
-
-    request = LaunchRequest(
-        mode="plan",
-        model=model,
-        engine_args=ctx.meta[ENGINE_ARGS],
-        device=parse_device(device),
-        run_dir=run_dir,
-        startup_timeout_s=startup_timeout,
-        python=python,
-        stack=stack,
-        ranks=ranks,
-        rank=rank,
-        quiet=quiet,
-        typed=["memprof", *sys.argv[1:]],
-    )
+        status = search.fit(
+            asked, fit, want or [], headroom, between, step,
+            run_dir, format_name, quiet, not no_cache,
+        )  # fmt: skip
+        raise typer.Exit(status)
+    for name, value in given.items():
+        if value:
+            hint = "e.g. --fit devices; see memprof plan --help"
+            raise UsageError(f"{name} means nothing without --fit", hint=hint)
+    request = shared.request(
+        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet,
+        ranks=ranks, rank=rank,
+    )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name))

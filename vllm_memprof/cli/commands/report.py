@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import build, check_format, check_lang, pieces, write_out
+from vllm_memprof.cli.show import check_format, check_lang, pieces, write_out
+from vllm_memprof.sources import build_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -32,9 +33,12 @@ def report(
 ) -> None:
     """Print the report of a recorded run.
 
-    html is one self-contained page. csv has one row per rank, phase, edge and component. trace opens in Perfetto
-    (ui.perfetto.dev): phases as slices, owners of device memory as counters, one process per rank.
+    html is one self-contained page. csv has one row per rank, phase, edge and component. trace
+    opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
+    process per rank.
     """
     check_format(format_name, output)
     check_lang(lang, format_name)
-    write_out(pieces(build(run_dir), format_name, to_file=output is not None, lang=lang), output)
+    write_out(
+        pieces(build_run(run_dir), format_name, to_file=output is not None, lang=lang), output
+    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import typer
 
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.arguments import EngineCommand
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -28,21 +26,10 @@ def serve(
 
     Same arguments, same port, same exit status.
 
-    The report is printed when the server is ready, and written again when it ends. The engine's output and memprof's
-    messages go to stderr, the report to stdout.
+    Prints the report when the server is ready, and writes it again when the server ends. The
+    engine's output and memprof's messages go to stderr, the report to stdout.
     """
-    from vllm_memprof.launch.request import LaunchRequest, parse_device
-
-    request = LaunchRequest(
-        mode="serve",
-        model=model,
-        engine_args=ctx.meta[ENGINE_ARGS],
-        device=parse_device(device),
-        run_dir=run_dir,
-        startup_timeout_s=startup_timeout,
-        python=python,
-        stack=stack,
-        quiet=quiet,
-        typed=["memprof", *sys.argv[1:]],
+    request = shared.request(
+        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet
     )
     raise typer.Exit(shared.run(request, format_name))

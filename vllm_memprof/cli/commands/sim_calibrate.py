@@ -1,4 +1,4 @@
-"""The inside of ``memprof sim calibrate``: a recorded run, by way of the ledger, into a device profile."""
+"""``memprof sim calibrate``: make a device profile from a recorded run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 
 if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import DeviceMemory, RankReport, Report
+    from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.record.schema import RunInfo
+    from vllm_memprof.record.spans import Edge, Span
     from vllm_memprof.sim.calibrate import Calibration, Moment, RankFacts
 
 #: Beginning of a SoC name -> the profile of such devices.
@@ -74,49 +75,47 @@ def _base_of(run: RunInfo) -> str:
 def _run_in_words(report: Report, run_dir: Path) -> str:
     device = report.run.device or "an unknown device"
     simulated = " (simulated)" if report.run.simulated else ""
-    return f"{run_dir.name}: {report.run.model}, {report.run.engine} {report.run.engine_version}, {device}{simulated}"
+    run = report.run
+    return f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, {device}{simulated}"
 
 
 def _best_rank(report: Report) -> RankReport:
-    """The first rank whose memory outside torch was read; one that shares its device with nobody is preferred."""
+    """Return the first rank with non-torch readings, if possible one alone on its device."""
 
-    def alone(rank: RankReport) -> bool:
-        return not any(
-            row.bytes
-            for memory in rank.device_memory
-            for row in memory.rows
-            if row.component == "other_processes"
-        )
+    from vllm_memprof.record.spans import edges_of
+
+    def sizes(rank: RankReport, owner: str) -> list[int | None]:
+        rows = (row for _, e in edges_of(rank.phases) if e.owners for row in e.owners.rows)
+        return [row.bytes for row in rows if row.component == owner]
 
     told = [
-        rank
-        for rank in report.ranks
-        if any(
-            row.component == "context" and row.bytes is not None
-            for memory in rank.device_memory
-            for row in memory.rows
-        )
+        rank for rank in report.ranks if any(size is not None for size in sizes(rank, "context"))
     ]
     if not told:
         raise RunRecordError(
-            f"the run {report.run.id} has no reading of memory outside torch: there is nothing to calibrate from",
+            f"the run {report.run.id} has no reading of non-torch memory to calibrate from",
             "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
         )
-    return next((rank for rank in told if alone(rank)), told[0])
+    return next((rank for rank in told if not any(sizes(rank, "other_processes"))), told[0])
 
 
 def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
+    from vllm_memprof.record.spans import edges_of
     from vllm_memprof.sim.calibrate import RankFacts
 
-    opened = [span for span in rank.spans if span.phase == "communicator" and span.error is None]
-    sizes = [span.detail.get("buffer_bytes") for span in opened]
-    graphs = [span.detail.get("graphs") for span in rank.spans if span.phase == "graph_capture"]
-    counted = [count for count in graphs if isinstance(count, int)]
+    opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]
+    graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
+    counted = [count for count in graphs if count is not None]
     return RankFacts(
         label=rank.label,
         device_total_bytes=rank.device_total_bytes,
-        moments=[_moment(memory) for memory in _in_time(rank)],
-        communicators=[size if isinstance(size, int) else None for size in sizes],
+        moments=[
+            _moment(span, edge)
+            for span, edge in sorted(
+                edges_of(rank.phases), key=lambda entry: entry[1].snapshot.t_ns or 0
+            )
+        ],
+        communicators=[span.integer("buffer_bytes") for span in opened],
         graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
         task_queue_level=_number(run.env.get("TASK_QUEUE_ENABLE"), 1),
         atb_blocks=_number(run.env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
@@ -127,28 +126,18 @@ def _number(text: str | None, default: int) -> int:
     return int(text) if text and text.isdigit() and int(text) > 0 else default
 
 
-def _in_time(rank: RankReport) -> list[DeviceMemory]:
-    """The ledger's moments in the order in which they were read."""
-    times = {
-        (span.order, edge): snapshot.t_ns or 0
-        for span in rank.spans
-        for edge, snapshot in (("before", span.before), ("after", span.after))
-        if snapshot is not None
-    }
-    return sorted(rank.device_memory, key=lambda memory: times.get((memory.order, memory.edge), 0))
-
-
-def _moment(memory: DeviceMemory) -> Moment:
+def _moment(span: Span, edge: Edge) -> Moment:
     from vllm_memprof.sim.calibrate import Moment
 
+    assert edge.owners is not None
     streams = [
-        row.bytes for row in memory.parts if row.component.startswith("npu_workspace_stream_")
+        row.bytes for row in edge.owners.parts if row.component.startswith("npu_workspace_stream_")
     ]
     return Moment(
-        phase=memory.phase,
-        edge=memory.edge,
-        rows={row.component: row.bytes for row in memory.rows},
-        how={row.component: row.how for row in memory.rows},
+        phase=span.phase,
+        edge=edge.side,
+        rows={row.component: row.bytes for row in edge.owners.rows},
+        how={row.component: row.how for row in edge.owners.rows},
         streams=tuple(sorted((size for size in streams if size), reverse=True)),
     )
 

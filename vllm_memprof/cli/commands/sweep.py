@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 app = typer.Typer(**engine.APP_SETTINGS)
 
 FORMATS = ("table", "json", "csv")
-#: Exit status: every plan has its row, and none of them came up.
-NONE_CAME_UP = 1
+#: Exit status: every plan has its row, and none of them started.
+NONE_STARTED = 1
 
 
 class SweepCommand(EngineCommand):
@@ -88,19 +88,19 @@ def sweep(
     ] = "auto",
     no_cache: Annotated[
         bool,
-        typer.Option(
-            "--no-cache", help="Make every plan anew, and keep none for the next command."
-        ),
+        typer.Option("--no-cache", help="Do not read or write the cache of plans."),
     ] = False,
 ) -> None:
-    """Make a plan of every combination of values, and show them side by side.
+    """Plan every combination of some options' values, and show the plans side by side.
 
-    Options are the engine's, and device and stack of memprof; true and false switch one that takes no value. DIR gets
-    sweep.csv (a row per plan), sweep.json, sweep.html (the trade-off curves; needs the html extra) and the run folder
-    of each plan, which report, diff and check read. The same command goes on where it was interrupted; plans on a
-    simulated device that any sweep has made before are taken from the cache. A plan that fails is a row that says why.
+    OPTION is an option of the engine, or device or stack of memprof; true and false switch an
+    option that takes no value. DIR gets sweep.csv (a row per plan), sweep.json, sweep.html (the
+    trade-off curves; needs the html extra) and the run folder of each plan, which report, diff and
+    check read. After an interruption the same command continues. Plans on a simulated device that
+    were made before are taken from the cache. A plan that fails is a row with the reason.
 
-    Exit status 0: every plan has a row, and one at least came up. 1: none came up. 2: a wrong argument. 130: Ctrl-C.
+    Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
+    argument. 130: Ctrl-C.
     """
     from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.store import Store
@@ -119,7 +119,7 @@ def sweep(
     if ray is None:
         check_setup(job.plans[0])
     elif not all(each.shares_nothing for each in job.plans):
-        hint = "--device sim:910b, or leave --ray out: on real devices one plan is made after the other"
+        hint = "--device sim:910b, or leave --ray out: real devices take one plan at a time"
         raise UsageError("--ray makes plans on simulated devices", hint=hint)
     progress = shared.progress(len(job.plans), quiet)
     pool = _Pool(job, jobs, ray)
@@ -131,7 +131,7 @@ def sweep(
             _write(error.sweep, folder)
             done, all_of = len(error.sweep.rows), len(job.plans)
             print(
-                f"memprof: {error}: {done} of {all_of} plans are made; the same command goes on",
+                f"memprof: {error}: {done} of {all_of} plans are made; the same command continues",
                 file=sys.stderr,
             )
         raise typer.Exit(128 + error.number) from None
@@ -144,11 +144,11 @@ def sweep(
         file=sys.stderr,
     )
     if not any(row.ok for row in found.rows):
-        raise typer.Exit(NONE_CAME_UP)
+        raise typer.Exit(NONE_STARTED)
 
 
 class _Pool:
-    """Where the plans are made: here, or on Ray, which is started when there is something to do."""
+    """Run plans on this machine, or on Ray, which is started only if a plan has to be made."""
 
     def __init__(self, job: SweepJob, jobs: int | None, ray: str | None) -> None:
         self._job = job
@@ -172,7 +172,7 @@ class _Pool:
 
 
 def _write(found: Sweep, folder: Path) -> list[str]:
-    """The files of a sweep; their names. Without the html extra there is no page, and a line says so."""
+    """Write the files of a sweep and return their names; without the html extra, no page."""
     from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.plans import render_plans_json, render_sweep_csv
 

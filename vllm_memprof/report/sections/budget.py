@@ -64,7 +64,7 @@ def budget_sections(report: Report) -> list[Section]:
     found = []
     for members in groups[:SHOWN_GROUPS]:
         found.append(_equation_section(report, members))
-        if members[0].budget.kv_cache_bytes is not None and _anything_uncharged(
+        if members[0].budget.kv_cache_bytes is not None and _anything_not_subtracted(
             report, members[0].budget
         ):
             found.append(_honest_section(report, members))
@@ -75,9 +75,11 @@ def budget_sections(report: Report) -> list[Section]:
     return found
 
 
-def _anything_uncharged(report: Report, budget: Budget) -> bool:
+def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
     """A log may print none of the items; then a note of the equation says so."""
-    return any(report.run.source != "log" or item.bytes is not None for item in budget.uncharged)
+    return any(
+        report.run.source != "log" or item.bytes is not None for item in budget.not_subtracted
+    )
 
 
 def _granted(rank: RankReport) -> int:
@@ -155,11 +157,11 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
             )
     if (
         budget.kv_cache_bytes is not None
-        and budget.uncharged
-        and not _anything_uncharged(report, budget)
+        and budget.not_subtracted
+        and not _anything_not_subtracted(report, budget)
     ):
         notes.append(
-            f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.uncharged)}"
+            f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.not_subtracted)}"
         )
     notes += [
         failed(check.name, check.expected, check.found)
@@ -182,32 +184,39 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
     budget = members[0].budget
     rows = [priced("  KV cache, recomputed", budget.kv_cache_bytes, budget.kv_tokens)]
     notes = []
-    for item in budget.uncharged:
+    for item in budget.not_subtracted:
         mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
         if item.bytes is None:
             notes.append(f"{item.title}: {NOT_MEASURED} ({item.reason})")
         else:
             rows.append(priced(f"- {item.title}{mark}", item.bytes, item.kv_tokens))
     rows.append(
-        priced("= honest KV cache", budget.honest_kv_cache_bytes, budget.honest_kv_tokens, TOTAL)
+        priced(
+            "= honest KV cache",
+            budget.fits_request_kv_cache_bytes,
+            budget.fits_request_kv_tokens,
+            TOTAL,
+        )
     )
-    honest = budget.honest_kv_cache_bytes
+    honest = budget.fits_request_kv_cache_bytes
     if honest is not None and budget.kv_cache_bytes is not None:
         fewer = None
-        if budget.kv_tokens is not None and budget.honest_kv_tokens is not None:
-            fewer = budget.honest_kv_tokens - budget.kv_tokens
+        if budget.kv_tokens is not None and budget.fits_request_kv_tokens is not None:
+            fewer = budget.fits_request_kv_tokens - budget.kv_tokens
         rows.append(priced("  difference", honest - budget.kv_cache_bytes, fewer))
     for row in budget.corrections:
         rows.append(priced(f"  {row.title}", row.bytes, row.kv_tokens, MUTED))
         notes.append(f"{row.title}: {row.formula}")
         notes += _difference(budget, row)
     inferred = [
-        item.title for item in budget.uncharged if item.how == INFERRED and item.bytes is not None
+        item.title
+        for item in budget.not_subtracted
+        if item.how == INFERRED and item.bytes is not None
     ]
     if inferred:
         notes.append(f"inferred: {'; '.join(inferred)}")
     if honest is not None and budget.kv_cache_bytes is not None:
-        least = [rank.budget.honest_kv_cache_bytes for rank in report.ranks]
+        least = [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
         takes = budget.takes_fixed_size
         if (
             takes
@@ -223,7 +232,9 @@ def _honest_section(report: Report, members: list[RankReport]) -> Section:
 
 def _difference(budget: Budget, row: Correction) -> list[str]:
     """What the other reading charges and this one does not, as a sum, within the printed digits."""
-    items = [item for item in budget.uncharged if item.name in row.parts and item.bytes is not None]
+    items = [
+        item for item in budget.not_subtracted if item.name in row.parts and item.bytes is not None
+    ]
     if budget.kv_cache_bytes is None or not items:
         return []
     less = budget.kv_cache_bytes - row.bytes

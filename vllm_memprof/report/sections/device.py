@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.model import ComponentRow, DeviceMemory, RankReport, Report
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.sections.base import (
     MUTED,
     NOT_MEASURED,
@@ -29,13 +30,17 @@ _READINGS = {"components": "the runtime's counters", "processes": "the driver's 
 def device_sections(report: Report, wide: bool) -> list[Section]:
     """The device by owner at the end of the start-up, or as far as a rank got; owners without bytes in a note."""
     found = []
-    known = [
-        (rank, memory) for rank in report.ranks if (memory := _device_moment(rank)) is not None
-    ]
-    moments = {rank.label: memory for rank, memory in known}
-    groups = group_ranks([rank for rank, _ in known], lambda rank: repr(moments[rank.label]))
+    moments: dict[str, tuple[str, DeviceMemory]] = {}
+    for rank in report.ranks:
+        found_at = ((phase, device_after(rank.phases, phase)) for phase in _DEVICE_MOMENTS)
+        for phase, memory in found_at:
+            if memory is not None:
+                moments[rank.label] = phase, memory
+                break
+    known = [rank for rank in report.ranks if rank.label in moments]
+    groups = group_ranks(known, lambda rank: repr(moments[rank.label]))
     for members in groups[:SHOWN_GROUPS]:
-        memory = moments[members[0].label]
+        phase, memory = moments[members[0].label]
         columns = [
             Column("Owner", right=False),
             Column("GiB"),
@@ -43,7 +48,7 @@ def device_sections(report: Report, wide: bool) -> list[Section]:
             Column("how", right=False),
         ]
         columns += [Column("from", right=False)] if wide else []
-        title = f"Device memory {memory.edge} {memory.phase}, {labels_of(members)}"
+        title = f"Device memory after {phase}, {labels_of(members)}"
         found.append(Section(title, columns, _rows(memory, wide), _notes(memory, members)))
     return found
 
@@ -101,19 +106,7 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
         f"{_READINGS.get(what, what)}: {NOT_MEASURED} ({why})"
         for what, why in members[0].unread.items()
     ]
-    left = [rank.headroom_bytes for rank in members if rank.headroom_bytes is not None]
+    left = [rank.spare_bytes for rank in members if rank.spare_bytes is not None]
     return notes + (
         [f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else []
     )
-
-
-def _device_moment(rank: RankReport) -> DeviceMemory | None:
-    for phase in _DEVICE_MOMENTS:
-        for memory in reversed(rank.device_memory):
-            if (
-                memory.phase == phase
-                and memory.edge == "after"
-                and memory.unaccounted_bytes is not None
-            ):
-                return memory
-    return None

@@ -416,7 +416,7 @@ def _term_title(diff: Diff, term: TermDiff) -> str:
         "requested": "= requested",
         "kv_cache": "= KV cache, the engine's figure",
         "residual": "  residual",
-        "honest_kv_cache": "  honest KV cache",
+        "fits_request_kv_cache": "  honest KV cache",
     }
     if term.name in plain:
         return plain[term.name]

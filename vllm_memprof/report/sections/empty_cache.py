@@ -315,7 +315,8 @@ def _gain_or_cost(rank: RankReport, summary: ReclaimSummary) -> str:
             f"in all {format_gib(kept, 4)} of {format_gib(freed, 4)} GiB stayed free until the next reading"
         )
     cleared = next(
-        (item.bytes for item in rank.budget.uncharged if item.name == "non_torch_cleared"), None
+        (item.bytes for item in rank.budget.not_subtracted if item.name == "non_torch_cleared"),
+        None,
     )
     if cleared:
         parts.append(

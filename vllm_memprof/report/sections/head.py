@@ -40,11 +40,11 @@ def verdict(report: Report) -> str:
     if not_run:
         text += f"; {len(not_run)} of {report.world_size} ranks differ and were not run"
     text += f"; {_balance(report)}"
-    if budget.honest_kv_cache_bytes is not None:
-        text += f"; honest: {format_gib(budget.honest_kv_cache_bytes)} GiB"
+    if budget.fits_request_kv_cache_bytes is not None:
+        text += f"; honest: {format_gib(budget.fits_request_kv_cache_bytes)} GiB"
         text += (
-            f", {format_bytes(budget.honest_kv_tokens)} tokens"
-            if budget.honest_kv_tokens is not None
+            f", {format_bytes(budget.fits_request_kv_tokens)} tokens"
+            if budget.fits_request_kv_tokens is not None
             else ""
         )
     return text

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.model import NotMeasured, PhaseRow, RankReport, Report
+from vllm_memprof.accounting.model import NotMeasured, RankReport, Report
 from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span
 from vllm_memprof.report.sections.base import (
     BAD,
     MODELLED_MARK,
@@ -244,7 +245,7 @@ def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
     keys: dict[int | None, _PhaseKey] = {None: ()}
     found: list[tuple[int, _PhaseKey, _Passage]] = []
     for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
-        groups: dict[tuple[_PhaseKey, str], list[PhaseRow]] = {}
+        groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
         for row in rank.phases:
             if row.depth == depth:
                 groups.setdefault((keys[row.parent], _phase_name(row)), []).append(row)
@@ -257,7 +258,7 @@ def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
     return {key: passage for _, key, passage in sorted(found, key=lambda entry: entry[0])}
 
 
-def _bundles(rows: list[PhaseRow]) -> list[list[PhaseRow]]:
+def _bundles(rows: list[Span]) -> list[list[Span]]:
     """Rows one by one, or those that ended as one where they are many."""
     ended = [row for row in rows if not row.open]
     if len(ended) <= _LISTED_PASSAGES:
@@ -265,7 +266,7 @@ def _bundles(rows: list[PhaseRow]) -> list[list[PhaseRow]]:
     return [ended, *([row] for row in rows if row.open)]
 
 
-def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
+def _bundle(name: str, rows: list[Span]) -> _Passage:
     seconds = [row.seconds for row in rows if row.seconds is not None]
     return _Passage(
         name=name,
@@ -277,7 +278,7 @@ def _bundle(name: str, rows: list[PhaseRow]) -> _Passage:
     )
 
 
-def _phase_name(row: PhaseRow) -> str:
+def _phase_name(row: Span) -> str:
     group = row.detail.get("group")
     return (
         f"{row.phase} {group}"

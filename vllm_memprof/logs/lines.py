@@ -1,8 +1,9 @@
-"""Bytes of a log, however dirty, become plain lines of text. Constant memory; runs in ``memprof explain``.
+"""Bytes of a log become plain lines of text, in constant memory; runs in ``memprof explain``.
 
-What enters is a binary stream: plain or gzip, UTF-8 or UTF-16 with or without a byte order mark. What leaves is an
-iterator of ``Line``. The first ``DENSE_BYTES`` are handed on line by line, because pastes are short and may be wrapped
-or cut; after that only the surroundings of a needle are, which is what makes a log of a gigabyte bearable.
+Input: a binary stream, plain or gzip, UTF-8 or UTF-16, with or without a byte order mark. Output:
+an iterator of ``Line``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are
+short and may be wrapped or cut; after that only the lines around a needle are, so that a log of
+1 GiB is read in seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from typing import BinaryIO, cast
 from vllm_memprof.errors import RunRecordError
 
 CHUNK_BYTES = 1 << 20
-#: A longer line is handed on in pieces of this size: no line of an engine comes near it.
+#: A longer line is passed on in pieces of this size; no line of an engine comes near it.
 MAX_LINE_BYTES = 1 << 16
 DENSE_BYTES = 4 << 20
-#: Lines handed on before and after one that holds a needle: a wrapped line has its neighbours.
+#: Lines passed on before and after one with a needle, for wrapped lines.
 LINES_BEFORE, LINES_AFTER = 1, 10
 
-#: Every line of an engine that holds a figure holds one of these or follows a line that does; ordinary serving lines
-#: hold none. Letters only, so that punctuation that a paste has changed does not matter. Each costs 0.6 s per GiB.
+#: Every engine line with a figure contains one of these or follows a line that does; ordinary
+#: serving lines contain none. Letters only: a paste may change punctuation. Each costs 0.6 s per
+#: GiB.
 NEEDLES: tuple[bytes, ...] = (
     b"emory",
     b" took ",
@@ -41,10 +43,11 @@ NEEDLES: tuple[bytes, ...] = (
     b"HBM-Usage",
     b"num_gpu_blocks",
 )
-#: Ascend prints this line once per step at level DEBUG. The same figures from the same process are handed on once.
+#: vllm-ascend prints this line once per step at level DEBUG. The same figures from the same process
+#: are passed on once.
 _PER_STEP = b"torch reserved m"
 _PER_STEP_LIMIT = 1 << 14
-#: A table of npu-smi follows its head; so many lines of it are handed on.
+#: The head of an npu-smi table, and the lines of the table that are passed on.
 _TABLE_HEAD, _TABLE_LINES = b"HBM-Usage", 120
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -52,33 +55,24 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Line:
-    """One logical line: between two line feeds, or between two carriage returns of a progress bar."""
+    """One logical line: between line feeds, or between carriage returns of a progress bar."""
 
     number: int  # from 1, as an editor counts
     text: str  # decoded, still dirty
-    follows: bool  # the line before it was handed on as well
+    follows: bool  # the line before it was passed on as well
     cut: bool = False  # a piece of a longer line
 
 
-def is_gzip(head: bytes) -> bool:
-    return head.startswith(_GZIP_MAGIC)
-
-
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream as UTF-8 bytes without a byte order mark, unpacked where it is gzip.
+    """Yield the stream as UTF-8 bytes without a byte order mark, unpacked where it is gzip.
 
     Raises:
         RunRecordError: a damaged gzip stream.
     """
     head = _read(stream, 4096)
-    if is_gzip(head):
-        unpacked = cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _Pushed(head, stream))))
-        yield from read_chunks_plain(_read(unpacked, 4096), unpacked)
-        return
-    yield from read_chunks_plain(head, stream)
-
-
-def read_chunks_plain(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
+    if head.startswith(_GZIP_MAGIC):
+        stream = cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _Prefixed(head, stream))))
+        head = _read(stream, 4096)
     encoding, mark = detect_encoding(head)
     decoder = (
         None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)(errors="replace")
@@ -90,7 +84,7 @@ def read_chunks_plain(head: bytes, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _read(stream: BinaryIO, size: int) -> bytes:
-    """Up to ``size`` bytes: less only at the end, or where a pipe has no more yet."""
+    """Read up to ``size`` bytes: fewer only at the end, or where a pipe has no more yet."""
     try:
         return stream.read(size)
     except (zlib.error, gzip.BadGzipFile) as exc:
@@ -98,11 +92,11 @@ def _read(stream: BinaryIO, size: int) -> bytes:
             f"damaged gzip data: {exc}", hint="unpack it with gzip -dc and pass what comes out"
         ) from exc
     except EOFError:
-        return b""  # a gzip file that was cut short: what came before its end was handed on
+        return b""  # a gzip file that was cut short: what precedes the cut was passed on
 
 
-class _Pushed:
-    """A stream whose first bytes were read already; enough of a file for ``gzip``."""
+class _Prefixed:
+    """A stream whose first bytes were read already, with the methods that ``gzip`` needs."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
         self._head = head
@@ -117,7 +111,7 @@ class _Pushed:
 
 
 def detect_encoding(head: bytes) -> tuple[str, int]:
-    """(codec, bytes of the byte order mark) from the first bytes of a file."""
+    """Return (codec, bytes of the byte order mark) from the first bytes of a file."""
     for mark, codec in (
         (codecs.BOM_UTF8, "utf-8"),
         (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -137,7 +131,7 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
 
 
 def read_lines(chunks: Iterator[bytes]) -> Iterator[Line]:
-    """Lines of a log, whole at its beginning, and around needles later on."""
+    """Yield the lines of a log: all of them at its beginning, those around needles later on."""
     number, read, tail = 1, 0, b""
     seen: set[bytes] = set()
     follows = False
@@ -149,8 +143,7 @@ def read_lines(chunks: Iterator[bytes]) -> Iterator[Line]:
             if len(data) < MAX_LINE_BYTES:
                 tail = data
                 continue
-            # a line without an end: in pieces, at a space where there is one
-            pieces, tail = _pieces(data)
+            pieces, tail = _split_long(data)  # a line without an end
             dense = read < DENSE_BYTES
             for piece in pieces:
                 if dense or any(needle in piece for needle in NEEDLES):
@@ -180,7 +173,8 @@ def read_lines(chunks: Iterator[bytes]) -> Iterator[Line]:
         yield from _bounded(tail, number, follows)
 
 
-def _pieces(data: bytes) -> tuple[list[bytes], bytes]:
+def _split_long(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return (pieces below ``MAX_LINE_BYTES``, cut at a space where there is one; the rest)."""
     pieces = []
     begin = 0
     while len(data) - begin >= MAX_LINE_BYTES:
@@ -192,16 +186,18 @@ def _pieces(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[Line]:
+    """Yield a line, in pieces where it is too long."""
     if len(raw) < MAX_LINE_BYTES:
         yield from _segments(raw, number, follows, cut=False)
         return
-    pieces, rest = _pieces(raw)
+    pieces, rest = _split_long(raw)
     for piece in (*pieces, rest):
         yield from _segments(piece, number, follows, cut=True)
         follows = False
 
 
 def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Line]:
+    """Yield the parts of a line between carriage returns."""
     text = raw.decode("utf-8", errors="replace")
     if "\r" not in text:
         yield Line(number, text, follows, cut)
@@ -215,8 +211,21 @@ def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Lin
 def _around_needles(
     block: bytes, seen: set[bytes], table_lines: int
 ) -> Iterator[tuple[int, bytes, bool]]:
-    """(index of the line in the block, line, whether it follows the one before) for lines near a needle."""
-    hits = _hits(block, seen)
+    """Yield (index in the block, line, whether it follows the previous one) of lines near a needle.
+
+    Args:
+        block: whole lines.
+        seen: keys of the per-step lines that were passed on; grows.
+        table_lines: lines at the beginning of the block that belong to an npu-smi table.
+    """
+    hits = []  # positions of needles, one per line and needle at most
+    for needle in NEEDLES:
+        at = block.find(needle)
+        while at >= 0:
+            end = block.find(b"\n", at)
+            if block[at - 16 : at] != _PER_STEP or not _seen_step(block, at, end, seen):
+                hits.append(at)
+            at = block.find(needle, end)
     if not hits and not table_lines:
         return
     ends: list[int] = []  # position of each line feed so far; grown only as far as it is needed
@@ -236,21 +245,8 @@ def _around_needles(
         previous = index
 
 
-def _hits(block: bytes, seen: set[bytes]) -> list[int]:
-    """Positions of needles, one per line and needle at most."""
-    hits = []
-    for needle in NEEDLES:
-        at = block.find(needle)
-        while at >= 0:
-            end = block.find(b"\n", at)
-            if block[at - 16 : at] != _PER_STEP or not _known_step(block, at, end, seen):
-                hits.append(at)
-            at = block.find(needle, end)
-    return hits
-
-
-def _known_step(block: bytes, at: int, end: int, seen: set[bytes]) -> bool:
-    """Whether this is a per-step line whose figures the same process has printed before."""
+def _seen_step(block: bytes, at: int, end: int, seen: set[bytes]) -> bool:
+    """Return True for a per-step line whose figures the same process has printed before."""
     begin = block.rfind(b"\n", 0, at) + 1
     key = block[begin : block.find(b")", begin, at)] + block[at:end]
     if key in seen or len(seen) >= _PER_STEP_LIMIT:
@@ -275,10 +271,10 @@ _FULL_WIDTH |= dict.fromkeys((0x00A0, 0x2002, 0x2003, 0x2009, 0x202F, 0x3000), 0
 _FULL_WIDTH |= {0x3001: 0x2C, 0x3002: 0x2E, 0xFF61: 0x2E, 0x2212: 0x2D, 0x2010: 0x2D, 0x2011: 0x2D}
 
 
-def plain(text: str) -> str:
-    """A line without colours, control characters, quote marks, entities, full-width forms and emphasis.
+def strip_markup(text: str) -> str:
+    """Remove colours, control characters, quote marks, entities, full-width forms and emphasis.
 
-    Lengths stay comparable: white space is left as it is, for ``parse`` joins wrapped lines by their width.
+    White space is left as it is: ``figures.parse_lines`` joins wrapped lines by their width.
     """
     if "\x1b" in text or "\ufeff" in text or "\u200b" in text:
         text = _ANSI.sub("", text)

@@ -1,11 +1,13 @@
-"""Engine arguments: one normal form for all spellings, options replaced in their place, devices counted."""
+"""Engine arguments: one normal form for all spellings, options replaced in their place, devices
+counted.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.arguments import devices_of, normal_form, value_of, with_option
+from vllm_memprof.plans.engine_args import devices_of, normal_form, value_of, with_option
 
 SAME = [
     ["--max-model-len", "4096", "--enforce-eager", "-tp", "2"],
@@ -74,7 +76,8 @@ def test_an_option_is_replaced_in_its_place(
 
 def test_values_are_found_by_any_spelling_and_the_last_counts() -> None:
     tokens = ["--max_model_len=1", "-tp", "2", "--max-model-len", "3", "--flag"]
-    assert [value_of(tokens, name) for name in ("max-model-len", "tensor-parallel-size", "flag", "pp")] == [
+    assert [value_of(tokens, name) for name in ("max-model-len", "tensor-parallel-size", "flag",
+        "pp")] == [
         "3", "2", "", None,
     ]  # fmt: skip
 

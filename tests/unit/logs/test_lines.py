@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs import clean
-from vllm_memprof.logs.clean import NEEDLES, plain, read_chunks, read_lines
+from vllm_memprof.logs import lines
+from vllm_memprof.logs.lines import NEEDLES, read_chunks, read_lines, strip_markup
 
 TEXT = "INFO Available KV cache memory: 43.40 GiB\nINFO GPU KV cache size: 632,064 tokens\n"
 FILLER = b'INFO:     10.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 
 
-def lines_of(data: bytes) -> list[clean.Line]:
+def lines_of(data: bytes) -> list[lines.Line]:
     return list(read_lines(read_chunks(io.BytesIO(data))))
 
 
@@ -78,13 +78,13 @@ def test_progress_bars_are_split_at_carriage_returns_and_share_a_line_number():
     ],
 )
 def test_plain(dirty, expected):
-    assert plain(dirty) == expected
+    assert strip_markup(dirty) == expected
 
 
 def test_a_line_without_an_end_is_read_in_pieces(monkeypatch):
     data = b"x" * 5_000_000 + b" INFO Available KV cache memory: 43.40 GiB " + b"y" * 5_000_000
     found = lines_of(data)
-    assert max(len(line.text) for line in found) <= clean.MAX_LINE_BYTES
+    assert max(len(line.text) for line in found) <= lines.MAX_LINE_BYTES
     assert all(line.cut for line in found[:-1])
     assert any("Available KV cache memory: 43.40 GiB" in line.text for line in found)
 
@@ -106,23 +106,24 @@ def test_memory_does_not_grow_with_the_file():
 
 
 def test_far_down_only_lines_near_a_needle_are_handed_on(monkeypatch):
-    monkeypatch.setattr(clean, "DENSE_BYTES", 1000)
+    monkeypatch.setattr(lines, "DENSE_BYTES", 1000)
     hit = b"INFO Available KV cache memory: 43.40 GiB\n"
     data = FILLER * 20_000 + hit + FILLER * 20_000
     found = lines_of(data)
     assert 30 < len(found) < 20_000
     at = next(i for i, line in enumerate(found) if "Available" in line.text)
     assert found[at].number == 20_001
-    assert len(found) - at == 1 + clean.LINES_AFTER
+    assert len(found) - at == 1 + lines.LINES_AFTER
     assert found[at].follows
-    assert not found[at - clean.LINES_BEFORE].follows
+    assert not found[at - lines.LINES_BEFORE].follows
 
 
 def test_a_figure_per_step_is_handed_on_once_per_process(monkeypatch):
-    monkeypatch.setattr(clean, "DENSE_BYTES", 0)
-    monkeypatch.setattr(clean, "LINES_AFTER", 0)
-    monkeypatch.setattr(clean, "LINES_BEFORE", 0)
-    line = b"(Worker_TP%d pid=1) DEBUG 00:00:%02d torch reserved memory: 5%d.00 GiB, torch allocated memory: 4.00 GiB\n"
+    monkeypatch.setattr(lines, "DENSE_BYTES", 0)
+    monkeypatch.setattr(lines, "LINES_AFTER", 0)
+    monkeypatch.setattr(lines, "LINES_BEFORE", 0)
+    line = b"(Worker_TP%d pid=1) DEBUG 00:00:%02d torch reserved memory: 5%d.00 GiB, "
+    line += b"torch allocated memory: 4.00 GiB\n"
     data = b"".join(line % (i % 2, i % 60, i % 3) for i in range(600))
     assert len(texts(data)) == 6
 
@@ -135,5 +136,6 @@ def test_damaged_gzip():
 
 
 def test_needles_do_not_hit_ordinary_lines():
-    stats = b"INFO [loggers.py:127] Running: 8 reqs, GPU KV cache usage: 9.1%, Prefix cache hit rate: 1.0%\n"
+    stats = b"INFO [loggers.py:127] Running: 8 reqs, GPU KV cache usage: 9.1%, "
+    stats += b"Prefix cache hit rate: 1.0%\n"
     assert not any(needle in FILLER or needle in stats for needle in NEEDLES)

@@ -1,10 +1,10 @@
-"""Who said what: starts, instances and ranks in one log are kept apart."""
+"""Starts, instances and ranks in one log are kept apart."""
 
 from __future__ import annotations
 
 import pytest
 
-from vllm_memprof.logs.formats import GIB
+from vllm_memprof.units import GIB
 
 
 def workers(run):
@@ -185,54 +185,6 @@ def test_an_error_that_executors_print_again_is_one_oom(runs_of):
     span = worker.phases[-1]
     assert (span.phase, span.detail["device"], span.detail["failures"]) == ("oom", "1", 1)
     assert span.detail["reserved_bytes"] == round(56.89 * GIB)
-
-
-def test_cuda_oom_gives_reserved_memory(runs_of):
-    (run,) = runs_of(
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 22.36 GiB of which 120.88 MiB is free. "
-        "Including non-PyTorch memory, this process has 22.20 GiB memory in use. Of the allocated memory 20.00 GiB is allocated by PyTorch, with 0.40 GiB "
-        "allocated in private pools (e.g., CUDA Graphs), and 1.50 GiB is reserved by PyTorch but unallocated.\n"
-    )
-    assert run.info.engine == "vllm"
-    detail = run.processes[0].phases[-1].detail
-    assert detail["reserved_bytes"] == round(21.5 * GIB)
-    assert detail["process_bytes"] == round(22.2 * GIB)
-
-
-def test_npu_smi_tables_become_notes(runs_of):
-    table = (
-        "| npu-smi 24.1.rc2                 Version: 24.1.rc2                                      |\n"
-        "| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|\n"
-        "| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |\n"
-        "| 0     910B3               | OK            | 93.1        36                0    / 0             |\n"
-        "| 0                         | 0000:C1:00.0  | 0           0    / 0          54735/ 65536         |\n"
-        "| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |\n"
-        "| 0       0                 | 1234          | python                   | 51341                   |\n"
-    )
-    (run,) = runs_of(table)
-    assert (
-        "npu-smi: NPU 0 chip 0 holds 54,735 of 65,536 MiB, 51,341 of them in 1 processes"
-        in run.info.notes
-    )
-    (run,) = runs_of(table + "INFO Available KV cache memory: 43.40 GiB\n")
-    assert run.info.engine == "vllm-ascend"
-
-
-def test_the_fixed_size_and_the_request_of_the_set_up(runs_of):
-    (run,) = runs_of(
-        "$ vllm serve org/m -tp 1 --kv-cache-memory-bytes 1000000 \\\n  --gpu-memory-utilization=0.9 --block-size 128 # why\nINFO Available KV cache memory: 1.00 GiB\n"
-    )
-    figures = run.processes[0].figures
-    assert figures["kv_cache_memory_bytes_arg"] == 1_000_000
-    assert figures["gpu_memory_utilization"] == 0.9
-    assert run.info.model == "org/m"
-
-
-def test_a_utilization_that_the_figures_contradict_is_not_used(runs_of):
-    (run,) = runs_of(
-        "vllm serve m --gpu-memory-utilization 0.5\nAvailable memory: 43.40 GiB, total memory: 60.96 GiB\nAvailable memory: 43.40 GiB, requested memory: 57.91 GiB\n"
-    )
-    assert "gpu_memory_utilization" not in run.processes[0].figures
 
 
 def test_lines_in_an_unknown_order_are_not_mixed(runs_of):

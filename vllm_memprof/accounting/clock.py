@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.spans import edges_of
 
 #: Phases that are one reading: they begin where they end.
 MOMENTS = ("oom",)
@@ -16,10 +17,10 @@ def host_starts(report: Report) -> dict[str | None, int]:
     """
     first: dict[str | None, int] = {}
     for rank in report.ranks:
-        for row in rank.phases:
-            for snapshot in (row.before, row.after):
-                if snapshot is not None and snapshot.t_ns:
-                    first[rank.host] = min(snapshot.t_ns, first.get(rank.host, snapshot.t_ns))
+        for _, edge in edges_of(rank.phases):
+            t_ns = edge.snapshot.t_ns
+            if t_ns:
+                first[rank.host] = min(t_ns, first.get(rank.host, t_ns))
         for begins, _ in passages(rank).values():
             first[rank.host] = min(begins, first.get(rank.host, begins))
     launch = report.run.start_t_ns
@@ -35,13 +36,11 @@ def passages(rank: RankReport) -> dict[int, tuple[int, int | None]]:
     A passage without any time is left out.
     """
     found: dict[int, tuple[int, int | None]] = {}
-    spans = {span.order: span for span in rank.spans}
-    for row in rank.phases:
-        span = spans.get(row.order)
-        begins = (span.start_t_ns if span else None) or (row.before.t_ns if row.before else None)
-        ends = (span.end_t_ns if span else None) or (row.after.t_ns if row.after else None)
-        if not begins and ends and (row.seconds is not None or row.phase in MOMENTS):
-            begins = ends - round((row.seconds or 0) * 1e9)
+    for span in rank.phases:
+        begins = span.start_t_ns or (span.before.t_ns if span.before else None)
+        ends = span.end_t_ns or (span.after.t_ns if span.after else None)
+        if not begins and span.phase in MOMENTS:
+            begins = ends
         if begins:
-            found[row.order] = (begins, None if row.open or not ends else max(begins, ends))
+            found[span.order] = (begins, None if span.open or not ends else max(begins, ends))
     return found

@@ -1,7 +1,7 @@
-"""The engine's arguments as a plan needs them: replaced one by one, counted in devices, written in one normal form.
+"""Arguments of an engine as lists of tokens: replaced one by one, counted in devices, compared.
 
-Lists of tokens as typed enter. The engine's own parser is not asked (it takes seconds to import), so what is here is
-what can be told without it: an option runs up to the next one, and a later one of the same name wins.
+The engine's own parser is not used (it takes seconds to import), so the rules are those that hold
+without it: an option runs up to the next one, and a later one of the same name wins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"-\.?\d")
 
 
 def long_name(token: str) -> str:
-    """``--max_model_len`` and ``max-model-len`` as ``--max-model-len``, ``-tp`` as ``--tensor-parallel-size``."""
+    """Return the long option: ``--max_model_len`` as ``--max-model-len``, ``-tp`` written out."""
     name = token.partition("=")[0]
     if not name.startswith("-"):
         name = f"--{name}"
@@ -36,7 +36,7 @@ def long_name(token: str) -> str:
 
 
 def options(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """(long name, its tokens as typed) in their order; tokens before the first option have the name ""."""
+    """Yield (long name, its tokens as typed); tokens before the first option have the name ""."""
     name, held = "", list[str]()
     for token in tokens:
         if token.startswith("-") and token not in ("-", "--") and not _NUMBER.match(token):
@@ -49,29 +49,28 @@ def options(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def normal_form(tokens: list[str]) -> list[list[str]]:
-    """The same list for arguments that say the same: ``--a=b`` and ``--a b``, any order of the names, ``_`` and ``-``,
-    short names, ``--no-x`` beside ``--x``, JSON however it is spaced. Options of one name keep their order.
+    """Return one list for all spellings of the same arguments.
+
+    ``--a=b`` and ``--a b``, any order of the names, ``_`` and ``-``, short names, ``--no-x`` beside
+    ``--x``, JSON however it is spaced. Options of one name keep their order.
     """
     rows = []
     for name, held in options(tokens):
         _, equals, value = held[0].partition("=")
         values = [value, *held[1:]] if equals and name else held[1:] if name else held
+        for index, text in enumerate(values):
+            if text.startswith(("{", "[")):
+                try:
+                    values[index] = json.dumps(json.loads(text), sort_keys=True)
+                except ValueError:
+                    pass  # not JSON: as it is
         positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-        rows.append([positive, *(["no"] if positive != name else []), *map(_plain, values)])
+        rows.append([positive, *(["no"] if positive != name else []), *values])
     return sorted(rows, key=lambda row: row[0])
 
 
-def _plain(value: str) -> str:
-    if value.startswith(("{", "[")):
-        try:
-            return json.dumps(json.loads(value), sort_keys=True)
-        except ValueError:
-            return value
-    return value
-
-
 def value_of(tokens: list[str], name: str) -> str | None:
-    """The value of an option, the last one where it is given twice; None where it is not given, "" for a flag."""
+    """Return an option's value, the last one given; None where there is none, "" for a flag."""
     found = None
     for other, held in options(tokens):
         if other == long_name(name):
@@ -80,9 +79,10 @@ def value_of(tokens: list[str], name: str) -> str | None:
 
 
 def with_option(tokens: list[str], name: str, value: str) -> list[str]:
-    """The arguments with one option set, in the place where it was given first, else at the end.
+    """Return the arguments with one option set, in the place where it was given first, or last.
 
-    ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and ``--no-x``.
+    ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and
+    ``--no-x``.
     """
     wanted = long_name(name)
     opposite = f"--no-{wanted[2:]}"
@@ -104,7 +104,7 @@ def with_option(tokens: list[str], name: str, value: str) -> list[str]:
 
 
 def devices_of(tokens: list[str]) -> int:
-    """How many devices a plan is for.
+    """Return the number of devices of a plan.
 
     Raises:
         UsageError: a size that is no number.

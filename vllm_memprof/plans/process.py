@@ -1,7 +1,7 @@
-"""The process of one plan: started in a group of its own, with a device of its own, ended when its time is up.
+"""The process of one plan: ``memprof plan`` in a group of its own, ended when its time is up.
 
-``memprof plan`` itself minds the engine's processes; what is here minds ``memprof plan``. A signal to its main process
-is passed on to the engine, a second one hastens the end.
+It has a simulated device of its own. ``memprof plan`` ends the engine's processes; this module ends
+``memprof plan``: a signal to its main process is passed on to the engine, a second one hastens.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_memprof.launch.engine import end_with_parent
-from vllm_memprof.plans.plan import OUTPUT_FILE, Plan, row_of
+from vllm_memprof.plans.plan_folder import OUTPUT_FILE, row_of
+from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 
-#: Names the file that says who holds what on a simulated device: with one of its own, a plan shares with nobody.
+#: Names the state file of a simulated device; with one of its own, a plan shares it with none.
 ENV_SIM_STATE = "MEMPROF_SIM_STATE"
 #: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
 GRACE_S = 90.0
@@ -31,7 +32,7 @@ class PlanProcess:
     """A plan under way.
 
     Args:
-        plan: what is asked for.
+        plan: the request.
         run_dir: where it records; its parent exists.
         environ: default: this process's.
 
@@ -72,33 +73,31 @@ class PlanProcess:
         return time.monotonic() - self.started_s
 
     def poll(self) -> bool:
-        """Whether it has ended; what is due on the way (deadline, the next signal) is done here."""
+        """Return True when it has ended; end it at its deadline, send the next signal."""
         if self._process.poll() is not None:
             return True
         if self.ended is None and self.seconds > self.plan.timeout_s + GRACE_S:
             self.end(f"not ended within {self.plan.timeout_s + GRACE_S:g} s")
         if self._signals and time.monotonic() >= self._next_s:
-            self._send(self._signals.pop(0))
+            number = self._signals.pop(0)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if number == signal.SIGKILL:  # the kernel tells the engine that its parent died
+                    os.killpg(self._process.pid, number)
+                else:
+                    self._process.send_signal(number)
             self._next_s = time.monotonic() + _STEP_S
         return False
 
     def end(self, why: str) -> None:
-        """Asks it to end; called again, the next signal goes out at once."""
+        """Ask it to end; called again, send the next signal at once."""
         if self.ended is None:
             self.ended = why
             self._signals = [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGKILL]
         self._next_s = 0.0
         self.poll()
 
-    def _send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number == signal.SIGKILL:  # the engine is told by the kernel that its parent died
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.send_signal(number)
-
     def row(self) -> PlanRow:
-        """What it came to, once it has ended. What it printed is kept in the run folder."""
+        """Return its row, once it has ended; its output is kept in the run folder."""
         self._state.unlink(missing_ok=True)
         row = row_of(self.plan, self.run_dir, self._process.returncode, self.ended)
         if self.run_dir.is_dir():
@@ -109,7 +108,7 @@ class PlanProcess:
 
 
 def run_plan(plan: Plan, run_dir: Path, environ: Mapping[str, str] | None = None) -> PlanRow:
-    """One plan from start to end. KeyboardInterrupt ends it and is raised again once it is gone."""
+    """Make one plan. KeyboardInterrupt ends it and is raised again once it has ended."""
     process = PlanProcess(plan, run_dir, environ)
     try:
         while not process.poll():

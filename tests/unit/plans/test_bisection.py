@@ -1,4 +1,6 @@
-"""The search against all values: exact where values stand in order, never wrong about what holds where they do not."""
+"""The search against all values: exact where values stand in order, never wrong about what holds
+where they do not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_memprof.plans.search import HOLDS, TOO_LITTLE, TOO_MUCH, Found, bisect, from_the_least
+from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH, Found, bisect, from_the_least
 
 
 def values_of(verdicts: list[int]) -> dict[str, int]:

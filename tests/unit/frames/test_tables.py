@@ -1,0 +1,90 @@
+"""Tables of recorded runs: their shapes and types, and figures against the report behind them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from tests.unit.report.runs import LOGS, RUNS, report_of
+from vllm_memprof.accounting import build_report
+from vllm_memprof.frames import tables
+from vllm_memprof.logs.to_record import read_log
+
+WHEN = ["label", "order", "edge"]
+TABLES = (
+    tables.phases,
+    tables.snapshots,
+    tables.device_memory,
+    tables.budget,
+    tables.kv,
+    tables.empty_cache,
+    tables.findings,
+)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_units_decide_the_types(table, name: str) -> None:
+    frame = table([report_of(name)])
+    for column, dtype in frame.dtypes.items():
+        if str(column).endswith("_bytes") or column == "bytes":
+            assert str(dtype) == "Int64", column
+        assert str(dtype) in ("Int64", "Float64", "string", "boolean"), column
+    assert "run" in frame.columns
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
+def test_a_run_without_ranks_has_the_same_columns(table) -> None:
+    report = report_of("recorded_tiny_tp2")
+    empty = table([])
+    assert list(empty.columns) == list(table([report]).columns)
+    assert len(empty) == 0
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_owners_add_up_to_the_device(name: str) -> None:
+    report = report_of(name)
+    owners = tables.device_memory([report])
+    whole = owners[owners.part_of.isna()].groupby(WHEN)["bytes"].sum(min_count=1)
+    totals = tables.snapshots([report]).set_index(WHEN)["device_total_bytes"]
+    known = totals.dropna().index.intersection(
+        owners[(owners.component == "unaccounted") & owners["bytes"].notna()].set_index(WHEN).index
+    )
+    assert len(known)
+    assert (whole.loc[known] == totals.loc[known]).all()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_phases_hold_what_their_edges_read(name: str) -> None:
+    report = report_of(name)
+    frame = tables.phases([report]).set_index(["label", "order"])
+    assert len(frame) == sum(len(rank.phases) for rank in report.ranks)
+    for rank in report.ranks:
+        for span in rank.phases:
+            row = frame.loc[(rank.label, span.order)]
+            if span.before is None or span.after is None or span.after.reserved_bytes is None:
+                continue
+            assert row.reserved_after_bytes == span.after.reserved_bytes
+            if span.before.reserved_bytes is not None:
+                grown = span.after.reserved_bytes - span.before.reserved_bytes
+                assert row.reserved_change_bytes == grown
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
+def test_what_a_log_does_not_print_is_missing_not_zero(log) -> None:
+    reports = [build_report(run) for run in read_log(str(log))]
+    budget = tables.budget(reports)
+    for report in reports:
+        for rank in report.ranks:
+            mine = budget[(budget.run == report.run.id) & (budget.label == rank.label)]
+            mine = mine[mine.kind == "term"]
+            for term in rank.budget.terms:
+                got = mine[mine.name == term.name]["bytes"].iloc[0] if len(mine) else None
+                assert (None if pd.isna(got) else int(got)) == term.bytes
+
+
+def test_tokens_and_concurrency() -> None:
+    report = report_of("recorded_tiny_tp2")
+    frame = tables.kv([report])
+    assert list(frame.tokens) == [rank.kv.tokens for rank in report.ranks]
+    assert list(frame.max_concurrency) == [rank.kv.max_concurrency for rank in report.ranks]

@@ -1,0 +1,333 @@
+"""Turn a ``Report`` into DataFrames: one function per table, each with the shape in its docstring.
+
+Every table begins with the columns of ``WHO``: run (string), host (string), rank (Int64) and label
+(string). Bytes are nullable ``Int64``, times ``Float64``, words ``string``, yes or no ``boolean``;
+<NA> is unknown. The unit is in the column's name. Rows follow the ranks, and time within a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_memprof.accounting.clock import host_starts
+from vllm_memprof.accounting.model import (
+    INFERRED,
+    MEASURED,
+    MODELLED,
+    RankReport,
+    Report,
+)
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS
+from vllm_memprof.record.spans import Edge
+from vllm_memprof.units import minus
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Columns that every table begins with: whose row it is.
+WHO = {"run": "string", "host": "string", "rank": "Int64", "label": "string"}
+#: Snapshot fields that the table of phases compares.
+PHASE_FIELDS = (
+    "reserved",
+    "reserved_peak",
+    "allocated",
+    "allocated_peak",
+    "non_torch",
+    "npu_workspace",
+    "device_free",
+)
+#: Readings of non-torch memory, which the profile of a simulated device sets.
+_NON_TORCH = {
+    "npu_workspace_bytes": MEASURED,
+    "non_torch_bytes": INFERRED,
+    "process_bytes": MEASURED,
+    "other_processes_bytes": MEASURED,
+}
+_BUDGET = (
+    "requested_bytes",
+    "kv_cache_bytes",
+    "engine_kv_cache_bytes",
+    "fits_request_kv_cache_bytes",
+    "residual_bytes",
+)
+
+Row = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A rank with what its rows need of its report."""
+
+    report: Report
+    rank: RankReport
+    start_t_ns: int  # of the rank's host, that counts as the run's start
+
+    @property
+    def who(self) -> Row:
+        return (self.report.run.id, self.rank.host, self.rank.rank, self.rank.label)
+
+    def seconds(self, edge: Edge) -> float | None:
+        t_ns = edge.snapshot.t_ns
+        return (t_ns - self.start_t_ns) / 1e9 if t_ns else None
+
+
+def _make(
+    reports: Iterable[Report],
+    columns: dict[str, str],
+    rows: Callable[[_Source], Iterator[Row]],
+    ranks: Sequence[RankReport] | None = None,
+) -> pd.DataFrame:
+    import pandas as pd
+
+    found: list[Row] = []
+    for report in reports:
+        starts = host_starts(report)
+        for rank in report.ranks if ranks is None else ranks:
+            source = _Source(report, rank, starts.get(rank.host, 0))
+            found += ((*source.who, *row) for row in rows(source))
+    types = {**WHO, **columns}
+    frame = pd.DataFrame(found, columns=list(types), dtype=object)
+    typed: pd.DataFrame = frame.astype(types)
+    return typed
+
+
+def phases(reports: Iterable[Report]) -> pd.DataFrame:
+    """Return one row per rank and passage through a phase.
+
+    Columns after ``WHO``: phase (string), order (Int64, by start within the rank, from 0), parent
+    (Int64, order of the enclosing passage, <NA> at the top), depth (Int64), seconds (Float64), open
+    (boolean, the rank never left the phase), error (string, the exception that left it); then for
+    each of ``PHASE_FIELDS``: before, after and change in bytes, e.g. allocated_before_bytes (Int64).
+    """
+    columns = {
+        "phase": "string",
+        "order": "Int64",
+        "parent": "Int64",
+        "depth": "Int64",
+        "seconds": "Float64",
+        "open": "boolean",
+        "error": "string",
+    }
+    for name in PHASE_FIELDS:
+        columns |= {f"{name}_{edge}_bytes": "Int64" for edge in ("before", "after", "change")}
+
+    def rows(source: _Source) -> Iterator[Row]:
+        for span in source.rank.phases:
+            sizes: list[int | None] = []
+            for name in PHASE_FIELDS:
+                ends: list[int | None] = [
+                    None if snapshot is None else getattr(snapshot, f"{name}_bytes")
+                    for snapshot in (span.before, span.after)
+                ]
+                sizes += [*ends, minus(ends[1], ends[0])]
+            head = (span.phase, span.order, span.parent, span.depth, span.seconds)
+            yield (*head, span.open, span.error, *sizes)
+
+    return _make(reports, columns, rows)
+
+
+def snapshots(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None) -> pd.DataFrame:
+    """Return one row per rank, phase and edge at which the device was read.
+
+    Columns after ``WHO``: phase (string), order (Int64), edge (string: before, after), time_s
+    (Float64, since the start of the run), and every field of a snapshot (Int64, bytes or a count).
+
+    Args:
+        reports: where the rows come from.
+        ranks: take these ranks of each report, not all of them.
+    """
+    columns = {"phase": "string", "order": "Int64", "edge": "string", "time_s": "Float64"}
+    columns |= dict.fromkeys(SNAPSHOT_FIELDS, "Int64")
+
+    def rows(source: _Source) -> Iterator[Row]:
+        for span in source.rank.phases:
+            for edge in span.edges:
+                values = (getattr(edge.snapshot, name) for name in SNAPSHOT_FIELDS)
+                yield (span.phase, span.order, edge.side, source.seconds(edge), *values)
+
+    return _make(reports, columns, rows, ranks)
+
+
+def device_memory(
+    reports: Iterable[Report], ranks: Sequence[RankReport] | None = None
+) -> pd.DataFrame:
+    """Return one row per rank, phase, edge and owner of device memory.
+
+    Columns after ``WHO``: phase (string), order (Int64), edge (string), time_s (Float64), component
+    (string), bytes (Int64), how (string: measured, derived, modelled), source (string, what it was
+    read from), part_of (string). Rows whose part_of is <NA> add up to the total of the device at
+    that edge, the row ``unaccounted`` included; the others are parts of the row that they name.
+
+    Args:
+        reports: where the rows come from.
+        ranks: take these ranks of each report, not all of them.
+    """
+    columns = {
+        "phase": "string",
+        "order": "Int64",
+        "edge": "string",
+        "time_s": "Float64",
+        "component": "string",
+        "bytes": "Int64",
+        "how": "string",
+        "source": "string",
+        "part_of": "string",
+    }
+
+    def rows(source: _Source) -> Iterator[Row]:
+        for span in source.rank.phases:
+            for edge in span.edges:
+                if edge.owners is None:
+                    continue
+                at = (span.phase, span.order, edge.side, source.seconds(edge))
+                for row in (*edge.owners.rows, *edge.owners.parts):
+                    yield (*at, row.component, row.bytes, row.how, row.source, row.part_of)
+                rest = edge.owners.unaccounted_bytes
+                yield (*at, "unaccounted", rest, INFERRED, "total less the other owners", None)
+
+    return _make(reports, columns, rows, ranks)
+
+
+def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None) -> pd.DataFrame:
+    """Return one row per rank and figure of the KV-cache equation.
+
+    Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes (Int64),
+    half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks), subtracted
+    (boolean, of a term: the equation subtracts it), how (string, of what is not subtracted),
+    kv_tokens (Int64, KV cache tokens that the bytes would hold).
+
+    Args:
+        reports: where the rows come from.
+        ranks: take these ranks of each report, not all of them.
+    """
+    columns = {
+        "kind": "string",
+        "name": "string",
+        "bytes": "Int64",
+        "half_unit_bytes": "Int64",
+        "subtracted": "boolean",
+        "how": "string",
+        "kv_tokens": "Int64",
+    }
+
+    def rows(source: _Source) -> Iterator[Row]:
+        rank, found = source.rank, source.rank.budget
+        tokens = {
+            "kv_cache_bytes": found.kv_tokens,
+            "fits_request_kv_cache_bytes": found.fits_request_kv_tokens,
+        }
+        sizes = {
+            "device_total_bytes": rank.device_total_bytes,
+            "initial_free_bytes": rank.initial_free_bytes,
+            **{name: getattr(found, name) for name in _BUDGET},
+            "spare_bytes": rank.spare_bytes,
+        }
+        for name, size in sizes.items():
+            half = rank.half_units.get(name, 0)
+            yield ("budget", name, size, half, None, None, tokens.get(name))
+        for term in found.terms:
+            yield ("term", term.name, term.bytes, term.half_unit_bytes, term.charged, None, None)
+        for item in found.not_subtracted:
+            yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
+
+    return _make(reports, columns, rows, ranks)
+
+
+def kv(reports: Iterable[Report]) -> pd.DataFrame:
+    """Return one row per rank: the KV cache that the engine serves with.
+
+    Columns after ``WHO``: tokens, blocks, block_size_tokens, bytes_per_token (Float64),
+    bytes_per_block, max_model_len_tokens, max_concurrency (Float64, requests of max_model_len),
+    available_bytes (granted by the equation), planned_bytes (of the planned tensors); Int64 where
+    nothing else is said.
+    """
+    fields = {
+        "tokens": "tokens",
+        "blocks": "blocks",
+        "block_size_tokens": "block_size",
+        "bytes_per_token": "bytes_per_token",
+        "bytes_per_block": "bytes_per_block",
+        "max_model_len_tokens": "max_model_len",
+        "max_concurrency": "max_concurrency",
+        "available_bytes": "available_bytes",
+        "planned_bytes": "planned_bytes",
+    }
+    columns = {
+        name: "Float64" if name in ("bytes_per_token", "max_concurrency") else "Int64"
+        for name in fields
+    }
+
+    def rows(source: _Source) -> Iterator[Row]:
+        yield tuple(getattr(source.rank.kv, name) for name in fields.values())
+
+    return _make(reports, columns, rows)
+
+
+def empty_cache(reports: Iterable[Report]) -> pd.DataFrame:
+    """Return one row per rank and call of ``empty_cache``.
+
+    Columns after ``WHO``: phase (string, the enclosing one), site (string, file.py:line of the
+    caller), function (string), by (string: engine, memprof), seconds (Float64, with the wait for
+    the device), while_serving (boolean), requests (Int64, held at the call),
+    freed_reserved_bytes, freed_npu_workspace_bytes, freed_other_bytes and refilled_bytes (Int64; the
+    last of what was freed, in use again at the next reading).
+    """
+    fields = {
+        "phase": ("phase", "string"),
+        "site": ("site", "string"),
+        "function": ("function", "string"),
+        "by": ("by", "string"),
+        "seconds": ("seconds", "Float64"),
+        "while_serving": ("while_serving", "boolean"),
+        "requests": ("requests", "Int64"),
+        "freed_reserved_bytes": ("freed_cached_bytes", "Int64"),
+        "freed_npu_workspace_bytes": ("freed_npu_workspace_bytes", "Int64"),
+        "freed_other_bytes": ("freed_other_bytes", "Int64"),
+        "refilled_bytes": ("refilled_bytes", "Int64"),
+    }
+
+    def rows(source: _Source) -> Iterator[Row]:
+        for call in source.rank.empty_cache:
+            yield tuple(getattr(call, name) for name, _ in fields.values())
+
+    return _make(reports, {name: dtype for name, (_, dtype) in fields.items()}, rows)
+
+
+def findings(reports: Iterable[Report]) -> pd.DataFrame:
+    """Return one row per finding, the gravest of each run first.
+
+    Columns: run (string), id (string), severity (string: error, warning, info), rank (Int64, <NA>
+    for the run as a whole), label (string), bytes (Int64), kv_tokens (Int64), title, evidence and
+    action (string).
+    """
+    import pandas as pd
+
+    columns = {
+        "run": "string",
+        "id": "string",
+        "severity": "string",
+        "rank": "Int64",
+        "label": "string",
+        "bytes": "Int64",
+        "kv_tokens": "Int64",
+        "title": "string",
+        "evidence": "string",
+        "action": "string",
+    }
+    names = [name for name in columns if name != "run"]
+    rows = [
+        (report.run.id, *(getattr(finding, name) for name in names))
+        for report in reports
+        for finding in report.findings
+    ]
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(columns)
+    return frame
+
+
+def reading_how(name: str, simulated: bool) -> str:
+    """Return how a field of a snapshot is known: measured, derived, or modelled."""
+    if name not in _NON_TORCH:
+        return MEASURED
+    return MODELLED if simulated else _NON_TORCH[name]

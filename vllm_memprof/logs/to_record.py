@@ -1,0 +1,451 @@
+"""A log becomes ``record.loader.Run`` objects, one per start of an engine.
+
+A figure that the log does not print is absent. Where the log prints snapshots (debug lines of a
+developer), they become phases; else a run has none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.logs.config import WITHIN_CORE, Config
+from vllm_memprof.logs.figures import Figure, parse_lines
+from vllm_memprof.logs.lines import read_chunks, read_lines
+from vllm_memprof.logs.starts import Start, StartSorter, Worker
+from vllm_memprof.record.loader import Identity, ProcessRecord, Run
+from vllm_memprof.record.schema import RunInfo, Snapshot
+from vllm_memprof.record.spans import Span
+from vllm_memprof.record.spans import edges as span_edges
+
+LOOKED_FOR = (
+    '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
+    '"Loading model weights took", "KV cache size", "Free memory on device", "out of memory", '
+    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
+)
+STDIN = "-"
+#: Cards of npu-smi that a note names.
+_MAX_CARDS = 16
+
+
+class NoMemoryLines(RunRecordError):
+    """A log without a line about memory."""
+
+
+#: (phase, edge, prefix of the figures) of the snapshots that a log may print.
+_SNAPSHOTS = (
+    ("hccl_init", "before", "distributed_before"),
+    ("hccl_init", "after", "distributed_after"),
+    ("profile_run", "before", "profile_before"),
+    ("profile_run", "after", "profile_after"),
+    ("mm_profile", "after", "mm_profile"),
+    ("empty_cache", "before", "profile_end"),
+    ("empty_cache", "after", "profile_after"),
+)
+#: Phases within the profile run.
+_WITHIN_PROFILE_RUN = ("mm_profile", "empty_cache")
+
+
+def read_log(path: str) -> list[Run]:
+    """Read one log.
+
+    Args:
+        path: of a file, or ``-`` for standard input.
+
+    Returns:
+        One ``Run`` per start of an engine, in the order of the log.
+
+    Raises:
+        RunRecordError: it cannot be read.
+        NoMemoryLines: it contains no line about memory.
+    """
+    name = "standard input" if path == STDIN else Path(path).name
+    with _open(path) as stream:
+        try:
+            sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(stream))))
+        except OSError as exc:
+            raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    runs = to_runs(sorter, name)
+    if not runs:
+        raise NoMemoryLines(
+            f"no line about memory in {name}; looked for {LOOKED_FOR}"
+            if sorter.lines
+            else f"no line about memory in {name}: it is empty",
+            hint="give the log of the engine's start-up, at level INFO or DEBUG:"
+            " later lines hold no figures",
+        )
+    return runs
+
+
+@contextmanager
+def _open(path: str) -> Iterator[BinaryIO]:
+    """Open a log; errors of reading it are not caught here."""
+    if path == STDIN:
+        yield sys.stdin.buffer
+        return
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 - closed below
+    except IsADirectoryError as exc:
+        hint = "give the log inside it; the report of a run folder comes from memprof report"
+        raise RunRecordError(f"{path} is a folder", hint=hint) from exc
+    except FileNotFoundError as exc:
+        raise RunRecordError(f"there is no file {path}", hint="- reads standard input") from exc
+    except PermissionError as exc:
+        raise RunRecordError(
+            f"no permission to read {path}", hint="read it as its owner, or chmod it"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise RunRecordError(f"cannot open {path}: {exc}") from exc
+    with stream:
+        yield stream
+
+
+def to_runs(sorter: StartSorter, name: str) -> list[Run]:
+    """Return a ``Run`` per start that printed a figure; ``name`` is the log's."""
+    found = [start for start in sorter.starts if start.workers or start.kv_plans]
+    if not found and sorter.smi.cards:
+        found = [Start(Config(engine="vllm-ascend"))]
+    runs = []
+    for number, start in enumerate(found, start=1):
+        run = _to_run(start, name, number, len(found))
+        run.info.env.update({variable: values[-1] for variable, values in sorter.exports.items()})
+        runs.append(run)
+    if runs:
+        runs[-1].info.notes += _notes_of_the_log(sorter)
+    if runs and sorter.left_out:
+        runs[-1].notes.append(f"{sorter.left_out} more starts in the log were left out")
+    return runs
+
+
+def _to_run(start: Start, name: str, number: int, count: int) -> Run:
+    config = start.config
+    engine, version, notes = _engine(start)
+    if start.last_line:
+        lines = (
+            f"lines {start.first_line} to {start.last_line}"
+            if start.last_line > start.first_line
+            else f"line {start.last_line}"
+        )
+        place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
+        notes = [place, *notes]
+    status, reason = _status(start)
+    versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
+    info = RunInfo(
+        id=name if count == 1 else f"{name}#{number}",
+        mode="log",
+        model=config.served_model_name or config.model or "unknown",
+        command=list(config.command),
+        engine_command=["--enforce-eager"] if config.enforce_eager else [],
+        versions={package: release for package, release in versions.items() if release},
+        engine=engine,
+        engine_version=version,
+        status=status,
+        exit_reason=reason,
+        notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
+    )
+    # without workers the KV cache's figures alone are known: one worker without figures stands in
+    workers = list(start.workers.values()) or [Worker("")]
+    return Run(
+        name=info.id,
+        info=info,
+        processes=[
+            *(_worker_process(start, worker, name) for worker in workers),
+            *(_core_process(dp, plan, config, name) for dp, plan in start.kv_plans.items()),
+        ],
+        source="log",
+        forms=_equations(start, engine),
+    )
+
+
+def _equations(start: Start, engine: str | None) -> list[str]:
+    """Return the equations whose lines were seen.
+
+    The summary of memory_profiling belongs to E4, E5 or E6, by the engine and its figures.
+    """
+    names = {name for worker in start.workers.values() for name in worker.figures}
+    if start.equations or engine is None or "non_kv_cache_bytes" not in names:
+        return list(start.equations)
+    if engine == "vllm-ascend":
+        return ["E4"]
+    return ["E6" if "consumed_bytes" in names else "E5"]
+
+
+def _engine(start: Start) -> tuple[str | None, str | None, list[str]]:
+    """Return (engine, its version, notes on how the version is known)."""
+    config = start.config
+    named = config.engine or config.around
+    if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
+        if config.ascend_version is not None or config.vllm_version is None:
+            return "vllm-ascend", config.ascend_version, []
+        release = config.vllm_version.partition("+")[0].partition(".dev")[0]
+        note = f"the version of vllm-ascend is taken to be that of vLLM, {release}"
+        return "vllm-ascend", release, [note]
+    if "vllm" in start.engines or named == "vllm":
+        return "vllm", config.vllm_version, []
+    return None, None, []
+
+
+def _status(start: Start) -> tuple[str, str | None]:
+    """Return (status of the run, reason where it failed)."""
+    names = {name for worker in start.workers.values() for name in worker.figures}
+    if any(name.startswith("oom_") for name in names):
+        return "oom", None
+    if "startup_refused" in names:
+        return "failed", "less was free than the engine requests"
+    if "no_cache_blocks" in names or "kv_cache_minimum_bytes" in names:
+        return "failed", "the KV cache is too small"
+    granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
+    if any(figure is not None and figure.value < 0 for figure in granted):
+        return "failed", "the KV cache is negative"
+    if start.broken and not start.finished:
+        return "failed", "an engine process failed"
+    complete = start.finished or bool(start.kv_plans) or any(granted)
+    return ("ok" if complete else "truncated"), None
+
+
+def _notes_of_the_log(sorter: StartSorter) -> list[str]:
+    """Return notes that no start owns: npu-smi tables, allocator settings given more than once."""
+    notes = []
+    for card in list(sorter.smi.cards.values())[:_MAX_CARDS]:
+        if card.used_bytes is not None and card.total_bytes is not None:
+            used, total = card.used_bytes >> 20, card.total_bytes >> 20
+            note = f"npu-smi: NPU {card.npu} chip {card.chip} holds {used:,} of {total:,} MiB"
+            if card.processes:
+                held = sum(card.processes.values()) >> 20
+                note += f", {held:,} of them in {len(card.processes)} processes"
+            notes.append(note)
+    for variable, values in sorter.exports.items():
+        if len(values) > 1:  # a shell keeps the last
+            earlier = ", then ".join(values[:-1])
+            notes.append(f"{variable} is set {len(values)} times: {values[-1]} replaces {earlier}")
+    return notes
+
+
+def _noted_usage(worker: Worker) -> list[str]:
+    """Return the npu-smi figures that a person noted beside the log, as a note."""
+    mib = {
+        name.removeprefix("npu_smi_").removesuffix("_bytes"): f"{int(figure.value) >> 20:,}"
+        for name, figure in worker.figures.items()
+        if name.startswith("npu_smi_")
+    }
+    texts = {"before": "before the start", "after": "after it", "process": "by the process"}
+    used = [f"{mib[name]} {text}" for name, text in texts.items() if name in mib]
+    if not used:
+        return []
+    total = f"; the card has {mib['total']}" if "total" in mib else ""
+    return [f"npu-smi: used, MiB: {', '.join(used)}{total}"]
+
+
+def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
+    config, dims = start.config, worker.dims
+    label = worker.label
+    if label is None and worker.device is not None and len(start.workers) > 1:
+        label = worker.device if ":" in worker.device else f"device {worker.device}"
+    elif label is None and worker.key.startswith("#"):
+        label = f"unlabelled {worker.key[1:]}"
+    elif label is None:
+        several = len(start.workers) > 1 or config.world_size > 1
+        label = "unlabelled" if several else "the worker"
+    index = (worker.device or "").rpartition(":")[2]
+    inner = config.pipeline_parallel_size, config.prefill_context_parallel_size
+    identity = Identity(
+        pid=worker.pid,
+        role="worker",
+        roles=frozenset({"worker"}),
+        rank=_rank(dims, config),
+        dp_rank=dims.get("dp"),
+        pp_rank=dims.get("pp"),
+        tp_rank=dims.get("tp"),
+        ep_rank=dims.get("ep"),
+        device_index=int(index) if index.isdigit() else None,
+        label=label,
+        world_size=config.tensor_parallel_size if inner == (None, None) else config.world_size,
+    )
+    figures, half_units = _figures(worker)
+    utilization = config.gpu_memory_utilization
+    if utilization is not None and _agrees(utilization, worker.figures):
+        figures.setdefault("gpu_memory_utilization", utilization)
+    if config.kv_cache_memory_bytes is not None:
+        figures.setdefault("kv_cache_memory_bytes_arg", config.kv_cache_memory_bytes)
+    file = f"{name}:{worker.label or 'worker'}"
+    phases = _phases(worker)
+    return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
+
+
+def _process(
+    file: str,
+    identity: Identity,
+    phases: list[Span] | None = None,
+    figures: dict[str, int | float | None] | None = None,
+    half_units: dict[str, int] | None = None,
+    kv_plan: dict[str, object] | None = None,
+) -> ProcessRecord:
+    return ProcessRecord(
+        file=file,
+        identity=identity,
+        versions={},
+        argv=[],
+        python=None,
+        phases=phases or [],
+        figures=figures or {},
+        kv_plan=kv_plan,
+        hooks={},
+        errors=[],
+        ready_t_ns={},
+        last_t_ns=None,
+        figures_half_units=half_units or {},
+    )
+
+
+def _rank(dims: dict[str, int], config: Config) -> int | None:
+    """Return the rank within an engine core, from the places that are known."""
+    if "rank" in dims:
+        return dims["rank"]
+    rank = 0
+    for name in WITHIN_CORE:
+        place, size = dims.get(name), config.parallel_size(name)
+        if place is None and (size or 1) > 1:
+            return None  # its place is unknown
+        if rank and size is None and place:
+            return None  # the number of ranks before it is unknown
+        rank = rank * (size or 1) + (place or 0)
+    return rank if dims.keys() & WITHIN_CORE.keys() else None
+
+
+def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, int]]:
+    """Return (figures, half-units) of one worker; reserved at an OOM may be a sum of two."""
+    figures: dict[str, int | float | None] = {
+        name: figure.value for name, figure in worker.figures.items()
+    }
+    half_units = {
+        name: figure.half_unit_bytes
+        for name, figure in worker.figures.items()
+        if figure.half_unit_bytes
+    }
+    unallocated = worker.figures.get("oom_unallocated_bytes")
+    allocated = worker.figures.get("oom_allocated_bytes")
+    if unallocated is not None and allocated is not None and "oom_reserved_bytes" not in figures:
+        figures["oom_reserved_bytes"] = int(unallocated.value + allocated.value)
+        half_units["oom_reserved_bytes"] = unallocated.half_unit_bytes + allocated.half_unit_bytes
+    return figures, half_units
+
+
+def _agrees(utilization: float, figures: dict[str, Figure]) -> bool:
+    """Return True where a utilization of the set-up fits the device and the request printed."""
+    total, requested = figures.get("device_total_bytes"), figures.get("requested_bytes")
+    if total is None or requested is None:
+        return 0 < utilization <= 1
+    slack = total.half_unit_bytes * utilization + requested.half_unit_bytes + 2
+    return abs(total.value * utilization - requested.value) <= slack
+
+
+def _core_process(
+    dp: int | None, plan: dict[str, Figure], config: Config, name: str
+) -> ProcessRecord:
+    """Return the record of an engine core, which has the KV cache's figures."""
+    values: dict[str, object] = {key: figure.value for key, figure in plan.items()}
+    values.setdefault("max_model_len", config.max_model_len)
+    values.setdefault("block_size", config.block_size)
+    override = values.setdefault("num_gpu_blocks_override", config.num_gpu_blocks_override)
+    if override is not None:
+        values.setdefault("blocks", override)
+    file = f"{name}:engine core" if dp is None else f"{name}:engine core DP{dp}"
+    identity = Identity(role="engine_core", roles=frozenset({"engine_core"}), dp_rank=dp)
+    return _process(file, identity, kv_plan={"kind": "kv_plan", **values})
+
+
+def _phases(worker: Worker) -> list[Span]:
+    """Return the printed snapshots as phases in the order of a start-up, and the OOM."""
+    edges: dict[str, dict[str, Snapshot]] = {}
+    lines: dict[str, int] = {}
+    with_end = any(name.startswith("profile_end_") for name in worker.figures)
+    for phase, edge, prefix in _SNAPSHOTS:
+        if phase == "empty_cache" and not with_end:
+            continue
+        fields = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
+        known = {
+            field: worker.figures[f"{prefix}_{field}"]
+            for field in fields
+            if f"{prefix}_{field}" in worker.figures
+        }
+        initial = worker.figures.get("initial_non_torch_bytes")
+        if prefix == "distributed_before" and known and initial is not None:
+            known["non_torch_bytes"] = initial
+        if known:
+            values = {field: int(figure.value) for field, figure in known.items()}
+            edges.setdefault(phase, {})[edge] = Snapshot.from_json(dict(values))
+            lines[phase] = max(figure.line for figure in known.values())
+    spans: list[Span] = []
+    for phase, found in edges.items():
+        parent = None
+        if phase in _WITHIN_PROFILE_RUN:
+            parent = next((span.order for span in spans if span.phase == "profile_run"), None)
+        before, after = found.get("before"), found.get("after")
+        spans.append(_span(phase, len(spans), lines[phase], parent, before, after))
+    if worker.ooms:
+        spans.append(_oom_span(worker, len(spans)))
+    return spans
+
+
+def _span(
+    phase: str,
+    order: int,
+    line: int,
+    parent: int | None = None,
+    before: Snapshot | None = None,
+    after: Snapshot | None = None,
+    detail: Mapping[str, object] | None = None,
+) -> Span:
+    """Return a phase; its time is the number of its line."""
+    return Span(
+        phase=phase,
+        order=order,
+        id=None,
+        parent=parent,
+        depth=0 if parent is None else 1,
+        hook=None,
+        edges=span_edges(before, after),
+        start_t_ns=None,
+        end_t_ns=line,
+        detail={**(detail or {}), "line": line},
+    )
+
+
+def _oom_span(worker: Worker, order: int) -> Span:
+    figures, _ = _figures(worker)
+    sizes = {
+        f"{name}_bytes": figures.get(f"oom_{name}_bytes")
+        for name in (
+            "requested",
+            "device_total",
+            "allocated",
+            "reserved",
+            "free",
+            "active",
+            "allocated_peak",
+            "process",
+            "non_torch",
+        )
+    }
+    line = min(
+        (figure.line for name, figure in worker.figures.items() if name.startswith("oom_")),
+        default=0,
+    )
+    fields = ("device_total_bytes", "allocated_bytes", "allocated_peak_bytes", "reserved_bytes")
+    snapshot = Snapshot.from_json(
+        {
+            **{name: sizes[name] for name in (*fields, "non_torch_bytes")},
+            "device_free_bytes": sizes["free_bytes"],
+        }
+    )
+    detail = {
+        **sizes,
+        "device": worker.device,
+        "npu_workspace": bool(figures.get("oom_npu_workspace")),
+        "failures": worker.ooms,
+    }
+    return _span("oom", order, line, after=snapshot, detail=detail)

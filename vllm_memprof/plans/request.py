@@ -1,0 +1,63 @@
+"""The request for one plan: model, arguments, values of a sweep; and the command that makes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vllm_memprof.plans.engine_args import devices_of, with_option
+
+#: Options of memprof that a sweep may vary as well.
+OWN_OPTIONS = ("device", "stack", "python")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan as requested, before it is made."""
+
+    model: str
+    engine_args: list[str]
+    values: dict[str, str] = field(default_factory=dict)  # option -> value, for the row
+    own: dict[str, str] = field(default_factory=dict)  # options of memprof: device, stack, ranks...
+    timeout_s: float = 600.0  # until the engine must be ready
+    lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
+
+    def vary(self, name: str, value: str) -> Plan:
+        """Return the same plan with one option set: the engine's, or memprof's own."""
+        values = {**self.values, name: value}
+        if name in OWN_OPTIONS:
+            return replace(self, own={**self.own, name: value}, values=values)
+        return replace(self, engine_args=with_option(self.engine_args, name, value), values=values)
+
+    @property
+    def devices(self) -> int:
+        return devices_of(self.engine_args)
+
+    @property
+    def shares_nothing(self) -> bool:
+        """True for simulated devices or none; real devices serve one plan at a time."""
+        return self.own.get("device", "auto").partition(":")[0] in ("sim", "cpu")
+
+    @property
+    def title(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values.items()) or self.model
+
+    def command(self, run_dir: Path) -> list[str]:
+        """Return the command of its process: ``memprof plan`` of this installation."""
+        own = [f"--{name}={value}" for name, value in self.own.items()]
+        own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
+        memprof = [sys.executable, "-m", "vllm_memprof", "plan"]
+        return [*memprof, self.model, *own, "--", *self.engine_args]
+
+
+def folder_names(plans: Sequence[Plan]) -> list[str]:
+    """Return a folder name for each plan: its number and its values, in safe characters."""
+    width = max(2, len(str(len(plans))))
+    names = []
+    for number, plan in enumerate(plans, start=1):
+        values = re.sub(r"[^A-Za-z0-9._=-]+", "-", plan.title).strip("-.")[:100]
+        names.append(f"{number:0{width}d}-{values or 'plan'}")
+    return names

@@ -1,0 +1,160 @@
+"""A process's passages through phases: spans, their two edges, and the device by owner at each edge.
+
+The loader makes spans from event files, logs from text; accounting adds the owners. Spans of a
+process are a list in the order of their start, and ``order`` is the position in it. Everything that
+walks from a span to the phases around it is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_memprof.record.schema import Snapshot
+
+BEFORE, AFTER = "before", "after"
+
+
+@dataclass(frozen=True)
+class ComponentRow:
+    """One owner of device memory at one edge."""
+
+    component: str
+    bytes: int | None
+    how: str  # measured | inferred | modelled
+    source: str = ""  # what the figure was read from
+    part_of: str | None = None  # the row or rows that hold it already; None: a row of its own
+
+    def to_json(self) -> dict[str, object]:
+        part = {} if self.part_of is None else {"part_of": self.part_of}
+        return {
+            "component": self.component,
+            "bytes": self.bytes,
+            "how": self.how,
+            "source": self.source,
+            **part,
+        }
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The device by owner: the known rows and ``unaccounted_bytes`` add up to the device's total."""
+
+    rows: list[ComponentRow]
+    unaccounted_bytes: int | None  # signed; None where the device's total is unknown
+    parts: list[ComponentRow] = field(default_factory=list)  # held by rows already: not added
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One end of a span, as it was read."""
+
+    side: str  # before | after
+    snapshot: Snapshot
+    owners: DeviceMemory | None = None  # None: not divided
+
+
+@dataclass(frozen=True)
+class Span:
+    """One passage of a process through a phase."""
+
+    phase: str
+    order: int  # position by start within the process, from 0
+    id: int | None
+    parent: int | None  # order of the enclosing span; None at the top level
+    depth: int  # 0 at the top level
+    hook: str | None
+    edges: tuple[Edge, ...]  # those that were recorded, before, then after
+    start_t_ns: int | None  # time.monotonic_ns()
+    end_t_ns: int | None
+    error: str | None = None  # the exception that left the phase
+    detail: Mapping[str, object] = field(default_factory=dict)  # of both edges, the later one wins
+
+    @property
+    def before(self) -> Snapshot | None:
+        edge = self.edge(BEFORE)
+        return None if edge is None else edge.snapshot
+
+    @property
+    def after(self) -> Snapshot | None:
+        edge = self.edge(AFTER)
+        return None if edge is None else edge.snapshot
+
+    @property
+    def open(self) -> bool:
+        """True when the process never left the phase: it died there, or is still inside."""
+        return self.end_t_ns is None
+
+    @property
+    def seconds(self) -> float | None:
+        if self.start_t_ns is None or self.end_t_ns is None:
+            return None
+        return (self.end_t_ns - self.start_t_ns) / 1e9
+
+    def edge(self, side: str) -> Edge | None:
+        """Return the edge before or after; None where it was not recorded."""
+        for edge in self.edges:
+            if edge.side == side:
+                return edge
+        return None
+
+    def integer(self, name: str) -> int | None:
+        """Return a detail that is an integer; None where it is missing or anything else."""
+        value = self.detail.get(name)
+        return value if isinstance(value, int) else None
+
+    def string(self, name: str) -> str | None:
+        """Return a detail as a string; None where it is missing."""
+        value = self.detail.get(name)
+        return None if value is None else str(value)
+
+
+def edges(before: Snapshot | None, after: Snapshot | None) -> tuple[Edge, ...]:
+    """Return the edges of a span of which these snapshots were recorded."""
+    sides = ((BEFORE, before), (AFTER, after))
+    return tuple(Edge(side, snapshot) for side, snapshot in sides if snapshot is not None)
+
+
+def edges_of(spans: Sequence[Span]) -> Iterator[tuple[Span, Edge]]:
+    """Yield every recorded edge with its span, in the order of the spans."""
+    return ((span, edge) for span in spans for edge in span.edges)
+
+
+def ancestors(spans: Sequence[Span], span: Span) -> Iterator[Span]:
+    """Yield the spans that a span lies in, the innermost first."""
+    parent = span.parent
+    while parent is not None:
+        if parent < len(spans) and spans[parent].order == parent:
+            span = spans[parent]
+        else:  # some spans of the process were left out of the list
+            found = next((each for each in spans if each.order == parent), None)
+            if found is None:
+                return
+            span = found
+        yield span
+        parent = span.parent
+
+
+def is_within(spans: Sequence[Span], span: Span, place: str | int) -> bool:
+    """Return whether a span lies in a phase of this name, or in the span of this order."""
+    return any(place in (each.phase, each.order) for each in ancestors(spans, span))
+
+
+def first_of(spans: Sequence[Span], phase: str) -> Span | None:
+    """Return the first passage through a phase."""
+    return next((span for span in spans if span.phase == phase), None)
+
+
+def last_of(spans: Sequence[Span], phase: str) -> Span | None:
+    """Return the last passage through a phase."""
+    return next((span for span in reversed(spans) if span.phase == phase), None)
+
+
+def device_after(spans: Sequence[Span], phase: str) -> DeviceMemory | None:
+    """Return the device by owner after the last passage whose edge has the device's total."""
+    for span in reversed(spans):
+        edge = span.edge(AFTER) if span.phase == phase else None
+        memory = None if edge is None else edge.owners
+        if memory is not None and memory.unaccounted_bytes is not None:
+            return memory
+    return None

@@ -1,0 +1,117 @@
+"""Read what a person names: a run folder, a ``report.json`` or a log becomes reports.
+
+Open to the commands and to the Python API; nothing below them imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm_memprof.errors import RunRecordError
+
+if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import Report
+
+Each = TypeVar("Each")
+
+#: A report.json has up to 150 kB per rank; a log may have any size, and is not to be held in
+#: memory.
+_LARGEST_JSON = 1 << 28
+
+
+def read_report(name: str) -> Report:
+    """Return the report of a run folder, of a ``report.json`` or of a log.
+
+    Args:
+        name: its path; ``FILE#2`` is the second engine start of a log, or the second report of a
+            JSON array.
+
+    Raises:
+        RunRecordError: it cannot be read, is none of these, or holds several runs and no number
+            says which.
+    """
+    path, number = numbered(name)
+    reports = read_reports(path)
+    if number is None and len(reports) > 1:
+        hint = f"name one of them: {path}#1 to {path}#{len(reports)}"
+        raise RunRecordError(f"{path} holds {len(reports)} runs", hint=hint)
+    return chosen(path, number, reports)[0]
+
+
+def read_reports(path: str) -> list[Report]:
+    """Return every report that a run folder, a ``report.json`` or a log holds; never none.
+
+    Raises:
+        RunRecordError: it cannot be read, or is none of these.
+    """
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.accounting.reread import report_from_json
+    from vllm_memprof.logs.to_record import read_log
+
+    if Path(path).is_dir():
+        return [build_run(Path(path))]
+    data = _read_json(Path(path))
+    if data is None:
+        return [build_report(run) for run in read_log(path)]
+    try:
+        return [report_from_json(row) for row in (data if isinstance(data, list) else [data])]
+    except ValueError as exc:
+        hint = "give the run folder, or the report.json in it"
+        raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
+
+
+def build_run(run_dir: Path) -> Report:
+    """Return the report of a run folder.
+
+    Raises:
+        RunRecordError: it cannot be read.
+    """
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.record.loader import load_run
+
+    return build_report(load_run(run_dir))
+
+
+def numbered(name: str) -> tuple[str, int | None]:
+    """Split ``FILE#2`` into a path and a number; a file of that very name comes first."""
+    path, mark, number = name.rpartition("#")
+    if not mark or not path or not number.isdecimal() or Path(name).exists():
+        return name, None
+    return path, int(number)
+
+
+def chosen(path: str | Path, number: int | None, found: list[Each]) -> list[Each]:
+    """Return the one of that number, counted from 1; without a number all of them.
+
+    Raises:
+        RunRecordError: there are not so many.
+    """
+    if number is None:
+        return found
+    if not 1 <= number <= len(found):
+        held = f"{len(found)} runs" if len(found) != 1 else "one run"
+        raise RunRecordError(f"{path} has no run {number}: it holds {held}")
+    return [found[number - 1]]
+
+
+def _read_json(path: Path) -> Any:
+    """Return what a JSON file holds; None where it is no JSON, as a log is."""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(256).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
+                return None
+            stream.seek(0)
+            text = stream.read(_LARGEST_JSON)
+            return json.loads(text) if len(text) < _LARGEST_JSON else None
+    except FileNotFoundError as exc:
+        hint = "give a run folder, a report.json, or a log"
+        raise RunRecordError(f"there is no run folder and no file {path}", hint=hint) from exc
+    except PermissionError as exc:
+        hint = "read it as its owner, or chmod it"
+        raise RunRecordError(f"no permission to read {path}", hint=hint) from exc
+    except OSError as exc:
+        raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except (ValueError, RecursionError):
+        return None  # a log may begin with a bracket
