@@ -1,5 +1,11 @@
 """The engine's own numbers, read in bytes from its worker object; nothing is computed or called.
 
+Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory),
+``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
+CUDA's ``gpu_worker.py::Worker`` has the same names. vllm-ascend before 0.15 takes no snapshot: its
+worker holds what was free at the start (init_npu_memory), and reads the terms of its equation
+without keeping them.
+"""
 
 from __future__ import annotations
 
