@@ -21,7 +21,7 @@ else:
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 #: Open to every layer; they import nothing of the package but each other.
-OPEN_TO_ALL = {"errors", "redact", "units", "text"}
+OPEN_TO_ALL = {"errors", "redact", "units", "text", "version"}
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
 #: API.
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "redact": set(),
     "units": set(),
     "text": set(),
+    "version": set(),
     "capture": {"record"},
     "engines": {"capture", "record"},
     "record": set(),
@@ -42,7 +43,9 @@ MAY_IMPORT = {
     "launch": {"record", "sim"},
     "plans": {"record", "accounting", "compare", "sim", "launch"},
     "frames": {"record", "accounting", "compare", "check", "logs", "plans", "report"},
-    "__init__": {"frames"},
+    "sources": {"record", "accounting", "logs", "plans"},
+    "api": {"sources", "frames", "record", "accounting", "compare", "check", "plans", "report"},
+    "__init__": {"api"},
     "cli": {
         "capture",
         "engines",
@@ -56,6 +59,8 @@ MAY_IMPORT = {
         "launch",
         "plans",
         "frames",
+        "sources",
+        "api",
     },
     "__main__": {"cli"},
 }
@@ -78,10 +83,13 @@ NOT_AT_MODULE_LEVEL = {
     "launch": {"torch", "vllm", "pandas"},
     "plans": {"torch", "vllm", "pandas", "typer", "ray"},
     "cli": {"torch", "vllm"},
+    "frames": {"torch", "vllm", "rich", "typer"},
+    "sources": {"torch", "vllm", "pandas"},
+    "api": {"torch", "vllm", "pandas"},
     "__init__": {"torch", "vllm", "pandas"},
 }
 #: Layers without a ruff.toml: modules beside the folders, and the one that may import all others.
-UNGUARDED = {"frames", "__init__", "__main__", "cli"}
+UNGUARDED = {"sources", "api", "__init__", "__main__", "cli"}
 #: layer -> packages that none of its modules imports at all.
 NOWHERE = {
     "capture": {"pandas", "rich", "typer", "psutil"},
@@ -107,7 +115,7 @@ def layer_of(path: Path) -> str:
 
 
 def imports_of(tree: ast.AST, top: bool = True) -> Iterator[Import]:
-    """Return every import of a module; one inside a function is not at module level."""
+    """Return every import; one inside a function or for typing is not at module level."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, top) for alias in node.names)
@@ -115,8 +123,10 @@ def imports_of(tree: ast.AST, top: bool = True) -> Iterator[Import]:
             assert node.level == 0, "imports are absolute"
             yield from (Import(f"{node.module}.{alias.name}", top) for alias in node.names)
         else:
-            inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from imports_of(node, top and not inside)
+            later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
+                isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            )
+            yield from imports_of(node, top and not later)
 
 
 def package_files() -> list[Path]:
@@ -153,7 +163,7 @@ def test_arrows(layer):
             continue
         for name, _ in imported:
             module = module_of(name)
-            if module is None or name == f"{PACKAGE.name}.__version__" or module == PACKAGE.name:
+            if module is None or module == PACKAGE.name:
                 continue
             other, _, rest = module.partition(".")[2].partition(".")
             only = ONLY.get((layer, other))
