@@ -184,8 +184,9 @@ def test_where_each_rank_is_stuck():
 
 def test_foreign_events_are_skipped():
     progress = EngineProgress()
-    for event in ({}, {"kind": "new"}, {"kind": "phase"},
-                  {"kind": "phase", "t_ns": 1, "phase": "x", "edge": "after"}, {"kind": "ready", "t_ns": "x"}, {"kind": "identity"}):  # fmt: skip
+    edge = {"kind": "phase", "t_ns": 1, "phase": "x", "edge": "after"}
+    ready, identity = {"kind": "ready", "t_ns": "x"}, {"kind": "identity"}
+    for event in ({}, {"kind": "new"}, {"kind": "phase"}, edge, ready, identity):
         progress.fold("f", event)
     assert progress.workers[0].done[0].start_t_ns is None
 
