@@ -16,9 +16,9 @@ from tests.golden.update import CHECKS, DIFFS
 from tests.support.record import Worker, read_record
 from tests.support.runs import DATA, LOGS, RUNS, check_result, diff_of, reports_of
 from vllm_memprof.accounting.reread import report_from_json
+from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.report import render_json
 from vllm_memprof.report.check import render_check_json
-from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.diff import render_diff_json
 from vllm_memprof.report.trace import render_trace
 

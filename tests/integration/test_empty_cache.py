@@ -222,7 +222,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     )  # of 64 MiB, in expandable segments of 20 MiB, three are unused
     again = finding(run, "empty-cache-refilled")
     taken = sum(call["refilled_bytes"] for call in serving)
-    assert f"freed {sum(freed):,} bytes, {taken:,} of them taken again" in again["evidence"]
+    assert f"freed {sum(freed):,} bytes, {taken:,} of them reallocated" in again["evidence"]
     assert taken == sum(freed[:-1])  # by the next step; there is none after the last
     assert rank["empty_cache_summary"]["calls_while_serving"] == len(serving)
     assert "hidden cost" in run.output

@@ -70,6 +70,7 @@ def _rows(report: Report, ranks: Sequence[RankReport]) -> pd.DataFrame:
     how = {name: tables.reading_how(name, report.run.simulated) for name in READINGS}
     readings["how"] = readings["component"].map(how)
     whole = pd.concat([part.reindex(columns=COLUMNS) for part in (budget, owners, readings)])
+    whole["order"] = whole["order"].astype("Int64")  # the budget has none: floats otherwise
     ordered: pd.DataFrame = whole.sort_values(
         ["rank", "label", "order"], kind="stable", na_position="first"
     )

@@ -23,6 +23,7 @@ from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report import (
     render_json,
@@ -31,7 +32,6 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
-from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold

@@ -1,4 +1,4 @@
-"""The finding of a run out of memory: where it happened, what was missing, what to change, and where it is silent."""
+"""The finding of a run out of memory: the phase, what was missing, the advice, no finding."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_without_a_phase_or_a_failure_there_is_no_such_finding() -> None:
 
 
 def test_a_recorded_failure_while_graphs_were_captured() -> None:
-    """Qwen3-14B at utilization 0.99: the engine's equation balances, and the device is full before the last graph."""
+    """Qwen3-14B at utilization 0.99: the device is full before the last graph is captured."""
     report = build_report(recorded("recorded_oom"))
     found, rank = finding(report), report.ranks[0]
     assert rank.oom is not None

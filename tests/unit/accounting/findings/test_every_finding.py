@@ -1,18 +1,19 @@
-"""Every finding of the ledger with a log that has it, and with the nearest log that has not.
+"""Every finding with a log that has it, and with the nearest log that has not.
 
-The two logs of a row differ in one figure, so that neither a finding that never shows nor one that always shows passes.
+The two logs of a row differ in one figure, so that neither a finding that never shows nor one that
+always shows passes.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
-from vllm_memprof.accounting import Report, build_report, findings
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.logs.to_record import read_log
 
@@ -47,25 +48,29 @@ vllm_ascend: Graph capturing finished in 9 secs, took {graph:.2f} GiB
 
 def refused(free: float, asked: float) -> str:
     return (
-        f"ValueError: Free memory on device ({free}/60.96 GiB) on startup is less than desired GPU memory utilization "
-        f"(0.9, {asked} GiB). Decrease GPU memory utilization."
+        f"ValueError: Free memory on device ({free}/60.96 GiB) on startup is less than desired "
+        f"GPU memory utilization (0.9, {asked} GiB). Decrease GPU memory utilization."
     )
 
 
 def npu_oom(free: str, allocated: str, reserved: str) -> str:
     return (
-        f"NPU out of memory. Tried to allocate 4.50 GiB (NPU 1; 60.96 GiB total capacity; {allocated} GiB already "
-        f"allocated; {allocated} GiB current active; {free} GiB free; {reserved} GiB reserved in total by PyTorch)"
+        f"NPU out of memory. Tried to allocate 4.50 GiB (NPU 1; 60.96 GiB total capacity; "
+        f"{allocated} GiB already allocated; {allocated} GiB current active; {free} GiB free; "
+        f"{reserved} GiB reserved in total by PyTorch)"
     )
 
 
 def e6(estimate: str, suggested: str, graph: str = "0.50") -> str:
     return f"""
-INFO Free memory on device (78.59/79.11 GiB) on startup. Desired GPU memory utilization is (0.92, 72.78 GiB). \
-Actual usage is 20.00 GiB for consumed memory (weights + non-torch), 2.00 GiB for peak activation, and {graph} GiB for \
-CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory={round(float(suggested) * 2**30)}` \
-({suggested} GiB) to fit into requested memory. Current kv cache memory in use is 50.78 GiB.
-INFO CUDA graph pool memory: {graph} GiB (actual), {estimate} GiB (estimated), difference: 0.00 GiB (0.0%).
+INFO Free memory on device (78.59/79.11 GiB) on startup. Desired GPU memory utilization is \
+(0.92, 72.78 GiB). Actual usage is 20.00 GiB for consumed memory (weights + non-torch), \
+2.00 GiB for peak activation, and {graph} GiB for CUDAGraph memory. Replace \
+gpu_memory_utilization config with \
+`--kv-cache-memory={round(float(suggested) * 2**30)}` ({suggested} GiB) to fit into requested \
+memory. Current kv cache memory in use is 50.78 GiB.
+INFO CUDA graph pool memory: {graph} GiB (actual), {estimate} GiB (estimated), \
+difference: 0.00 GiB (0.0%).
 """
 
 
@@ -89,17 +94,18 @@ NPUWorker
 
 def too_small(needed: str) -> str:
     return (
-        f"ValueError: To serve at least one request, ({needed} GiB KV cache is needed, which is larger than the "
-        "available KV cache memory (0.30 GiB). Based on the available memory, the "
+        f"ValueError: To serve at least one request, ({needed} GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (0.30 GiB). Based on the available memory, the "
         "estimated maximum model length is 720."
     )
 
 
 def v0(kv: str) -> str:
     return (
-        "the current vLLM instance can use total_gpu_memory (79.22GiB) x gpu_memory_utilization (0.90) = 71.29GiB\n"
-        "model weights take 14.96GiB; non_torch_memory takes 1.79GiB; PyTorch activation peak memory takes 1.26GiB; "
-        f"the rest of the memory reserved for KV Cache is {kv}GiB."
+        "the current vLLM instance can use total_gpu_memory (79.22GiB) x "
+        "gpu_memory_utilization (0.90) = 71.29GiB\n"
+        "model weights take 14.96GiB; non_torch_memory takes 1.79GiB; PyTorch activation peak "
+        f"memory takes 1.26GiB; the rest of the memory reserved for KV Cache is {kv}GiB."
     )
 
 
@@ -111,11 +117,15 @@ def ranks(second: str) -> str:
 
 
 def at_the_start(free: float) -> str:
-    return f"Initial free memory: {free:.2f} GiB; Requested memory: 0.95 (util), 57.91 GiB\n{snapshot_of(free)}"
+    asked = f"Initial free memory: {free:.2f} GiB; Requested memory: 0.95 (util), 57.91 GiB"
+    return f"{asked}\n{snapshot_of(free)}"
 
 
 def snapshot_of(free: float) -> str:
-    return f"worker init memory snapshot: torch_peak=0.0GiB, free_memory={free:.2f}GiB, total_memory=60.96GiB, x=1"
+    return (
+        f"worker init memory snapshot: torch_peak=0.0GiB, free_memory={free:.2f}GiB, "
+        "total_memory=60.96GiB, x=1"
+    )
 
 
 def base(claimed: float) -> str:
@@ -127,7 +137,8 @@ def base(claimed: float) -> str:
 
 
 def alloc(more: str) -> str:
-    return f'export PYTORCH_NPU_ALLOC_CONF="{more}expandable_segments:True"\nAvailable KV cache memory: 9.95 GiB'
+    setting = f'export PYTORCH_NPU_ALLOC_CONF="{more}expandable_segments:True"'
+    return f"{setting}\nAvailable KV cache memory: 9.95 GiB"
 
 
 #: Findings about what is not an amount of memory.
@@ -136,7 +147,7 @@ WITHOUT_BYTES = ("hybrid-concurrency", "allocator-config-conflict")
 
 @dataclass(frozen=True)
 class Row:
-    """A finding: where it shows, where it must not, the flag that its action gives, "" where there is none."""
+    """A finding: where it shows, where it must not, and the flag that its action gives, or ""."""
 
     with_it: str
     without: str
@@ -188,12 +199,27 @@ TABLE: dict[str, Row] = {
         override(6000), override(4096), "--num-gpu-blocks-override 5040 "
     ),
 }
-#: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Their tests are named.
+#: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
+#: their tests are, below the tests of accounting.
 FROM_HOOKS = {
-    "kv-allocation-off-plan": "test_a_kv_cache_that_is_not_the_plan",
-    "hook-not-bound": "test_report.test_hooks_in_trouble",
-    "hook-overwritten": "test_report.test_hooks_in_trouble",
-    "hook-never-called": "test_report.test_hooks_in_trouble",
+    "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
+    "kv-allocation-off-plan": "findings/test_kv_cache.py::test_a_kv_cache_that_is_not_the_plan",
+    "hook-not-bound": "test_report.py::test_hooks_in_trouble",
+    "hook-overwritten": "test_report.py::test_hooks_in_trouble",
+    "hook-never-called": "test_report.py::test_hooks_in_trouble",
+    "allocation-outside-torch": "findings/test_outside_torch.py::"
+    "test_memory_past_torch_after_profiling_is_not_subtracted",
+    "communicator-buffers": "findings/test_outside_torch.py::"
+    "test_buffers_that_the_environment_makes_larger",
+    "empty-cache-in-hot-path": "findings/test_empty_cache.py::"
+    "test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not",
+    "observation-empties-cache": "findings/test_empty_cache.py::"
+    "test_a_reading_that_empties_is_found_with_what_it_hid",
+    "empty-cache-refilled": "findings/test_empty_cache.py::"
+    "test_what_comes_back_as_cache_is_taken_again",
+    "reserved-grows-without-empty-cache": "findings/test_cycles.py::"
+    "test_reserved_memory_that_grows_with_every_update",
+    "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",
 }
 
 
@@ -209,13 +235,12 @@ def found_in(reports: list[Report], finding_id: str) -> list[Finding]:
     ]
 
 
-def test_every_finding_of_the_module_has_a_row() -> None:
-    source = Path(findings.__file__).read_text()
-    ids = set(re.findall(r'id="([a-z-]+)"', source)) | set(
-        re.findall(r'_not_subtracted\(\s*"([a-z-]+)"', source)
-    )
-    ids |= set(re.findall(r'"(hook-[a-z-]+)"', source))
-    assert ids == set(TABLE) | set(FROM_HOOKS)
+def test_every_finding_has_a_row_or_a_test() -> None:
+    assert set(FINDINGS) == set(TABLE) | set(FROM_HOOKS)
+    folder = Path(__file__).parents[1]
+    for place in FROM_HOOKS.values():
+        file, _, test = place.partition("::")
+        assert f"def {test}(" in (folder / file).read_text(), place
 
 
 @pytest.mark.parametrize("finding_id", sorted(TABLE))
@@ -241,40 +266,3 @@ def test_a_finding_that_does_not_apply_does_not_show(tmp_path: Path, finding_id:
     reports = read(tmp_path, TABLE[finding_id].without)
     assert reports
     assert not found_in(reports, finding_id)
-
-
-def test_a_budget_that_was_clamped_to_0_is_priced_by_its_terms(tmp_path: Path) -> None:
-    """57.91 - (56.00 + 4.00) = -2.09 GiB, printed as 0: the advice has to make up for all of it."""
-    lines = "results of real profiling:\npeak_memory after profiling is 56.00 G\nnon_torch_memory after profiling is 4.00 G"
-    reports = read(tmp_path, f"vllm serve m --gpu-memory-utilization 0.95\n{lines}\n{CLAMPED}")
-    (found,) = found_in(reports, "negative-kv")
-    assert found.bytes == 0
-    assert "the equation gives -2.09 GiB" in found.evidence
-    assert found.action == "more than --gpu-memory-utilization 0.9843 leaves a positive KV cache"
-    (unknown,) = found_in(read(tmp_path, CLAMPED), "negative-kv")
-    assert unknown.action == "raise --gpu-memory-utilization, or lower --max-num-batched-tokens"
-
-
-CLAMPED = "Available memory: 0, total memory: 65455301591"
-
-
-@pytest.mark.parametrize(("allocated", "found"), [(4 * 2**30, True), (2**30 + 4096, False)])
-def test_a_kv_cache_that_is_not_the_plan(allocated: int, found: bool) -> None:
-    """One tensor per layer instead of one per group: four times the plan on the device. (vllm-ascend 0.11)"""
-    before, after = snapshot(allocated_bytes=gib(10)), snapshot(allocated_bytes=gib(10) + allocated)
-    worker = process([span("kv_cache_alloc", before, after)], {"kv_cache_bytes": 2**30})
-    layers = {"type": "FullAttentionSpec", "layers": 4, "block_size": 128, "page_size_bytes": 2**18}
-    core = {
-        "blocks": 1024,
-        "block_size": 128,
-        "tokens": 131_072,
-        "max_model_len": 4096,
-        "max_concurrency": 32.0,
-    }
-    core |= {"planned_bytes": [2**30], "available_bytes": [2**30], "groups": [layers]}
-    run = run_of(
-        worker,
-        replace(process([], role="engine_core", roles=frozenset({"engine_core"})), kv_plan=core),
-    )
-    findings_of = found_in([build_report(run)], "kv-allocation-off-plan")
-    assert [finding.bytes for finding in findings_of] == ([3 * 2**30] if found else [])

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.frames.csv import COLUMNS, render_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report import render_json
-from vllm_memprof.report.csv_rows import COLUMNS, render_csv
 
 WHEN = ["label", "order", "edge"]
 
