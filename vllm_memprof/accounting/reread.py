@@ -114,7 +114,7 @@ def _budget(row: _Data, device_total: int | None) -> Budget:
         device_total_bytes=device_total,
         requested=row.get("requested_exact", row["requested_bytes"]),
         terms=[
-            _make(TermRow, {"charged": term["name"] != "graph", **term}) for term in row["terms"]
+            _make(TermRow, {"subtracted": term["name"] != "graph", **term}) for term in row["terms"]
         ],
         checks=[_make(Check, check) for check in row.get("checks", [])],
         not_subtracted=[

@@ -225,14 +225,6 @@ def _tokens(rank: RankReport, factor: float) -> RankReport:
     return replace(rank, kv=replace(rank.kv, tokens=round((rank.kv.tokens or 0) * factor)))
 
 
-def _graph(rank: RankReport, factor: float) -> RankReport:
-    terms = [
-        replace(term, bytes=round((term.bytes or 0) * factor)) if term.name == "graph" else term
-        for term in rank.budget.terms
-    ]
-    return replace(rank, budget=replace(rank.budget, terms=terms))
-
-
 def _headroom(rank: RankReport, factor: float) -> RankReport:
     return replace(rank, spare_bytes=round((rank.spare_bytes or 0) * factor))
 
@@ -254,7 +246,7 @@ PLANT: dict[str, Callable[[RankReport, float], RankReport]] = {
     "max_weights_growth": _figures("weights_bytes"),
     "max_peak_activation_growth": _figures("peak_activation_bytes"),
     "max_non_torch_growth": _figures("non_torch_increase_bytes"),
-    "max_graph_growth": _graph,
+    "max_graph_growth": _figures("graph_bytes"),
     "max_headroom_drop": _headroom,
     "max_rank_skew_growth": _skew,
 }

@@ -108,7 +108,7 @@ def test_brackets_mark_what_no_term_charges() -> None:
         line for line in text.splitlines() if line.lstrip().startswith("torch memory outside")
     )
     assert re.search(r"0\.25\d\d +\(0\.25\d\d\)", line)
-    assert "charged by E2 alone" in line
+    assert "subtracted by E2 alone" in line
     assert "in brackets" in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import text
 
@@ -70,7 +71,7 @@ def leave_a_kv_cache(rank: RankReport, missing: int) -> str:
     if not missing:
         return text("raise --gpu-memory-utilization, or lower --max-num-batched-tokens")
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
-    missing *= 2 if rank.budget.equation == "E4p" else 1
+    missing *= divisor_of(rank.budget.equation)
     if not total or not utilization:
         return text("raise --gpu-memory-utilization by more than {size:gib} / the device's GiB",
                     size=missing)  # fmt: skip

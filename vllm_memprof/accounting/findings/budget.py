@@ -49,7 +49,7 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     if granted is None or granted > 0:
         return
     missing = -granted
-    sizes = [row.bytes for row in budget.terms if row.charged]
+    sizes = [row.bytes for row in budget.terms if row.subtracted]
     known = [size for size in sizes if size is not None]
     if not missing and asked is not None and sizes and len(known) == len(sizes):
         missing = max(0, sum(known) - asked)

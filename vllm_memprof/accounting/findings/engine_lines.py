@@ -48,7 +48,7 @@ def graph_estimate_high(context: RankContext) -> Iterator[Found]:
         Raise `--gpu-memory-utilization` to the value that the finding names.
     """
     rank = context.rank
-    rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.charged)
+    rows = (row for row in rank.budget.terms if row.name == "graph_estimate" and row.subtracted)
     estimate, actual = next((row.bytes for row in rows), None), rank.figures.get("graph_bytes")
     if estimate is None or actual is None or estimate - max(0, int(actual)) < WARNING_BYTES:
         return

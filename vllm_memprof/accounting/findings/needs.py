@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.findings.advice import device_total
-from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.spare import profile_peak
 from vllm_memprof.text import Text, text
 
 

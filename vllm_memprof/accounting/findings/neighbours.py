@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.findings.advice import make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
-from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES, others_at_start, others_in
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.quantities import (
+    CONTEXT_CEILING_BYTES,
+    others_at_start,
+    others_in,
+)
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB
 
-#: Equations whose last term holds what other processes have on the device. (vllm-ascend#7308)
-DOUBLE_COUNTING = ("E3", "E4p")
 #: One process is known to have held 14 GiB outside torch, by a communication library.
 NON_TORCH_CEILING_BYTES = 16 * GIB
 #: Less than this of other processes is no finding.
@@ -45,7 +48,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         - At an OOM: total - free - reserved, more than 16 GiB and a third of the device.
         - Later: the most that the driver's list showed in any phase, less what it showed first.
 
-        Sources: `vllm_memprof/accounting/honest.py::others_in`,
+        Sources: `vllm_memprof/accounting/quantities.py::others_in`,
         `vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory` (vllm-ascend#7308).
 
     To do:
@@ -87,8 +90,9 @@ def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
 
     E3 and its 310P kin subtract it although the request is a share of the whole device.
     """
-    budget, double = rank.budget, rank.budget.equation in DOUBLE_COUNTING
-    parts = 2 if budget.equation == "E4p" else 1
+    budget, row = rank.budget, form_of(rank.budget.equation)
+    double = row is not None and row.double_counts_neighbours
+    parts = divisor_of(budget.equation)
     subtracted = _subtracted_as_cleared(rank, parts) if double else None
     non_torch = rank.figures.get("initial_non_torch_bytes")
     used = others_at_start(rank.phases, own)

@@ -13,8 +13,8 @@ from vllm_memprof.accounting.findings.registry import (
     by_bytes,
     finding,
 )
-from vllm_memprof.accounting.headroom import profile_peak
 from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.spare import profile_peak
 from vllm_memprof.text import text
 
 _PEAK_FIGURES = (
@@ -58,7 +58,7 @@ def uncharged_persistent_torch(context: RankContext) -> Iterator[Found]:
 
     Computed:
         Allocated before the profile run (its peak, right after the engine resets it) less weights
-        (`vllm_memprof/accounting/honest.py::_persistent_torch`).
+        (`vllm_memprof/accounting/quantities.py::_persistent_torch`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, or lower the utilization.
@@ -81,7 +81,7 @@ def graph_not_charged(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The engine's figure for its graph capture, less the estimate that its equation subtracts
-        (`vllm_memprof/accounting/honest.py::_graph`).
+        (`vllm_memprof/accounting/quantities.py::_graph`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, capture fewer batch sizes
@@ -105,7 +105,7 @@ def non_torch_read_after_empty_cache(context: RankContext) -> Iterator[Found]:
 
     Computed:
         Non-torch memory before the last empty_cache of the profile run less the same after it, not
-        below zero (`vllm_memprof/accounting/honest.py::_non_torch_cleared`).
+        below zero (`vllm_memprof/accounting/quantities.py::_non_torch_cleared`).
 
     To do:
         Give the KV cache a fixed size that is smaller by as much, or lower the utilization.
@@ -133,7 +133,7 @@ def headroom_below_observed_peak(context: RankContext) -> Iterator[Found]:
     Computed:
         Memory held at the worst moment of the profile run (reserved at its peak, and non-torch) +
         KV cache - device total, where that takes a KV block and more than the rounding of a log
-        (`vllm_memprof/accounting/headroom.py::profile_peak`).
+        (`vllm_memprof/accounting/spare.py::profile_peak`).
 
     To do:
         Give the KV cache the size that the finding names, where the release takes

@@ -1,7 +1,10 @@
 // Tensors as dense rows of float32, for the kernels that compute with floats.
 #pragma once
 
-#include "elements.h"
+#include <cstring>
+#include <vector>
+
+#include "kernels/tensor_view.h"
 
 namespace memprof_sim {
 
@@ -9,12 +12,14 @@ namespace memprof_sim {
 inline void read_floats(const aclTensor &tensor, std::vector<float> *values) {
   values->resize(static_cast<size_t>(element_count(tensor)));
   if (tensor.type == ACL_FLOAT && contiguous(tensor)) {
-    if (!values->empty()) memcpy(values->data(), element(tensor, tensor.offset), values->size() * sizeof(float));
+    if (!values->empty())
+      memcpy(values->data(), element(tensor, tensor.offset), values->size() * sizeof(float));
     return;
   }
   size_t next = 0;
   auto read = [&](auto narrow) {
-    walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) { (*values)[next++] = narrow(element(tensor, index[0])); });
+    walk(tensor.shape, {&tensor},
+         [&](auto &, int64_t *index) { (*values)[next++] = narrow(element(tensor, index[0])); });
   };
   if (tensor.type == ACL_FLOAT)
     read([](const char *at) { return load_raw<float>(at); });
@@ -38,18 +43,8 @@ inline void write_floats(const aclTensor &tensor, const std::vector<float> &valu
   });
 }
 
-// The axis that argument `index` of a call names, from either end; false when the tensor has no such axis.
-inline bool axis_of(const Call &call, size_t index, const aclTensor &tensor, size_t *axis) {
-  if (index >= call.arguments.size() || call.arguments[index].kind != Kind::kNone) return false;
-  int64_t rank = static_cast<int64_t>(tensor.shape.size());
-  int64_t dim = static_cast<int32_t>(call.arguments[index].word);  // a word of 32 bits leaves the upper half undefined
-  if (dim < 0) dim += rank;
-  if (dim < 0 || dim >= rank || tensor.shape[static_cast<size_t>(dim)] == 0) return false;
-  *axis = static_cast<size_t>(dim);
-  return true;
-}
-
-// Hands every line along `axis` of `in` to `change` as floats, and writes what it made of it to the same line of `out`.
+// Hands every line along `axis` of `in` to `change` as floats, and writes what it made of it to the
+// same line of `out`.
 template <typename Change>
 void for_lines(const aclTensor &in, const aclTensor &out, size_t axis, Change change) {
   aclTensor starts = in, targets = out;

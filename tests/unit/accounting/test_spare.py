@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.headroom import headroom, profile_peak
 from vllm_memprof.accounting.kv import infer_layout
 from vllm_memprof.accounting.model import Kv, Report
+from vllm_memprof.accounting.spare import profile_peak, spare
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
 
@@ -34,23 +34,23 @@ def at(
 
 def test_the_least_free_moment_counts() -> None:
     spans = [span("weight_load", at(90), at(40)), span("warm_up", at(35), at(38), order=1)]
-    assert headroom(spans, 100) == 35
+    assert spare(spans, 100) == 35
 
 
 def test_a_reserved_peak_between_two_snapshots_counts_with_the_lesser_non_torch() -> None:
     spans = [span("profile_run", at(60, 30, 10, peak=30), at(55, 30, 15, peak=70))]
-    assert headroom(spans, 100) == 100 - (70 + 10)
+    assert spare(spans, 100) == 100 - (70 + 10)
 
 
 def test_an_old_peak_does_not_count_again() -> None:
     spans = [span("request", at(60, 30, 10, peak=70), at(55, 30, 15, peak=70))]
-    assert headroom(spans, 100) == 55
+    assert spare(spans, 100) == 55
 
 
 def test_without_a_reading_there_is_no_headroom() -> None:
-    assert headroom([], 100) is None
-    assert headroom([span("weight_load", None, snapshot())], 100) is None
-    assert headroom([span("weight_load", None, at(free=1))], None) is None
+    assert spare([], 100) is None
+    assert spare([span("weight_load", None, snapshot())], 100) is None
+    assert spare([span("weight_load", None, at(free=1))], None) is None
 
 
 def test_the_profile_s_worst_moment_may_lie_inside_it() -> None:
@@ -66,7 +66,7 @@ def test_the_profile_s_worst_moment_may_lie_inside_it() -> None:
 @given(frees=st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_headroom_is_never_more_than_what_was_free(frees: list[int]) -> None:
     spans = [span("request", None, at(free), order=i) for i, free in enumerate(frees)]
-    assert headroom(spans, 100) == min(frees)
+    assert spare(spans, 100) == min(frees)
 
 
 def test_a_recorded_run_has_a_headroom() -> None:

@@ -1,4 +1,5 @@
-"""Run by the engine's interpreter at the end of a setup: does the engine import, does the device account?
+"""Run by the engine's interpreter at the end of a setup: does the engine import, does the device
+account?
 
 Prints one line ``MEMPROF {json}`` with what it read; fails with a message otherwise.
 """
@@ -33,8 +34,8 @@ MODULES = [
     "transformers.models.qwen3_vl",
 ]
 
-#: vLLM learns what a model class can do in a process of its own, 10 s of imports, and keeps the answer in its cache:
-#: asked here, no first run has to wait for it.
+#: vLLM learns what a model class can do in a process of its own, 10 s of imports, and keeps the
+#: answer in its cache: asked here, no first run has to wait for it.
 ARCHITECTURES = ["Qwen3VLForConditionalGeneration", "Qwen3ForCausalLM"]
 
 GIB = 1 << 30

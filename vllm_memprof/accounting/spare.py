@@ -1,6 +1,6 @@
-"""How close a rank came to the end of its device: what all owners held at the worst moment that was seen.
+"""The device memory that stays free: the total less what all owners held at the worst known moment.
 
-For a plan, which stops before its KV cache is allocated: how close it would come with the KV cache that it was granted.
+For a plan, which stops before its KV cache is allocated: with the KV cache that it was granted.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from vllm_memprof.record.spans import Span, first_of, is_within
 from vllm_memprof.units import minus
 
 
-def headroom(spans: list[Span], total: int | None) -> int | None:
-    """Device total less what all owners held at the worst moment, bytes; None where no moment is known."""
+def spare(spans: list[Span], total: int | None) -> int | None:
+    """Return the device total less what all owners held at the worst moment, bytes."""
     worst = max((held for span in spans for held in _held_in(span, total)), default=None)
     return None if worst is None or total is None else total - worst
 
 
 def profile_peak(spans: list[Span], total: int | None) -> int | None:
-    """What all owners held at the worst moment of the profile run, bytes: reserved at its peak, and non-torch.
+    """Return what all owners held at the worst moment of the profile run, bytes.
 
-    The KV cache does not exist yet, so serving holds this and the KV cache together when it does what the profile
-    run did.
+    The KV cache does not exist yet, so serving holds this and the KV cache together when it does
+    what the profile run did.
     """
     run = first_of(spans, "profile_run")
     if run is None:
@@ -32,12 +32,12 @@ def profile_peak(spans: list[Span], total: int | None) -> int | None:
     return max((held for span in inside for held in _held_in(span, total)), default=None)
 
 
-def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
-    """Device total less the KV cache that the plan gives the rank and less all else that it held, bytes, in two ways.
+def spare_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
+    """Return the device total less the planned KV cache and all else that a rank held, bytes, twice.
 
-    The first takes all else from the honest budget (what the request leaves beside the honest KV cache), the second
-    from the worst moment of the profile run, where the allocator's idle blocks count as well. None where it is unknown.
-    What comes after the plan (captured graphs, pools that are first used in the warm-up) is in neither.
+    The first takes all else from the request less the KV cache that fits it, the second from the
+    worst moment of the profile run, where idle segments count as well. None where it is unknown.
+    What comes after the plan (captured graphs, pools first used in the warm-up) is in neither.
     """
     budget = rank.budget
     total = (
@@ -52,7 +52,7 @@ def headroom_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
 
 
 def _held_in(span: Span, total: int | None) -> Iterator[int]:
-    """What was in use at both edges, and at a reserved peak that fell between them."""
+    """Yield what was in use at both edges, and at a reserved peak that fell between them."""
     for snapshot in (span.before, span.after):
         held = None if snapshot is None else _held(snapshot, total)
         if held is not None:

@@ -1,4 +1,4 @@
-"""The honest budget: each item from the figures of a measurement on hardware, and what is missing."""
+"""The KV cache that fits the request: each item from the figures of a measurement on hardware, and what is missing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import gib, recorded, snapshot, span
 from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.budgets import fits_request, items_not_subtracted
 from vllm_memprof.accounting.equations import select
-from vllm_memprof.accounting.honest import Evidence, honest_budget, items_not_subtracted
 from vllm_memprof.accounting.model import NotSubtracted
+from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB
 
@@ -75,12 +76,13 @@ def test_the_decomposition_of_the_measured_cards() -> None:
         for name in ("initial_non_torch", "persistent_torch")
     }
     assert printed == {"initial_non_torch": "0.35", "persistent_torch": "0.26"}
-    assert found["cached"].bytes == gib(9.75) - gib(9.45)  # 0.30
+    assert found["reserved_not_allocated"].bytes == gib(9.75) - gib(9.45)  # 0.30
     assert found["non_torch_cleared"].bytes == gib(1.07) - gib(
         0.91
     )  # 0.16, charged by neither method
     total = sum(
-        found[name].bytes or 0 for name in ("initial_non_torch", "persistent_torch", "cached")
+        found[name].bytes or 0
+        for name in ("initial_non_torch", "persistent_torch", "reserved_not_allocated")
     )
     assert total / GIB == pytest.approx(44.30 - 43.40, abs=0.02)
 
@@ -91,7 +93,7 @@ def test_the_authors_own_correction() -> None:
     charged = [
         found[name] for name in ("persistent_torch", "initial_non_torch", "non_torch_cleared")
     ]
-    corrected = honest_budget(gib(SEED["kv_cache"]), charged)
+    corrected = fits_request(gib(SEED["kv_cache"]), charged)
     assert corrected is not None
     assert corrected / GIB == pytest.approx(SEED["corrected_by_author"]["kv_cache"][1], abs=0.02)
 
@@ -105,8 +107,8 @@ def test_without_a_graph_the_item_does_not_apply() -> None:
 def test_a_captured_graph_is_charged() -> None:
     plain, captured = items(), items(graph_bytes=gib(0.3))
     budget = gib(44.3)
-    assert honest_budget(budget, list(captured.values())) == (
-        honest_budget(budget, list(plain.values())) or 0
+    assert fits_request(budget, list(captured.values())) == (
+        fits_request(budget, list(plain.values())) or 0
     ) - gib(0.3)
 
 
@@ -138,14 +140,14 @@ def test_a_missing_ingredient_makes_the_budget_unknown(change: dict[str, Any], n
     found = items(**change)
     assert found[name].bytes is None
     assert found[name].reason
-    assert honest_budget(gib(44.3), list(found.values())) is None
+    assert fits_request(gib(44.3), list(found.values())) is None
 
 
 def test_without_snapshots_of_the_profile_run() -> None:
     found = items(spans=[])
-    assert found["cached"].bytes is None
+    assert found["reserved_not_allocated"].bytes is None
     assert found["non_torch_cleared"].bytes is None
-    assert honest_budget(gib(44.3), list(found.values())) is None
+    assert fits_request(gib(44.3), list(found.values())) is None
 
 
 def test_an_empty_cache_elsewhere_is_not_the_profile_run_s() -> None:
@@ -189,11 +191,11 @@ def test_a_warm_up_that_failed_says_nothing_about_late_memory() -> None:
 def test_no_warm_up_no_late_memory_and_still_a_budget() -> None:
     found = items()
     assert (found["late_non_torch"].bytes, found["late_non_torch"].required) == (None, False)
-    assert honest_budget(gib(44.3), list(found.values())) is not None
+    assert fits_request(gib(44.3), list(found.values())) is not None
 
 
-def test_nothing_is_honest_about_an_unknown_budget() -> None:
-    assert honest_budget(None, list(items().values())) is None
+def test_an_unknown_budget_fits_nothing() -> None:
+    assert fits_request(None, list(items().values())) is None
 
 
 @given(
@@ -202,7 +204,7 @@ def test_nothing_is_honest_about_an_unknown_budget() -> None:
     change=st.integers(1, 2**36),
     data=st.data(),
 )
-def test_the_honest_budget_is_the_equation_s_less_every_item(
+def test_what_fits_is_the_equation_s_less_every_item(
     granted: int, sizes: list[int | None], change: int, data: st.DataObject
 ) -> None:
     """To the byte; an item that grows takes exactly as much; one that is needed and unknown leaves nothing known."""
@@ -210,8 +212,8 @@ def test_the_honest_budget_is_the_equation_s_less_every_item(
         NotSubtracted(f"i{n}", "t", size, "measured", "f", "s", required=size is not None)
         for n, size in enumerate(sizes)
     ]
-    honest = honest_budget(granted, given_items)
-    assert honest == granted - sum(size for size in sizes if size is not None)
+    fitting = fits_request(granted, given_items)
+    assert fitting == granted - sum(size for size in sizes if size is not None)
     known = [n for n, size in enumerate(sizes) if size is not None]
     if known:
         n = data.draw(st.sampled_from(known))
@@ -219,12 +221,12 @@ def test_the_honest_budget_is_the_equation_s_less_every_item(
             replace(item, bytes=(item.bytes or 0) + change) if i == n else item
             for i, item in enumerate(given_items)
         ]
-        assert honest_budget(granted, grown) == honest - change
+        assert fits_request(granted, grown) == fitting - change
         lost = [replace(item, bytes=None) if i == n else item for i, item in enumerate(given_items)]
-        assert honest_budget(granted, lost) is None
+        assert fits_request(granted, lost) is None
 
 
-def test_the_honest_budget_of_a_run_is_the_sum_of_its_rows() -> None:
+def test_what_fits_of_a_run_is_the_sum_of_its_rows() -> None:
     for rank in build_report(recorded("recorded_tp2")).ranks:
         budget = rank.budget
         assert budget.kv_cache_bytes is not None
