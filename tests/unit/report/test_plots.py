@@ -313,7 +313,7 @@ def test_ranks_that_agree_in_print_share_a_view() -> None:
 
 def test_skew_has_least_most_and_median() -> None:
     report = report_of("skewed_tp2")
-    row = next(row for row in plots(report).skew if row.title == "KV cache granted")
+    row = next(row for row in plots(report).skew if row.title == "KV cache granted by the engine")
     sizes = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
     assert row.bytes == sizes
     assert (row.least, row.least_label, row.most, row.most_label) == (
