@@ -59,6 +59,11 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         r"causes\[\['initial_non_torch'\]\]",
         NEIGHBOUR,
     ),
+    (
+        r"killed_tp2 (json|csv)",
+        r"initial_non_torch",
+        "known from the first reading, as diff knew it: report and diff read one table",
+    ),
 )
 
 #: List of JSON -> what names an element; other lists count.
