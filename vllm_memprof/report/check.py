@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from vllm_memprof.accounting.model import MODELLED, RunSummary
-from vllm_memprof.check.check import CheckResult, Judged, Outcome
+from vllm_memprof.check.outcomes import CheckResult, Judged, Outcome
 from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
 from vllm_memprof.report.markdown import escape, section_lines
 from vllm_memprof.report.sections.base import (

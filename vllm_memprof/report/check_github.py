@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.check.check import CheckResult, Outcome
+from vllm_memprof.check.outcomes import CheckResult, Outcome
 from vllm_memprof.report.check import sentences, verdict
 
 #: In a message; and in a property besides these.
