@@ -1,9 +1,10 @@
 """Contexts that the other ranks of a machine leave on this rank's device.
 
-Some releases touch the first device before a worker chooses its own: with vllm-ascend 0.13.0, ``torch_npu._inductor``
-is imported in the worker's constructor. Each worker then leaves a second context there, and the rank whose device that
-is sees less free memory. A rank that is planned alone has no such neighbours; so where it finds that it has opened a
-context early itself, one small process per missing rank opens one on the same device, and holds it until the plan ends.
+Some releases touch the first device before a worker chooses its own: with vllm-ascend 0.13.0,
+``torch_npu._inductor`` is imported in the worker's constructor. Each worker then leaves a second
+context there, and the rank whose device that is sees less free memory. A rank that is planned alone
+has no such neighbours; so where it finds that it has opened a context early itself, one small
+process per missing rank opens one on the same device, and holds it until the plan ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 
 from vllm_memprof.capture.components import loaded_library
 
-#: Opens a context on the device argv[1] of the library argv[2], says so, and stays until its input is closed.
+#: Opens a context on the device argv[1] of the library argv[2], says so, and stays until its input
+#: is closed.
 _HOLD = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[2])
@@ -28,12 +30,15 @@ sys.stdin.read()
 _LIBRARY = "libascendcl.so"
 
 
-class BystanderError(RuntimeError):
+class PeerContextError(RuntimeError):
     """A process that was to hold a context could not open it."""
 
 
 def is_in_use(device: int) -> bool:
-    """Whether this process has a context on a device. (A default device, which is set without one, is none.)"""
+    """Return True if this process has a context on a device.
+
+    (A default device is set without one.)
+    """
     function: Any = getattr(loaded_library(_LIBRARY), "aclrtGetPrimaryCtxState", None)
     flags, active = ctypes.c_uint32(), ctypes.c_int32()
     return (
@@ -44,14 +49,14 @@ def is_in_use(device: int) -> bool:
 
 
 def hold_contexts(device: int, count: int) -> list[subprocess.Popen[str]]:
-    """Processes that hold a context each, until this process ends or closes their input.
+    """Start processes that hold a context each, until this process ends or closes their input.
 
     Args:
         device: index among the visible devices.
         count: how many.
 
     Raises:
-        BystanderError: one could not open its context.
+        PeerContextError: one could not open its context.
     """
     command = [sys.executable, "-I", "-S", "-c", _HOLD, str(device), _LIBRARY]
     held = [
@@ -63,12 +68,14 @@ def hold_contexts(device: int, count: int) -> list[subprocess.Popen[str]]:
     for process in held:
         assert process.stdout is not None
         if process.stdout.readline().strip() != "0":
-            raise BystanderError(f"no context for another rank could be opened on device {device}")
+            raise PeerContextError(
+                f"no context for another rank could be opened on device {device}"
+            )
     return held
 
 
 def let_go(held: Sequence[subprocess.Popen[str]]) -> None:
-    """Ends what ``hold_contexts`` started."""
+    """End what ``hold_contexts`` started."""
     for process in held:
         assert process.stdin is not None
         process.stdin.close()

@@ -1,17 +1,20 @@
-"""What the other ranks would have said, for a rank that runs without them.
+"""Answers in place of the other ranks, for a rank that runs without them.
 
-``join_alone`` makes one process the rank K of a world of N ranks of which no other runs. Device groups are the real
-ones of the engine's backend (HCCL on the simulated device needs no peer, and takes its buffers as ever). Their
-rendezvous, and the groups on the host, are answered here, on the assumption that every peer holds what this rank holds:
+``join_alone`` makes one process the rank K of a world of N ranks of which no other runs. Device
+groups are the real ones of the engine's backend (HCCL on the simulated device needs no peer, and
+takes its buffers as ever). Their rendezvous, and the groups on the host, are answered here, on the
+assumption that every peer holds what this rank holds:
 
-* a key that a peer would have set in the store: the root of a communicator, which the simulated HCCL does not read;
-* a reduction: minimum and maximum of equal values are the value; a sum is N times it, or, for a tensor with one slot
-  per rank of which this rank has filled its own, the value in every slot;
+* a key that a peer would have set in the store: the root of a communicator, which the simulated
+HCCL does not read;
+* a reduction: minimum and maximum of equal values are the value; a sum is N times it, or, for a
+  tensor with one slot per rank of which this rank has filled its own, the value in every slot;
 * a gathered object: a copy of this rank's for every peer;
-* the queues over which rank 0 of a group sends to the others: nothing is sent before the first request.
+* the queues over which rank 0 of a group sends to the others: nothing is sent before the first
+request.
 
-What only another rank can know, the content of a broadcast, is not made up: such a call raises NoPeerError with the
-place that made it. Imports torch and vLLM: for the plan driver alone.
+What only another rank can know, the content of a broadcast, is not made up: such a call raises
+NoPeerError with the place that made it. Imports torch and vLLM: for the plan driver alone.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 BACKEND = "memprof_alone"
-#: Bytes of HcclRootInfo (hccl/hccl_types.h: HCCL_ROOT_INFO_BYTES), which torch_npu reads from the store.
+#: Bytes of HcclRootInfo (hccl/hccl_types.h: HCCL_ROOT_INFO_BYTES), which torch_npu reads from the
+#: store.
 _ROOT_INFO_BYTES = 4108
 
 
@@ -165,10 +169,13 @@ class LoneQueue:
 
 
 def add_up(tensor: Any, own: int, count: int) -> None:
-    """The sum over ranks, in place: over slots, one per rank, where only this rank's is filled; else N times the value.
+    """Add up over ranks, in place.
 
-    Slots are what the engine sums where every rank reports about itself: the token counts of data-parallel ranks
-    (vllm-ascend 0.23.0, ``NPUModelRunner._sync_metadata_across_dp``), and which ranks share a machine.
+    Over slots, one per rank, of which this rank has filled its own; else N times the value.
+
+    Slots are what the engine sums where every rank reports about itself: the token counts of
+    data-parallel ranks (vllm-ascend 0.23.0, ``NPUModelRunner._sync_metadata_across_dp``), and which
+    ranks share a machine.
     """
     if tensor.dim() and tensor.shape[-1] == count:
         others = tensor.clone()
@@ -180,7 +187,10 @@ def add_up(tensor: Any, own: int, count: int) -> None:
 
 
 def join_alone() -> None:
-    """From now on, the distributed environment of this process starts without peers. Nothing installed is edited."""
+    """From now on, the distributed environment of this process starts without peers.
+
+    Nothing installed is edited.
+    """
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators import shm_broadcast
 
@@ -192,7 +202,7 @@ def join_alone() -> None:
 
 
 def leave_peers_out() -> None:
-    """The part of ``join_alone`` that is torch's: the store of the world, and groups on the host."""
+    """Set up torch's part of ``join_alone``: the store of the world, and groups on the host."""
     dist.Backend.register_backend(
         BACKEND, lambda store, rank, size, timeout: LoneGroup(rank, size), devices=["cpu"]
     )

@@ -1,4 +1,5 @@
-"""The look at a model's class in a fork: its answer, the traces it does not leave, the engine's own way on errors."""
+"""The look at a model's class in a fork: its answer, the traces it does not leave, the engine's own
+way on errors."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vllm_memprof.capture.inspection import in_a_fork
+from vllm_memprof.engines.vllm.model_inspection import in_a_fork
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module that stands for ``vllm.model_executor.models.registry``; ``asked`` holds what it was asked itself."""
+    """A module that stands for ``vllm.model_executor.models.registry``; ``asked`` holds what it was
+    asked itself."""
     module = ModuleType("registry")
     module.asked = []  # type: ignore[attr-defined]
     module._run_in_subprocess = lambda function: module.asked.append(function) or "engine"  # type: ignore[attr-defined]

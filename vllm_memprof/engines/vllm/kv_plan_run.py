@@ -1,4 +1,4 @@
-"""A plan, from the engine's configuration to its KV plan: which ranks, one engine core per data-parallel replica.
+"""A run that ends at the KV plan: one engine core per data-parallel replica.
 
 Imports vLLM where it starts an engine; runs in the driver's process.
 """
@@ -10,13 +10,19 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from vllm_memprof.capture import plugin
-from vllm_memprof.capture.actions import StopAfterPlan
-from vllm_memprof.capture.ranks import Choice, RankFailure, Replica, World, choose, layer_kinds
+from vllm_memprof.capture.hook import StopAfterPlan
+from vllm_memprof.engines.vllm.rank_choice import (
+    Choice,
+    RankFailure,
+    Replica,
+    World,
+    choose,
+    layer_kinds,
+)
 
 
 def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:
@@ -24,7 +30,7 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
 
     Args:
         vllm_config: the engine's configuration, as a server's would be.
-        mode: one of ``ranks.MODES``.
+        mode: one of ``rank_choice.MODES``.
         rank: the rank of mode ``one``.
         devices: devices of the simulated machine, None on real hardware.
 
@@ -32,10 +38,10 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
         RankError: these ranks cannot be run.
     """
     choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
-    if plugin.CAPTURE is not None:
+    if plugin.RECORDER is not None:
         if len(choice.replicas) == 1:  # the engine core will be in this process
-            plugin.CAPTURE.session.roles.add("engine_core")
-        plugin.CAPTURE.session.emit("ranks", **choice.to_event())
+            plugin.RECORDER.roles.add("engine_core")
+        plugin.RECORDER.emit("ranks", **choice.to_event())
     try:
         if len(choice.replicas) == 1:
             return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
@@ -46,46 +52,44 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
 
 
 def world_of(vllm_config: Any) -> World:
-    """The sizes of a run, from the engine's configuration."""
+    """Return the sizes of a run, from the engine's configuration."""
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     pipeline = int(parallel.pipeline_parallel_size)
     experts = None
     if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
         experts = int(model.get_num_experts()) or None
+    stages: tuple[tuple[str, ...], ...] = ()
+    if pipeline > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        count = int(model.hf_text_config.num_hidden_layers)
+        kinds = layer_kinds(model.hf_text_config, count)
+        bounds = (get_pp_indices(count, stage, pipeline) for stage in range(pipeline))
+        stages = tuple(kinds[start:end] for start, end in bounds)
     return World(
         tensor=int(parallel.tensor_parallel_size),
         pipeline=pipeline,
         prefill_context=int(getattr(parallel, "prefill_context_parallel_size", 1) or 1),
         data=int(parallel.data_parallel_size),
-        stages=_stages(model.hf_text_config, pipeline),
+        stages=stages,
         experts=experts,
     )
 
 
 def is_moe(vllm_config: Any) -> bool:
-    """Whether the model has experts: its data-parallel replicas then work in step."""
+    """Return True if the model has experts: its data-parallel replicas then work in step."""
     model = vllm_config.model_config
     known = getattr(model, "is_moe", None)
     return bool(model.get_num_experts() > 0 if known is None else known)
 
 
-def _stages(text_config: Any, pipeline: int) -> tuple[tuple[str, ...], ...]:
-    if pipeline == 1:
-        return ()
-    from vllm.distributed.utils import get_pp_indices
-
-    count = int(text_config.num_hidden_layers)
-    kinds = layer_kinds(text_config, count)
-    return tuple(kinds[slice(*get_pp_indices(count, stage, pipeline))] for stage in range(pipeline))
-
-
 def free_host_bytes(
     proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Host memory that this container's processes may still take, in bytes; None where nothing says so.
+    """Return the host memory in bytes that this container's processes may take; None: unknown.
 
-    The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can be dropped counted
-    as free.
+    The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can
+    be dropped counted as free.
     """
     found = []
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -114,16 +118,20 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     from vllm.v1.executor import Executor
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    from vllm_memprof.capture import rank_executor
+    from vllm_memprof.engines.vllm import one_rank_executor
 
     data_parallel = choice.world.data > 1
     executor = Executor.get_class(vllm_config)
     if choice.mode != "all":
-        executor = rank_executor.make_executor(
-            replica, devices, lambda device: _tell_apart(choice, device, devices)
-        )
+
+        def on_crowd(device: int) -> None:
+            if plugin.RECORDER is not None and devices:
+                apart = choice.with_fuller_devices(device, devices)
+                plugin.RECORDER.emit("ranks", **apart.to_event())
+
+        executor = one_rank_executor.make_executor(replica, devices, on_crowd)
     elif executor is UniProcExecutor:
-        executor = rank_executor.PlanExecutor
+        executor = one_rank_executor.PlanExecutor
     if data_parallel:
         _become_replica(vllm_config, replica.index)
     try:
@@ -138,19 +146,13 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     return 1
 
 
-def _tell_apart(choice: Choice, device: int, devices: int | None) -> None:
-    """Takes the ranks of a crowded device from those for which a rank elsewhere stands."""
-    if plugin.CAPTURE is not None and devices:
-        plugin.CAPTURE.session.emit(
-            "ranks", **choice.with_fuller_devices(device, devices).to_event()
-        )
-
-
 def _become_replica(vllm_config: Any, index: int) -> None:
-    """What vLLM does for the engine core of a data-parallel rank. (vllm 0.23.0, EngineCoreProc.run_engine_core)
+    """Set what ``EngineCoreProc.run_engine_core`` sets for a data-parallel rank. (vllm 0.23.0)
 
-    The group over which its cores agree when to step is left out: it lives on the host and is not used before the
-    first request.
+    (vllm 0.23.0, EngineCoreProc.run_engine_core)
+
+    The group over which its cores agree when to step is left out: it lives on the host and is not
+    used before the first request.
     """
     parallel = vllm_config.parallel_config
     multiprocessing.current_process().name = f"EngineCore_DP{index}"
@@ -165,7 +167,11 @@ def _become_replica(vllm_config: Any, index: int) -> None:
 
 
 def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int:
-    """One process per data-parallel replica: together where all ranks are run, else one after the other."""
+    """Start one process per replica: together where all ranks are run, else one after the other."""
+    from vllm.v1.engine import utils
+
+    # As vLLM's launcher shares the devices out. (vllm/v1/engine/utils.py)
+    own_devices = getattr(utils, "set_device_control_env_var", None)
     context = multiprocessing.get_context("fork")
     children = []
     for replica in choice.replicas:
@@ -174,11 +180,10 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
             args=(vllm_config, choice, replica, devices),
             name=f"EngineCore_DP{replica.index}",
         )
-        with (
-            _own_devices(vllm_config, replica.index)
-            if choice.mode == "all"
-            else contextlib.nullcontext()
-        ):
+        devices_of: Any = contextlib.nullcontext()
+        if choice.mode == "all" and own_devices is not None:
+            devices_of = own_devices(vllm_config, replica.index)
+        with devices_of:
             child.start()
         children.append(child)
         if choice.mode != "all":
@@ -204,13 +209,3 @@ def _replica_process(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-@contextlib.contextmanager
-def _own_devices(vllm_config: Any, index: int) -> Iterator[None]:
-    """The devices of a replica, as vLLM's launcher shares them out. (vllm/v1/engine/utils.py)"""
-    from vllm.v1.engine import utils
-
-    control = getattr(utils, "set_device_control_env_var", None)
-    with control(vllm_config, index) if control is not None else contextlib.nullcontext():
-        yield

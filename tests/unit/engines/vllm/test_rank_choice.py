@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.capture.ranks import (
+from vllm_memprof.engines.vllm.rank_choice import (
     WORKER_HOST_BYTES,
     Choice,
     RankError,

@@ -20,7 +20,7 @@ import pytest
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.live import PlainView
-from vllm_memprof.launch.session import Job, Outcome, Patience, run_engine
+from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
 from vllm_memprof.record.schema import RunInfo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
@@ -106,7 +106,8 @@ def interrupt_soon(number: int = signal.SIGINT, times: int = 1, pause_s: float =
 
 
 def interrupt_after(seconds: float) -> subprocess.Popen[bytes]:
-    """SIGINT to this process, from another one: a thread here would be forked along with the engine."""
+    """SIGINT to this process, from another one: a thread here would be forked along with the
+    engine."""
     return subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -INT {os.getpid()}"])
 
 
@@ -173,7 +174,8 @@ def test_how_a_worker_died_is_usually_known(tmp_path):
 
 @pytest.mark.parametrize("lost_code", [0, 1])
 def test_a_worker_killed_while_serving(tmp_path, lost_code):
-    """Also when the engine itself thinks that all is well, which vLLM's server does after its engine died."""
+    """Also when the engine itself thinks that all is well, which vLLM's server does after its
+    engine died."""
     job = make_job(tmp_path, f"--lost-code={lost_code}")
 
     def kill_a_worker(info: RunInfo) -> None:
@@ -334,9 +336,10 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
     """SIGKILL of the launcher itself: the engine's main process gets SIGTERM from the kernel."""
     run_dir = create_run_dir(tmp_path / "run", "m")
     code = (
-        "import sys; from tests.unit.launch.test_session import *\n"
+        "import sys; from tests.unit.launch.test_run import *\n"
         "run_engine(Job(RunInfo(id='x', mode='serve', model='m', command=[]), Path(sys.argv[1]), "
-        "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), Recorder())"
+        "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), "
+        "Recorder())"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(run_dir)])
     limit = time.monotonic() + 20

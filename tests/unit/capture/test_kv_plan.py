@@ -1,4 +1,5 @@
-"""KV plans beyond one group of equal layers: hybrids, groups of one type with several page sizes, several workers."""
+"""KV plans beyond one group of equal layers: hybrids, groups of one type with several page sizes,
+several workers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.capture.kvplan import (
+from vllm_memprof.capture.kv_plan import (
     bytes_per_token,
     context_parallel,
     describe,

@@ -1,8 +1,8 @@
-"""Executors of a plan: of its one rank, or of some of its ranks, each alone and answering for those that are like it.
+"""Executors of a plan: one rank, or some ranks, each alone and answering for those like it.
 
-The engine core asks its executor twice before it plans the KV cache: what layers each worker has, and what memory it
-found. Both answers are lists with one entry per rank; a rank that does not run is answered for by the one that stands
-for it. Imports vLLM: for the plan driver alone.
+The engine core asks its executor twice before it plans the KV cache: what layers each worker has,
+and what memory it found. Both answers are lists with one entry per rank; a rank that does not run
+is answered for by the one that stands for it. Imports vLLM: for runs that end at the KV plan alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_memprof.capture.bystanders import hold_contexts, is_in_use, let_go
-from vllm_memprof.capture.peers import join_alone
-from vllm_memprof.capture.pieces import alike_pieces_once
-from vllm_memprof.capture.ranks import RankFailure, Replica
+from vllm_memprof.engines.vllm.absent_peers import join_alone
+from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
+from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
+from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
 
 #: The calls that a plan makes, in their order.
 _ASKED = ("get_kv_cache_specs", "determine_available_memory")
@@ -41,8 +41,10 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
 
     Args:
         replica: which ranks, and for whom they answer.
-        devices: devices of the machine; a rank beyond them runs on the one that it has on its own machine.
-        on_crowd: called with a device of another rank on which all workers leave a context before they choose theirs.
+        devices: devices of the machine; a rank beyond them runs on the one that it has on its own
+            machine.
+        on_crowd: called with a device of another rank on which all workers leave a context before
+            they choose theirs.
     """
     answers_from = {rank: run for run, ranks in replica.stands_for.items() for rank in ranks}
     on_one_machine = min(len(answers_from), devices or 1)
@@ -50,12 +52,12 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
     class LoneWorker(uniproc_executor.WorkerWrapperBase):  # type: ignore[misc]
         """A worker whose device holds what its peers leave there."""
 
-        bystanders: Sequence[subprocess.Popen[str]] = ()
+        peer_contexts: Sequence[subprocess.Popen[str]] = ()
 
         def init_device(self) -> Any:
             device = LoneRankExecutor.rank % on_one_machine
             if is_in_use(device):  # before this worker has chosen it: its peers have done the same
-                self.bystanders = hold_contexts(device, on_one_machine - 1)
+                self.peer_contexts = hold_contexts(device, on_one_machine - 1)
             for other in range(on_one_machine):
                 if other != device and is_in_use(other):
                     on_crowd(other)
@@ -63,7 +65,7 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
 
         def shutdown(self) -> None:
             super().shutdown()
-            let_go(self.bystanders)
+            let_go(self.peer_contexts)
 
     class LoneRankExecutor(PlanExecutor):
         """One worker, in this process, as rank K of a world of N."""
@@ -109,23 +111,24 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
             child.start()
             writer.close()
             try:
-                answer: dict[str, Any] = reader.recv()
+                error, answers = reader.recv()
             except EOFError:
-                answer = {"error": "it ended without an answer"}
+                error, answers = "it ended without an answer", {}
             child.join()
-            if "error" in answer:
-                raise RankFailure(f"rank {rank} could not be planned: {answer['error']}")
-            return answer
+            if error is not None:
+                raise RankFailure(f"rank {rank} could not be planned: {error}")
+            return dict(answers)
 
         def _work(self, rank: int, writer: Any) -> None:
             try:
                 LoneRankExecutor.rank = rank
                 LoneRankExecutor._init_executor(self)
-                writer.send({name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED})
+                answers = {name: getattr(LoneRankExecutor, name)(self)[0] for name in _ASKED}
+                writer.send((None, answers))
                 self.driver_worker.shutdown()
             except BaseException as error:
                 traceback.print_exc()
-                writer.send({"error": f"{type(error).__name__}: {error}"})
+                writer.send((f"{type(error).__name__}: {error}", {}))
                 os._exit(1)
 
         def determine_available_memory(self) -> list[int]:

@@ -1,7 +1,8 @@
-"""One run from start to end: starts the engine, watches it, ends it, and writes ``run.json`` before and after.
+"""One run from start to end: starts the engine, watches it, ends it, and writes ``run.json`` before
+and after.
 
-Runs in the launcher's main thread (signal handlers). The clock is CLOCK_MONOTONIC, the same as in the events; the time
-of day is asked for dates alone.
+Runs in the launcher's main thread (signal handlers). The clock is CLOCK_MONOTONIC, the same as in
+the events; the time of day is asked for dates alone.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
+from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.verdict import (
     Seen,
     Verdict,
@@ -31,7 +32,7 @@ from vllm_memprof.launch.verdict import (
     find_culprit,
     judge,
 )
-from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans, signal_name
+from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
 from vllm_memprof.record.tail import EventTail
@@ -44,17 +45,16 @@ _WALK_READY_S = 5.0
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds of each stage of an ending. The sum of the stages after a death stays well under 30."""
+    """Seconds of each stage of an ending.
+
+    The sum of the stages after a death stays well under 30.
+    """
 
     after_death_s: float = 8.0  # for the engine to notice that it lost a process
-    after_error_s: float = (
-        20.0  # of silence, once the engine itself said that it failed: it may hang in its clean-up
-    )
+    after_error_s: float = 20.0  # of silence after the engine said that it failed: it may hang
     after_vanishing_s: float = 15.0  # the same when it may have been the orderly end of a run
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
-    before_note_at_end_s: float = (
-        6.0  # the same when workers had begun to shut down: vLLM gives them 4 s
-    )
+    before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
     after_term_s: float = 6.0
@@ -62,7 +62,7 @@ class Patience:
 
 
 class View(Protocol):
-    """What the session tells the user; see ``launch.live``."""
+    """Shows the progress of a run to the user; see ``launch.live``."""
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None: ...
     def output(self, chunk: bytes) -> None: ...
@@ -91,26 +91,27 @@ class Outcome:
     verdict: Verdict
     ready: bool
     log_tail: list[str]
-    left_behind: list[
-        int
-    ]  # pids that could not be ended; empty unless a process hangs in the kernel
+    left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
 def run_engine(job: Job, view: View, on_ready: Callable[[RunInfo], None] | None = None) -> Outcome:
-    """Runs the engine to its end.
+    """Run the engine to its end.
 
     Args:
         job: what to start.
         view: what shows the progress.
-        on_ready: called once when the engine is ready, with ``run.json`` up to date; it may take a second.
+        on_ready: called once when the engine is ready, with ``run.json`` up to date; it may take a
+            second.
 
     Raises:
         LaunchError: the engine could not be started at all; ``run.json`` says so.
     """
-    return _Session(job, view, on_ready).run()
+    return _EngineRun(job, view, on_ready).run()
 
 
-class _Session:
+class _EngineRun:
+    """One run: the loop over events, processes and signals, and what is known so far."""
+
     def __init__(self, job: Job, view: View, on_ready: Callable[[RunInfo], None] | None) -> None:
         self._job = job
         self._view = view
@@ -137,7 +138,7 @@ class _Session:
         write_run_info(self._job.run_dir, self._info)
         oom_kills = _host_oom_kills()
         adopt_orphans()
-        with self._catch_signals():
+        with catch_signals(self._note_signal):
             try:
                 engine = EngineProcess(
                     self._job.command,
@@ -177,7 +178,7 @@ class _Session:
         return Outcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
 
     def _supervise(self, engine: EngineProcess, watch: ProcessWatch) -> list[int]:
-        """Until the engine and all its processes are gone; pids that would not go."""
+        """Wait until all processes of the engine are gone; return those that could not be ended."""
         deadline_s = time.monotonic() + self._job.startup_timeout_s
         killed_s: float | None = None
         while True:
@@ -196,10 +197,13 @@ class _Session:
                 and code is None
                 and now_s > deadline_s
             ):
-                self._handle_deadline(engine, watch, now_s)
+                self._seen.timed_out_s = self._job.startup_timeout_s
+                self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
+                cause = f"not ready within {self._job.startup_timeout_s:g} s"
+                self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
             if code is not None:
                 watch.walk()
-                if not _others(watch, engine.pid):
+                if not set(watch.living()) - {engine.pid}:
                     return []
                 if self._ending is None:
                     steps = self._force(engine, watch, self._job.patience.after_main_exit_s)
@@ -232,10 +236,7 @@ class _Session:
         for process in self._progress.by_file.values():
             if process.pid is not None and process.file not in self._watched_files:
                 self._watched_files.add(process.file)
-                if process.host in (
-                    None,
-                    self._host,
-                ):  # a rank of another host is for its own launcher to watch
+                if process.host in (None, self._host):  # other hosts have launchers of their own
                     watch.track(process.pid, process.wall)
         if now_s >= self._next_walk_s:
             watch.walk()
@@ -288,7 +289,7 @@ class _Session:
             self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
 
     def _handle_silence(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
-        """An engine that failed and then does nothing more: vLLM can wait for its own processes for ever."""
+        """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
         failed = engine.pump.fatal_line or (not self._seen.ready and self._progress.first_error)
         if not failed or self._ending is not None or engine.poll() is not None:
             return
@@ -302,14 +303,8 @@ class _Session:
         cause = f"the engine failed and did nothing for {patience_s:g} s"
         self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
 
-    def _handle_deadline(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
-        self._seen.timed_out_s = self._job.startup_timeout_s
-        self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
-        cause = f"not ready within {self._job.startup_timeout_s:g} s"
-        self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
-
     def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
-        """True once: when the engine said that it is ready, by an event or in its log."""
+        """Return True once: when the engine said that it is ready, by an event or in its log."""
         by_log = engine is not None and engine.pump.application_ready
         if self._seen.ready or not (self._progress.is_ready(self._info.mode) or by_log):
             return False
@@ -348,7 +343,7 @@ class _Session:
         ]
 
     def _end_all(self, engine: EngineProcess, watch: ProcessWatch) -> None:
-        """Whatever happened: nothing of the engine outlives us. A no-op after an orderly end."""
+        """End every process of the engine that is left. Nothing is, after an orderly end."""
         self._seen.forced = self._ending is not None and self._ending.forced
         watch.walk()
         survivors = watch.living()
@@ -360,7 +355,7 @@ class _Session:
                 time.sleep(0.02)
 
     def _adopt_facts(self) -> None:
-        """What only the engine's processes know: versions, the device."""
+        """Take over what only the engine's processes know: versions, the device."""
         self._info.versions = dict(
             sorted({**self._info.versions, **self._progress.versions}.items())
         )
@@ -393,29 +388,16 @@ class _Session:
         ]
         write_run_info(self._job.run_dir, self._info)
 
-    @contextlib.contextmanager
-    def _catch_signals(self) -> Iterator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-            self._wake.set()
-
-        caught = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asked for no SIGHUP
-            caught.append(signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in caught}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _others(watch: ProcessWatch, root_pid: int) -> list[int]:
-    return [pid for pid in watch.living() if pid != root_pid]
+    def _note_signal(self, number: int) -> None:
+        self._signals.append(number)
+        self._wake.set()
 
 
 def _outside_group(pids: list[int], engine: EngineProcess) -> list[int]:
-    """Those that a signal to the engine's group does not reach: all of them once its main process was collected."""
+    """Return the processes that a signal to the engine's group does not reach.
+
+    They are all of them once its main process was collected.
+    """
     outside = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -429,7 +411,7 @@ def _utc_now() -> str:
 
 
 def _host_oom_kills() -> int:
-    """Processes that the kernel has killed for lack of host memory since boot. (vmstat: oom_kill)"""
+    """Return how many processes the kernel killed for lack of host memory since boot. (vmstat)"""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

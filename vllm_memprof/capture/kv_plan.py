@@ -1,19 +1,33 @@
-"""The engine core's KV plan as an event: the result of ``get_kv_cache_configs`` enters, the keys of KV_PLAN leave.
+"""The engine core's KV plan as an event: the result of ``get_kv_cache_configs`` enters.
 
-Sizes are read from the live specs (``page_size_bytes``), never recomputed from the model's dimensions.
+Sizes are read from the live specs (``page_size_bytes``), never recomputed from the model's
+dimensions.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 from vllm_memprof.capture.versions import in_range
 
 
-def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, Any]:
-    """Keys of a kv_plan event.
+class Group(TypedDict):
+    """One layer type of a KV cache group."""
+
+    type: str  # class of the engine's spec
+    layers: int
+    block_size: int  # tokens
+    page_size_bytes: int  # one block of one layer
+    bytes_per_token: int | float | None  # all these layers; None: does not grow with tokens
+    dtype: str | None
+    layout: dict[str, int | str]
+
+
+def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
+    """Return the keys of a kv_plan event.
 
     Args:
         vllm_config: the engine's configuration, after a possible reduction of max_model_len.
@@ -27,13 +41,17 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     blocks = min(int(config.num_blocks) for config in configs)
     block_size = min((group["block_size"] for group in groups), default=None)
     shared_by = context_parallel(vllm_config)
-    rule = tokens_rule(_vllm_version())
+    rule = tokens_rule(getattr(sys.modules.get("vllm.version"), "__version__", None))
     tokens = None
     if rule == "blocks" and block_size is not None:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif rule == "concurrency" and concurrency is not None:
         tokens = int(concurrency * max_model_len)
     cache = vllm_config.cache_config
+    step_tokens = getattr(vllm_config, "max_in_flight_tokens", None)
+    if step_tokens is None:
+        scheduler = getattr(vllm_config, "scheduler_config", None)
+        step_tokens = getattr(scheduler, "max_num_batched_tokens", None)
     return {
         "blocks": blocks,
         "block_size": block_size,
@@ -52,25 +70,25 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "group_count": len(first.kv_cache_groups),
         "tokens_rule": rule,
         "context_parallel": shared_by,
-        "max_num_batched_tokens": _step_tokens(vllm_config),
+        "max_num_batched_tokens": None if step_tokens is None else int(step_tokens),
         "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
         "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
     }
 
 
 def tokens_rule(vllm_version: str | None) -> str:
-    """What a release of vLLM prints as its KV cache size: blocks of one group, or its concurrency in tokens.
+    """Return "blocks" or "concurrency": how a release of vLLM computes the size that it prints.
 
-    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x block size x ranks
-    that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0 (int(concurrency x max_model_len)).
+    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x
+    block size x ranks that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0
+    (int(concurrency x max_model_len)).
     """
-    return (
-        "blocks" if vllm_version is not None and in_range(vllm_version, "<0.20") else "concurrency"
-    )
+    known = vllm_version is not None
+    return "blocks" if known and in_range(vllm_version, "<0.20") else "concurrency"
 
 
 def context_parallel(vllm_config: Any) -> int:
-    """Ranks over which the tokens of one request are spread."""
+    """Return the number of ranks over which the tokens of one request are spread."""
     parallel = getattr(vllm_config, "parallel_config", None)
     sizes = [
         getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")
@@ -78,28 +96,16 @@ def context_parallel(vllm_config: Any) -> int:
     return int(sizes[0] or 1) * int(sizes[1] or 1)
 
 
-def _step_tokens(vllm_config: Any) -> int | None:
-    in_flight = getattr(vllm_config, "max_in_flight_tokens", None)
-    scheduler = getattr(vllm_config, "scheduler_config", None)
-    value = (
-        in_flight if in_flight is not None else getattr(scheduler, "max_num_batched_tokens", None)
-    )
-    return None if value is None else int(value)
-
-
-def _vllm_version() -> str | None:
-    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
-    return None if version is None else str(version)
-
-
-def describe_group(group: Any) -> list[dict[str, Any]]:
-    """One row per layer type of a group: a group of uniform type may hold layers of several page sizes."""
+def describe_group(group: Any) -> list[Group]:
+    """Return one row per layer type of a group, which may hold layers of several page sizes."""
     members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
     counted: dict[tuple[Any, ...], int] = {}
-    layouts: dict[tuple[Any, ...], dict[str, Any]] = {}
+    layouts: dict[tuple[Any, ...], dict[str, int | str]] = {}
     for spec in specs:
-        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), _dtype(spec))
+        dtype = getattr(spec, "dtype", None)
+        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), dtype)
         counted[key] = counted.get(key, 0) + 1
         layouts.setdefault(key, layout(spec))
     return [
@@ -137,10 +143,13 @@ _LAYOUT = (
 )
 
 
-def layout(spec: Any) -> dict[str, Any]:
-    """What the spec says about its layers, for the ledger to recompute; only what is a number or a word."""
-    found = {name: getattr(spec, name, None) for name in _LAYOUT}
-    found = {name: value for name, value in found.items() if isinstance(value, (int, str))}
+def layout(spec: Any) -> dict[str, int | str]:
+    """Return the numbers and words of a spec from which a page can be recomputed."""
+    found: dict[str, int | str] = {
+        name: value
+        for name in _LAYOUT
+        if isinstance(value := getattr(spec, name, None), (int, str))
+    }
     size = getattr(getattr(spec, "dtype", None), "itemsize", None)
     if isinstance(size, int):
         found["dtype_bytes"] = size
@@ -156,14 +165,14 @@ def layout(spec: Any) -> dict[str, Any]:
     return found
 
 
-def bytes_per_token(groups: list[dict[str, Any]]) -> int | float | None:
-    """Bytes that one token takes over all layers of a worker; None when a layer's state does not grow with tokens."""
-    values = [group["bytes_per_token"] for group in groups]
-    return None if not values or None in values else sum(values)
+def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
+    """Return the bytes per token over all layers; None where a layer's state does not grow."""
+    values = [value for group in groups if (value := group["bytes_per_token"]) is not None]
+    return sum(values) if groups and len(values) == len(groups) else None
 
 
 def max_concurrency(vllm_config: Any, config: Any) -> float | None:
-    """Requests of full length that fit, by the engine's own function (it computes from its arguments alone)."""
+    """Return the requests of full length that fit, by the engine's own (pure) function."""
     module = sys.modules.get("vllm.v1.core.kv_cache_utils")
     compute = getattr(module, "get_max_concurrency_for_kv_cache_config", None)
     if compute is None or not config.kv_cache_groups:
@@ -176,8 +185,3 @@ def _per_token(type_name: str, bytes_per_block: int, block_size: int) -> int | f
         return None
     whole, rest = divmod(bytes_per_block, block_size)
     return bytes_per_block / block_size if rest else whole
-
-
-def _dtype(spec: Any) -> str | None:
-    dtype = getattr(spec, "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")

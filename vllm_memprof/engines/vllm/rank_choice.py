@@ -1,9 +1,12 @@
-"""Which ranks of a plan are run, and which ranks each of them stands for. Plain arithmetic; no engine, no device.
+"""The ranks of a plan that are run, and the ranks each of them stands for.
 
-A rank is numbered as vLLM numbers it: data-parallel replica, pipeline stage, prefill-context rank, tensor rank, the
-last one fastest (vllm 0.23.0, ``vllm/distributed/parallel_state.py::initialize_model_parallel``). Two ranks are alike
-when they hold the same kinds of layers, the same ends of the pipeline and as many experts; vLLM divides everything
-else evenly or refuses to start.
+Plain arithmetic; no engine, no device.
+
+A rank is numbered as vLLM numbers it: data-parallel replica, pipeline stage, prefill-context rank,
+tensor rank, the last one fastest (vllm 0.23.0,
+``vllm/distributed/parallel_state.py::initialize_model_parallel``). Two ranks are alike when they
+hold the same kinds of layers, the same ends of the pipeline and as many experts; vLLM divides
+everything else evenly or refuses to start.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-#: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0: about 1.2 GiB.
+#: Host memory of one worker process on a simulated device, as measured with vllm-ascend 0.23.0:
+#: about 1.2 GiB.
 WORKER_HOST_BYTES = 1_288_490_189
 
 MODES = ("auto", "one", "all", "edges")
@@ -34,9 +38,7 @@ class World:
     pipeline: int = 1
     prefill_context: int = 1
     data: int = 1
-    stages: tuple[
-        tuple[str, ...], ...
-    ] = ()  # kinds of layers of each pipeline stage; empty: not known
+    stages: tuple[tuple[str, ...], ...] = ()  # kinds of layers by pipeline stage; empty: not known
     experts: int | None = None  # of one layer, over all ranks; None: no expert parallelism
 
     @property
@@ -52,10 +54,10 @@ class World:
         return rank // (self.tensor * self.prefill_context)
 
     def shard(self, replica: int, rank: int) -> tuple[Any, ...]:
-        """What a rank holds, as a value to compare.
+        """Return what a rank holds, as a value to compare.
 
-        Experts that do not divide evenly: the first ranks of the expert group hold one more. (vllm 0.23.0,
-        ``vllm/model_executor/layers/fused_moe/layer.py::determine_expert_map``)
+        Experts that do not divide evenly: the first ranks of the expert group hold one more. (vllm
+        0.23.0, ``vllm/model_executor/layers/fused_moe/layer.py::determine_expert_map``)
         """
         stage = self.stage(rank)
         layers = self.stages[stage] if stage < len(self.stages) else ()
@@ -72,14 +74,12 @@ class Replica:
     """One data-parallel replica of which ranks are run."""
 
     index: int
-    stands_for: dict[
-        int, list[int]
-    ]  # rank that is run -> ranks of this replica that it answers for, itself included
+    stands_for: dict[int, list[int]]  # rank run -> ranks it answers for, itself included
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is run. ``alike`` and ``not_run`` hold ranks over all replicas."""
+    """The ranks that are run. ``alike`` and ``not_run`` hold ranks over all replicas."""
 
     mode: str  # one | all | edges
     why: str
@@ -88,8 +88,8 @@ class Choice:
     alike: dict[int, list[int]]  # rank that is run -> other ranks that hold the same
     not_run: list[int]  # ranks that hold something else than any rank that is run
 
-    def to_event(self) -> dict[str, Any]:
-        """Keys of a ``ranks`` event."""
+    def to_event(self) -> dict[str, object]:
+        """Return the keys of a ``ranks`` event."""
         return {
             "mode": self.mode,
             "why": self.why,
@@ -100,9 +100,10 @@ class Choice:
         }
 
     def with_fuller_devices(self, device: int, devices: int) -> Choice:
-        """The choice where every worker of a machine leaves a context on one of its devices.
+        """Return the choice where every worker of a machine leaves a context on one of its devices.
 
-        The rank there has less memory than its peers; those that were run elsewhere do not stand for it.
+        The rank there has less memory than its peers; those that were run elsewhere do not stand
+        for it.
 
         Args:
             device: where the contexts are.
@@ -123,7 +124,7 @@ class Choice:
 def choose(
     world: World, mode: str, rank: int | None, devices: int | None, host_bytes: int | None
 ) -> Choice:
-    """The ranks to run.
+    """Return the ranks to run.
 
     Args:
         world: sizes of the run.
@@ -149,7 +150,11 @@ def choose(
             Replica(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)
         ]
         return Choice("all", why, world, everyone, {k: [] for k in range(world.size)}, [])
-    replicas = [_one(world, rank or 0)] if mode == "one" else _edges(world)
+    if mode == "one":
+        index, own = divmod(rank or 0, world.replica_size)
+        replicas = [Replica(index, {own: list(range(world.replica_size))})]
+    else:
+        replicas = _edges(world)
     return Choice(mode, why, world, replicas, *_alike(world, replicas))
 
 
@@ -162,13 +167,8 @@ def _too_many(size: int, devices: int | None, host_bytes: int | None) -> str | N
     return None
 
 
-def _one(world: World, rank: int) -> Replica:
-    index, own = divmod(rank, world.replica_size)
-    return Replica(index, {own: list(range(world.replica_size))})
-
-
 def _edges(world: World) -> list[Replica]:
-    """First and last rank, and the first of each other kind of shard; in every replica that differs from the others."""
+    """Return the replicas that differ, each with its ends and the first of each kind of shard."""
     by_shards: dict[tuple[Any, ...], int] = {}
     for index in range(world.data):
         by_shards.setdefault(
@@ -208,7 +208,7 @@ def _alike(world: World, replicas: Sequence[Replica]) -> tuple[dict[int, list[in
 
 
 def layer_kinds(config: Any, count: int) -> tuple[str, ...]:
-    """The kind of each layer of a model: attention type, and whether it has experts.
+    """Return the kind of each layer of a model: attention type, and whether it has experts.
 
     Args:
         config: the text model's configuration (transformers).

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.capture.plan import free_host_bytes, world_of
-from vllm_memprof.capture.ranks import World
+from vllm_memprof.engines.vllm.kv_plan_run import free_host_bytes, world_of
+from vllm_memprof.engines.vllm.rank_choice import World
 
 MIB = 1 << 20
 

@@ -1,9 +1,10 @@
-"""Pieces of a compiled model that are alike, compiled once, while a rank is planned in the driver's process.
+"""Pieces of a compiled model that are alike, compiled once, while a rank is planned.
 
-vLLM cuts the graph of a model at its attention layers and has each piece compiled. Most are alike: the same operators
-on the same shapes, with other weights, which are inputs. vLLM takes the piece that it has compiled already, where the
-compiler names its results by their content (``CompilerManager.compile``, "There is a compilation time optimization
-here"); vllm-ascend's compiler does not, so that a plan of 64 layers waits half a minute for 63 times the same. What is
+vLLM cuts the graph of a model at its attention layers and has each piece compiled. Most are alike:
+the same operators on the same shapes, with other weights, which are inputs. vLLM takes the piece
+that it has compiled already, where the compiler names its results by their content
+(``CompilerManager.compile``, "There is a compilation time optimization here"); vllm-ascend's
+compiler does not, so that a plan of 64 layers waits half a minute for 63 times the same. What is
 compiled keeps no tensor of its own: which of two alike pieces runs is of no consequence for memory.
 
 For the plan driver alone; runs that serve compile as the engine does.
@@ -46,11 +47,7 @@ def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
         content = content_of(graph, example_inputs)
         if content is None:
             return compile_piece(self, graph, example_inputs, compiler_config, compile_range, key)
-        place = (
-            id(self),
-            str(compile_range),
-            content,
-        )  # one compiler for each model that is compiled
+        place = id(self), str(compile_range), content  # each compiled model has a compiler
         if place not in compiled:
             compiled[place] = compile_piece(
                 self, graph, example_inputs, compiler_config, compile_range, key
@@ -61,11 +58,12 @@ def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def content_of(graph: Any, inputs: list[Any]) -> tuple[Any, ...] | None:
-    """What a piece computes, on what: equal for two pieces whose results are interchangeable.
+    """Describe what a piece computes on which inputs: equal for interchangeable pieces.
 
     Args:
         graph: a ``torch.fx.GraphModule``.
-        inputs: what it will be called with, one per placeholder: tensors, symbolic and plain numbers.
+        inputs: what it will be called with, one per placeholder: tensors, symbolic and plain
+            numbers.
 
     Returns:
         One entry per input and per node; None for a piece that holds something beside its nodes.
@@ -90,7 +88,7 @@ def content_of(graph: Any, inputs: list[Any]) -> tuple[Any, ...] | None:
 
 
 def _described(value: Any, storages: dict[Any, int]) -> tuple[Any, ...]:
-    """An input without its values: what code that is compiled for it depends on, and with which others it shares."""
+    """Describe an input without its values, and the other inputs with which it shares storage."""
     if not hasattr(value, "untyped_storage"):
         return (type(value).__name__, str(value))
     shared = storages.setdefault(value.untyped_storage()._cdata, len(storages))

@@ -1,4 +1,4 @@
-"""The driver's own part: prompts, images, arguments. Engines run in the integration tests."""
+"""Prompts and images become requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.capture.driver import DriverError, _split, load_requests, main
+from vllm_memprof.engines.vllm.prompts import PromptError, load_requests
 
 PNG = b"\x89PNG not really"
 
@@ -60,19 +60,5 @@ def test_bad_prompts_say_where(tmp_path: Path, content: str, message: str) -> No
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
 
-    with pytest.raises(DriverError, match=message):
+    with pytest.raises(PromptError, match=message):
         load_requests(path, [], None)
-
-
-def test_missing_prompt_file_is_a_usage_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["offline", "--model", "m", "--prompts", str(tmp_path / "none.jsonl")]) == 2
-    assert "none.jsonl: No such file" in capsys.readouterr().err
-
-
-def test_engine_arguments_are_everything_behind_the_dashes() -> None:
-    assert _split(["plan", "--model", "m", "--", "-tp", "2", "--", "x"]) == (
-        ["plan", "--model", "m"],
-        ["-tp", "2", "--", "x"],
-    )
