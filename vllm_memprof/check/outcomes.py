@@ -108,7 +108,7 @@ class CheckResult:
     budget: str  # name of the file
     outcomes: list[Outcome]
     baseline: RunSummary | None = None
-    notes: list[Text] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[Outcome]:
@@ -275,8 +275,8 @@ def _held_to(reading: Reading, limit: Limit, bound: int | None) -> Judged:
     )
 
 
-def _notes(report: Report, baseline: Report | None) -> list[Text]:
-    notes = []
+def _notes(report: Report, baseline: Report | None) -> list[str]:
+    notes: list[str] = []
     if report.run.source == "log":
         notes.append(text("read from log text: every figure is known to its last printed digit"))
     if baseline is not None:
