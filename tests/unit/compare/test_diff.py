@@ -69,7 +69,7 @@ def physical(**changes: int | float) -> dict[str, Any]:
 
 
 def run_with(state: dict[str, Any], engine: str, version: str, **figures: Any) -> Report:
-    """Return the report of a release on such a device; the engine grants what its equation gives."""
+    """Return the report of a release on such a device; its grant is what the equation gives."""
     report = build_report(_run(state, engine, version, {}, figures))
     granted = report.ranks[0].budget.kv_cache_bytes
     return build_report(_run(state, engine, version, {"kv_cache_bytes": granted}, figures))
