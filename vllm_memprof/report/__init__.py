@@ -1,4 +1,4 @@
-"""Reporters: the closed books as a terminal table, as markdown, as JSON. They see a ``Report``, never a run folder."""
+"""Reports as terminal tables, markdown, a page, JSON, csv and a trace; they never see a run folder."""
 
 from vllm_memprof.report.files import render_json, write_atomically, write_reports
 from vllm_memprof.report.markdown import render_markdown

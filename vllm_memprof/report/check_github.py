@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from vllm_memprof.check.check import CheckResult, Outcome
-from vllm_memprof.report.check import sentences, verdict
+from vllm_memprof.report.documents.check import sentences, verdict
 
 #: In a message; and in a property besides these.
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})

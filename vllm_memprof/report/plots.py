@@ -13,9 +13,10 @@ from typing import Any
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
+from vllm_memprof.report.sections.base import group_ranks, labels_of, modelled
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
+from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 
 #: Groups of ranks that the page shows; of more, those with a least or a most of something.
@@ -147,12 +148,17 @@ def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
 
 def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> View:
     rank = members[0]
-    drawn, why = None, None
+    drawn: Timeline | None = None
+    why: str | None = None
     if report.run.source == "log":
-        why = "a log tells of no moments in time: there is no timeline"
+        why = text("a log names no moments in time: there is no timeline")
     else:
         drawn = timeline_of(rank, starts.get(rank.host, 0))
-        why = None if drawn is not None else "no memory was read on this rank: there is no timeline"
+        why = (
+            None
+            if drawn is not None
+            else text("no memory was read on this rank: there is no timeline")
+        )
     steps, missing = waterfall(report, rank)
     return View(
         labels=labels_of(members),
@@ -179,20 +185,20 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
     budget = rank.budget
     granted = budget.engine_kv_cache_bytes
     if granted is None and budget.kv_cache_bytes is None:
-        return [], "no KV cache was sized: there is no waterfall"
+        return [], text("no KV cache was sized: there is no waterfall")
     asked = budget.requested_bytes
     charged = [] if budget.override else [term for term in budget.terms if term.subtracted]
     unknown = [term_title(report, term) for term in charged if term.bytes is None]
     if asked is None:
-        unknown = ["requested", *unknown]
+        unknown = [text("requested"), *unknown]
     if unknown:
-        return [], f"not drawn, unknown: {', '.join(unknown)}"
+        return [], text("not drawn, unknown: {titles}", titles=join(", ", unknown))
     assert asked is not None
     steps = []
     if rank.device_total_bytes is not None:
-        steps.append(Step("device total", rank.device_total_bytes, "level"))
-        steps += _change("outside the request", asked - rank.device_total_bytes)
-    steps.append(Step("requested", asked, "level"))
+        steps.append(Step(text("device total"), rank.device_total_bytes, "level"))
+        steps += _change(text("outside the request"), asked - rank.device_total_bytes)
+    steps.append(Step(text("requested"), asked, "level"))
     level = asked
     for term in charged:
         assert term.bytes is not None
@@ -200,23 +206,32 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         level -= term.bytes
     computed = budget.kv_cache_bytes
     if computed is not None:
-        fixed = f"fixed by --{(budget.override or '').replace('_', '-')}"
-        steps += _change(fixed if budget.override else "rest of the equation", computed - level)
+        other = text("other steps of the equation")
+        if budget.override:
+            other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
+        steps += _change(other, computed - level)
         level = computed
     if granted is not None:
         steps += _change(
-            "residual" if computed is not None else "charged, no equation known", granted - level
+            text("granted - recomputed")
+            if computed is not None
+            else text("subtracted, no equation known"),
+            granted - level,
         )
         level = granted
-    steps.append(Step("KV cache", level, "level"))
+    steps.append(Step(text("KV cache"), level, "level"))
     if budget.fits_request_kv_cache_bytes is not None:
         for item in budget.not_subtracted:
             if item.bytes:
-                mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
-                steps.append(Step(item.title + mark, -item.bytes, "change"))
+                title = modelled(item.title, item.how == MODELLED)
+                steps.append(Step(title, -item.bytes, "change"))
                 level -= item.bytes
-        steps += _change("rounding", budget.fits_request_kv_cache_bytes - level)
-        steps.append(Step("honest KV cache", budget.fits_request_kv_cache_bytes, "level"))
+        steps += _change(text("rounding"), budget.fits_request_kv_cache_bytes - level)
+        steps.append(
+            Step(
+                text("KV cache that fits the request"), budget.fits_request_kv_cache_bytes, "level"
+            )
+        )
     return steps, None
 
 
@@ -236,10 +251,16 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
         (title_of(name), [rank.budget.term(name) for rank in ranks]) for name in terms
     ]
     figures += [
-        ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),
-        ("honest KV cache", [rank.budget.fits_request_kv_cache_bytes for rank in ranks]),
-        ("free at the start", [rank.initial_free_bytes for rank in ranks]),
-        ("headroom", [rank.spare_bytes for rank in ranks]),
+        (
+            text("KV cache granted by the engine"),
+            [rank.budget.engine_kv_cache_bytes for rank in ranks],
+        ),
+        (
+            text("KV cache that fits the request"),
+            [rank.budget.fits_request_kv_cache_bytes for rank in ranks],
+        ),
+        (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
+        (text("spare at the serving peak"), [rank.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

@@ -13,6 +13,7 @@ from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
@@ -21,14 +22,24 @@ MOST_MOMENTS = 1200
 MOST_BANDS = 400
 #: Peaks that are marked.
 MOST_PEAKS = 6
-#: A peak is worth a mark where it is this share of the device above the readings at both ends of its phase.
-_WORTH_A_MARK = 0.01
+#: A peak is marked where it is this share of the device above the readings at both ends of its phase.
+_LEAST_RISE = 0.01
 #: Phases whose growth of allocated memory tells what the tensors are, bottom of the stack first.
 _TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV cache"}
 #: From the start of one of these on, what tensors there are is not known any more.
 _TENSORS_CHANGE = ("sleep", "wake_up", "weight_update", "shutdown")
 _OTHER_TENSORS = "tensors: other"
 _UNDIVIDED = "tensors: not divided"
+_RESERVED = "reserved, not allocated"
+#: Owners whose name is a word of ours.
+_TITLES = {
+    "tensors: weights": text("tensors: weights"),
+    "tensors: KV cache": text("tensors: KV cache"),
+    "tensors: other": text("tensors: other"),
+    "tensors: not divided": text("tensors: not divided"),
+    "reserved, not allocated": text("reserved, not allocated"),
+    "unaccounted": text("unaccounted"),
+}
 _NOT_OWNERS = (*TORCH_ROWS, "free")
 
 
@@ -46,6 +57,11 @@ class Owner:
     name: str
     bytes: list[int | None]
     how: str = MEASURED  # as the last reading has it
+    title: str = ""  # the name, in words
+
+    def __post_init__(self) -> None:
+        if not self.title:
+            object.__setattr__(self, "title", _TITLES.get(self.name, self.name))
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class Peak:
     """A height between or at readings that deserves a mark."""
 
     what: str  # in use | allocated
-    where: str  # before a phase, after it, or in it
+    where: str  # before a phase, after it, or in it; in words
     bytes: int
     seconds: float
     exact: bool  # False: the time within the phase is not known
@@ -197,7 +213,7 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         )
         for title in titles
     ]
-    return [*owners, Owner("cached by torch", cached)]
+    return [*owners, Owner(_RESERVED, cached)]
 
 
 def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
@@ -259,7 +275,9 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
             candidates = [
                 Peak(
                     what,
-                    f"{each.edge.side} {each.span.phase}",
+                    text("before {phase}", phase=each.span.phase)
+                    if each.edge.side == "before"
+                    else text("after {phase}", phase=each.span.phase),
                     size,
                     (each.t_ns - start) / 1e9,
                     True,
@@ -268,11 +286,7 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
             ]
             candidates += _risen(inside, what, between, start)
             best = max(candidates, key=lambda peak: peak.bytes, default=None)
-            if (
-                best is not None
-                and len(ends) == 2
-                and best.bytes - max(ends) > _WORTH_A_MARK * total
-            ):
+            if best is not None and len(ends) == 2 and best.bytes - max(ends) > _LEAST_RISE * total:
                 found.append((best.bytes - max(ends), best))
     steepest = sorted(found, key=lambda entry: -entry[0])[:MOST_PEAKS]
     return sorted((peak for _, peak in steepest), key=lambda peak: peak.seconds)
@@ -294,7 +308,13 @@ def _risen(
             continue
         found[size] = (
             row.depth,
-            Peak(what, f"in {row.phase}", size, ((begins + ends) / 2 - start) / 1e9, False),
+            Peak(
+                what,
+                text("in {phase}", phase=row.phase),
+                size,
+                ((begins + ends) / 2 - start) / 1e9,
+                False,
+            ),
         )
     return [peak for _, peak in found.values()]
 
