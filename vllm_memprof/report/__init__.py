@@ -1,4 +1,4 @@
-"""Reports as terminal tables, markdown, a page, JSON, csv and a trace; they never see a run folder."""
+"""Documents as terminal tables, markdown and a page; results as JSON, csv and a trace."""
 
 from vllm_memprof.report.files import render_json, write_atomically, write_reports
 from vllm_memprof.report.markdown import render_markdown

@@ -1,6 +1,7 @@
-"""A check as GitHub Actions reads it: workflow commands on stdout. The summary of the job is the markdown.
+"""A check as workflow commands of GitHub Actions; the summary of the job is the markdown.
 
-(docs.github.com, "Workflow commands for GitHub Actions"; what is escaped: actions/toolkit, packages/core, command.ts.)
+(docs.github.com, "Workflow commands for GitHub Actions"; what is escaped: actions/toolkit,
+packages/core, command.ts.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _PROPERTY = {**_MESSAGE, **str.maketrans({":": "%3A", ",": "%2C"})}
 
 
 def render_check_github(result: CheckResult, budget_path: str) -> str:
-    """One ``::error`` per sentence of a failed limit, on its line of the budget file, and the verdict.
+    """Return an ``::error`` per sentence of a failed limit, on its line, and the verdict.
 
     Args:
         result: the outcomes.

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Language:
-    """Puts texts, and whatever is made of them, into a language; English leaves them as they are."""
+    """Puts texts, and whatever holds texts, into a language; English leaves them as they are."""
 
     name: str
     catalogue: Mapping[str, str]  # English template -> translated template

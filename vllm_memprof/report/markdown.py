@@ -32,7 +32,7 @@ MOST_BYTES = 60_000
 _RESERVE = 2_000
 #: Rows of a table that is shown without a click.
 _OPEN_ROWS = 16
-#: Findings of one kind that are listed, the first of them; they differ in nothing but figures and ranks.
+#: Findings of one kind that are listed; they differ in nothing but figures and ranks.
 _LISTED = 3
 #: Lines on the whole run that are listed.
 _LISTED_LINES = 10
@@ -42,8 +42,8 @@ _LISTED_STARTS = 60
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
-#: GitHub looks for mentions and issues in the text that is left when entities are read: a space without width parts
-#: them. Links it sees in the source, so there an entity is enough.
+#: GitHub looks for mentions and issues in the text that is left when entities are read: a space
+#: without width parts them. Links it sees in the source, so there an entity is enough.
 _REFERENCES = (
     (re.compile(r"&#64;(?=\w)"), "&#64;&#8203;"),
     (re.compile(r"&#35;(?=\d)"), "&#35;&#8203;"),

@@ -1,7 +1,8 @@
-"""What the plots of the page show: a ``Report`` enters, plain figures leave. No colours, no HTML, no rounding.
+"""The plots of the page: a ``Report`` enters, plain figures leave: no colours, HTML or rounding.
 
-One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget from the device's
-total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None is unknown.
+One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget
+from the device's total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None
+is unknown.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Plots:
     skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
 
     def to_json(self) -> dict[str, Any]:
-        """What the page's script draws; rows of the skew only where the ranks differ."""
+        """Return what the page's script draws; rows of the skew only where the ranks differ."""
         rows = [
             {"title": row.title, "median": row.median, "bytes": row.bytes}
             for row in self.skew
@@ -83,7 +84,7 @@ class Plots:
 
 
 def plots(report: Report) -> Plots:
-    """The figures of every plot."""
+    """Return the figures of every plot."""
     skew = skew_rows(report.ranks)
     groups = group_ranks(report.ranks, _in_print)
     shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
@@ -98,7 +99,7 @@ def plots(report: Report) -> Plots:
 
 
 def _in_print(rank: RankReport) -> tuple[object, ...]:
-    """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
+    """Return what two ranks must share to be one view: figures in print, and how far they came."""
     moments = tuple(
         (
             span.phase,
@@ -120,7 +121,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
 
 
 def _extremes(groups: list[list[RankReport]], skew: list[SkewRow]) -> list[list[RankReport]]:
-    """The first group, the largest, those that did not finish, and those with a least or a most."""
+    """Return the first group, the largest, the unfinished, and those with a least or a most."""
     wanted = {label for row in skew for label in (row.least_label, row.most_label)}
     wanted |= {rank.label for members in groups for rank in members if rank.open_phases or rank.oom}
     largest = max(groups, key=len)
@@ -177,10 +178,10 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
 
 
 def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]:
-    """The budget as levels and the changes between them; or no steps, and why.
+    """Return the budget as levels and the changes between them; or no steps, and why.
 
-    Every level but the first is the sum of the steps before it. What the equation does besides subtracting its terms
-    (rounding, halving, clamping) is a step of its own.
+    Every level but the first is the sum of the steps before it. What the equation does besides
+    subtracting its terms (rounding, halving, clamping) is a step of its own.
     """
     budget = rank.budget
     granted = budget.engine_kv_cache_bytes
@@ -243,7 +244,7 @@ def _change(title: str, size: int) -> list[Step]:
 
 
 def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
-    """Figures by rank; nothing where there is but one rank."""
+    """Return figures by rank; nothing where there is but one rank."""
     if len(ranks) < 2:
         return []
     terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)

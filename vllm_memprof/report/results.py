@@ -10,8 +10,8 @@ from vllm_memprof.check.check import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
 
-#: Columns of the csv behind one for each option that was varied, which bear the options' own names. Bytes are integers,
-#: an empty cell is unknown. ``docs/concepts/plans.md`` says what each one is.
+#: Columns of the csv behind one for each option that was varied, which bear the options' own
+#: names. Bytes are integers, an empty cell is unknown. ``docs/concepts/plans.md`` explains each.
 COLUMNS = (
     "status",
     "reason",

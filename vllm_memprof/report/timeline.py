@@ -1,6 +1,7 @@
-"""The device over time by owner, as the page draws it: a rank's readings enter, plain figures leave.
+"""The device over time by owner, for the page: a rank's readings enter, plain figures leave.
 
-Bytes are integers, None is unknown. Readings are those of ``report.json``: the device at both ends of each phase.
+Bytes are integers, None is unknown. Readings are those of ``report.json``: the device at both ends
+of each phase.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST_MOMENTS = 1200
 MOST_BANDS = 400
 #: Peaks that are marked.
 MOST_PEAKS = 6
-#: A peak is marked where it is this share of the device above the readings at both ends of its phase.
+#: A peak is marked where it is this share of the device above the readings at its phase's ends.
 _LEAST_RISE = 0.01
 #: Phases whose growth of allocated memory tells what the tensors are, bottom of the stack first.
 _TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV cache"}
@@ -138,7 +139,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
 
 
 def _readings(rank: RankReport) -> list[_Reading]:
-    """Moments with a time and at least one figure, in the order of time."""
+    """Return moments with a time and at least one figure, in the order of time."""
     found = []
     for span, edge in edges_of(rank.phases):
         memory = edge.owners
@@ -169,9 +170,10 @@ def _in_use(snapshot: Snapshot) -> int | None:
 
 
 def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
-    """Allocated memory divided by the phase that allocated it, and cached memory.
+    """Return allocated memory by the phase that allocated it, and the rest of the reserved.
 
-    What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off the cached.
+    What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off
+    the rest of the reserved.
     """
     allocated, cached = [], []
     for reading in readings:
@@ -250,7 +252,7 @@ def _bands(rank: RankReport, start: int) -> list[Band]:
 
 
 def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]:
-    """Per outermost phase the highest of each kind that stands above what was read at its ends; the steepest few."""
+    """Return the highest of each kind per outermost phase, above its ends; the steepest few."""
     total = rank.device_total_bytes
     if total is None:
         return []
@@ -295,7 +297,7 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
 def _risen(
     rows: list[Span], what: str, between: Callable[[Span], int | None], start: int
 ) -> list[Peak]:
-    """Peaks that the allocator kept; of nested phases that saw the same one, the innermost."""
+    """Return peaks that the allocator kept; of nested phases with the same one, the innermost."""
     found: dict[int, tuple[int, Peak]] = {}
     for row in rows:
         size, begins, ends = between(row), _time(row.before), _time(row.after)
@@ -324,14 +326,14 @@ def _allocated(snapshot: Snapshot) -> int | None:
 
 
 def _allocated_between(row: Span) -> int | None:
-    """The most that was allocated at once, where it was within this phase."""
+    """Return the most that was allocated at once, where it was within this phase."""
     low = None if row.before is None else row.before.allocated_run_peak_bytes
     high = None if row.after is None else row.after.allocated_run_peak_bytes
     return high if low is not None and high is not None and high > low else None
 
 
 def _reserved_between(row: Span) -> int | None:
-    """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
+    """Return the most in use within a phase: reserved peak + the lesser non-torch of both ends.
 
     As ``accounting.spare`` has it: non-torch memory at that moment is not known.
     """

@@ -176,7 +176,7 @@ class _Pool:
 
 
 def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
-    """Write the files of a sweep and return their names; without the html extra there is no page."""
+    """Write the files of a sweep and return their names; without the html extra, no page."""
     from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.results import render_result_json, render_sweep_csv
 

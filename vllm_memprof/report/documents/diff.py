@@ -284,7 +284,8 @@ def _cause_section(
         known = {"what": what, "difference": _difference(size), "labels": label}
         title = (
             text(
-                "{what} differs by {difference}, {labels}. Causes, largest first; they add up to it.",
+                "{what} differs by {difference}, {labels}. Causes, largest first; they add up "
+                "to it.",
                 **known,
             )
             if good

@@ -25,7 +25,7 @@ from vllm_memprof.units import format_bytes, format_gib, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
-#: Characters of an option's name in a narrower table, and of a reason below any; csv and JSON have all of it.
+#: Characters of an option's name in a narrower table, and of a reason below any table.
 _NARROW_COLUMN, _REASON = 11, 200
 _STATUS = {"ok": text("ok"), "oom": text("oom"), "failed": text("failed")}
 _GOALS = {"smallest": text("smallest"), "largest": text("largest")}

@@ -114,7 +114,8 @@ def _out_of_memory(report: Report) -> Text:
             total=total,
         )
     return text(
-        "out of memory: {reserved:gib} of {total:gib} GiB reserved, {idle:gib} GiB of it not allocated",
+        "out of memory: {reserved:gib} of {total:gib} GiB reserved, {idle:gib} GiB of it not "
+        "allocated",
         reserved=reserved,
         total=total,
         idle=idle,

@@ -1,4 +1,4 @@
-"""Communicators: who they connect, what sizes their buffers, when they came and what came with them."""
+"""Communicators: their ranks, their buffers, their first use and the growth at it."""
 
 from __future__ import annotations
 
@@ -48,5 +48,6 @@ def _row(each: CommunicatorUse) -> Row:
     buffers = "-" if each.buffer_bytes is None else f"2 x {each.buffer_bytes // 2 // MIB} MiB"
     source = text("HCCL's default") if each.buffer_source == "default" else each.buffer_source
     place = each.phase or "-"
-    return Row([" ".join(each.names) or "-", listed, buffers, source or "-",
-                f"{place}, {each.op}" if each.op else place, format_mib(each.seen_bytes) or "0"])  # fmt: skip
+    used = f"{place}, {each.op}" if each.op else place
+    names = " ".join(each.names) or "-"
+    return Row([names, listed, buffers, source or "-", used, format_mib(each.seen_bytes) or "0"])

@@ -21,7 +21,7 @@ from vllm_memprof.units import format_gib, sum_or_none
 
 
 def empty_cache_sections(report: Report, wide: bool = False) -> list[Section]:
-    """Return the table of calls, memprof's own calls where there are any, and what they released."""
+    """Return the table of calls, memprof's own calls if there are any, and their effect."""
     table = _call_table(report, wide)
     if table is None:
         return []
@@ -115,9 +115,7 @@ def _table_notes(report: Report, calls: list[EmptyCacheCall], served: bool) -> l
             )
     if any(call.by == MEMPROF for call in calls):
         notes.append(
-            text(
-                "--empty-cache-at: memprof's own call, an experiment; not counted among the engine's"
-            )
+            text("--empty-cache-at: a call of memprof itself, not counted among the engine's")
         )
     return notes
 
@@ -341,7 +339,8 @@ def _cost(rank: RankReport, summary: ReclaimSummary) -> str:
         parts.append(
             text(
                 "the KV cache budget was read right after a call that had released {size:gib4} GiB "
-                "of non-torch memory: the equation does not subtract it, serving allocates it again",
+                "of non-torch memory: the equation does not subtract it, serving allocates it "
+                "again",
                 size=cleared,
             )
         )

@@ -43,7 +43,7 @@ def oom_sections(report: Report) -> list[Section]:
             )
         ]
         title = text(
-            "At the out-of-memory error, by the runtime's counters, {labels}",
+            "Device memory when an allocation failed, by the runtime's counters, {labels}",
             labels=labels_of(members),
         )
         found.append(Section(title, columns, rows, [note]))

@@ -134,7 +134,7 @@ _Group = list[tuple[str, _Passage]]
 
 
 def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[tuple[str, ...]]:
-    """Return the keys of the groups that are shown: the largest, and those farthest from the median."""
+    """Return the keys of the groups that are shown: the largest, those farthest from the median."""
     if len(groups) <= SHOWN_GROUPS:
         return list(groups)
     readings = {key: _readings(members[0][1], names) for key, members in groups.items()}
@@ -145,7 +145,7 @@ def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[t
         middle.append(known[len(known) // 2] if known else None)
 
     def distance(key: tuple[str, ...]) -> float:
-        """Return the bytes of the figure that differs most; inf for an open one or one that lacks it."""
+        """Return the bytes by which a figure differs most; inf for an open or a missing one."""
         pairs = list(zip(readings[key], middle, strict=True))
         if groups[key][0][1].open or any(
             (size is None) != (usual is None) for size, usual in pairs
