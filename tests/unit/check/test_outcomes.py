@@ -15,7 +15,7 @@ from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.check import CheckResult, Outcome, check_report
+from vllm_memprof.check.outcomes import CheckResult, Outcome, check_report
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION, SAME_RANK
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
