@@ -93,6 +93,15 @@ def test_every_page_is_in_the_index() -> None:
     assert {page for page in found if f"({page})" not in index} == set()
 
 
+def test_every_package_has_a_short_readme() -> None:
+    packages = [each.parent for each in (ROOT / "vllm_memprof").glob("*/__init__.py")]
+    assert len(packages) > 10
+    for package in packages:
+        lines = (package / "README.md").read_text().splitlines()
+        assert len(lines) <= 10, package.name
+        assert max(map(len, lines)) <= WIDTH, package.name
+
+
 # --- names of the tree ----------------------------------------------------------------------------
 
 
