@@ -241,7 +241,7 @@ def _initial_non_torch(evidence: Evidence) -> int | None:
         for edge in (span.before, span.after)
         if edge is not None and edge.non_torch_bytes is not None
     ]
-    return min(edges, key=lambda edge: edge.t_ns).non_torch_bytes if edges else None
+    return min(edges, key=lambda edge: edge.t_ns or 0).non_torch_bytes if edges else None
 
 
 def _peak_activation(evidence: Evidence) -> int | None:

@@ -362,12 +362,14 @@ def _give_back(rank: RankReport, size: int) -> str:
 def _oom_fragmentation(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Segments that the allocator held at an OOM and that no tensor used."""
     for rank in ranks:
-        oom = rank.oom or {}
-        size, wanted = oom.get("fragmentation_bytes"), oom.get("requested_bytes")
+        oom = rank.oom
+        if oom is None:
+            continue
+        size, wanted = oom.fragmentation_bytes, oom.requested_bytes
         if size is None or size < WARNING_BYTES:
             continue
-        reserved, free = oom["reserved_bytes"], oom["free_bytes"]
-        held = oom["allocated_bytes"]
+        reserved, free = oom.reserved_bytes or 0, oom.free_bytes
+        held = oom.allocated_bytes
         evidence = f"reserved {format_gib(reserved)} GiB, "
         evidence += f"allocated {format_gib(reserved - size)} GiB" + (
             " at its peak" if held is None else ""
@@ -393,8 +395,10 @@ def _oom_fragmentation(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
 def _oom_others(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
     """Memory outside this allocator at an OOM, more than one process is known to hold besides its tensors."""
     for rank in ranks:
-        oom = rank.oom or {}
-        size, total = oom.get("other_bytes"), oom.get("device_total_bytes")
+        oom = rank.oom
+        if oom is None:
+            continue
+        size, total = oom.other_bytes, oom.device_total_bytes
         if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
             continue
         yield Finding(
@@ -405,10 +409,10 @@ def _oom_others(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
             bytes=size,
             kv_tokens=worth_in_tokens(rank.kv, size),
             title="At the OOM most of what was missing was held outside this process's allocator",
-            evidence=f"total {format_gib(total)} - free {format_gib(oom['free_bytes'])} - reserved "
-            f"{format_gib(oom['reserved_bytes'])} = {format_gib(size)} GiB",
-            action=f"end what else is on device {oom['device']}, or take another one"
-            if oom["device"] is not None
+            evidence=f"total {format_gib(total)} - free {format_gib(oom.free_bytes)} - reserved "
+            f"{format_gib(oom.reserved_bytes)} = {format_gib(size)} GiB",
+            action=f"end what else is on device {oom.device}, or take another one"
+            if oom.device is not None
             else "end what else is on the device, or take another one",
         )
 

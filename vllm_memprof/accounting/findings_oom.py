@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from vllm_memprof.accounting.kv import worth_in_tokens
-from vllm_memprof.accounting.model import Finding, RankReport
+from vllm_memprof.accounting.model import Finding, Oom, RankReport
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import ancestors, first_of
@@ -29,7 +29,7 @@ def _out_of_memory(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         if rank.oom is None or failure is None or failure.parent is None:
             continue
         around = [span.phase for span in ancestors(rank.phases, failure)]
-        wanted, free = rank.oom["requested_bytes"], rank.oom["free_bytes"]
+        wanted, free = rank.oom.requested_bytes, rank.oom.free_bytes
         missing = minus(wanted, free)
         missing = (
             missing if missing is None or missing > 0 else None
@@ -47,16 +47,16 @@ def _out_of_memory(run: Run, ranks: list[RankReport]) -> Iterator[Finding]:
         )
 
 
-def _evidence(rank: RankReport, oom: dict[str, int | None]) -> str:
+def _evidence(rank: RankReport, oom: Oom) -> str:
     sizes = {
-        "{} GiB were asked for": oom["requested_bytes"],
-        "{} GiB free": oom["free_bytes"],
-        "reserved {} GiB": oom["reserved_bytes"],
-        "allocated {} GiB": oom["allocated_bytes"],
-        "outside this process's allocator {} GiB": oom["other_bytes"],
+        "{} GiB were asked for": oom.requested_bytes,
+        "{} GiB free": oom.free_bytes,
+        "reserved {} GiB": oom.reserved_bytes,
+        "allocated {} GiB": oom.allocated_bytes,
+        "outside this process's allocator {} GiB": oom.other_bytes,
     }
     parts = [text.format(format_gib(size, 4)) for text, size in sizes.items() if size is not None]
-    used, before = minus(oom["device_total_bytes"], oom["free_bytes"]), _used(_kv_allocated(rank))
+    used, before = minus(oom.device_total_bytes, oom.free_bytes), _used(_kv_allocated(rank))
     grown = minus(used, before)
     return ", ".join(parts) + (
         f"; taken since kv_cache_alloc: {format_gib(grown, 4)} GiB" if grown else ""

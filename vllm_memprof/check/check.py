@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 from vllm_memprof.accounting.model import MEASURED, MODELLED, Finding, Report, RunSummary
 from vllm_memprof.check.baseline import differences, remarks
@@ -27,8 +27,10 @@ from vllm_memprof.check.limits import (
     figure_of,
     read_figure,
 )
+from vllm_memprof.record.codec import computed
+from vllm_memprof.record.spans import How
 
-CHECK_SCHEMA = "memprof.check/1"
+CHECK_SCHEMA = "memprof.check/2"
 #: Begins the reason of a forbidden finding that was not found because the run lacks what it is made of.
 NOT_JUDGED = "not judged"
 
@@ -48,14 +50,12 @@ class Judged:
     margin: int | None = None  # room that is left; negative: over the limit by so much
 
     @property
+    @computed
     def within_digits(self) -> bool:
         """Whether the figure before its rounding may lie on the other side of the limit."""
         return self.margin is not None and (
             0 <= self.margin < self.half_unit or -self.half_unit <= self.margin < 0
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "within_digits": self.within_digits}
 
 
 @dataclass(frozen=True)
@@ -67,36 +67,24 @@ class Outcome:
     title: str
     unit: str  # bytes | tokens | finding | status
     sense: str  # at least | at most; "" where nothing is counted
-    written: str  # the limit as the file has it
+    #: The limit as the file has it.
+    written: str = field(metadata={"json": "limit"})
     line: int | None
-    judged: list[Judged]
-    how: str = MEASURED
+    judged: list[Judged] = field(metadata={"json": "readings"})
+    how: How = MEASURED
 
     @property
+    @computed
     def ok(self) -> bool:
         return all(row.ok for row in self.judged)
 
     @property
+    @computed
     def unmeasured(self) -> bool:
         """Whether it fails for a figure that is not known."""
         if self.unit in (FINDING, STATUS):
             return any((row.reason or "").startswith(NOT_JUDGED) for row in self.judged)
         return any(row.value is None or row.limit is None for row in self.judged)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "key": self.key,
-            "title": self.title,
-            "unit": self.unit,
-            "sense": self.sense,
-            "limit": self.written,
-            "line": self.line,
-            "ok": self.ok,
-            "not_measured": self.unmeasured,
-            "how": self.how,
-            "readings": [row.to_json() for row in self.judged],
-        }
 
 
 @dataclass(frozen=True)
@@ -105,30 +93,25 @@ class CheckResult:
 
     run: RunSummary
     budget: str  # name of the file
-    outcomes: list[Outcome]
+    outcomes: list[Outcome] = field(metadata={"json": "limits"})
     baseline: RunSummary | None = None
     notes: list[str] = field(default_factory=list)
+    SCHEMA: ClassVar[str] = CHECK_SCHEMA
+
+    @property
+    @computed
+    def failed(self) -> int:
+        """Return the number of limits that do not hold."""
+        return len(self.failures)
 
     @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if not outcome.ok]
 
     @property
+    @computed
     def ok(self) -> bool:
         return not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        """``memprof.check/1``."""
-        return {
-            "schema": CHECK_SCHEMA,
-            "ok": self.ok,
-            "failed": len(self.failures),
-            "budget": self.budget,
-            "run": self.run.to_json(),
-            "baseline": None if self.baseline is None else self.baseline.to_json(),
-            "notes": self.notes,
-            "limits": [outcome.to_json() for outcome in self.outcomes],
-        }
 
 
 def check_report(report: Report, budget: BudgetFile, baseline: Report | None = None) -> CheckResult:
@@ -156,7 +139,7 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
 
 def _ended(report: Report) -> Outcome:
     """The run's own end: figures of a run that failed are no figures of a run that serves."""
-    status = str(report.run.to_json()["status"])
+    status = str(report.run.outcome)
     running = report.run.status == "running"
     text = (
         "it is still running, or nobody was left to write its end"

@@ -52,9 +52,6 @@ class Change:
     a: str | None
     b: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 def changes(a: Report, b: Report) -> list[Change]:
     """Everything given that differs, the widest first."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import ClassVar
 
 from vllm_memprof.accounting.account import TITLES, Account, Line, open_account
 from vllm_memprof.accounting.model import Kv, RankReport, Report, RunSummary
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.moments import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
+from vllm_memprof.record.codec import computed
 
-DIFF_SCHEMA = "memprof.diff/1"
+DIFF_SCHEMA = "memprof.diff/2"
 
 #: Kinds of causes. request: what was asked of the device. state: charged by both, of another size. method: charged by
 #: one equation alone. mixed: quantities that a run does not tell apart, of which one equation charges more. size: a
@@ -46,13 +47,6 @@ class Side:
     )  # what its equation subtracts; 0: it charges nothing of it; None: unknown
     charges: tuple[str, ...] = ()  # which of the quantities its equation charges
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "held_bytes": self.held_bytes,
-            "charged_bytes": self.charged_bytes,
-            "charges": list(self.charges),
-        }
-
 
 @dataclass(frozen=True)
 class Cause:
@@ -66,17 +60,6 @@ class Cause:
     b: Side
     kv_tokens: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "names": list(self.names),
-            "title": self.title,
-            "kind": self.kind,
-            "bytes": self.bytes,
-            "kv_tokens": self.kv_tokens,
-            "a": self.a.to_json(),
-            "b": self.b.to_json(),
-        }
-
 
 @dataclass(frozen=True)
 class TermDiff:
@@ -87,9 +70,6 @@ class TermDiff:
     b: int | float | None
     a_charged: bool | None = None  # None: not a term of this run's equation, or no term at all
     b_charged: bool | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -111,6 +91,7 @@ class RankDiff:
     b_formula: str | None = None
 
     @property
+    @computed
     def difference_bytes(self) -> int | None:
         return (
             None
@@ -119,29 +100,12 @@ class RankDiff:
         )
 
     @property
+    @computed
     def causes_bytes(self) -> int | None:
         """The sum of the causes; None where one of them is unknown."""
         sizes = [cause.bytes for cause in self.causes]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "a_label": self.a_label,
-            "b_label": self.b_label,
-            "equation": {"a": self.a_equation, "b": self.b_equation},
-            "kv_cache_bytes": {
-                "a": self.a_granted,
-                "b": self.b_granted,
-                "difference": self.difference_bytes,
-            },
-            "causes": [cause.to_json() for cause in self.causes],
-            "causes_bytes": self.causes_bytes,
-            "tolerance_bytes": self.tolerance_bytes,
-            "terms": [row.to_json() for row in self.terms],
-            "phases": [row.to_json() for row in self.phases],
-            "device_memory": [row.to_json() for row in self.owners],
-        }
 
 
 @dataclass(frozen=True)
@@ -161,33 +125,16 @@ class Diff:
     notes: list[str] = field(default_factory=list)
     a_findings: list[str] = field(default_factory=list)  # ids that B lacks
     b_findings: list[str] = field(default_factory=list)
+    SCHEMA: ClassVar[str] = DIFF_SCHEMA
 
     @property
+    @computed
     def difference_tokens(self) -> int | None:
         return (
             None
             if self.a_kv_tokens is None or self.b_kv_tokens is None
             else self.b_kv_tokens - self.a_kv_tokens
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """``memprof.diff/1``: keys may be added, never changed. Every difference is B less A."""
-        return {
-            "schema": DIFF_SCHEMA,
-            "a": self.a.to_json(),
-            "b": self.b.to_json(),
-            "notes": self.notes,
-            "changed": [row.to_json() for row in self.changed],
-            "served": None if self.served is None else self.served.to_json(),
-            "kv": [row.to_json() for row in self.kv],
-            "kv_tokens": {
-                "a": self.a_kv_tokens,
-                "b": self.b_kv_tokens,
-                "difference": self.difference_tokens,
-            },
-            "ranks": [row.to_json() for row in self.ranks],
-            "findings": {"only_a": self.a_findings, "only_b": self.b_findings},
-        }
 
 
 def diff_reports(a: Report, b: Report) -> Diff:

@@ -11,6 +11,7 @@ from rich.text import Text
 from vllm_memprof.accounting.model import MODELLED, RunSummary
 from vllm_memprof.check.check import CheckResult, Judged, Outcome
 from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.report.markdown import escape, section_lines
 from vllm_memprof.report.sections.base import (
     BAD,
@@ -31,7 +32,7 @@ _WIDE = 200
 
 def render_check_json(result: CheckResult) -> str:
     """``memprof.check/1`` as text."""
-    return json.dumps(result.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def render_check_markdown(result: CheckResult) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.report.markdown import escape, section_lines
 from vllm_memprof.report.sections.diff import diff_sections, head, verdict
 from vllm_memprof.report.table import Painter
@@ -18,7 +19,7 @@ _WIDE = 200
 
 def render_diff_json(diff: Diff) -> str:
     """``memprof.diff/1`` as text."""
-    return json.dumps(diff.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(diff), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def render_diff_markdown(diff: Diff) -> str:

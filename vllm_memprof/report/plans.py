@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep, Try
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -62,7 +63,7 @@ _NARROW_COLUMN, _REASON = 11, 200
 
 def render_plans_json(found: Sweep | Fit) -> str:
     """``memprof.sweep/1`` or ``memprof.fit/1``."""
-    return json.dumps(found.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def render_sweep_csv(sweep: Sweep) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm_memprof.accounting.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
 from vllm_memprof.accounting.owners import APP
-from vllm_memprof.accounting.reclaim import MEMPROF
+from vllm_memprof.accounting.reclaim import MEMPROF, OwnCall
 from vllm_memprof.report.sections.base import (
     MODELLED_MARK,
     MUTED,
@@ -174,13 +174,13 @@ def _experiments(report: Report) -> list[Section]:
     rows = []
     for members in group_ranks(ranks, lambda rank: repr([_sizes(call) for call in _own(rank)])):
         for i, call in enumerate(_own(members[0])):
-            slowest = max((_own(rank)[i]["seconds"] or 0.0 for rank in members), default=0.0)
-            freed, kept = (format_gib(call[name], 4) for name in ("freed_bytes", "kept_bytes"))
-            until = str(call["kept_until"] or "-")
+            slowest = max((_own(rank)[i].seconds or 0.0 for rank in members), default=0.0)
+            freed, kept = (format_gib(size, 4) for size in (call.freed_bytes, call.kept_bytes))
+            until = str(call.kept_until or "-")
             rows.append(
                 Row(
                     [
-                        str(call["at"]),
+                        str(call.at),
                         labels_of(members),
                         f"{slowest * 1000:.2f}",
                         freed,
@@ -193,7 +193,7 @@ def _experiments(report: Report) -> list[Section]:
     missed = [
         phase
         for phase in asked
-        if not any(call["at"] == phase for rank in ranks for call in _own(rank))
+        if not any(call.at == phase for rank in ranks for call in _own(rank))
     ]
     notes = [
         "this run was changed by the experiment: its figures are not those of the engine alone"
@@ -206,12 +206,12 @@ def _experiments(report: Report) -> list[Section]:
     ]
 
 
-def _own(rank: RankReport) -> list[dict[str, Any]]:
+def _own(rank: RankReport) -> list[OwnCall]:
     return [] if rank.reclaim is None else rank.reclaim.own
 
 
-def _sizes(call: dict[str, Any]) -> list[Any]:
-    return [call["at"], call["freed_bytes"], call["kept_bytes"], call["kept_until"]]
+def _sizes(call: OwnCall) -> list[Any]:
+    return [call.at, call.freed_bytes, call.kept_bytes, call.kept_until]
 
 
 def _answers(report: Report) -> list[Section]:
@@ -279,7 +279,7 @@ def _shrink_once(summary: ReclaimSummary) -> str:
     tokens = "" if summary.left_kv_tokens is None else f", {summary.left_kv_tokens:,} KV tokens"
     there = f"one call there gives back at most {format_gib(left, 4)} GiB{tokens}"
     measured = next(
-        (call["freed_bytes"] for call in summary.own if call["at"] == summary.left_after), None
+        (call.freed_bytes for call in summary.own if call.at == summary.left_after), None
     )
     if measured is not None:
         there = (

@@ -30,7 +30,7 @@ def verdict(report: Report) -> str:
     text = f"{_out_of_memory(report)}; " if report.run.status == "oom" else ""
     text += f"KV cache {format_gib(budget.engine_kv_cache_bytes)} GiB"
     text += f", {format_bytes(kv.tokens)} tokens" if kv.tokens is not None else ""
-    not_run = (report.run.ranks or {}).get("not_run") or []
+    not_run = report.run.ranks.not_run if report.run.ranks else []
     if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
         text += f" on {least.label}, the least of {len(report.ranks)} ranks"
     elif not_run:
@@ -59,9 +59,10 @@ def _without_kv_cache(report: Report) -> str:
 
 
 def _out_of_memory(report: Report) -> str:
-    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None) or {}
+    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
     reserved, total, idle = (
-        oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation")
+        getattr(oom, f"{name}_bytes", None)
+        for name in ("reserved", "device_total", "fragmentation")
     )
     if reserved is None or total is None:
         return "out of memory"

@@ -16,13 +16,14 @@ from vllm_memprof.units import format_bytes, format_gib
 
 def oom_sections(report: Report) -> list[Section]:
     """The counters of each rank that ran out of memory, as far as they were read or written."""
-    failed = [rank for rank in report.ranks if rank.oom is not None and rank.oom.get("components")]
-    groups = group_ranks(failed, lambda rank: repr((rank.oom or {}).get("components")))
+    failed = [rank for rank in report.ranks if rank.oom is not None and rank.oom.components]
+    groups = group_ranks(failed, lambda rank: repr(rank.oom and rank.oom.components))
     return [_section(members) for members in groups[:SHOWN_GROUPS]]
 
 
 def _section(members: list[RankReport]) -> Section:
-    counters = (members[0].oom or {})["components"]
+    assert members[0].oom is not None
+    counters = members[0].oom.components or {}
     rows = [
         Row(
             [
