@@ -7,6 +7,7 @@ STACK  ?= vllm-ascend-0.23.0
 OLD_STACK := vllm-ascend-0.13.0
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
+NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
@@ -54,15 +55,17 @@ test-sim: sim-all  ## Shim tests and the real engines on the simulated device
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and not full" tests/shim tests/integration
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not full and not alone" --durations=20 tests/shim tests/integration
 
-lint: $(STAMP)  ## ruff, codespell, mypy
+lint: $(STAMP)  ## ruff, codespell, mypy, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell vllm_memprof tests scripts docs README.md CHANGELOG.md Makefile
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 
 format: $(STAMP)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
 
 bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
 	$(BIN)/python scripts/bench_overhead.py

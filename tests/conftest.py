@@ -1,46 +1,32 @@
-"""What the tests of the real engine share: one simulated stack, runs started through the command line."""
+"""Fixtures of the tests of the real engine: one simulated stack, runs of the command line."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
+from tests.support.engine import (
+    RUN_TIMEOUT_S,
+    STACK,
+    RunResult,
+    finish,
+    require_stack,
+    start_memprof,
+)
 from vllm_memprof.sim.stacks import cache_dir
-
-MEMPROF = [sys.executable, "-m", "vllm_memprof"]
-STACK = "vllm-ascend-0.23.0"
-#: The engine before its budget became relative: absolute peak and device-wide use (equation E2).
-OLD_STACK = "vllm-ascend-0.13.0"
-#: The arguments of the recorded measurement on two Ascend 910B cards (Qwen3-VL-8B-Instruct).
-REFERENCE_ARGS = [
-    "--tensor-parallel-size=2",
-    "--max-model-len=65536",
-    "--max-num-seqs=8",
-    "--max-num-batched-tokens=32768",
-    "--gpu-memory-utilization=0.95",
-    "--mm-processor-cache-gb=0",
-]
-#: A start-up on a slow two-core machine, with room; a run that takes longer is stuck.
-RUN_TIMEOUT_S = 240.0
 
 
 def pytest_configure() -> None:
     """Test processes that run side by side have devices, and compiled models, of their own.
 
-    What vLLM notes of a model's class is the same in all: a file written whole, ten seconds and more to make.
+    What vLLM notes of a model's class is shared: a file written whole, ten seconds to make.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
@@ -62,85 +48,9 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(Path(os.environ["MEMPROF_SIM_STATE"]).parent, ignore_errors=True)
 
 
-def require_stack(name: str) -> str:
-    """A simulated stack that is set up. Without it: a skip, or a failure where MEMPROF_REQUIRE_SIM is set."""
-    from vllm_memprof.errors import SetupError
-    from vllm_memprof.sim.runtime import prepare_runtime
-
-    try:
-        prepare_runtime("910b", name)
-    except SetupError as error:
-        if os.environ.get("MEMPROF_REQUIRE_SIM"):
-            raise
-        pytest.skip(f"no simulated stack: {error.message}")
-    return name
-
-
 @pytest.fixture(scope="session")
 def sim_stack() -> str:
     return require_stack(STACK)
-
-
-@dataclass
-class RunResult:
-    """A finished ``memprof`` command: exit status, what it printed, and the run folder."""
-
-    returncode: int
-    output: str
-    run_dir: Path
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return json.loads((self.run_dir / "report.json").read_text())
-
-    @property
-    def info(self) -> dict[str, Any]:
-        return json.loads((self.run_dir / "run.json").read_text())
-
-    @property
-    def engine_log(self) -> str:
-        return (self.run_dir / "engine.log").read_text(errors="replace")
-
-    def events(self) -> list[dict[str, Any]]:
-        return read_events(self.run_dir)
-
-
-def read_events(run_dir: Path) -> list[dict[str, Any]]:
-    """All whole event lines of a run, each with the name of its file, in the order of their clock."""
-    events = []
-    for path in sorted((run_dir / "events").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            try:
-                events.append({"file": path.name, **json.loads(line)})
-            except json.JSONDecodeError:
-                continue
-    return sorted(events, key=lambda event: event["t_ns"])
-
-
-def start_memprof(args: list[str], run_dir: Path, **kwargs: Any) -> subprocess.Popen[str]:
-    """``memprof ARGS`` in a session of its own, its output in ``<run_dir>.out``."""
-    command = [*MEMPROF, *args[:1], "--run-dir", str(run_dir), *args[1:]]
-    with Path(f"{run_dir}.out").open("w") as out:
-        return subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            **kwargs,
-        )
-
-
-def finish(
-    process: subprocess.Popen[str], run_dir: Path, timeout_s: float = RUN_TIMEOUT_S
-) -> RunResult:
-    try:
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-        raise
-    return RunResult(process.returncode, Path(f"{run_dir}.out").read_text(), run_dir)
 
 
 @pytest.fixture
@@ -157,31 +67,6 @@ def run_memprof(sim_stack: str, tmp_path: Path) -> Callable[..., RunResult]:
     return run
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The first true value of ``condition``; polls every 20 ms."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
-
-
-def engine_pids(run_dir: Path) -> set[int]:
-    """Every process that wrote events, as ``<host>-<pid>.jsonl`` names them."""
-    return {int(path.stem.rsplit("-", 1)[1]) for path in (run_dir / "events").glob("*.jsonl")}
-
-
-def assert_nothing_left(pids: set[int]) -> None:
-    alive = [
-        pid
-        for pid in pids
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
-    assert not alive, f"still running: {alive}"
-
-
 @pytest.fixture
 def cleanup_processes() -> Iterator[list[subprocess.Popen[str]]]:
     """Commands appended here are ended when the test is over, whatever happened."""
@@ -194,24 +79,3 @@ def cleanup_processes() -> Iterator[list[subprocess.Popen[str]]]:
                 process.wait(40)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[dict[str, Any], str]:
-    """A script in the engine's environment, the engine core in its process: its RESULT line, and all it printed."""
-    done = subprocess.run(
-        [str(runtime.python), str(script), *args],
-        env={
-            **os.environ,
-            **runtime.env,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            **env,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-    )
-    line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
-    assert line, done.stdout[-4000:]
-    return json.loads(line.removeprefix("RESULT ")), done.stdout

@@ -1,4 +1,4 @@
-"""``pytest tests/golden --update-golden`` rewrites the golden files instead of comparing with them."""
+"""The option ``--update-golden``: rewrite the golden files instead of comparing with them."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunResult, finish, read_events, start_memprof
-from tests.integration.planted import plant
+from tests.support.engine import RunResult, finish, read_events, start_memprof
+from tests.support.planted import plant
 from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import MIB
 

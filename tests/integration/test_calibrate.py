@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.conftest import RunResult
+from tests.support.engine import RunResult
 from tests.unit.accounting.builders import device_memory
 from vllm_memprof.sim.profiles import PROFILES_DIR, load_profile
 

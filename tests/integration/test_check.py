@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MEMPROF
+from tests.support.engine import MEMPROF
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 BUDGET = Path(__file__).parents[1] / "budgets" / "tiny_910b.toml"

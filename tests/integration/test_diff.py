@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import MEMPROF, OLD_STACK, STACK
 from tests.integration.test_stacks import plan
+from tests.support.engine import MEMPROF, OLD_STACK, STACK
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunResult, finish, start_memprof
-from tests.integration.planted import plant
+from tests.support.engine import RunResult, finish, start_memprof
+from tests.support.planted import plant
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -222,7 +222,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     )  # of 64 MiB, in expandable segments of 20 MiB, three are unused
     again = finding(run, "empty-cache-refilled")
     taken = sum(call["refilled_bytes"] for call in serving)
-    assert f"freed {sum(freed):,} bytes, {taken:,} of them taken again" in again["evidence"]
+    assert f"freed {sum(freed):,} bytes, {taken:,} of them reallocated" in again["evidence"]
     assert taken == sum(freed[:-1])  # by the next step; there is none after the last
     assert rank["reclaim"]["calls_while_serving"] == len(serving)
     assert "hidden cost" in run.output

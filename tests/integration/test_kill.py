@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.conftest import (
+from tests.support.engine import (
     assert_nothing_left,
     engine_pids,
     finish,

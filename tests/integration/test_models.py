@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.conftest import OLD_STACK, require_stack
+from tests.support.engine import OLD_STACK, require_stack
 from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.quantization import describe
 from vllm_memprof.sim.weights import count_parameters, list_weights

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.conftest import finish, read_events, start_memprof, wait_until
+from tests.support.engine import finish, read_events, start_memprof, wait_until
 from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import GIB
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import OLD_STACK, STACK, require_stack, run_in_engine
+from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.conftest import REFERENCE_ARGS
+from tests.support.engine import REFERENCE_ARGS
 from vllm_memprof.units import GIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]

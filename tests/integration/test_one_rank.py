@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import OLD_STACK, RunResult, finish, require_stack, start_memprof
+from tests.support.engine import OLD_STACK, RunResult, finish, require_stack, start_memprof
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import MEMPROF, STACK, wait_until
+from tests.support.engine import MEMPROF, STACK, wait_until
 from vllm_memprof.sim.stacks import default_prefix
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]

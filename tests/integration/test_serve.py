@@ -12,7 +12,7 @@ import zlib
 
 import pytest
 
-from tests.conftest import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
+from tests.support.engine import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 

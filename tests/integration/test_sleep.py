@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MEMPROF, RunResult
-from tests.integration.planted import plant
+from tests.support.engine import MEMPROF, RunResult
+from tests.support.planted import plant
 from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import MIB
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.conftest import OLD_STACK, REFERENCE_ARGS, STACK, require_stack
+from tests.support.engine import OLD_STACK, REFERENCE_ARGS, STACK, require_stack
 from vllm_memprof.units import GIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import run_in_engine
+from tests.support.engine import run_in_engine
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 

@@ -1,4 +1,5 @@
-"""The ACL runtime through ctypes, for the child processes of the tests. Imports nothing but the standard library."""
+"""The ACL runtime through ctypes, for the child processes of the tests. Imports nothing but the
+standard library."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class _UsageRow(ctypes.Structure):
 
 
 def usage(device: int = 0) -> dict[str, tuple[int, int]]:
-    """Module -> (current, peak) in bytes of this process, in the order in which they are answered."""
+    """Module -> (current, peak) in bytes of this process, in the order in which they are
+    answered."""
     rows, count = (_UsageRow * 16)(), ctypes.c_size_t()
     call("aclrtGetMemUsageInfo", device, rows, ctypes.c_size_t(16), ctypes.byref(count))
     return {row.name.decode(): (row.current, row.peak) for row in rows[: count.value]}

@@ -1,7 +1,7 @@
 """The simulated device on its own: no vLLM. Each test talks to the built shim from child processes.
 
-Light tests drive it through ctypes with this interpreter; the others start the engine environment's interpreter, with
-the real torch_npu on top.
+Light tests drive it through ctypes with this interpreter; the others start the engine environment's
+interpreter, with the real torch_npu on top.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def engine_python() -> Path:
-    """Interpreter of an engine environment: MEMPROF_TEST_ENGINE_PYTHON, else that of ``memprof sim setup``."""
+    """Interpreter of an engine environment: MEMPROF_TEST_ENGINE_PYTHON, else that of ``memprof sim
+    setup``."""
     named = os.environ.get("MEMPROF_TEST_ENGINE_PYTHON")
     if named:
         return Path(named)
@@ -42,7 +43,10 @@ def engine_python() -> Path:
     python = default_prefix(load_stack().name) / "bin" / "python"
     if python.exists():
         return python
-    message = f"no engine environment at {python}: run memprof sim setup, or set MEMPROF_TEST_ENGINE_PYTHON"
+    message = (
+        f"no engine environment at {python}: "
+        "run memprof sim setup, or set MEMPROF_TEST_ENGINE_PYTHON"
+    )
     if os.environ.get("MEMPROF_REQUIRE_SIM"):
         raise SetupError(message)
     pytest.skip(message)
@@ -69,10 +73,11 @@ class Sim:
             for key, value in os.environ.items()
             if not key.startswith(("MEMPROF_", "HCCL_", "ASCEND_", "PYTORCH_NPU"))
         }
+        # An environment of `memprof sim setup` has stand-ins for the libraries that it leaves out.
+        left_out = self.engine_python.parent.parent / "left_out"
         return {
             **inherited,
-            # An environment of `memprof sim setup` has stand-ins for the libraries that it leaves out.
-            "LD_LIBRARY_PATH": f"{self.shim.lib_dir}:{self.engine_python.parent.parent / 'left_out'}",
+            "LD_LIBRARY_PATH": f"{self.shim.lib_dir}:{left_out}",
             "MEMPROF_SIM_PROFILE": str(self.folder / "profile"),
             "MEMPROF_SIM_STATE": str(self.folder / "state"),
             "OMP_NUM_THREADS": "1",
@@ -103,11 +108,13 @@ class Sim:
                     stream.close()
 
     def run(self, code: str, **extra: str) -> dict[str, Any]:
-        """Runs `code`, which prints ``RESULT <json>``, with this interpreter and the ctypes helper ``acl``."""
+        """Runs `code`, which prints ``RESULT <json>``, with this interpreter and the ctypes helper
+        ``acl``."""
         return self._finish(self.start(code, **extra))
 
     def run_torch(self, code: str, **extra: str) -> dict[str, Any]:
-        """The same with the engine's interpreter: ``torch`` and ``torch_npu`` are imported first."""
+        """The same with the engine's interpreter: ``torch`` and ``torch_npu`` are imported
+        first."""
         return self._finish(
             self.start("import json, torch, torch_npu\n" + code, self.engine_python, **extra)
         )

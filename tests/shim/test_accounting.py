@@ -115,7 +115,8 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 foreign, context, child_used = os.read(read_end, 100).decode().split()
-acl.result(foreign=int(foreign), context=int(context), child_used=int(child_used), grown=acl.used() - before)
+grown = acl.used() - before
+acl.result(foreign=int(foreign), context=int(context), child_used=int(child_used), grown=grown)
 """)
     assert figures == {
         "foreign": 107000,
@@ -131,7 +132,8 @@ def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:
     assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="3,5") == 0
     assert used_by_all(sim, ASCEND_RT_VISIBLE_DEVICES="5,3") == GIB + CONTEXT
     count = sim.run(
-        "import acl, ctypes as c; n = c.c_uint32(); acl.call('aclrtGetDeviceCount', c.byref(n)); acl.result(n=n.value)",
+        "import acl, ctypes as c; n = c.c_uint32(); "
+        "acl.call('aclrtGetDeviceCount', c.byref(n)); acl.result(n=n.value)",
         ASCEND_RT_VISIBLE_DEVICES="6,7,99,0",
     )
     assert count["n"] == 2
@@ -139,13 +141,15 @@ def test_visible_devices_map_to_physical_ones(sim: Sim) -> None:
 
 
 def test_counters_are_those_of_the_driver(sim: Sim) -> None:
-    """By module, of the calling process alone, largest first; the device's own part of a context is in none."""
+    """By module, of the calling process alone, largest first; the device's own part of a context is
+    in none."""
     neighbour = hold(sim, 5 << 30)
     figures = sim.run("""
 import acl
 acl.set_device(0)
 block = acl.malloc(64 << 20)
-workspace = acl.malloc(2 << 20, acl.HUGE_ONLY)  # torch_npu asks so for its operators' workspaces: the application's too
+# torch_npu asks so for its operators' workspaces: the application's too
+workspace = acl.malloc(2 << 20, acl.HUGE_ONLY)
 acl.free(block)
 usage = acl.usage()
 acl.result(usage=usage, order=list(usage), all=acl.used())

@@ -81,7 +81,8 @@ acl.call("aclrtMemset", c_void_p(block), c_size_t(64), 7, c_size_t(64))
 filled = list(acl.read(block + 62, 3))
 end = c_void_p(block + 8 * limit - 4)
 beyond = acl.error_of("aclrtMemcpy", end, c_size_t(8), b"12345678", c_size_t(8), acl.H2D)
-acl.result(kept=kept, device_copy=device_copy.decode(), dropped=sorted(dropped), filled=filled, beyond=beyond)
+copied = device_copy.decode()
+acl.result(kept=kept, device_copy=copied, dropped=sorted(dropped), filled=filled, beyond=beyond)
 """)
     assert figures == {
         "kept": True,
@@ -98,7 +99,8 @@ import acl, resource
 acl.set_device(0)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 blocks = [acl.malloc(4 << 30) for _ in range(15)]
-acl.call("aclrtMemset", acl.ctypes.c_void_p(blocks[0]), acl.ctypes.c_size_t(4 << 30), 0, acl.ctypes.c_size_t(4 << 30))
+size = acl.ctypes.c_size_t(4 << 30)
+acl.call("aclrtMemset", acl.ctypes.c_void_p(blocks[0]), size, 0, size)
 acl.result(grown_kib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """)
     assert figures["grown_kib"] < 20_000
@@ -150,7 +152,9 @@ acl.call("aclrtUnmapMem", ctypes.c_void_p(address + 20 * M))
 acl.call("aclrtFreePhysical", handles[1])
 acl.call("aclrtReleaseMemAddress", ctypes.c_void_p(address))
 end = acl.used() - start
-acl.result(reserved=reserved, mapped=mapped, across=across, early=early, still=still, after=after, end=end)
+acl.result(
+    reserved=reserved, mapped=mapped, across=across, early=early, still=still, after=after, end=end
+)
 """
     )
     assert figures == {

@@ -1,4 +1,5 @@
-"""What the runtime and its libraries take outside torch's allocator, with the real torch_npu on top, to the byte."""
+"""What the runtime and its libraries take outside torch's allocator, with the real torch_npu on
+top, to the byte."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tests.shim.conftest import Sim, result_of
 MIB = 1 << 20
 CONTEXT = 375_809_638
 
-#: Figures of one moment: torch's reserved and peak, the operator workspaces that torch's snapshot lists besides, memory
-#: outside torch beyond the context, and the runtime's counters.
+#: Figures of one moment: torch's reserved and peak, the operator workspaces that torch's snapshot
+#: lists besides, memory outside torch beyond the context, and the runtime's counters.
 FIGURES = """
 import acl
 npu = torch.npu
@@ -26,7 +27,8 @@ def figures():
     listed = sum(segment["total_size"] for segment in npu.memory_snapshot())
     outside = total - free - reserved - 375_809_638
     usage = acl.usage()
-    return {"reserved": reserved, "peak": npu.max_memory_allocated(), "workspace": listed - reserved,
+    peak = npu.max_memory_allocated()
+    return {"reserved": reserved, "peak": peak, "workspace": listed - reserved,
             "outside": outside, "app": usage["APP"][0], "runtime": usage["RUNTIME"][0] - 27_332_608}
 """
 
@@ -50,7 +52,8 @@ print("RESULT", json.dumps({"steps": steps}))
 """
 )
 
-#: Eight times the largest tensor, the left matrix: 16 MiB for the small one; 40 MiB, capped, for the large one.
+#: Eight times the largest tensor, the left matrix: 16 MiB for the small one; 40 MiB, capped, for
+#: the large one.
 RULE = "Addmm 0 8.0 41943040"
 
 
@@ -59,7 +62,8 @@ def growth(steps: list[dict[str, int]], key: str) -> list[int]:
 
 
 def test_workspace_of_the_caching_allocator(sim: Sim, change_profile: Callable[..., None]) -> None:
-    """Level 1 of the task queue: a workspace is a tensor of torch's allocator while its operator is launched."""
+    """Level 1 of the task queue: a workspace is a tensor of torch's allocator while its operator is
+    launched."""
     change_profile(workspace=RULE, kernels_bytes=0)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="1")["steps"]
     assert growth(steps, "outside") == [0, 0, 0, 0]
@@ -84,7 +88,8 @@ def test_workspace_of_the_caching_allocator(sim: Sim, change_profile: Callable[.
 
 
 def test_workspace_of_the_stream(sim: Sim, change_profile: Callable[..., None]) -> None:
-    """Level 2: one block per stream outside torch's figures. It grows, and only empty_cache gives it back."""
+    """Level 2: one block per stream outside torch's figures. It grows, and only empty_cache gives
+    it back."""
     change_profile(workspace=RULE, kernels_bytes=0)
     steps = sim.run_torch(PRODUCTS, TASK_QUEUE_ENABLE="2")["steps"]
     held = [0, 18 * MIB, 42 * MIB, 42 * MIB, 0]  # with 32 bytes more, in steps of 2 MiB
@@ -105,8 +110,9 @@ lengths = torch.tensor([64], dtype=torch.int32)
 out = torch.empty_like(key)
 steps = [figures()]
 def attend():
-    torch_npu._npu_flash_attention_unpad(query=key, key=key, value=key, seq_len=lengths, scale_value=1.0, num_heads=8,
-                                         num_kv_heads=8, out=out)
+    torch_npu._npu_flash_attention_unpad(
+        query=key, key=key, value=key, seq_len=lengths, scale_value=1.0, num_heads=8,
+        num_kv_heads=8, out=out)
 for _ in range(2):
     attend()
     steps.append(figures())
@@ -123,7 +129,8 @@ print("RESULT", json.dumps({"steps": steps}))
 def test_atb_takes_a_pool_and_a_workspace(
     sim: Sim, change_profile: Callable[..., None], blocks: str, pool: int
 ) -> None:
-    """Pool at the first operation, by ATB's own variable (32 to 1024 blocks of 3 MiB); workspace always by stream."""
+    """Pool at the first operation, by ATB's own variable (32 to 1024 blocks of 3 MiB); workspace
+    always by stream."""
     change_profile(workspace="AtbSelfAttention 10485760 0 0", kernels_bytes=0)
     extra = {"ATB_DEVICE_TILING_BUFFER_BLOCK_NUM": blocks} if blocks else {}
     steps = sim.run_torch(ATTENTION, TASK_QUEUE_ENABLE="1", **extra)["steps"]

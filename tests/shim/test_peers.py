@@ -1,4 +1,5 @@
-"""A rank of a world in which no other rank runs: what peers would have said, and device groups that need none."""
+"""A rank of a world in which no other rank runs: what peers would have said, and device groups that
+need none."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ dist.all_reduce(tensor, group=device)
 torch.npu.synchronize()
 print("RESULT", json.dumps({
     "elsewhere": dist.new_group([0, 1], backend="gloo") == dist.GroupMember.NON_GROUP_MEMBER,
-    "world": [dist.get_rank(), dist.get_world_size(), dist.get_rank(host), dist.get_process_group_ranks(host)],
+    "world": [dist.get_rank(), dist.get_world_size(), dist.get_rank(host),
+              dist.get_process_group_ranks(host)],
     "minimum": reduced([7, 3], op=dist.ReduceOp.MIN),
     "sum": reduced([7, 3]),
     "sum of slots": reduced([[0, 9, 0], [0, 4, 0]]),

@@ -1,4 +1,5 @@
-"""Which pieces of a compiled model are alike: the same operators on inputs of the same form, and nothing else."""
+"""Which pieces of a compiled model are alike: the same operators on inputs of the same form, and
+nothing else."""
 
 from __future__ import annotations
 

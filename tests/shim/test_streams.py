@@ -96,7 +96,8 @@ def test_a_captured_graph_replays_its_host_functions_and_costs_memory(sim: Sim) 
     figures = sim.run(
         PRELUDE
         + """
-queue, side, fork, runs, graph, status = stream(), stream(), event(), [], ctypes.c_void_p(), ctypes.c_int()
+queue, side, fork, runs = stream(), stream(), event(), []
+graph, status = ctypes.c_void_p(), ctypes.c_int()
 function = FUNCTION(lambda _: runs.append(1))
 before = acl.used()
 acl.call("aclmdlRICaptureBegin", queue, 2)
@@ -117,7 +118,10 @@ acl.call("aclrtSynchronizeStream", queue)
 acl.call("aclmdlRICaptureTaskUpdateBegin", queue, group)
 acl.call("aclmdlRICaptureTaskUpdateEnd", queue)
 acl.call("aclmdlRIDestroy", graph)
-acl.result(joined=joined, wrong=wrong, captured=captured, during=during, runs=len(runs), after=acl.used() - before)
+after = acl.used() - before
+acl.result(
+    joined=joined, wrong=wrong, captured=captured, during=during, runs=len(runs), after=after
+)
 """
     )
     assert figures == {

@@ -21,11 +21,13 @@ def state():
 steps = {}
 steps["start"] = state()
 small = torch.empty(1000, dtype=torch.uint8, device="npu")
-steps["small"] = state()                       # 1000 + 32 bytes, in blocks of 512, from a segment of 2 MiB
+# 1000 + 32 bytes, in blocks of 512, from a segment of 2 MiB
+steps["small"] = state()
 medium = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
 steps["medium"] = state()                      # over 1 MiB: from a segment of 20 MiB
 large = torch.empty(30 << 20, dtype=torch.uint8, device="npu")
-steps["large"] = state()                       # 10 MiB and more: a segment of its own, in steps of 2 MiB
+# 10 MiB and more: a segment of its own, in steps of 2 MiB
+steps["large"] = state()
 peak = npu.max_memory_allocated()
 del small, medium, large
 steps["deleted"] = state()
@@ -88,7 +90,8 @@ checks = {
     "compare": torch.equal((d > 2).cpu(), x > 2),
     "cumsum": torch.equal(torch.cumsum(d, 1).cpu(), torch.cumsum(x, 1)),
     "nonzero": torch.equal(torch.nonzero(d > 2).cpu(), torch.nonzero(x > 2)),
-    "where": torch.equal(torch.where(d > 2, d, torch.zeros_like(d)).cpu(), torch.where(x > 2, x, 0)),
+    "where": torch.equal(
+        torch.where(d > 2, d, torch.zeros_like(d)).cpu(), torch.where(x > 2, x, 0)),
     "cat": torch.equal(torch.cat([d, d], 1).cpu(), torch.cat([x, x], 1)),
     "equal": torch.equal(d, d),
     "item": d.max().item() == 9 and d.sum().item() == 30,
@@ -130,7 +133,8 @@ torch.npu.config.allow_internal_format = True
 plain = torch.zeros(100, 50, dtype=torch.float16, device="npu")
 before = torch.npu.memory_allocated()
 fractal = torch_npu.npu_format_cast(plain, 29)
-sizes = [torch_npu.get_npu_format(fractal), torch.npu.memory_allocated() - before, list(fractal.shape)]
+grown = torch.npu.memory_allocated() - before
+sizes = [torch_npu.get_npu_format(fractal), grown, list(fractal.shape)]
 print("RESULT", json.dumps({"sizes": sizes}))
 """)
     rounded = (112 * 64 * 2 + 32 + 511) // 512 * 512
@@ -148,7 +152,8 @@ cache = torch.zeros(10, 128, 8, 128, dtype=torch.float16, device="npu")
 slots = torch.arange(4, dtype=torch.int32, device="npu")
 steps = [used()]
 for _ in range(2):
-    torch_npu._npu_reshape_and_cache(key=key, value=key, key_cache=cache, value_cache=cache, slot_indices=slots)
+    torch_npu._npu_reshape_and_cache(
+        key=key, value=key, key_cache=cache, value_cache=cache, slot_indices=slots)
     steps.append(used())
 print("RESULT", json.dumps({"steps": steps}))
 """)

@@ -18,6 +18,17 @@ def test_command_pages_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_finding_pages_are_current():
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.write_findings_docs", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_page_of_models_is_made_from_its_data():
     script = ROOT / "scripts" / "bench_plan.py"
     done = subprocess.run(

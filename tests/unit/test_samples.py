@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from scripts.make_samples import DATA, SAMPLES, SCREENSHOTS, TARGET, Sample, Screenshot
-from tests.unit.report.page import Page
+from tests.support.page import Page
 from vllm_memprof.sources import build_run
 
 

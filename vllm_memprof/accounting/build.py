@@ -7,15 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.budgets import corrections, fits_request, items_not_subtracted
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise
 from vllm_memprof.accounting.findings import find
-from vllm_memprof.accounting.headroom import headroom
-from vllm_memprof.accounting.honest import (
-    Evidence,
-    corrections,
-    honest_budget,
-    items_not_subtracted,
-)
 from vllm_memprof.accounting.identity import device_memory
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -29,10 +23,13 @@ from vllm_memprof.accounting.model import (
     RunSummary,
 )
 from vllm_memprof.accounting.owners import owners_of
+from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.accounting.ranks import rank_notes
+from vllm_memprof.accounting.spare import spare
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, first_of
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
 #: Phases that every start-up passes. One that a run lacks is reported as not measured, with the reason.
@@ -200,7 +197,7 @@ def _rank_report(
         cycles=cycles(process),
         oom=_oom(run, process),
         errors=process.errors,
-        spare_bytes=None if run.source == "log" else headroom(process.phases, device_total),
+        spare_bytes=None if run.source == "log" else spare(process.phases, device_total),
         figures=figures,
         unread=process.unread,
         half_units=process.figures_half_units,
@@ -295,20 +292,17 @@ def _budget(
     if equation is None:
         return Budget(**common, requested=figures.get("requested_bytes"))
     result = equations.evaluate(equation, figures, process.figures_half_units)
-    estimate = next(
-        (row.bytes for row in result.terms if row.name == "graph_estimate" and row.charged), None
-    )
-    evidence = Evidence(figures, process.phases, summary.simulated, estimate or 0)
+    evidence = Evidence(figures, process.phases, summary.simulated)
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, item.bytes))
-        for item in items_not_subtracted(equation.not_subtracted, evidence)
+        for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms)
     ]
     if summary.source == "log":
         items = [
-            replace(item, reason="the log does not say") if item.bytes is None else item
+            replace(item, reason=text("the log does not say")) if item.bytes is None else item
             for item in items
         ]
-    honest = None if result.override or not items else honest_budget(result.kv_cache_bytes, items)
+    fitting = None if result.override or not items else fits_request(result.kv_cache_bytes, items)
     return Budget(
         **common,
         equation=equation.id,
@@ -323,11 +317,11 @@ def _budget(
         takes_fixed_size=equation.override is not None,
         checks=_budget_checks(equation, figures, process.figures_half_units),
         not_subtracted=items,
-        fits_request_kv_cache_bytes=honest,
+        fits_request_kv_cache_bytes=fitting,
         kv_tokens=None
         if result.kv_cache_bytes is None
         else tokens_for_bytes(kv, result.kv_cache_bytes),
-        fits_request_kv_tokens=None if honest is None else tokens_for_bytes(kv, honest),
+        fits_request_kv_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
         corrections=corrections(equation, evidence, kv, items) if summary.source == "log" else [],
     )
 

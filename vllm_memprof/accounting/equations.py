@@ -1,14 +1,15 @@
-"""The engines' KV-cache equations as rows of a table, and the one function that walks a row.
+"""The engines' KV-cache equations as rows of a table, and the one function that evaluates a row.
 
-Figures of the run enter, the KV budget in bytes leaves, rounded exactly as the engine rounds it. A new release
-costs a row; a new rounding rule costs a word in ``Equation`` and a line in ``evaluate``.
+Figures of the run enter, the KV budget in bytes leaves, rounded exactly as the engine rounds it. A
+new release costs a row; a new rounding rule costs a word in ``Equation`` and a line in
+``evaluate``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -17,8 +18,8 @@ from vllm_memprof.accounting.model import TermRow
 
 Figures = Mapping[str, "int | float | None"]
 
-#: Figures besides those of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``: what an engine computes on the
-#: way to its equation, and neither keeps nor prints. Bytes.
+#: Figures besides those of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``: what an
+#: engine computes on the way to its equation, and neither keeps nor prints. Bytes.
 PASSING_FIGURES: dict[str, str] = {
     "profile_end_free_bytes": "free on the device after the profile run, before its last empty_cache",
     "profile_after_allocated_bytes": "allocated after the profile run and its last empty_cache",
@@ -28,40 +29,38 @@ PASSING_FIGURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Term:
-    """A quantity that the equation subtracts, in names of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``.
+    """A term of an equation, in names of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``.
 
-    ``figure`` is the engine's own value. Where it was not recorded, the sum of ``plus`` less the sum of ``minus``
-    stands in for it; where both are known, they have to agree (``accounting.build`` checks).
+    ``figure`` is the engine's own value. Where it was not recorded, the sum of ``plus`` less the sum
+    of ``minus`` stands in for it; where both are known, they have to agree (``accounting.build``
+    checks).
     """
 
-    name: str  # as in report.json
+    name: str  # of ``accounting.quantities``, as in report.json
     figure: str | None = None
     plus: tuple[str, ...] = ()
     minus: tuple[str, ...] = ()
     floor_zero: bool = False  # max(0, ...)
-    charged: bool = True  # False: the engine reports it and subtracts it from nothing
-    said_by: str | None = (
-        None  # a figure, 1 or 0: the engine says whether it charges the term; it outranks ``charged``
-    )
+    subtracted: bool = True  # False: the engine reports it and subtracts it from nothing
+    #: A figure, 1 or 0: the engine says whether it subtracts the term; it outranks ``subtracted``.
+    subtracted_if: str | None = None
     optional: bool = False  # a run without the figure has nothing of the kind
+    #: Quantities that the term adds up; the last is what the others leave of it, so that the parts
+    #: are the term to the byte. Empty: the term is a quantity of its own.
+    parts: tuple[str, ...] = ()
 
-    def is_charged(self, figures: Figures) -> bool:
-        said = figures.get(self.said_by) if self.said_by is not None else None
-        return self.charged if said is None else bool(said)
+    def is_subtracted(self, figures: Figures) -> bool:
+        said = figures.get(self.subtracted_if) if self.subtracted_if is not None else None
+        return self.subtracted if said is None else bool(said)
 
     def derived(self, figures: Figures) -> int | None:
-        """The value from its ingredients; None where one is unknown."""
+        """Return the value from its ingredients; None where one is unknown."""
         if not self.plus:
             return None
-        values = [figures.get(name) for name in (*self.plus, *self.minus)]
-        if any(value is None for value in values):
+        added, taken = ([figures.get(name) for name in side] for side in (self.plus, self.minus))
+        if None in added or None in taken:
             return None
-        signs = [1] * len(self.plus) + [-1] * len(self.minus)
-        total = sum(
-            int(value) * sign
-            for value, sign in zip(values, signs, strict=True)
-            if value is not None
-        )
+        total = sum(int(value or 0) for value in added) - sum(int(value or 0) for value in taken)
         return max(0, total) if self.floor_zero else total
 
     def value(self, figures: Figures) -> int | None:
@@ -71,7 +70,10 @@ class Term:
         return max(0, int(direct)) if self.floor_zero else int(direct)
 
     def half_unit(self, figures: Figures, half_units: Mapping[str, int]) -> int:
-        """Half of the last printed digit of the value, bytes: that of its ingredients together where it is derived."""
+        """Return half of the last printed digit of the value, bytes.
+
+        Where the value is derived: that of its ingredients together.
+        """
         if self.figure is not None and figures.get(self.figure) is not None:
             return half_units.get(self.figure, 0)
         return sum(half_units.get(name, 0) for name in (*self.plus, *self.minus))
@@ -79,7 +81,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Equation:
-    """``result = round((requested - sum of charged terms) // divisor)``, with the words for each step."""
+    """``result = round((requested - sum of the subtracted terms) // divisor)``, step by step."""
 
     id: str
     engine: str  # vllm-ascend | vllm
@@ -90,25 +92,24 @@ class Equation:
     request: str = "float"  # float: total * util unrounded; int: truncated; ceil: rounded up
     divisor: int = 1
     floor_zero: bool = False  # the engine clamps a negative budget to 0
-    override: str | None = (
-        "kv_cache_memory_bytes_arg"  # a figure that, when given, is returned as it is
-    )
-    not_subtracted: tuple[
-        str, ...
-    ] = ()  # items of ledger.honest that no term of this equation covers
-    only: str | None = (
-        None  # only on devices whose name begins so, or where the form of the log lines says it
-    )
-    from_snapshots: tuple[
-        str, ...
-    ] = ()  # figures to be read around the last empty_cache of the profile run
+    #: A figure that, when given, is returned as it is.
+    override: str | None = "kv_cache_memory_bytes_arg"
+    #: Items of ``accounting.quantities`` that no term of this equation covers.
+    not_subtracted: tuple[str, ...] = ()
+    #: Only on devices whose name begins so, or where the form of the log lines says it.
+    only: str | None = None
+    #: Figures to be read around the last empty_cache of the profile run.
+    from_snapshots: tuple[str, ...] = ()
+    #: A term holds what other processes have on the device, although the request is a share of
+    #: the whole device. (vllm-ascend#7308)
+    double_counts_neighbours: bool = False
 
     @property
     def formula(self) -> str:
-        inner = " + ".join(term.name for term in self.terms if term.charged or term.said_by)
+        names = [term.name for term in self.terms if term.subtracted or term.subtracted_if]
         asked = "device total x utilization"
         asked = asked if self.request == "float" else f"{self.request}({asked})"
-        text = f"{asked} - ({inner})"
+        text = f"{asked} - ({' + '.join(names)})"
         text = f"({text}) // {self.divisor}" if self.divisor != 1 else text
         return f"max(0, int({text}))" if self.floor_zero else f"int({text})"
 
@@ -116,9 +117,8 @@ class Equation:
 _WEIGHTS = Term("weights", "weights_bytes")
 _PEAK = Term("peak_activation", "peak_activation_bytes")
 #: From both snapshots; for engines that read the peak elsewhere the two may differ.
-_PEAK_INCREASE = Term(
-    "peak_activation",
-    "peak_activation_bytes",
+_PEAK_INCREASE = replace(
+    _PEAK,
     plus=("profile_after_allocated_peak_bytes",),
     minus=("profile_before_allocated_peak_bytes",),
 )
@@ -128,30 +128,45 @@ _NON_TORCH = Term(
     plus=("profile_after_non_torch_bytes",),
     minus=("initial_non_torch_bytes",),
 )
-#: What was outside torch before empty_cache, less an increase: an absolute less a difference, so that it holds what
-#: other processes have on the device.
+#: Non-torch memory before empty_cache, less the increase after it: an absolute less a difference,
+#: so that it holds what other processes have on the device.
 _CLEARED = Term(
     "cleared",
     "cleared_bytes",
     plus=("profile_end_non_torch_bytes",),
     minus=("non_torch_increase_bytes",),
+    parts=("initial_non_torch", "other_processes_at_start", "non_torch_cleared"),
 )
-_GRAPH = Term("graph", "graph_bytes", charged=False)
-#: Charged where the engine says so; by its release where it says nothing.
-_ESTIMATE_OFF = Term(
-    "graph_estimate", "graph_estimate_bytes", charged=False, said_by="graph_estimate_charged"
+_GRAPH = Term("graph", "graph_bytes", subtracted=False)
+#: Subtracted where the engine says so; by its release where it says nothing.
+_ESTIMATE_ON = Term(
+    "graph_estimate", "graph_estimate_bytes", subtracted_if="graph_estimate_charged"
 )
-_ESTIMATE_ON = Term("graph_estimate", "graph_estimate_bytes", said_by="graph_estimate_charged")
+_ESTIMATE_OFF = replace(_ESTIMATE_ON, subtracted=False)
 _MM_IPC = Term("mm_ipc", "mm_ipc_bytes", optional=True)
-_ABSOLUTE = (
+_PEAK_ALLOCATED = Term(
+    "peak_allocated",
     "profile_after_allocated_peak_bytes",
-    "profile_after_free_bytes",
-    "profile_after_allocated_bytes",
+    parts=("weights", "persistent_torch", "peak_activation"),
+)
+#: Used less allocated, read after empty_cache: other processes and idle torch segments are in it.
+_USED_BY_DEVICE = Term(
+    "used_by_device",
+    "used_less_allocated_bytes",
+    plus=("device_total_bytes",),
+    minus=("profile_after_free_bytes", "profile_after_allocated_bytes"),
+    floor_zero=True,
+    parts=(
+        "initial_non_torch",
+        "other_processes_at_start",
+        "reserved_not_allocated",
+        "non_torch",
+    ),
 )
 _RELATIVE_LEAVES_OUT = (
     "persistent_torch",
     "initial_non_torch",
-    "cached",
+    "reserved_not_allocated",
     "non_torch_cleared",
     "graph",
     "late_non_torch",
@@ -161,10 +176,64 @@ _ASCEND = "vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory"
 _CUDA = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
 _REQUEST = "vllm/v1/worker/utils.py::request_memory"
 
-#: The first row that fits a release counts; the last of an id where a log tells the form of its lines alone.
+_E2 = Equation(
+    id="E2",
+    engine="vllm-ascend",
+    versions=">=0.9.0rc1,<0.9.1rc2",
+    read_in="0.9.0rc1, 0.9.0rc2, 0.9.1rc1",
+    cite=_ASCEND_V1,
+    terms=(_PEAK_ALLOCATED, _USED_BY_DEVICE, _GRAPH),
+    override=None,
+    not_subtracted=("non_torch_cleared", "graph", "late_non_torch"),
+    from_snapshots=(
+        "profile_after_allocated_peak_bytes",
+        "profile_after_free_bytes",
+        "profile_after_allocated_bytes",
+    ),
+)
+_E3 = Equation(
+    id="E3",
+    engine="vllm-ascend",
+    versions=">=0.15.0rc1,<0.18.0rc1",
+    read_in="0.15.0rc1, 0.16.0rc1, 0.17.0rc1",
+    cite=_ASCEND,
+    terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _CLEARED, _GRAPH),
+    override=None,
+    not_subtracted=("persistent_torch", "reserved_not_allocated", "graph", "late_non_torch"),
+    from_snapshots=("profile_end_non_torch_bytes",),
+    double_counts_neighbours=True,
+)
+#: The graph pool is measured after this equation has run and enters only a suggestion in the log.
+#: 0.18 ignores --kv-cache-memory-bytes; 0.19 and later return it after a profile run whose figures
+#: they do not use. From 0.23 on the peak is read inside the profiling context, so it is older than
+#: after_profile and has no derivation.
+_E4 = Equation(
+    id="E4",
+    engine="vllm-ascend",
+    versions=">=0.23.0rc1,<0.27",
+    read_in="0.23.0, 0.25.1rc1",
+    cite=_ASCEND,
+    terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
+    not_subtracted=_RELATIVE_LEAVES_OUT,
+)
+#: From 0.14 on the request is rounded up. (vllm/v1/worker/utils.py::request_memory)
+_E5 = Equation(
+    id="E5",
+    engine="vllm",
+    versions=">=0.14.0rc1,<0.18.0rc1",
+    read_in="0.14.0, 0.16.0, 0.17.0",
+    cite=f"{_CUDA}; {_REQUEST}",
+    terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
+    request="ceil",
+    not_subtracted=_RELATIVE_LEAVES_OUT,
+)
+
+#: The first row that fits a release counts; the last of an id where a log tells the form of its
+#: lines alone.
 EQUATIONS: tuple[Equation, ...] = (
     # --- vllm-ascend
-    # Free memory is read before empty_cache, so that cached blocks are charged; the log prints the figure unclamped.
+    # Free memory is read before empty_cache, so that idle segments are subtracted; the log prints
+    # the figure unclamped.
     Equation(
         id="E1",
         engine="vllm-ascend",
@@ -177,6 +246,15 @@ EQUATIONS: tuple[Equation, ...] = (
                 "consumed_bytes",
                 plus=("initial_free_bytes",),
                 minus=("profile_end_free_bytes",),
+                parts=(
+                    "weights",
+                    "persistent_torch",
+                    "peak_activation",
+                    "reserved_not_allocated",
+                    "non_torch",
+                    "non_torch_cleared",
+                    "reserved_at_end",
+                ),
             ),
         ),
         floor_zero=True,
@@ -184,117 +262,42 @@ EQUATIONS: tuple[Equation, ...] = (
         not_subtracted=("initial_non_torch", "graph", "late_non_torch"),
         from_snapshots=("profile_end_free_bytes",),
     ),
-    # Used less allocated, read after empty_cache: other processes and cached torch memory are in it.
-    Equation(
-        id="E2",
-        engine="vllm-ascend",
-        versions=">=0.9.0rc1,<0.9.1rc2",
-        read_in="0.9.0rc1, 0.9.0rc2, 0.9.1rc1",
-        cite=_ASCEND_V1,
-        terms=(
-            Term("peak_allocated", "profile_after_allocated_peak_bytes"),
-            Term(
-                "used_by_device",
-                "used_less_allocated_bytes",
-                plus=("device_total_bytes",),
-                minus=("profile_after_free_bytes", "profile_after_allocated_bytes"),
-                floor_zero=True,
-            ),
-            _GRAPH,
-        ),
-        override=None,
-        not_subtracted=("non_torch_cleared", "graph", "late_non_torch"),
-        from_snapshots=_ABSOLUTE,
-    ),
-    Equation(
-        id="E2",
-        engine="vllm-ascend",
+    _E2,
+    replace(
+        _E2,
         versions=">=0.9.1rc2,<0.15.0rc1",
         read_in="0.9.1, 0.10.0rc1, 0.11.0, 0.12.0rc1, 0.13.0, 0.14.0rc1",
         cite=f"{_ASCEND_V1}; worker.py from 0.13",
-        terms=(
-            Term("peak_allocated", "profile_after_allocated_peak_bytes"),
-            Term(
-                "used_by_device",
-                "used_less_allocated_bytes",
-                plus=("device_total_bytes",),
-                minus=("profile_after_free_bytes", "profile_after_allocated_bytes"),
-                floor_zero=True,
-            ),
-            _GRAPH,
-        ),
         floor_zero=True,
-        override=None,
-        not_subtracted=("non_torch_cleared", "graph", "late_non_torch"),
-        from_snapshots=_ABSOLUTE,
     ),
-    Equation(
-        id="E3",
-        engine="vllm-ascend",
-        versions=">=0.15.0rc1,<0.18.0rc1",
-        read_in="0.15.0rc1, 0.16.0rc1, 0.17.0rc1",
-        cite=_ASCEND,
-        terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _CLEARED, _GRAPH),
-        override=None,
-        not_subtracted=("persistent_torch", "cached", "graph", "late_non_torch"),
-        from_snapshots=("profile_end_non_torch_bytes",),
-    ),
-    # 310P keeps E3's last term and halves the result for operator workspace. Its RC devices take free memory from the
-    # host and have no row.
-    Equation(
+    _E3,
+    # 310P keeps E3's last term and halves the result for operator workspace. Its RC devices take
+    # free memory from the host and have no row.
+    replace(
+        _E3,
         id="E4p",
-        engine="vllm-ascend",
         versions=">=0.18.0rc1,<0.27",
         read_in="0.18.0, 0.20.2rc1, 0.21.0rc1, 0.23.0, 0.25.1rc1, 0.26 branch",
         cite="vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory",
-        terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _CLEARED, _GRAPH),
         divisor=2,
-        override=None,
-        not_subtracted=("persistent_torch", "cached", "graph", "late_non_torch"),
         only="Ascend310P",
-        from_snapshots=("profile_end_non_torch_bytes",),
     ),
-    # The graph pool is measured after this equation has run and enters only a suggestion in the log.
-    # 0.18 ignores --kv-cache-memory-bytes; 0.19 and later return it after a profile run whose figures they do not use.
-    Equation(
-        id="E4",
-        engine="vllm-ascend",
+    replace(
+        _E4,
         versions=">=0.18.0rc1,<0.19.0rc1",
         read_in="0.18.0rc1, 0.18.0",
-        cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
         override=None,
-        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
-    Equation(
-        id="E4",
-        engine="vllm-ascend",
-        versions=">=0.19.0rc1,<0.21.0rc1",
-        read_in="0.19.1rc1, 0.20.2rc1",
-        cite=_ASCEND,
-        terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
-        not_subtracted=_RELATIVE_LEAVES_OUT,
-    ),
-    # Two releases charged an estimate of the graph pools; 0.23 took it back.
-    Equation(
-        id="E4",
-        engine="vllm-ascend",
+    replace(_E4, versions=">=0.19.0rc1,<0.21.0rc1", read_in="0.19.1rc1, 0.20.2rc1"),
+    # Two releases subtracted an estimate of the graph pools; 0.23 took it back.
+    replace(
+        _E4,
         versions=">=0.21.0rc1,<0.23.0rc1",
         read_in="0.21.0rc1, 0.22.1rc1",
-        cite=_ASCEND,
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _GRAPH),
-        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
-    # The peak is read inside the profiling context, so it is older than after_profile and has no derivation.
-    Equation(
-        id="E4",
-        engine="vllm-ascend",
-        versions=">=0.23.0rc1,<0.27",
-        read_in="0.23.0, 0.25.1rc1",
-        cite=_ASCEND,
-        terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
-        not_subtracted=_RELATIVE_LEAVES_OUT,
-    ),
+    _E4,
     # --- vLLM
     # V0 and V1 live in the same releases; the lines of V0 tell which one ran.
     Equation(
@@ -318,50 +321,31 @@ EQUATIONS: tuple[Equation, ...] = (
         request="ceil",
         only="cpu",
     ),
-    Equation(
-        id="E5",
-        engine="vllm",
+    replace(
+        _E5,
         versions=">=0.10.2rc1,<0.14.0rc1",
         read_in="0.11.0, 0.12.0, 0.13.0",
         cite=_CUDA,
-        terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
-        not_subtracted=_RELATIVE_LEAVES_OUT,
+        request="float",
     ),
-    # From 0.14 on the request is rounded up. (vllm/v1/worker/utils.py::request_memory)
-    Equation(
-        id="E5",
-        engine="vllm",
-        versions=">=0.14.0rc1,<0.18.0rc1",
-        read_in="0.14.0, 0.16.0, 0.17.0",
-        cite=f"{_CUDA}; {_REQUEST}",
-        terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
-        request="ceil",
-        not_subtracted=_RELATIVE_LEAVES_OUT,
-    ),
-    # The estimate of the graph pools is charged on request, from 0.21 by default. The peak activation that the log of
-    # 0.18 prints at the end holds the estimate, too, where it is charged.
-    Equation(
-        id="E5",
-        engine="vllm",
+    _E5,
+    # The estimate of the graph pools is subtracted on request, from 0.21 by default. The peak
+    # activation that the log of 0.18 prints at the end holds the estimate, too, where it is.
+    replace(
+        _E5,
         versions=">=0.18.0rc1,<0.21.0rc1",
         read_in="0.18.0, 0.19.1, 0.20.2",
-        cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_OFF, _GRAPH),
-        request="ceil",
-        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
-    Equation(
-        id="E5",
-        engine="vllm",
+    replace(
+        _E5,
         versions=">=0.21.0rc1,<0.27.0rc1",
         read_in="0.21.0, 0.23.0, 0.24.0, 0.25.1, 0.26.0",
-        cite=f"{_CUDA}; {_REQUEST}",
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _MM_IPC, _GRAPH),
-        request="ceil",
-        not_subtracted=_RELATIVE_LEAVES_OUT,
     ),
-    # Weights and non-torch memory are one figure, free at the start less free after profiling. The peak activation
-    # that the log prints holds the estimate of the graph pools already.
+    # Weights and non-torch memory are one figure, free at the start less free after profiling and
+    # its empty_cache. The peak activation that the log prints holds the estimate of the graph pools
+    # already.
     Equation(
         id="E6",
         engine="vllm",
@@ -374,12 +358,20 @@ EQUATIONS: tuple[Equation, ...] = (
                 "consumed_bytes",
                 plus=("initial_free_bytes",),
                 minus=("profile_after_free_bytes",),
+                parts=(
+                    "weights",
+                    "persistent_torch",
+                    "kept_torch",
+                    "reserved_not_allocated",
+                    "non_torch",
+                ),
             ),
             Term(
                 "transient_headroom",
                 "peak_activation_bytes",
                 plus=("printed_peak_activation_bytes",),
                 minus=("graph_estimate_bytes",),
+                parts=("peak_activation",),
             ),
             _ESTIMATE_ON,
             _MM_IPC,
@@ -389,6 +381,21 @@ EQUATIONS: tuple[Equation, ...] = (
         not_subtracted=("initial_non_torch", "non_torch_cleared", "graph", "late_non_torch"),
     ),
 )
+
+
+def form_of(equation_id: str | None) -> Equation | None:
+    """Return the newest row of an equation's id, for what all of its rows have in common.
+
+    Its divisor, the parts of its terms, and whether it counts neighbours twice are the same in all
+    rows of an id.
+    """
+    return next((row for row in reversed(EQUATIONS) if row.id == equation_id), None)
+
+
+def divisor_of(equation_id: str | None) -> int:
+    """Return what an equation divides its result by; 1 where the equation is unknown."""
+    row = form_of(equation_id)
+    return 1 if row is None else row.divisor
 
 
 @dataclass(frozen=True)
@@ -457,7 +464,7 @@ def _unfilled(row: Equation, known: Collection[str]) -> list[str]:
     return [
         term.name
         for term in row.terms
-        if term.charged
+        if term.subtracted
         and not term.optional
         and term.figure not in names
         and not (term.plus and names.issuperset((*term.plus, *term.minus)))
@@ -500,7 +507,7 @@ def evaluate(
         TermRow(
             term.name,
             term.value(figures),
-            term.is_charged(figures),
+            term.is_subtracted(figures),
             term.half_unit(figures, half_units),
         )
         for term in present
@@ -508,13 +515,13 @@ def evaluate(
     fixed = figures.get(equation.override) if equation.override else None
     if fixed is not None:
         return Evaluation(asked, terms, int(fixed), 0, override="kv_cache_memory_bytes")
-    charged = [row for row in terms if row.charged]
+    subtracted = [row for row in terms if row.subtracted]
     tolerance = (
-        _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in charged)
+        _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in subtracted)
     ) // (equation.divisor) + half_units.get("kv_cache_bytes", 0)
-    if asked is None or any(row.bytes is None for row in charged):
+    if asked is None or any(row.bytes is None for row in subtracted):
         return Evaluation(asked, terms, None, tolerance)
-    budget = asked - sum(row.bytes for row in charged if row.bytes is not None)
+    budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
     if equation.divisor != 1:
         budget = budget // equation.divisor
     result = int(budget)

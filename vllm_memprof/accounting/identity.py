@@ -16,13 +16,12 @@ from vllm_memprof.accounting.owners import (
     share_communicators,
     torch_bytes,
 )
+from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Edge, Span
 from vllm_memprof.units import MIB, minus
 
 _NOBODY = Owners()
-#: Rows that torch itself measures, on a simulated device as on hardware.
-_TORCH = ("allocated", "cached", "unmapped", "free", "graph_pools")
 
 
 def device_memory(
@@ -249,7 +248,7 @@ def _parts(snapshot: Snapshot) -> list[ComponentRow]:
 
 
 def _modelled(row: ComponentRow) -> ComponentRow:
-    if row.component in _TORCH:
+    if row.component in NEVER_MODELLED_ROWS:
         return row
     return ComponentRow(
         row.component, row.bytes, MODELLED, row.source, row.part_of

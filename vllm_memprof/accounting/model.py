@@ -69,7 +69,7 @@ class TermRow:
 
     name: str
     bytes: int | None
-    charged: bool  # False: reported by the engine, subtracted by no one
+    subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
 
 
@@ -85,7 +85,7 @@ class Check:
 
 @dataclass(frozen=True)
 class NotSubtracted:
-    """Memory that the run held and that no term of its equation charges."""
+    """Memory that the run held and that no term of its equation subtracts."""
 
     name: str
     title: str
@@ -156,8 +156,8 @@ class Budget:
     @property
     @computed
     def implied_requested_bytes(self) -> int | None:
-        """The request that the charged terms and the granted KV cache give together, where none is known."""
-        sizes = [row.bytes for row in self.terms if row.charged]
+        """The request that the subtracted terms and the granted KV cache give together, where none is known."""
+        sizes = [row.bytes for row in self.terms if row.subtracted]
         known = [size for size in sizes if size is not None]
         if (
             self.requested is not None
@@ -169,12 +169,12 @@ class Budget:
         return sum(known) + self.engine_kv_cache_bytes
 
     def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
-        """(name, bytes) of the only unknown charged term, as far as the granted KV cache leaves it."""
-        missing = [row.name for row in self.terms if row.charged and row.bytes is None]
+        """(name, bytes) of the only unknown subtracted term, as far as the granted KV cache leaves it."""
+        missing = [row.name for row in self.terms if row.subtracted and row.bytes is None]
         granted, asked = self.engine_kv_cache_bytes, self.requested_bytes
         if len(missing) != 1 or granted is None or asked is None or self.override:
             return None
-        known = sum(row.bytes for row in self.terms if row.charged and row.bytes is not None)
+        known = sum(row.bytes for row in self.terms if row.subtracted and row.bytes is not None)
         return missing[0], asked - known - granted * divisor
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vllm_memprof.accounting.honest import CONTEXT_CEILING_BYTES
+from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from vllm_memprof.accounting.findings import blind_ranks
 from vllm_memprof.accounting.model import MEASURED, MODELLED, Finding, Report, RunSummary
 from vllm_memprof.check.baseline import differences, remarks
 from vllm_memprof.check.budget_file import BudgetFile, Limit
-from vllm_memprof.check.findings import blind_ranks
 from vllm_memprof.check.limits import (
     AT_LEAST,
     AT_MOST,

@@ -1,7 +1,7 @@
 """What ``memprof check`` can hold a run to: the figures, and the keys of a budget file. ``check.check`` walks them.
 
-A figure is read on every rank, in the common quantities of ``accounting.account``, so that a limit means the same under
-every equation. What is not known has no value and a reason; it is never 0.
+A figure is read on every rank, in the quantities of ``accounting.quantities``, so that a limit means the same
+under every equation. What is not known has no value and a reason; it is never 0.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.account import held_quantities
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.units import MIB
 
@@ -76,12 +76,28 @@ def _tokens(rank: RankReport, simulated: bool) -> int | None:
     return rank.kv.tokens
 
 
-def _held(name: str) -> Callable[[RankReport, bool], int | None]:
-    return lambda rank, simulated: held_quantities(rank, simulated)[name]
+def of_quantity(
+    name: str,
+    phase: str,
+    printed: tuple[tuple[str, ...], ...] = (),
+    varies_bytes: int = 0,
+) -> Figure:
+    """Return the figure that holds a rank to a quantity of ``accounting.quantities``."""
 
+    def read(rank: RankReport, simulated: bool) -> int | None:
+        return held_quantities(rank, simulated)[name]
 
-def _graph(rank: RankReport, simulated: bool) -> int | None:
-    return rank.budget.term("graph")
+    row = QUANTITIES[name]
+    return Figure(
+        name,
+        row.title,
+        BYTES,
+        read,
+        phase,
+        printed,
+        device_wide=row.device_wide,
+        varies_bytes=varies_bytes,
+    )
 
 
 def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
@@ -113,49 +129,26 @@ FIGURES: dict[str, Figure] = {
             varies_bytes=16 * MIB,
         ),
         Figure("kv_cache_tokens", "KV cache", TOKENS, _tokens, "profile_run"),
-        Figure(
-            "weights",
-            "weights",
-            BYTES,
-            _held("weights"),
-            "weight_load",
-            printed=(("weights_bytes",),),
-        ),
-        Figure(
+        of_quantity("weights", "weight_load", (("weights_bytes",),)),
+        of_quantity(
             "peak_activation",
-            "peak activation",
-            BYTES,
-            _held("peak_activation"),
             "profile_run",
-            printed=(
+            (
                 ("peak_activation_bytes",),
                 ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
             ),
         ),
-        Figure(
+        of_quantity(
             "non_torch",
-            "non-torch increase",
-            BYTES,
-            _held("non_torch"),
             "profile_run",
-            printed=(
+            (
                 ("non_torch_increase_bytes",),
                 ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
                 ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
             ),
-            device_wide=True,
             varies_bytes=16 * MIB,
         ),
-        Figure(
-            "graph",
-            "graph pools",
-            BYTES,
-            _graph,
-            "graph_capture",
-            printed=(("graph_bytes",),),
-            device_wide=True,
-            varies_bytes=16 * MIB,
-        ),
+        of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=16 * MIB),
         Figure(
             "unaccounted",
             "unaccounted, the most at any moment",
@@ -250,6 +243,9 @@ def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> str:
             return f"{row.phase}: {row.reason}"
     if rank.open_phases:
         return f"the rank did not finish {rank.open_phases[-1]}"
+    if figure.name in QUANTITIES:
+        evidence = Evidence(rank.figures, rank.phases, report.run.simulated)
+        return str(QUANTITIES[figure.name].reading(evidence).reason)
     return f"no record of it, run {report.run.status}"
 
 

@@ -55,7 +55,7 @@ def _html(report: Report, to_file: bool) -> str:
 
 
 def _csv(report: Report, to_file: bool) -> Iterator[str]:
-    from vllm_memprof.report.csv_rows import report_csv
+    from vllm_memprof.frames.csv import report_csv
 
     return report_csv(report)
 

@@ -1,7 +1,7 @@
 """Why one run has another KV cache than another: two reports enter, causes leave that add up to the difference.
 
 Both budgets are written in the same quantities (``accounting.account``). A quantity that both equations charge is a cause
-as far as its size differs; one that a single equation charges is a cause by its whole size. What a run does not tell
+as far as its size differs; one that a single equation subtracts is a cause by its whole size. What a run does not tell
 apart stays together under the names of all it may be, so that no row holds anything that it does not name.
 """
 
@@ -12,16 +12,18 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar
 
-from vllm_memprof.accounting.account import TITLES, Account, Line, open_account
+from vllm_memprof.accounting.decomposition import Decomposition, Line, decompose, granted_bytes
 from vllm_memprof.accounting.model import Kv, RankReport, Report, RunSummary
+from vllm_memprof.accounting.quantities import QUANTITIES, title_of
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.moments import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
 from vllm_memprof.record.codec import computed
+from vllm_memprof.units import minus
 
 DIFF_SCHEMA = "memprof.diff/2"
 
-#: Kinds of causes. request: what was asked of the device. state: charged by both, of another size. method: charged by
-#: one equation alone. mixed: quantities that a run does not tell apart, of which one equation charges more. size: a
+#: Kinds of causes. request: what was asked of the device. state: subtracted by both, of another size. method: subtracted by
+#: one equation alone. mixed: quantities that a run does not tell apart, of which one equation subtracts more. size: a
 #: fixed size. rank: another rank has the least. blocks: whole blocks, of the tokens alone. rounding, residual: as in
 #: each run's own report. unknown: what the rest leaves.
 REQUEST, STATE, METHOD, MIXED, SIZE, RANK = "request", "state", "method", "mixed", "size", "rank"
@@ -42,10 +44,10 @@ class Side:
     """One run's part in a cause."""
 
     held_bytes: int | None  # what the run held of it; None: unknown, or not a thing that is held
-    charged_bytes: (
+    subtracted_bytes: (
         int | None
-    )  # what its equation subtracts; 0: it charges nothing of it; None: unknown
-    charges: tuple[str, ...] = ()  # which of the quantities its equation charges
+    )  # what its equation subtracts; 0: it subtracts nothing of it; None: unknown
+    subtracts: tuple[str, ...] = ()  # which of the quantities its equation subtracts
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class TermDiff:
     name: str
     a: int | float | None
     b: int | float | None
-    a_charged: bool | None = None  # None: not a term of this run's equation, or no term at all
-    b_charged: bool | None = None
+    a_subtracted: bool | None = None  # None: not a term of this run's equation, or no term at all
+    b_subtracted: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -167,21 +169,16 @@ def diff_reports(a: Report, b: Report) -> Diff:
 
 def least_rank(ranks: Sequence[RankReport]) -> RankReport | None:
     """The rank that decides how many blocks all serve with; the first one where nothing was granted."""
-    known = [rank for rank in ranks if _granted(rank) is not None]
+    known = [rank for rank in ranks if granted_bytes(rank) is not None]
     if not known:
         return ranks[0] if ranks else None
     if all(rank.kv.bytes_per_block for rank in known):
-        return min(known, key=lambda rank: (_blocks(rank), _granted(rank)))
-    return min(known, key=lambda rank: _granted(rank) or 0)
+        return min(known, key=lambda rank: (_blocks(rank), granted_bytes(rank)))
+    return min(known, key=lambda rank: granted_bytes(rank) or 0)
 
 
 def _blocks(rank: RankReport) -> int:
-    return (_granted(rank) or 0) // (rank.kv.bytes_per_block or 1)
-
-
-def _granted(rank: RankReport) -> int | None:
-    granted = rank.budget.engine_kv_cache_bytes
-    return rank.budget.kv_cache_bytes if granted is None else granted
+    return (granted_bytes(rank) or 0) // (rank.kv.bytes_per_block or 1)
 
 
 def _pairs(a: Report, b: Report) -> list[tuple[RankReport, RankReport]]:
@@ -196,7 +193,7 @@ def _served(
     if least_a is None or least_b is None:
         return None
     same = next((rank for rank in a.ranks if rank.label == least_b.label), None)
-    over = None if same is None else _less(_granted(same), _granted(least_a))
+    over = None if same is None else minus(granted_bytes(same), granted_bytes(least_a))
     if same is None or over is None:
         return _rank_diff(a, b, least_a, least_b)
     found = _rank_diff(a, b, same, least_b)
@@ -204,15 +201,11 @@ def _served(
         title = f"{least_a.label} has the least of A, not {same.label}"
         cause = Cause(("least_rank",), title, RANK, over, Side(None, None), Side(None, None))
         found = replace(found, causes=_ordered([*found.causes, cause]))
-    return replace(found, a_label=least_a.label, a_granted=_granted(least_a))
-
-
-def _less(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left - right
+    return replace(found, a_label=least_a.label, a_granted=granted_bytes(least_a))
 
 
 def _rank_diff(a: Report, b: Report, left: RankReport, right: RankReport) -> RankDiff:
-    accounts = open_account(left, a.run.simulated), open_account(right, b.run.simulated)
+    accounts = decompose(left, a.run.simulated), decompose(right, b.run.simulated)
     return RankDiff(
         a_label=left.label,
         b_label=right.label,
@@ -243,15 +236,22 @@ def _ordered(causes: Iterable[Cause]) -> list[Cause]:
     )
 
 
-def compare(a: Account, b: Account, rank_a: RankReport, rank_b: RankReport) -> list[Cause]:
+def compare(
+    a: Decomposition, b: Decomposition, rank_a: RankReport, rank_b: RankReport
+) -> list[Cause]:
     """The causes of ``b.granted - a.granted``; they add up to it wherever both are known."""
     if any(
-        "equation" in account.charged for account in (a, b)
-    ):  # nothing tells what that run charges
+        "equation" in account.subtracted for account in (a, b)
+    ):  # nothing tells what that run subtracts
         size = None if a.granted is None or b.granted is None else b.granted - a.granted
         return [
             Cause(
-                ("equation",), TITLES["equation"], UNKNOWN, size, Side(None, None), Side(None, None)
+                ("equation",),
+                title_of("equation"),
+                UNKNOWN,
+                size,
+                Side(None, None),
+                Side(None, None),
             )
         ]
     found = []
@@ -266,7 +266,7 @@ def compare(a: Account, b: Account, rank_a: RankReport, rank_b: RankReport) -> l
     return found
 
 
-def _groups(a: Account, b: Account) -> list[list[str]]:
+def _groups(a: Decomposition, b: Decomposition) -> list[list[str]]:
     """Quantities, each with all those that one of the runs does not tell it apart from."""
     sets: list[set[str]] = []
     for names in [
@@ -276,7 +276,7 @@ def _groups(a: Account, b: Account) -> list[list[str]]:
         touched = [group for group in sets if group & set(names)]
         merged = set(names).union(*touched)
         sets = [group for group in sets if group not in touched] + ([merged] if merged else [])
-    order = list(TITLES)
+    order = list(QUANTITIES)
     groups = [
         sorted(group, key=lambda name: (order.index(name) if name in order else 99, name))
         for group in sets
@@ -286,47 +286,47 @@ def _groups(a: Account, b: Account) -> list[list[str]]:
     )
 
 
-def _within(account: Account, names: Iterable[str]) -> list[Line]:
+def _within(account: Decomposition, names: Iterable[str]) -> list[Line]:
     return [line for line in account.lines if set(line.names) & set(names)]
 
 
-def _sum(account: Account, names: Iterable[str]) -> int:
+def _sum(account: Decomposition, names: Iterable[str]) -> int:
     return sum(line.bytes for line in _within(account, names))
 
 
-def _side(account: Account, names: Sequence[str]) -> Side:
-    charges = tuple(name for name in names if name in account.charged)
+def _side(account: Decomposition, names: Sequence[str]) -> Side:
+    subtracts = tuple(name for name in names if name in account.subtracted)
     unknown = bool(set(names) & set(account.unknown))
-    charged = None if unknown else -_sum(account, names)
+    subtracted = None if unknown else -_sum(account, names)
     if set(names) & {"requested", *_STEPS} - {"halved"}:
-        return Side(None, None, charges)  # not a thing that is held or charged
-    if charged is not None and len(charges) == len(names):
-        return Side(charged, charged, charges)
+        return Side(None, None, subtracts)  # not a thing that is held or subtracted
+    if subtracted is not None and len(subtracts) == len(names):
+        return Side(subtracted, subtracted, subtracts)
     sizes = [account.held.get(name) for name in names]
     known = [size for size in sizes if size is not None]
-    return Side(sum(known) if len(known) == len(sizes) else None, charged, charges)
+    return Side(sum(known) if len(known) == len(sizes) else None, subtracted, subtracts)
 
 
 def _title(names: Sequence[str]) -> str:
-    return " + ".join(TITLES.get(name, name) for name in names)
+    return " + ".join(title_of(name) for name in names)
 
 
-def _kind(names: Sequence[str], a: Account, b: Account) -> str:
+def _kind(names: Sequence[str], a: Decomposition, b: Decomposition) -> str:
     pooled = any(line.implied for account in (a, b) for line in _within(account, names))
     if pooled or set(names) & {*a.unknown, *b.unknown}:
         return UNKNOWN
     if len(names) == 1 and names[0] in _STEPS:
         return _STEPS[names[0]]
-    charged_a, charged_b = set(names) & a.charged, set(names) & b.charged
-    if charged_a == charged_b:
+    left, right = set(names) & a.subtracted, set(names) & b.subtracted
+    if left == right:
         return STATE
-    return METHOD if not charged_a or not charged_b else MIXED
+    return METHOD if not left or not right else MIXED
 
 
 def _request_causes(size: int | None, a: RankReport, b: RankReport) -> list[Cause]:
     """The request is the device's total x the utilization: each as far as it differs, the share at A's total."""
     none = Side(None, None)
-    whole = Cause(("requested",), TITLES["requested"], REQUEST, size, none, none)
+    whole = Cause(("requested",), title_of("requested"), REQUEST, size, none, none)
     total_a, total_b = a.device_total_bytes, b.device_total_bytes
     share_a, share_b = a.budget.gpu_memory_utilization, b.budget.gpu_memory_utilization
     if size is None or share_a is None or share_b is None:
@@ -410,16 +410,16 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         TermDiff("requested", a.requested_bytes, b.requested_bytes),
     ]
     left, right = ({term.name: term for term in budget.terms} for budget in (a, b))
-    charged = {term.name for term in (*a.terms, *b.terms) if term.charged}
-    for name in sorted(dict.fromkeys([*left, *right]), key=lambda name: name not in charged):
+    subtracted = {term.name for term in (*a.terms, *b.terms) if term.subtracted}
+    for name in sorted(dict.fromkeys([*left, *right]), key=lambda name: name not in subtracted):
         term_a, term_b = left.get(name), right.get(name)
         rows.append(
             TermDiff(
                 name,
                 term_a.bytes if term_a else None,
                 term_b.bytes if term_b else None,
-                term_a.charged if term_a else None,
-                term_b.charged if term_b else None,
+                term_a.subtracted if term_a else None,
+                term_b.subtracted if term_b else None,
             )
         )
     rows.append(TermDiff("kv_cache", a.engine_kv_cache_bytes, b.engine_kv_cache_bytes))
@@ -485,7 +485,7 @@ def _notes(
             notes.append(f"{name} ended as {report.run.status}{reason}")
         if least is None:
             notes.append(f"{name} has no worker: nothing to compare")
-        elif _granted(least) is None:
+        elif granted_bytes(least) is None:
             notes.append(f"{name}: no KV cache was sized, so there is no difference to explain")
         elif least.budget.engine_kv_cache_bytes is None:
             notes.append(
@@ -496,9 +496,9 @@ def _notes(
                 f"{name}: the engine's figure is not what its equation gives; the residual is a cause"
             )
         for quantity, left, read in (
-            open_account(least, report.run.simulated).strained if least is not None else ()
+            decompose(least, report.run.simulated).differing if least is not None else ()
         ):
-            what = TITLES.get(quantity, quantity)
+            what = title_of(quantity)
             notes.append(
                 f"{name}: {what} is what its term leaves, {left:,} bytes; read apart it is {read:,}"
             )

@@ -228,7 +228,7 @@ def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None)
             half = rank.half_units.get(name, 0)
             yield ("budget", name, size, half, None, None, tokens.get(name))
         for term in found.terms:
-            yield ("term", term.name, term.bytes, term.half_unit_bytes, term.charged, None, None)
+            yield ("term", term.name, term.bytes, term.half_unit_bytes, term.subtracted, None, None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
 

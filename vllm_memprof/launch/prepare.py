@@ -86,7 +86,7 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     model = resolve_model(request.model, list(request.engine_args))
     python = runtime.python if request.python is None else find_python(request.python)
     profile = runtime.profile.name
-    devices = runtime.profile.device_count
+    devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}
     return _Target(
         python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins

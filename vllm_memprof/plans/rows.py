@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from vllm_memprof.accounting.headroom import headroom_with_kv_cache
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.spare import spare_with_kv_cache
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import one_line
@@ -169,7 +169,7 @@ def plan_row(
         return row
     least = min(granted, key=lambda rank: _kv_cache(rank) or 0)
     budget, kv = least.budget, least.kv
-    headrooms = [headroom_with_kv_cache(rank) for rank in report.ranks]
+    headrooms = [spare_with_kv_cache(rank) for rank in report.ranks]
     plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
     balanced = [rank.budget.balanced for rank in report.ranks]
     return replace(

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
+from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
-from vllm_memprof.report.sections.budget import TERM_TITLES, term_title
+from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.units import GIB, format_gib
 
@@ -180,7 +181,7 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
     if granted is None and budget.kv_cache_bytes is None:
         return [], "no KV cache was sized: there is no waterfall"
     asked = budget.requested_bytes
-    charged = [] if budget.override else [term for term in budget.terms if term.charged]
+    charged = [] if budget.override else [term for term in budget.terms if term.subtracted]
     unknown = [term_title(report, term) for term in charged if term.bytes is None]
     if asked is None:
         unknown = ["requested", *unknown]
@@ -232,7 +233,7 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
         return []
     terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)
     figures: list[tuple[str, list[int | None]]] = [
-        (TERM_TITLES.get(name, name), [rank.budget.term(name) for rank in ranks]) for name in terms
+        (title_of(name), [rank.budget.term(name) for rank in ranks]) for name in terms
     ]
     figures += [
         ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),

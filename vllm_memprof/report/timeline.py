@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.clock import MOMENTS
 from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
+from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
 from vllm_memprof.units import minus
@@ -28,7 +29,7 @@ _TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV ca
 _TENSORS_CHANGE = ("sleep", "wake_up", "weight_update", "shutdown")
 _OTHER_TENSORS = "tensors: other"
 _UNDIVIDED = "tensors: not divided"
-_NOT_OWNERS = ("allocated", "cached", "unmapped", "free")
+_NOT_OWNERS = (*TORCH_ROWS, "free")
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def _allocated_between(row: Span) -> int | None:
 def _reserved_between(row: Span) -> int | None:
     """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
 
-    As ``accounting.headroom`` has it: non-torch memory at that moment is not known.
+    As ``accounting.spare`` has it: non-torch memory at that moment is not known.
     """
     before, after = row.before, row.after
     if (

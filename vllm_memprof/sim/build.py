@@ -1,7 +1,8 @@
-"""Builds the shim: one shared library that answers for every CANN library the engine needs.
+"""Build the shim: one shared library that answers for every CANN library the engine needs.
 
-In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder of libraries for
-``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a C++17 compiler, g++ or clang++.
+In: the interpreter of an engine environment (its headers, its binaries), ``native/``. Out: a folder
+of libraries for ``LD_LIBRARY_PATH``, and ``symbols.json``. Runs in the launcher's process; needs a
+C++17 compiler, g++ or clang++.
 """
 
 from __future__ import annotations
@@ -15,27 +16,20 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import elf, symbols
 
-NATIVE_DIR = Path(__file__).parent / "native"
+_SIM_DIR = Path(__file__).parent
+NATIVE_DIR = _SIM_DIR / "native"
 LIBRARY = "libascendcl.so"
 _STAMP = "shim.stamp"
-_FLAGS = [
-    "-std=c++17",
-    "-O1",
-    "-g0",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-DFUNC_VISIBILITY",
-    "-Wno-deprecated-declarations",
-]
+_FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
+_FLAGS += ["-Wno-deprecated-declarations"]
 _INCLUDES = [
     "torch_npu/include",
     "torch_npu/include/third_party/acl/inc",
@@ -58,7 +52,7 @@ class ShimBuild:
 
 
 def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = None) -> ShimBuild:
-    """Builds the shim for one engine environment into `out_dir`, or finds it already there.
+    """Build the shim for one engine environment into `out_dir`, or find it already there.
 
     Args:
         engine_python: interpreter of the environment that has torch_npu installed.
@@ -66,7 +60,7 @@ def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = N
         progress: told in words what happens.
 
     Raises:
-        SetupError: no compiler, no torch_npu, or a compilation that failed, with the compiler's first lines.
+        SetupError: no compiler, no torch_npu, or a failed compilation, with its first errors.
     """
     start = time.monotonic()
     say = progress or (lambda _: None)
@@ -74,8 +68,13 @@ def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = N
     compiler = find_compiler()
     fingerprint = _fingerprint(site_packages, compiler)
     out_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(out_dir):
-        built = not _is_current(out_dir, fingerprint)
+    with (out_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            current = (out_dir / _STAMP).read_text() == fingerprint
+        except OSError:
+            current = False
+        built = not (current and (out_dir / LIBRARY).exists())
         if built:
             _build(site_packages, compiler, out_dir, say)
             _write_atomically(out_dir / _STAMP, fingerprint)
@@ -90,7 +89,7 @@ def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = N
 
 
 def find_compiler() -> list[str]:
-    """The command of the C++ compiler: $CXX, else g++, else clang++.
+    """Return the command of the C++ compiler: $CXX, else g++, else clang++.
 
     Raises:
         SetupError: there is none.
@@ -99,27 +98,19 @@ def find_compiler() -> list[str]:
     for command in [shlex.split(configured)] if configured else [["g++"], ["clang++"], ["c++"]]:
         if command and shutil.which(command[0]):
             return command
-    wanted = (
-        f"CXX={configured!r} was not found"
-        if configured
-        else "no C++ compiler was found (g++ or clang++)"
-    )
+    missing = f"CXX={configured!r}" if configured else "no C++ compiler"
     raise SetupError(
-        f"{wanted}; the simulated device is compiled on this machine",
-        "install one (Debian, Ubuntu: apt install g++; openEuler, Fedora: dnf install gcc-c++), or set CXX",
+        f"{missing} was not found; the simulated device is compiled on this machine",
+        "install g++ or clang++ (Debian, Ubuntu: apt install g++; openEuler, Fedora: "
+        "dnf install gcc-c++), or set CXX",
     )
 
 
 def _site_packages(engine_python: Path) -> Path:
     script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    command = [str(engine_python), "-I", "-c", script]
     try:
-        done = subprocess.run(
-            [str(engine_python), "-I", "-c", script],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise SetupError(
             f"cannot run the engine's interpreter {engine_python}: {error}",
@@ -131,14 +122,15 @@ def _site_packages(engine_python: Path) -> Path:
     return site_packages
 
 
-def _sources() -> list[Path]:
-    return sorted(path for path in NATIVE_DIR.iterdir() if path.suffix in {".cpp", ".h", ".toml"})
+def native_sources() -> list[Path]:
+    """Return the sources, headers and rules of the shim, folders below included."""
+    return sorted(path for path in NATIVE_DIR.rglob("*") if path.suffix in {".cpp", ".h", ".toml"})
 
 
 def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
     digest = hashlib.sha256()
-    for path in [*_sources(), Path(__file__), Path(symbols.__file__), Path(elf.__file__)]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in [*native_sources(), Path(__file__), Path(symbols.__file__), Path(elf.__file__)]:
+        digest.update(f"{path.relative_to(_SIM_DIR)}\0".encode() + path.read_bytes())
     digest.update(repr((compiler, shutil.which(compiler[0]), _FLAGS)).encode())
     rules = symbols.load_rules()
     for path in symbols.engine_libraries(
@@ -149,19 +141,12 @@ def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _is_current(out_dir: Path, fingerprint: str) -> bool:
-    try:
-        return (out_dir / _STAMP).read_text() == fingerprint and (out_dir / LIBRARY).exists()
-    except OSError:
-        return False
-
-
 def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progress) -> None:
     work = out_dir / ".build"
     work.mkdir(exist_ok=True)
-    include_flags = [f"-I{site_packages / directory}" for directory in _INCLUDES]
+    include_flags = [f"-I{path}" for path in (NATIVE_DIR, *map(site_packages.joinpath, _INCLUDES))]
     include_flags += [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
-    sources = [path for path in _sources() if path.suffix == ".cpp"]
+    sources = [path for path in native_sources() if path.suffix == ".cpp"]
     say(f"compiling {len(sources)} files of the simulated device")
     rules = symbols.load_rules()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -177,27 +162,16 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
     objects += [_compile(compiler, include_flags, path, work) for path in generated]
     library = work / LIBRARY
     say("linking")
-    _run(
-        [
-            *compiler,
-            "-shared",
-            "-o",
-            str(library),
-            *map(str, objects),
-            "-pthread",
-            "-ldl",
-            "-Wl,-z,defs",
-        ],
-        "linking the simulated device",
-    )
+    link = [*compiler, "-shared", "-o", str(library), *map(str, objects)]
+    _run([*link, "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
     _install(library, plan, out_dir)
 
 
 def lacking_names(site_packages: Path) -> list[str]:
-    """Names for which the shim's sources have a ``LACKS_<name>``, and which no installed CANN header mentions."""
+    """Return the names behind ``LACKS_<name>`` in the sources that no installed header mentions."""
     asked = {
         name
-        for path in _sources()
+        for path in native_sources()
         for name in re.findall(r"\bLACKS_(\w+)", path.read_text(encoding="utf-8"))
     }
     headers = [
@@ -210,20 +184,16 @@ def lacking_names(site_packages: Path) -> list[str]:
 
 
 def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
-    """Compiles one file, unless an object of the same content is there."""
-    headers = b"".join(path.read_bytes() for path in sorted(NATIVE_DIR.glob("*.h")))
-    key = hashlib.sha256(
-        source.read_bytes() + headers + repr((compiler, _FLAGS, include_flags)).encode()
-    ).hexdigest()[:24]
-    target = work / f"{source.name}.{key}.o"
+    """Compile one file, unless an object of the same content is there."""
+    headers = b"".join(path.read_bytes() for path in native_sources() if path.suffix == ".h")
+    command = [*compiler, *_FLAGS, *include_flags]
+    content = source.read_bytes() + headers + repr(command).encode()
+    target = work / f"{source.name}.{hashlib.sha256(content).hexdigest()[:24]}.o"
     if not target.exists():
         for stale in work.glob(f"{source.name}.*.o"):
             stale.unlink()
         temporary = target.with_suffix(".tmp")
-        _run(
-            [*compiler, *_FLAGS, *include_flags, "-c", str(source), "-o", str(temporary)],
-            f"compiling {source.name}",
-        )
+        _run([*command, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}")
         temporary.replace(target)
     return target
 
@@ -232,10 +202,9 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    lines = [
-        line for line in done.stderr.splitlines() if "error" in line or "undefined" in line
-    ] or done.stderr.splitlines()
-    shown = "\n  ".join(lines[:8])
+    lines = done.stderr.splitlines()
+    useful = [line for line in lines if "error" in line or "undefined" in line] or lines
+    shown = "\n  ".join(useful[:8])
     raise SetupError(
         f"{what} failed ({command[0]} exited with {done.returncode}):\n  {shown}",
         "is the compiler older than C++17?",
@@ -243,7 +212,7 @@ def _run(command: list[str], what: str) -> None:
 
 
 def _install(library: Path, plan: symbols.SymbolPlan, out_dir: Path) -> None:
-    """One file, and a link to it for every other library name: the loader maps it once."""
+    """Install one file, and a link to it for every other library name: the loader maps it once."""
     _write_atomically(out_dir / "symbols.json", json.dumps(plan.to_json(), indent=0) + "\n")
     library.replace(out_dir / LIBRARY)
     wanted = {soname for soname in plan.sonames if soname != LIBRARY}
@@ -261,10 +230,3 @@ def _write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
-
-
-@contextmanager
-def _locked(out_dir: Path) -> Iterator[None]:
-    with (out_dir / ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -1,4 +1,7 @@
-"""Folders of models in the cache: generated files, and links to files of the user. The user's folders are only read."""
+"""Folders of models in the cache: generated files, and links to files of the user.
+
+The user's folders are only read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+#: File name -> JSON content.
+JsonFiles = Mapping[str, Mapping[str, object]]
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _TOKENIZERS = (
@@ -21,17 +26,17 @@ _TOKENIZERS = (
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether the folder holds a file of weights."""
+    """Return whether the folder holds a file of weights."""
     return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder holds a tokenizer of any kind."""
+    """Return whether the folder holds a tokenizer of any kind."""
     return any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS)
 
 
-def write_folder(target: Path, files: Mapping[str, Any], linked: Path | None = None) -> Path:
-    """A folder with these JSON files, and links to the other entries of another folder.
+def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> Path:
+    """Write a folder with these JSON files, and links to the other entries of another folder.
 
     The files appear all at once or not at all, also when several processes ask at the same time.
     """

@@ -1,4 +1,4 @@
-"""Hubs: what their caches on this machine hold, and whether one answers. Nothing is downloaded here."""
+"""Hubs: the models in their caches on this machine, and whether a hub answers. No downloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HUB_TIMEOUT_S = 3.0
 
 
 def hf_snapshot(model: str) -> Path | None:
-    """The newest cached snapshot of a model that has a config.json."""
+    """Return the newest cached snapshot of a model that has a config.json."""
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
     )
@@ -23,7 +23,7 @@ def hf_snapshot(model: str) -> Path | None:
 
 
 def modelscope_folder(model: str) -> Path | None:
-    """The folder of a model in ModelScope's cache."""
+    """Return the folder of a model in ModelScope's cache."""
     root = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser()
     # ModelScope writes a dot of a name as three underscores.
     candidates = [
@@ -35,7 +35,7 @@ def modelscope_folder(model: str) -> Path | None:
 
 
 def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
-    """Whether the hub has the model's configuration and says so within ``timeout_s`` seconds.
+    """Return whether the hub answers in ``timeout_s`` seconds that it has the configuration.
 
     The question runs in a thread of its own: name resolution knows no time limit.
     """
@@ -60,15 +60,15 @@ def hub_answers(model: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether the environment forbids asking a hub."""
+    """Return whether the environment forbids asking a hub."""
     return is_true(os.environ.get("HF_HUB_OFFLINE"))
 
 
 def uses_modelscope() -> bool:
-    """Whether the engine is told to take models from ModelScope."""
+    """Return whether the engine is told to take models from ModelScope."""
     return is_true(os.environ.get("VLLM_USE_MODELSCOPE"))
 
 
 def is_true(value: str | None) -> bool:
-    """Whether an environment variable says yes."""
+    """Return whether an environment variable says yes."""
     return (value or "").strip().lower() in {"1", "true", "yes", "on"}

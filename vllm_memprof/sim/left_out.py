@@ -1,9 +1,10 @@
-"""Libraries that an engine stack links and leaves out: 4.3 GB of CUDA on a machine that simulates an NPU.
+"""Libraries that an engine stack links and leaves out: 4.3 GB of CUDA on a machine without a GPU.
 
-The package index carries a CUDA build of torch. It only has to import: the loader must find the libraries that it
-names and the symbols that it binds, nothing ever calls them. Both lists are read from the installed binaries. For each
-library that neither the environment nor the system has, a stand-in is compiled whose functions fail by name, with the
-code that CUDA gives where there is no device. With a CPU build of torch the list is empty and nothing is built.
+The package index carries a CUDA build of torch. It only has to import: the loader must find the
+libraries that it names and the symbols that it binds, nothing ever calls them. Both lists are read
+from the installed binaries. For each library that neither the environment nor the system has, a
+stand-in is compiled whose functions fail by name, with the code that CUDA gives where there is no
+device. With a CPU build of torch the list is empty and nothing is built.
 
 Runs on the launcher's side, during ``memprof sim setup``. Needs the machine's C compiler.
 """
@@ -18,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim.elf import ElfFile, is_elf
+from vllm_memprof.sim.elf import INTERPRETER, ElfFile, is_elf
 
-#: What the code of a stand-in returns: cudaErrorNoDevice (driver_types.h). Other CUDA libraries read any value
+#: Result of a stand-in: cudaErrorNoDevice (driver_types.h). Other CUDA libraries read any value
 #: other than 0 as a failure.
 NO_DEVICE = 100
-#: Functions that run when the libraries are loaded, or that torch asks to learn whether there is a device.
+#: Functions that run when the libraries are loaded, or by which torch looks for a device.
 #: They answer without a word; every other function prints its name.
 QUIET = {
     r"__cuda.*": 0,  # registration of kernels by static constructors; asks for no device
@@ -31,15 +32,14 @@ QUIET = {
 }
 #: Packages of an environment whose libraries are looked at.
 PACKAGES = ("torch", "torchvision", "torchaudio")
-#: Binaries that torch opens only once there is a CUDA device: never here. (aten/src/ATen/cuda/detail, 2.10)
+#: Binaries that torch opens only once there is a CUDA device: never here.
+#: (aten/src/ATen/cuda/detail, 2.10)
 OPENED_LATE = {"libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"}
-#: Names that the interpreter itself defines, without a version.
-INTERPRETER = re.compile(r"_?Py[A-Z_]")
 
 
 @dataclass
 class Wanted:
-    """What the binaries ask of libraries that are not there."""
+    """The names that binaries ask of libraries that are not there."""
 
     libraries: set[str] = field(default_factory=set)  # sonames
     versioned: dict[tuple[str, str], set[str]] = field(
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def system_libraries() -> set[str]:
-    """Sonames that the dynamic loader finds without help."""
+    """Return the sonames that the dynamic loader finds without help."""
     for tool in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
         try:
             listing = subprocess.run(
@@ -64,7 +64,7 @@ def system_libraries() -> set[str]:
 
 
 def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
-    """What the libraries of ``PACKAGES`` want from libraries that do not exist here.
+    """Find what the libraries of ``PACKAGES`` want from libraries that do not exist here.
 
     Args:
         site_packages: of the engine environment.
@@ -100,7 +100,7 @@ def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
 
 
 def stand_in_source(names: Iterable[str]) -> str:
-    """C text with one failing function per name."""
+    """Return C text with one failing function per name."""
     lines = ["#include <stdio.h>"]
     for name in sorted(names):
         quiet = next(
@@ -117,10 +117,10 @@ def stand_in_source(names: Iterable[str]) -> str:
 def build_left_out(
     site_packages: Path, out_dir: Path, compiler: str, provided: Iterable[str] = ()
 ) -> list[Path]:
-    """Compiles a stand-in for every missing library into ``out_dir``.
+    """Compile a stand-in for every missing library into ``out_dir``.
 
-    Symbols without a version do not say which library they belong to; the loader looks through all of them, so the
-    first stand-in carries them.
+    Symbols without a version do not say which library they belong to; the loader looks through all
+    of them, so the first stand-in carries them.
 
     Returns:
         The libraries written, none where nothing is missing.
@@ -143,19 +143,8 @@ def build_left_out(
         script = out_dir / f"{soname}.map"
         target = out_dir / soname
         source.write_text(stand_in_source(names | extra))
-        command = [
-            compiler,
-            "-x",
-            "c",
-            "-shared",
-            "-fPIC",
-            "-fno-builtin",
-            "-w",
-            str(source),
-            "-o",
-            f"{target}.tmp",
-        ]
-        command.append(f"-Wl,-soname,{soname}")
+        options = f"-x c -shared -fPIC -fno-builtin -w -Wl,-soname,{soname}".split()
+        command = [compiler, *options, str(source), "-o", f"{target}.tmp"]
         if versions:
             nodes = [
                 f"{version} {{ global: {' '.join(f'{name};' for name in sorted(n))} }};"

@@ -1,21 +1,22 @@
-"""Descriptions of a quantized model that nobody has quantized yet: with them the engine makes weights of real shapes.
+"""Descriptions of quantized models that do not exist: the engine makes weights of real shapes.
 
-In: the content of a config.json. Out: the content of quant_model_description.json, which vllm-ascend reads with
-``--quantization ascend``. A row says which weights take 8 bits and how their activations are scaled: W8A8 by a scale of
-the checkpoint, W8A8_DYNAMIC by one per token. The choice is that of the W8A8 models published for Ascend: what is not
-in a row stays as it is (embeddings, output head, norms, routers, vision towers, layers for speculative decoding).
+In: the content of a config.json. Out: the content of quant_model_description.json, which
+vllm-ascend reads with ``--quantization ascend``. A row says which weights take 8 bits and how their
+activations are scaled: W8A8 by a scale of the checkpoint, W8A8_DYNAMIC by one per token. The choice
+is that of the W8A8 models published for Ascend: a layer without a row stays as it is (embeddings,
+output head, norms, routers, vision towers, layers for speculative decoding).
 
 Keys of fused layers are those of their parts; of the experts the engine reads the first.
-(vllm_ascend/quantization/modelslim_config.py::get_linear_quant_type in 0.23.0, quant_config.py in 0.13.0)
+(vllm_ascend/quantization/modelslim_config.py::get_linear_quant_type in 0.23.0, quant_config.py in
+0.13.0)
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
-from vllm_memprof.sim.weights import list_weights
+from vllm_memprof.sim.weights import ModelConfig, list_weights, text_config
 
 FILE_NAME = "quant_model_description.json"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -40,7 +41,8 @@ RULES: dict[str, dict[str, str]] = {
         _MLP: "W8A8_DYNAMIC",
         _EXPERTS: "W8A8_DYNAMIC",
     },
-    # all activations per token; of the linear attention the projection that vllm-ascend's own example quantizes
+    # all activations per token; of the linear attention the projection that vllm-ascend's own
+    # example quantizes
     # (docs/source/developer_guide/Design_Documents/quantization.md)
     "qwen3_next": {
         r"linear_attn\.in_proj_qkvz": "W8A8_DYNAMIC",
@@ -50,13 +52,13 @@ RULES: dict[str, dict[str, str]] = {
 }
 
 
-def describe(config: Mapping[str, Any]) -> dict[str, str] | None:
-    """Content of quant_model_description.json; None for a model type without rules."""
+def describe(config: ModelConfig) -> dict[str, str] | None:
+    """Return the content of quant_model_description.json; None for a model type without rules."""
     rules = RULES.get(config.get("model_type", ""))
     weights = None if rules is None else list_weights(config, draft=True)
     if rules is None or weights is None:
         return None
-    layers = int(config.get("text_config", config)["num_hidden_layers"])
+    layers = text_config(config)["num_hidden_layers"]
     types = {
         name: _type(name, rules, layers)
         for name in weights
@@ -67,7 +69,7 @@ def describe(config: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _type(name: str, rules: Mapping[str, str], layers: int) -> str:
-    """The type of a weight: quantized layers are those of the text model, without the ones behind the last."""
+    """Return the type of a weight; only layers of the text model are quantized."""
     match = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name)
     if match is None or int(match[1]) >= layers:
         return "FLOAT"

@@ -1,6 +1,7 @@
-"""What an engine process needs to run on a simulated device: an interpreter and an environment.
+"""The interpreter and the environment with which an engine runs on a simulated device.
 
-In: a device profile, a stack that is set up. Out: `SimRuntime`. Runs in the launcher's process; starts nothing.
+In: a device profile, a stack that is set up. Out: `SimRuntime`. Runs in the launcher's process;
+starts nothing.
 
 Layout of a stack's folder (the prefix), which is itself a virtual environment::
 
@@ -20,9 +21,8 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, elf, left_out, symbols
@@ -43,7 +43,7 @@ ENTRY_POINTS = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:re
 
 @dataclass(frozen=True)
 class SimRuntime:
-    """How to start an engine on a simulated device."""
+    """The means to start an engine on a simulated device."""
 
     python: Path  # interpreter of the engine environment
     env: dict[str, str]  # additions to and replacements in os.environ
@@ -54,67 +54,79 @@ class SimRuntime:
 def prepare_runtime(
     profile: str, stack: str | None = None, prefix: Path | None = None
 ) -> SimRuntime:
-    """The runtime for a profile on a stack.
+    """Return the runtime for a profile on a stack.
 
     Raises:
         UsageError: no such profile or stack.
-        SetupError: the stack is not set up, or was set up from other sources; the hint is the command to run.
+        SetupError: the stack is not set up, or from other sources; the hint is the command to run.
     """
     device = load_profile(profile)
     chosen = load_stack(stack)
     folder = prefix or default_prefix(chosen.name)
     state = stack_state(chosen, folder)
     if state != "ready":
-        why = {"absent": "is not set up", "incomplete": "is not completely set up"}.get(
-            state, "needs an update"
-        )
+        why = {"absent": "is not set up", "incomplete": "is not completely set up"}
         raise SetupError(
-            f"the engine stack {chosen.name} {why} ({folder})", setup_command(chosen, folder)
+            f"the engine stack {chosen.name} {why.get(state, 'needs an update')} ({folder})",
+            setup_command(chosen, folder),
         )
     return SimRuntime(folder / "bin" / "python", engine_env(device, folder), device, chosen)
 
 
 def setup_command(stack: Stack, prefix: Path) -> str:
-    """The command that sets a stack up in that folder."""
+    """Return the command that sets a stack up in that folder."""
     command = f"memprof sim setup --stack {stack.name}"
     return command if prefix == default_prefix(stack.name) else f"{command} --prefix {prefix}"
 
 
 def stack_state(stack: Stack, prefix: Path) -> str:
-    """``ready``, ``outdated`` (set up from other sources), ``incomplete`` or ``absent``."""
+    """Return ``ready``, ``outdated`` (set up from other sources), ``incomplete`` or ``absent``."""
     stamp = read_stamp(prefix)
     if stamp is None:
         return "incomplete" if (prefix / "pyvenv.cfg").exists() else "absent"
     if not (prefix / "bin" / "python").exists():
         return "incomplete"
-    return "ready" if stamp.get("fingerprint") == fingerprint(stack) else "outdated"
+    return "ready" if stamp.fingerprint == fingerprint(stack) else "outdated"
 
 
-def read_stamp(prefix: Path) -> dict[str, Any] | None:
-    """What the last complete setup wrote; None where there was none."""
+@dataclass(frozen=True)
+class Stamp:
+    """The record of a complete setup, ``stack.json``."""
+
+    stack: str
+    memprof: str  # its version
+    fingerprint: str
+    finished: str  # ISO 8601, UTC
+    seconds: float
+    facts: dict[str, object]  # read by the verification
+
+
+def read_stamp(prefix: Path) -> Stamp | None:
+    """Read the stamp of the last complete setup; None where there was none."""
     try:
-        stamp = json.loads((prefix / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return Stamp(**json.loads((prefix / STAMP).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
-    return stamp if isinstance(stamp, dict) else None
+
+
+def write_stamp(prefix: Path, stamp: Stamp) -> None:
+    """Write the stamp at once or not at all."""
+    temporary = prefix / f".{STAMP}.tmp"
+    temporary.write_text(json.dumps(asdict(stamp), indent=1) + "\n", encoding="utf-8")
+    temporary.replace(prefix / STAMP)
 
 
 def fingerprint(stack: Stack) -> str:
-    """Of everything a setup is made from: the stack's pins, the sources of the shim, the version of memprof."""
+    """Return a digest of the stack's pins, the sources of the shim and the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
     modules = [Path(str(module.__file__)) for module in (build, elf, left_out, symbols)]
-    native = sorted(
-        path
-        for path in build.NATIVE_DIR.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    )
-    for path in [*stack.sources, *modules, *native]:
+    for path in [*stack.sources, *modules, *build.native_sources()]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
-    """The environment of every engine process. What the user set stays, behind ours where order matters."""
+    """Return the environment of every engine process; what the user set stays, behind ours."""
     # Two files may hold profiles of one name: a run that is under way keeps reading its own.
     digest = hashlib.sha256(flat_text(profile).encode()).hexdigest()[:12]
     flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
@@ -138,11 +150,12 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
 
 
 def link_package(prefix: Path) -> Path:
-    """A folder from which the engine imports this very memprof, and nothing else of the launcher's environment.
+    """Make a folder from which the engine imports this memprof, and nothing else of the launcher's.
 
-    It holds a link to the package and the metadata that registers the plug-in (entry point ``vllm.general_plugins``).
-    The launcher's own code runs in the engine, also while it is being edited; there is no copy that grows old. Each
-    launcher (path, version) has a folder of its own, so that two of them can share a stack.
+    It holds a link to the package and the metadata that registers the plug-in (entry point
+    ``vllm.general_plugins``). The launcher's own code runs in the engine, also while it is being
+    edited; there is no copy that grows old. Each launcher (path, version) has a folder of its own,
+    so that two of them can share a stack.
     """
     key = hashlib.sha256(f"{PACKAGE_DIR}\n{__version__}\n{ENTRY_POINTS}".encode()).hexdigest()[:12]
     target = prefix / "memprof" / key

@@ -1,10 +1,12 @@
 """``memprof sim setup``: an engine environment of its own for a simulated stack.
 
-In: a stack's lock file, a package index through the user's own pip configuration, a C++ compiler. Out: the folder that
-runtime.py describes. Runs in the launcher's process; every step is a child process.
+In: a stack's lock file, a package index through the user's own pip configuration, a C++ compiler.
+Out: the folder that runtime.py describes. Runs in the launcher's process; every step is a child
+process.
 
-Each step looks at what is there and does the rest: after an interruption the same command goes on. The stamp is written
-last, so that a folder with a stamp is complete, and a second run has nothing to do.
+Each step looks at what is there and does the rest: after an interruption the same command goes on.
+The stamp is written last, so that a folder with a stamp is complete, and a second run has nothing
+to do.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim.build import build_shim, find_compiler
@@ -34,12 +38,14 @@ from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
 from vllm_memprof.sim.runtime import (
     CANN_FOLDERS,
     STAMP,
+    Stamp,
     engine_env,
     fingerprint,
     link_package,
     read_stamp,
     setup_command,
     stack_state,
+    write_stamp,
 )
 from vllm_memprof.sim.stacks import (
     Build,
@@ -54,13 +60,13 @@ from vllm_memprof.version import __version__
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
 MIN_GLIBC = (2, 34)
-VERIFY_SCRIPT = Path(__file__).parent / "stacks" / "verify.py"
+VERIFY_SCRIPT = Path(__file__).parent / "engine" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
 #: Exit status of timeout(1) when it ended its command.
 _TIME_WAS_UP = 124
 _KEPT_LINES = 60
-#: What pip is at: the verb, the package or file, and the size where it says one.
+#: A line of pip's progress: the verb, the package or file, and the size where it says one.
 _PIP_WORK = re.compile(
     r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?"
 )
@@ -68,17 +74,24 @@ _PIP_WORK = re.compile(
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
 
-class Progress:
-    """Told what happens; does nothing itself. The command line shows it."""
+class Progress(Protocol):
+    """Receives the progress of a setup. The command line shows it."""
 
     def step(self, number: int, total: int, title: str) -> None:
         """A step begins."""
+        return
 
     def detail(self, text: str) -> None:
         """Something within the step."""
+        return
 
     def done(self, seconds: float) -> None:
         """The step ended."""
+        return
+
+
+class _Silent(Progress):
+    """Shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ def setup_stack(
     force: bool = False,
     run: RunCommand | None = None,
 ) -> SetupResult:
-    """Makes a stack ready to run, or finds it ready.
+    """Make a stack ready to run, or find it ready.
 
     Args:
         name: of the stack; default: the newest.
@@ -115,19 +128,27 @@ def setup_stack(
     started = time.monotonic()
     stack = load_stack(name)
     folder = (prefix or default_prefix(stack.name)).expanduser().absolute()
-    if not force and stack_state(stack, folder) == "ready":
+
+    def result(changed: bool) -> SetupResult:
         remember_prefix(stack.name, folder)
-        return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
-    job = _Setup(stack, folder, progress or Progress(), run or run_command)
+        stamp = read_stamp(folder)
+        facts = stamp.facts if stamp is not None else {}
+        return SetupResult(stack, folder, changed, time.monotonic() - started, facts)
+
+    if not force and stack_state(stack, folder) == "ready":
+        return result(changed=False)
+    job = _Setup(stack, folder, progress or _Silent(), run or run_command)
     try:
         with _locked(folder, job.progress):
-            if (
-                not force and stack_state(stack, folder) == "ready"
-            ):  # another setup did it while we waited
-                return SetupResult(stack, folder, False, time.monotonic() - started, _facts(folder))
+            if not force and stack_state(stack, folder) == "ready":
+                return result(changed=False)  # another setup did it while this one waited
             facts = job.execute()
-            _write_stamp(stack, folder, facts, time.monotonic() - started)
-            remember_prefix(stack.name, folder)
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            seconds = round(time.monotonic() - started, 1)
+            write_stamp(
+                folder, Stamp(stack.name, __version__, fingerprint(stack), now, seconds, facts)
+            )
+            return result(changed=True)
     except KeyboardInterrupt:
         hint = f"{setup_command(stack, folder)}   (goes on where it stopped)"
         interrupted = SetupError("interrupted; what is finished is kept", hint)
@@ -137,11 +158,6 @@ def setup_stack(
         raise SetupError(
             f"setting up {stack.name} failed: {error}", setup_command(stack, folder)
         ) from error
-    return SetupResult(stack, folder, True, time.monotonic() - started, facts)
-
-
-def _facts(prefix: Path) -> dict[str, object]:
-    return dict((read_stamp(prefix) or {}).get("facts", {}))
 
 
 class _Setup:
@@ -161,17 +177,20 @@ class _Setup:
 
     def execute(self) -> dict[str, object]:
         (self.prefix / STAMP).unlink(missing_ok=True)
-        steps: list[tuple[str, Callable[[], None]]] = [("check this machine", self.check_machine)]
-        steps.append((f"virtual environment, Python {self.stack.python}", self.make_venv))
-        steps += [(f"install {chunk.title}", self._install(chunk)) for chunk in self.stack.chunks]
-        steps.append(("build stand-ins for CUDA libraries that are left out", self.build_left_out))
-        steps += [
-            (f"build {build.name} {build.version}", self._build(build))
-            for build in self.stack.builds
+        python, chunks, builds = self.stack.python, self.stack.chunks, self.stack.builds
+        steps: list[tuple[str, Callable[[], None]]] = [
+            ("check this machine", self.check_machine),
+            (f"virtual environment, Python {python}", self.make_venv),
+            *((f"install {each.title}", partial(self.install_chunk, each)) for each in chunks),
+            ("build stand-ins for CUDA libraries that are left out", self.build_left_out),
+            *(
+                (f"build {each.name} {each.version}", partial(self.build_package, each))
+                for each in builds
+            ),
+            ("build the simulated device", self.build_shim),
+            ("install memprof", self.install_memprof),
+            ("verify: import the engine, allocate on the device", self.verify),
         ]
-        steps.append(("build the simulated device", self.build_shim))
-        steps.append(("install memprof", self.install_memprof))
-        steps.append(("verify: import the engine, allocate on the device", self.verify))
         for number, (title, action) in enumerate(steps, 1):
             started = time.monotonic()
             self.progress.step(number, len(steps), title)
@@ -187,39 +206,27 @@ class _Setup:
                 "ldconfig was not found", "install the C library's tools (libc-bin, glibc)"
             )
         self.progress.detail(f"compiler {compiler}")
-        self._check_disk()
-
-    def _check_disk(self) -> None:
         pins = [pin for chunk in self.stack.chunks for pin in chunk.pins]
         if not missing_pins(pins, self.site_packages):
             return
-        held = folder_bytes(self.prefix)
-        check_free(
-            self.prefix,
-            max(self.stack.disk_bytes - held, 0) + 200_000_000,
-            f"the stack {self.stack.name}",
-        )
-        check_free(
-            Path(tempfile.gettempdir()), self.stack.temporary_bytes, "pip's downloads (TMPDIR)"
-        )
+        needed = max(self.stack.disk_bytes - folder_bytes(self.prefix), 0) + 200_000_000
+        check_free(self.prefix, needed, f"the stack {self.stack.name}")
+        temporary = Path(tempfile.gettempdir())
+        check_free(temporary, self.stack.temporary_bytes, "pip's downloads (TMPDIR)")
 
     def make_venv(self) -> None:
-        if self._venv_works():
+        found = (self.prefix / "pyvenv.cfg").exists()
+        if found and self._run([str(self.python), "-m", "pip", "--version"]) is None:
             return
         interpreter = find_python(self.stack.python)
         self.progress.detail(f"from {interpreter}")
         tail = self._run([interpreter, "-m", "venv", str(self.prefix)])
         if tail is not None:
-            hint = f"Debian and Ubuntu keep it in a package of its own: apt install python{self.stack.python}-venv"
-            raise SetupError(f"{interpreter} could not make a virtual environment:\n{tail}", hint)
-
-    def _venv_works(self) -> bool:
-        if not (self.prefix / "pyvenv.cfg").exists():
-            return False
-        return self._run([str(self.python), "-m", "pip", "--version"]) is None
-
-    def _install(self, chunk: Chunk) -> Callable[[], None]:
-        return lambda: self.install_chunk(chunk)
+            raise SetupError(
+                f"{interpreter} could not make a virtual environment:\n{tail}",
+                "Debian and Ubuntu keep it in a package of its own: "
+                f"apt install python{self.stack.python}-venv",
+            )
 
     def install_chunk(self, chunk: Chunk) -> None:
         missing = missing_pins(chunk.pins, self.site_packages)
@@ -240,37 +247,29 @@ class _Setup:
                 "run it again with --force",
             )
 
-    def _build(self, build: Build) -> Callable[[], None]:
-        return lambda: self.build_package(build)
-
     def build_package(self, build: Build) -> None:
-        pin = (build.name, build.version)
-        if not missing_pins([pin], self.site_packages):
+        if not missing_pins([(build.name, build.version)], self.site_packages):
             self.progress.detail("already there")
             return
         remove_torn(self.site_packages)
-        env = {
-            **build.env,
-            "LD_LIBRARY_PATH": str(self.prefix / "left_out"),
-        }  # the build may import torch
-        options = [
-            "--no-build-isolation",
-            "--no-binary",
-            build.name,
-            f"{build.name}=={build.version}",
-        ]
-        self._pip(options, f"{build.name} {build.version}", env)
+        pin = f"{build.name}=={build.version}"
+        self._pip(
+            ["--no-build-isolation", "--no-binary", build.name, pin],
+            f"{build.name} {build.version}",
+            # the build may import torch
+            {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")},
+        )
 
     def build_left_out(self) -> None:
         target = self.prefix / "left_out"
         marker = target / ".done"
-        torch_version = self.stack.version_of("torch") or ""
-        if marker.is_file() and marker.read_text() == f"{__version__} {torch_version}":
+        versions = f"{__version__} {self.stack.version_of('torch') or ''}"
+        if marker.is_file() and marker.read_text() == versions:
             self.progress.detail("already there")
             return
         built = build_left_out(self.site_packages, target, find_compiler()[0])
         self.progress.detail(f"{len(built)} libraries")
-        marker.write_text(f"{__version__} {torch_version}")
+        marker.write_text(versions)
 
     def build_shim(self) -> None:
         for name in CANN_FOLDERS:
@@ -284,7 +283,7 @@ class _Setup:
         (self.site_packages / "memprof.pth").write_text(f"{link_package(self.prefix)}\n")
 
     def verify(self) -> None:
-        """Imports the engine, which also compiles its Python files, and allocates on a device of its own."""
+        """Import the engine, which also compiles its Python, and allocate on an own device."""
         report: list[str] = []
 
         def keep(line: str) -> None:
@@ -292,12 +291,10 @@ class _Setup:
                 report.append(line.removeprefix("MEMPROF "))
 
         with tempfile.TemporaryDirectory(prefix="memprof-sim-verify-") as folder:
-            env = {
-                **engine_env(load_profile("ascend910b"), self.prefix),
-                "MEMPROF_SIM_STATE": f"{folder}/state",
-            }
-            command = [str(self.python), str(VERIFY_SCRIPT)]
-            tail = self._run(["timeout", str(VERIFY_TIMEOUT_S), *command], env, keep)
+            env = engine_env(load_profile("ascend910b"), self.prefix)
+            env["MEMPROF_SIM_STATE"] = f"{folder}/state"
+            command = ["timeout", str(VERIFY_TIMEOUT_S), str(self.python), str(VERIFY_SCRIPT)]
+            tail = self._run(command, env, keep)
         if tail is not None or not report:
             raise SetupError(
                 f"the engine does not work on the simulated device:\n{tail}",
@@ -310,23 +307,18 @@ class _Setup:
 
         def keep(line: str) -> None:
             if match := _PIP_WORK.match(line):
-                package[0] = match.group(2).rsplit("/", 1)[-1]
-                self.progress.detail(
-                    f"{match.group(1)} {package[0]} {match.group(3) or ''}".rstrip()
-                )
+                verb, path, size = match.groups()
+                package[0] = path.rsplit("/", 1)[-1]
+                self.progress.detail(f"{verb} {package[0]} {size or ''}".rstrip())
             elif match := re.match(r"ERROR: No matching distribution found for (\S+)", line):
                 package[0] = match.group(1)
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
 
-        base = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "--no-input"]
-        base += [
-            "--disable-pip-version-check",
-            "--progress-bar",
-            "off",
-            "--no-warn-script-location",
-        ]
-        tail = self._run([*base, *arguments], env, keep)
+        options = "--no-deps --no-compile --no-input --disable-pip-version-check"
+        options += " --progress-bar off --no-warn-script-location"
+        pip = [str(self.python), "-m", "pip", "install", *options.split()]
+        tail = self._run([*pip, *arguments], env, keep)
         if tail is not None:
             raise SetupError(
                 f"pip could not install {package[0]}:\n{tail}",
@@ -340,7 +332,7 @@ class _Setup:
         env: dict[str, str] | None = None,
         keep: Callable[[str], None] | None = None,
     ) -> str | None:
-        """Runs a command; None when it succeeded, else its last lines."""
+        """Run a command; return None when it succeeded, else its last lines."""
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
         def listen(line: str) -> None:
@@ -351,15 +343,14 @@ class _Setup:
         status = self.run(command, clean_env() | (env or {}), listen)
         if status == 0:
             return None
+        tail = tail_of(list(lines))
         if command[0] == "timeout" and status == _TIME_WAS_UP:
-            return (
-                f"  it did not end within {command[1]} s; its last lines:\n{tail_of(list(lines))}"
-            )
-        return tail_of(list(lines))
+            return f"  it did not end within {command[1]} s; its last lines:\n{tail}"
+        return tail
 
 
 def tail_of(lines: list[str]) -> str:
-    """The lines that say why a command failed: pip's errors, or the messages of a traceback, or the last lines."""
+    """Return why a command failed: pip's errors, a traceback's messages, or the last lines."""
     useful = [line for line in lines if line.strip() and not line.startswith("WARNING: Location")]
     start = next(
         (index for index, line in enumerate(useful) if re.match(r"\s*(ERROR|error:)", line)), None
@@ -370,7 +361,7 @@ def tail_of(lines: list[str]) -> str:
 
 
 def run_command(command: list[str], env: dict[str, str], listen: Callable[[str], None]) -> int:
-    """Runs a command in a process group of its own; its lines go to ``listen``. An exception ends the group."""
+    """Run a command in its own process group, its lines to ``listen``; an exception ends it."""
     process = subprocess.Popen(
         command,
         env=env,
@@ -387,41 +378,33 @@ def run_command(command: list[str], env: dict[str, str], listen: Callable[[str],
             listen(line.rstrip("\n"))
         return process.wait()
     except BaseException:
-        _end_group(process)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+                process.wait(5.0)
+                break
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
         raise
     finally:
         process.stdout.close()
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
-    for number, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(seconds)
-            return
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
-
-
-#: Would leak the launcher's Python into the engine's, or keep the verification from compiling the engine's files.
-_NOT_PASSED_ON = {
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "PYTHONDONTWRITEBYTECODE",
-    "PYTHONPYCACHEPREFIX",
-}
-
-
 def clean_env() -> dict[str, str]:
-    """The user's environment for the commands of a setup."""
-    return {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    """Return the user's environment for the commands of a setup.
+
+    Left out: variables that would leak the launcher's Python into the engine's, or keep the
+    verification from compiling the engine's files.
+    """
+    leaks = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    uncompiled = {"PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
+    return {key: value for key, value in os.environ.items() if key not in leaks | uncompiled}
 
 
 def check_platform() -> None:
-    """Refuses a machine for which the engine's wheels are not built.
+    """Refuse a machine for which the engine's wheels are not built.
 
     Raises:
         SetupError: not Linux on x86-64 with a recent C library.
@@ -430,20 +413,23 @@ def check_platform() -> None:
     if system != "Linux" or machine not in {"x86_64", "AMD64"}:
         raise SetupError(
             f"the simulated stacks run on Linux x86-64; this is {system} {machine}",
-            "use a Linux x86-64 machine or container; reports of runs can be read anywhere (memprof report)",
+            "use a Linux x86-64 machine or container; "
+            "reports of runs can be read anywhere (memprof report)",
         )
     library, version = platform.libc_ver()
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if library != "glibc" or numbers < MIN_GLIBC:
         found = f"{library} {version}".strip() or "another C library"
+        needed = ".".join(map(str, MIN_GLIBC))
         raise SetupError(
-            f"the engine's packages need glibc {'.'.join(map(str, MIN_GLIBC))}; this machine has {found}",
-            "use a newer distribution (Debian 12, Ubuntu 22.04, openEuler 24.03) or a container of one",
+            f"the engine's packages need glibc {needed}; this machine has {found}",
+            "use a newer distribution (Debian 12, Ubuntu 22.04, openEuler 24.03) "
+            "or a container of one",
         )
 
 
 def check_free(path: Path, needed_bytes: int, what: str) -> None:
-    """Refuses to begin what will not fit.
+    """Refuse to begin what will not fit.
 
     Raises:
         SetupError: with the bytes that are needed and free.
@@ -454,12 +440,13 @@ def check_free(path: Path, needed_bytes: int, what: str) -> None:
         raise SetupError(
             f"not enough disk space in {existing} for {what}: "
             f"{needed_bytes / 2**30:.1f} GiB needed, {free_bytes / 2**30:.1f} GiB free",
-            "free some space, or name another place: --prefix DIR (environment), TMPDIR (downloads)",
+            "free some space, or name another place: "
+            "--prefix DIR (environment), TMPDIR (downloads)",
         )
 
 
 def folder_bytes(path: Path) -> int:
-    """Bytes of the files below a folder; links count nothing."""
+    """Return the bytes of the files below a folder; links count nothing."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
@@ -472,7 +459,7 @@ def folder_bytes(path: Path) -> int:
 
 
 def find_python(version: str) -> str:
-    """An interpreter of that version (``"3.11"``): this one, on PATH, from pyenv, or uv's.
+    """Return an interpreter of that version (``"3.11"``): this one, on PATH, pyenv's, or uv's.
 
     Raises:
         SetupError: there is none.
@@ -482,18 +469,16 @@ def find_python(version: str) -> str:
     candidates = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     uv = Path.home() / ".local" / "share" / "uv" / "python"
-    candidates += [
-        str(p) for p in sorted(pyenv.glob(f"{version}.*/bin/python{version}"), reverse=True)
-    ]
-    candidates += [
-        str(p) for p in sorted(uv.glob(f"cpython-{version}.*/bin/python{version}"), reverse=True)
-    ]
+    for folder, pattern in ((pyenv, f"{version}.*"), (uv, f"cpython-{version}.*")):
+        found = sorted(folder.glob(f"{pattern}/bin/python{version}"), reverse=True)
+        candidates += map(str, found)
     for candidate in candidates:
         if candidate and _is_python(candidate, version):
             return candidate
     raise SetupError(
         f"the stack needs Python {version}; neither PATH, pyenv nor uv has it",
-        f"install it: apt install python{version}-venv, pyenv install {version}, or uv python install {version}",
+        f"install it: apt install python{version}-venv, pyenv install {version}, "
+        f"or uv python install {version}",
     )
 
 
@@ -509,7 +494,7 @@ def _is_python(path: str, version: str) -> bool:
 
 
 def installed_versions(site_packages: Path) -> dict[str, str]:
-    """Normalized name -> version of what is completely installed, read from the names of the metadata folders."""
+    """Return normalized name -> version of what the metadata folders say is installed whole."""
     versions = {}
     for folder in site_packages.glob("*.dist-info"):
         name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
@@ -521,13 +506,13 @@ def installed_versions(site_packages: Path) -> dict[str, str]:
 def missing_pins(
     pins: tuple[tuple[str, str], ...] | list[tuple[str, str]], site_packages: Path
 ) -> list[tuple[str, str]]:
-    """Those of the pins that are not installed in exactly that version."""
+    """Return those of the pins that are not installed in exactly that version."""
     versions = installed_versions(site_packages)
     return [(name, version) for name, version in pins if versions.get(name) != version]
 
 
 def remove_torn(site_packages: Path) -> None:
-    """Forgets packages that an interruption left half installed, so that pip installs them anew."""
+    """Remove the metadata of half installed packages, so that pip installs them anew."""
     for folder in site_packages.glob("*.dist-info"):
         if not (folder / "INSTALLER").exists():
             shutil.rmtree(folder)
@@ -535,7 +520,7 @@ def remove_torn(site_packages: Path) -> None:
 
 @contextmanager
 def _locked(prefix: Path, progress: Progress) -> Iterator[None]:
-    """One setup at a time per folder; a second one waits."""
+    """Hold the lock of a folder: one setup at a time, a second one waits."""
     prefix.mkdir(parents=True, exist_ok=True)
     with (prefix / ".setup.lock").open("w") as stream:
         try:
@@ -544,17 +529,3 @@ def _locked(prefix: Path, progress: Progress) -> Iterator[None]:
             progress.detail(f"another setup is at work in {prefix}; waiting for it")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
-
-
-def _write_stamp(stack: Stack, prefix: Path, facts: dict[str, object], seconds: float) -> None:
-    stamp = {
-        "stack": stack.name,
-        "memprof": __version__,
-        "fingerprint": fingerprint(stack),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
-        "facts": facts,
-    }
-    temporary = prefix / f".{STAMP}.tmp"
-    temporary.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(prefix / STAMP)

@@ -1,14 +1,15 @@
 """Engine stacks: one release of vllm-ascend with exactly the packages that it runs with.
 
-In: ``stacks/<name>.toml`` and its lock file. Out: `Stack`, and where an environment for it lives. Runs in the
-launcher's process.
+In: ``data/stacks/<name>.toml`` and its lock file. Out: `Stack`, and the folder of an environment
+for it. Runs in the launcher's process.
 
-A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python`` (major.minor), ``lock`` (file name),
-``disk_bytes`` (what the finished environment takes), ``temporary_bytes`` (what pip needs besides while it unpacks) and
-tables ``[[build]]`` for packages that are built from their source distribution: ``requirement`` and ``env``. Their
-build requirements are pinned in the lock.
+A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python`` (major.minor),
+``lock`` (file name), ``disk_bytes`` (size of the finished environment), ``temporary_bytes`` (what
+pip needs besides while it unpacks) and tables ``[[build]]`` for packages that are built from their
+source distribution: ``requirement`` and ``env``. Their build requirements are pinned in the lock.
 
-A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command installs a chunk.
+A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
+installs a chunk.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-STACKS_DIR = Path(__file__).parent / "stacks"
+STACKS_DIR = Path(__file__).parent / "data" / "stacks"
 DEFAULT_STACK = "vllm-ascend-0.23.0"
 ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
 
@@ -66,21 +67,19 @@ class Stack:
     sources: tuple[Path, ...]  # the files it was read from
 
     def version_of(self, package: str) -> str | None:
-        """The version that the stack installs, None where it leaves the package out."""
-        wanted = normalize(package)
-        pins = [pin for chunk in self.chunks for pin in chunk.pins] + [
-            (b.name, b.version) for b in self.builds
-        ]
-        return next((version for name, version in pins if name == wanted), None)
+        """Return the version that the stack installs, None where it leaves the package out."""
+        pins = {name: version for chunk in self.chunks for name, version in chunk.pins}
+        pins |= {build.name: build.version for build in self.builds}
+        return pins.get(normalize(package))
 
 
 def normalize(name: str) -> str:
-    """The canonical form of a package name (packaging's rule: lower case, runs of -_. are one dash)."""
+    """Return the canonical form of a package name: lower case, runs of -_. are one dash."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def cache_dir() -> Path:
-    """Where memprof keeps what it can make again: $MEMPROF_CACHE_DIR, else memprof in the user's cache directory."""
+    """Return the folder of what can be made again: $MEMPROF_CACHE_DIR, else in the user's cache."""
     if given := os.environ.get(ENV_CACHE_DIR):
         return Path(given).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -88,7 +87,7 @@ def cache_dir() -> Path:
 
 
 def default_prefix(name: str) -> Path:
-    """The folder of the environment of a stack: where the last setup put it, else in the cache directory."""
+    """Return the folder of a stack's environment: of the last setup, else in the cache."""
     try:
         return Path(_prefix_note(name).read_text(encoding="utf-8").strip())
     except OSError:
@@ -96,7 +95,7 @@ def default_prefix(name: str) -> Path:
 
 
 def remember_prefix(name: str, prefix: Path) -> None:
-    """Makes a folder that the user chose the one where the other commands look."""
+    """Make a folder that the user chose the one where the other commands look."""
     note = _prefix_note(name)
     if prefix == cache_dir() / "stacks" / name:
         note.unlink(missing_ok=True)
@@ -112,16 +111,12 @@ def _prefix_note(name: str) -> Path:
 
 
 def list_stacks() -> list[Stack]:
-    """Every stack that this memprof knows, newest engine first."""
-    return sorted(
-        (_parse(path) for path in STACKS_DIR.glob("*.toml")),
-        key=lambda stack: stack.name,
-        reverse=True,
-    )
+    """Return every stack that this memprof knows, newest engine first."""
+    return [_parse(path) for path in sorted(STACKS_DIR.glob("*.toml"), reverse=True)]
 
 
 def load_stack(name: str | None = None) -> Stack:
-    """The stack of that name; without one, the default.
+    """Read the stack of that name; without one, the default.
 
     Raises:
         UsageError: no such stack; the message lists those there are.
@@ -160,10 +155,11 @@ def _parse(path: Path) -> Stack:
 
 
 def parse_lock(text: str) -> tuple[Chunk, ...]:
-    """The chunks of a lock file.
+    """Return the chunks of a lock file.
 
     Raises:
-        ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned twice.
+        ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned
+        twice.
     """
     chunks: list[tuple[str, list[tuple[str, str]]]] = []
     seen: set[str] = set()

@@ -1,15 +1,48 @@
 """Synthetic tokenizers: bytes as tokens, and the special tokens of the real one at their real ids.
 
-In: a table of ``presets/tokenizers``, or a model's configuration alone. Out: files of Hugging Face's tokenizers.
-
-A table holds ``plain_tokens`` (how many ids belong to text: the first 256 of them are the bytes, the others are never
-produced), ``special_tokens`` (the ids behind), and where the real tokenizer has them ``first_tokens`` (the ids before)
-and ``reserved`` (numbered placeholders between plain and special tokens). Text is one token per byte.
+In: a table of ``data/presets/tokenizers``, or a model's configuration alone. Out: files of Hugging
+Face's tokenizers. Text is one token per byte.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
+
+from vllm_memprof.sim.folders import JsonFiles
+from vllm_memprof.sim.weights import ModelConfig
+
+
+class Message(TypedDict):
+    """Text before and after a message; the role is {role} or {Role}."""
+
+    before: str
+    after: str
+
+
+class Reserved(TypedDict):
+    """Numbered placeholders between plain and special tokens."""
+
+    name: str  # with {} for the number
+    first: int
+    count: int
+
+
+TokenizerTable = TypedDict(
+    "TokenizerTable",
+    {
+        "class": str,
+        "plain_tokens": int,  # ids of text: the first 256 are the bytes, the others never produced
+        "special_tokens": list[str],  # the ids behind
+        "first_tokens": list[str],  # the ids before
+        "reserved": Reserved,
+        "bos_token": str,
+        "eos_token": str,
+        "pad_token": str,
+        "model_max_length": int,
+        "message": Message,
+    },
+    total=False,
+)
 
 _CONTENT = (
     "{% if message.content is string %}{{ message.content }}{% elif message.content %}"
@@ -23,22 +56,31 @@ _CONTENT = (
 _BYTES = 256
 
 
-def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
-    """``tokenizer.json`` and ``tokenizer_config.json`` of a table."""
-    added = _added_tokens(table)
-    first = len(table.get("first_tokens", []))
-    symbols = [_byte_symbol(byte) for byte in range(_BYTES)]
-    vocabulary = {symbol: first + index for index, symbol in enumerate(symbols)}
-    vocabulary |= {
-        f"<unused{index}>": first + index for index in range(_BYTES, table["plain_tokens"])
+def tokenizer_files(table: TokenizerTable) -> JsonFiles:
+    """Return ``tokenizer.json`` and ``tokenizer_config.json`` of a table."""
+    before = table.get("first_tokens", [])
+    reserved = table.get("reserved", Reserved(name="", first=0, count=0))
+    behind = [reserved["name"].format(reserved["first"] + at) for at in range(reserved["count"])]
+    behind += table["special_tokens"]
+    first = len(before)
+    numbered = {**dict(enumerate(before)), **dict(enumerate(behind, first + table["plain_tokens"]))}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    # A reader of the text is spared a special token; a tool call is shown.
+    added = {
+        number: {"content": text, **flags, "special": text.startswith(("<|", "<｜", "["))}
+        for number, text in numbered.items()
     }
+    plain = [_byte_symbol(byte) for byte in range(_BYTES)]
+    plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
+    # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
+    vocabulary = {text: number for number, text in enumerate([*before, *plain])}
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": False,
         "use_regex": False,
     }
-    model: dict[str, Any] = {
+    model: dict[str, object] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,
@@ -46,16 +88,14 @@ def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
         "end_of_word_suffix": "",
         "fuse_unk": False,
         "byte_fallback": False,
-        # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
-        "vocab": {token["content"]: token["id"] for token in added if token["id"] < first}
-        | vocabulary,
+        "vocab": vocabulary,
         "merges": [],
     }
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": [{"id": number, **token} for number, token in added.items()],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": byte_level,
@@ -65,18 +105,15 @@ def tokenizer_files(table: dict[str, Any]) -> dict[str, Any]:
     names = ("bos_token", "eos_token", "pad_token", "model_max_length")
     config = {
         "tokenizer_class": table["class"],
-        **{name: table[name] for name in names if name in table},
+        **{name: value for name, value in table.items() if name in names},
         "chat_template": chat_template(table["message"]),
-        "added_tokens_decoder": {
-            str(token["id"]): {key: value for key, value in token.items() if key != "id"}
-            for token in added
-        },
+        "added_tokens_decoder": {str(number): token for number, token in added.items()},
     }
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
 
 
-def chat_template(message: dict[str, str]) -> str:
-    """A Jinja template: what stands before a message of a ``{role}`` (or ``{Role}``), its text, what stands after."""
+def chat_template(message: Message) -> str:
+    """Return a Jinja template: a message's beginning, with its role, its text, its end."""
     before = message["before"].replace("{role}", "{{ message.role }}")
     before = before.replace("{Role}", "{{ message.role | capitalize }}")
     answer = message["before"].replace("{role}", "assistant").replace("{Role}", "Assistant")
@@ -84,13 +121,13 @@ def chat_template(message: dict[str, str]) -> str:
     return turns + "{% if add_generation_prompt %}" + answer + "{% endif %}"
 
 
-def table_for(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The table of a tokenizer for a model of which only the configuration is known; None without a usable size.
+def table_for(config: ModelConfig) -> TokenizerTable | None:
+    """Return a tokenizer's table for a model's configuration; None without a usable size.
 
-    Its special tokens lie behind all plain ones; which id ends a text is the configuration's, not the tokenizer's.
+    Its special tokens lie behind all plain ones; which id ends a text is the configuration's, not
+    the tokenizer's.
     """
-    text = config.get("text_config") or config
-    size = text.get("vocab_size")
+    size = (config.get("text_config") or config).get("vocab_size")
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     if not isinstance(size, int) or size < _BYTES + len(special):
         return None
@@ -104,28 +141,8 @@ def table_for(config: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _added_tokens(table: dict[str, Any]) -> list[dict[str, Any]]:
-    first = table.get("first_tokens", [])
-    reserved = table.get("reserved", {"name": "", "first": 0, "count": 0})
-    behind = [
-        reserved["name"].format(reserved["first"] + index) for index in range(reserved["count"])
-    ]
-    behind += table["special_tokens"]
-    numbered = [*enumerate(first), *enumerate(behind, len(first) + table["plain_tokens"])]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": number, "content": text, **flags, "special": _is_special(text)}
-        for number, text in numbered
-    ]
-
-
-def _is_special(text: str) -> bool:
-    """Whether a reader of the text is spared it; a tool call is shown."""
-    return text.startswith(("<|", "<｜", "["))
-
-
 def _byte_symbol(byte: int) -> str:
-    """The character by which byte-level BPE writes a byte: itself where it prints, else one from U+0100 on."""
+    """Return the character of a byte in byte-level BPE, from U+0100 on if it does not print."""
     if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
         return chr(byte)
     unprintable = [*range(33), *range(127, 161), 173]

@@ -1,8 +1,9 @@
 """The weights that a model's configuration stands for: names as in a checkpoint, and shapes.
 
-In: the content of a config.json. Out: name -> shape. No torch, no engine: the engine makes its own tensors, and what it
-loads is measured there. These tables say how many parameters a preset has, and which layers a quantization names.
-Experts are listed one by one, as quantized checkpoints store them; biases of the vision towers are included.
+In: the content of a config.json. Out: name -> shape. No torch, no engine: the engine makes its own
+tensors, and the loaded bytes are measured there. These tables say how many parameters a preset has,
+and which layers a quantization names. Experts are listed one by one, as quantized checkpoints store
+them; biases of the vision towers are included.
 
 Read in transformers 4.57 and 5.5: the ``modeling_*.py`` of each model type.
 """
@@ -10,32 +11,86 @@ Read in transformers 4.57 and 5.5: the ``modeling_*.py`` of each model type.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
-_Config = Mapping[str, Any]
-_Weight = tuple[str, tuple[int, ...]]
+
+class VisionConfig(TypedDict, total=False):
+    """The keys of a vision tower's configuration that decide shapes."""
+
+    depth: int
+    hidden_size: int
+    in_channels: int
+    in_chans: int
+    intermediate_size: int
+    num_position_embeddings: int
+    out_hidden_size: int
+    patch_size: int
+    spatial_merge_size: int
+    temporal_patch_size: int
+    deepstack_visual_indexes: Sequence[int]
+
+
+class TextConfig(TypedDict, total=False):
+    """The keys of a text model's configuration that decide shapes."""
+
+    decoder_sparse_step: int
+    first_k_dense_replace: int
+    full_attention_interval: int
+    head_dim: int | None
+    hidden_size: int
+    intermediate_size: int
+    kv_lora_rank: int
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_value_head_dim: int
+    mlp_only_layers: Sequence[int]
+    moe_intermediate_size: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_attention_heads: int
+    num_experts: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    num_local_experts: int
+    num_nextn_predict_layers: int
+    q_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    shared_expert_intermediate_size: int
+    v_head_dim: int
+    vocab_size: int
+
+
+class ModelConfig(TextConfig, total=False):
+    """The content of a config.json, as far as it is read here."""
+
+    model_type: str
+    text_config: TextConfig
+    tie_word_embeddings: bool
+    vision_config: VisionConfig
+
+
+_Weights = Iterator[tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the weights of a model type are named and what a layer consists of."""
+    """Names of the weights of a model type, and the parts of a layer."""
 
-    attention: Callable[[_Config, int], Iterator[_Weight]]  # of a layer, names within it
-    feed_forward: Callable[[_Config, int], Iterator[_Weight]]
+    attention: Callable[[TextConfig, int], _Weights]  # of a layer, names within it
+    feed_forward: Callable[[TextConfig, int], _Weights]
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     prefix: str = "model"  # of the text model
-    tower: Callable[[_Config, _Config], Iterator[_Weight]] | None = (
-        None  # of vision and text configuration
-    )
-    draft: Callable[[_Config], Iterator[_Weight]] | None = (
-        None  # layers that only speculative decoding loads
-    )
+    tower: Callable[[VisionConfig], _Weights] | None = None
+    draft: Callable[[TextConfig], _Weights] | None = None  # loaded by speculative decoding only
 
 
-def list_weights(config: _Config, draft: bool = False) -> dict[str, tuple[int, ...]] | None:
-    """Name and shape of every weight; None for a model type without a row in `ARCHITECTURES`.
+def list_weights(config: ModelConfig, draft: bool = False) -> dict[str, tuple[int, ...]] | None:
+    """Return name and shape of every weight; None for a model type that is not in `ARCHITECTURES`.
 
     Args:
         config: content of config.json.
@@ -44,22 +99,27 @@ def list_weights(config: _Config, draft: bool = False) -> dict[str, tuple[int, .
     architecture = ARCHITECTURES.get(config.get("model_type", ""))
     if architecture is None:
         return None
-    text = {**config, **config.get("text_config", {})}
+    text = text_config(config)
     weights = dict(_text_weights(architecture, text, tied=bool(config.get("tie_word_embeddings"))))
     if architecture.tower is not None:
-        weights |= dict(architecture.tower(config["vision_config"], text))
+        weights |= dict(architecture.tower(config["vision_config"]))
     if draft and architecture.draft is not None:
         weights |= dict(architecture.draft(text))
     return weights
 
 
-def count_parameters(config: _Config, draft: bool = False) -> int | None:
-    """Parameters of a model; None for a model type without a row."""
+def count_parameters(config: ModelConfig, draft: bool = False) -> int | None:
+    """Return the number of a model's parameters; None for a model type without a row."""
     weights = list_weights(config, draft)
     return None if weights is None else sum(math.prod(shape) for shape in weights.values())
 
 
-def _text_weights(architecture: Architecture, text: _Config, tied: bool) -> Iterator[_Weight]:
+def text_config(config: ModelConfig) -> TextConfig:
+    """Return the configuration of the text model, which may be a table of its own."""
+    return cast(TextConfig, {**config, **config.get("text_config", {})})
+
+
+def _text_weights(architecture: Architecture, text: TextConfig, tied: bool) -> _Weights:
     hidden, vocabulary, prefix = text["hidden_size"], text["vocab_size"], architecture.prefix
     yield f"{prefix}.embed_tokens.weight", (vocabulary, hidden)
     for index in range(text["num_hidden_layers"]):
@@ -70,14 +130,14 @@ def _text_weights(architecture: Architecture, text: _Config, tied: bool) -> Iter
         yield "lm_head.weight", (vocabulary, hidden)
 
 
-def _layer(architecture: Architecture, text: _Config, index: int) -> Iterator[_Weight]:
+def _layer(architecture: Architecture, text: TextConfig, index: int) -> _Weights:
     yield from architecture.attention(text, index)
     yield from architecture.feed_forward(text, index)
     for name in architecture.norms:
         yield f"{name}.weight", (text["hidden_size"],)
 
 
-def _linear(name: str, out: int, into: int, bias: bool = False) -> Iterator[_Weight]:
+def _linear(name: str, out: int, into: int, bias: bool = False) -> _Weights:
     yield f"{name}.weight", (out, into)
     if bias:
         yield f"{name}.bias", (out,)
@@ -89,15 +149,12 @@ def _grouped_attention(
     head_norms: bool = False,
     sinks: bool = False,
     gated: bool = False,
-) -> Callable[[_Config, int], Iterator[_Weight]]:
-    """Attention with fewer heads of keys and values than of queries; ``gated``: queries and a gate in one."""
+) -> Callable[[TextConfig, int], _Weights]:
+    """Attention with fewer key and value heads than query heads; ``gated``: queries with a gate."""
 
-    def weights(text: _Config, index: int) -> Iterator[_Weight]:
-        hidden, heads, kv_heads = (
-            text["hidden_size"],
-            text["num_attention_heads"],
-            text["num_key_value_heads"],
-        )
+    def weights(text: TextConfig, index: int) -> _Weights:
+        hidden, heads = text["hidden_size"], text["num_attention_heads"]
+        kv_heads = text["num_key_value_heads"]
         size = text.get("head_dim") or hidden // heads
         yield from _linear("self_attn.q_proj", heads * size * (2 if gated else 1), hidden, qkv_bias)
         yield from _linear("self_attn.k_proj", kv_heads * size, hidden, qkv_bias)
@@ -111,7 +168,7 @@ def _grouped_attention(
     return weights
 
 
-def _latent_attention(text: _Config, index: int) -> Iterator[_Weight]:
+def _latent_attention(text: TextConfig, index: int) -> _Weights:
     """DeepSeek's attention over a compressed key and value (MLA)."""
     hidden, heads, rope = text["hidden_size"], text["num_attention_heads"], text["qk_rope_head_dim"]
     queries, latent, nope = text["q_lora_rank"], text["kv_lora_rank"], text["qk_nope_head_dim"]
@@ -124,8 +181,8 @@ def _latent_attention(text: _Config, index: int) -> Iterator[_Weight]:
     yield "self_attn.o_proj.weight", (hidden, heads * text["v_head_dim"])
 
 
-def _hybrid_attention(text: _Config, index: int) -> Iterator[_Weight]:
-    """Qwen3-Next: every so many layers gated attention, the others a gated delta net with a state of constant size."""
+def _hybrid_attention(text: TextConfig, index: int) -> _Weights:
+    """Qwen3-Next: every so many layers gated attention, else a gated delta net."""
     if (index + 1) % text["full_attention_interval"] == 0:
         yield from _grouped_attention(head_norms=True, gated=True)(text, index)
         return
@@ -141,17 +198,17 @@ def _hybrid_attention(text: _Config, index: int) -> Iterator[_Weight]:
     yield "linear_attn.out_proj.weight", (hidden, values)
 
 
-def _gated_mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Iterator[_Weight]:
+def _gated_mlp(name: str, hidden: int, inner: int, bias: bool = False) -> _Weights:
     yield from _linear(f"{name}.gate_proj", inner, hidden, bias)
     yield from _linear(f"{name}.up_proj", inner, hidden, bias)
     yield from _linear(f"{name}.down_proj", hidden, inner, bias)
 
 
-def _dense(text: _Config, index: int) -> Iterator[_Weight]:
+def _dense(text: TextConfig, index: int) -> _Weights:
     yield from _gated_mlp("mlp", text["hidden_size"], text["intermediate_size"])
 
 
-def _experts(text: _Config, index: int) -> Iterator[_Weight]:
+def _experts(text: TextConfig, index: int) -> _Weights:
     """Qwen's routed experts, and its shared one where the configuration has it."""
     hidden, count = text["hidden_size"], text["num_experts"]
     if index in text.get("mlp_only_layers", ()) or (index + 1) % text.get("decoder_sparse_step", 1):
@@ -165,12 +222,9 @@ def _experts(text: _Config, index: int) -> Iterator[_Weight]:
         yield "mlp.shared_expert_gate.weight", (1, hidden)
 
 
-def _deepseek_experts(text: _Config, index: int) -> Iterator[_Weight]:
-    hidden, count, inner = (
-        text["hidden_size"],
-        text["n_routed_experts"],
-        text["moe_intermediate_size"],
-    )
+def _deepseek_experts(text: TextConfig, index: int) -> _Weights:
+    hidden, count = text["hidden_size"], text["n_routed_experts"]
+    inner = text["moe_intermediate_size"]
     if index < text["first_k_dense_replace"]:
         yield from _dense(text, index)
         return
@@ -181,7 +235,7 @@ def _deepseek_experts(text: _Config, index: int) -> Iterator[_Weight]:
     yield from _gated_mlp("mlp.shared_experts", hidden, inner * text["n_shared_experts"])
 
 
-def _gpt_oss_experts(text: _Config, index: int) -> Iterator[_Weight]:
+def _gpt_oss_experts(text: TextConfig, index: int) -> _Weights:
     hidden, inner, count = text["hidden_size"], text["intermediate_size"], text["num_local_experts"]
     yield from _linear("mlp.router", count, hidden, bias=True)
     yield "mlp.experts.gate_up_proj", (count, hidden, 2 * inner)
@@ -190,8 +244,8 @@ def _gpt_oss_experts(text: _Config, index: int) -> Iterator[_Weight]:
     yield "mlp.experts.down_proj_bias", (count, hidden)
 
 
-def _qwen3_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
-    """Qwen3-VL: blocks, a merger, and one merger per layer whose features go into the text model's first layers."""
+def _qwen3_tower(vision: VisionConfig) -> _Weights:
+    """Qwen3-VL: blocks, a merger, and a merger per layer that feeds the text model."""
     hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
     merged, out = hidden * vision["spatial_merge_size"] ** 2, vision["out_hidden_size"]
     shape = (hidden, vision["in_channels"], vision["temporal_patch_size"], patch, patch)
@@ -215,7 +269,7 @@ def _qwen3_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
         yield from _linear(f"{merger}.linear_fc2", out, merged, bias=True)
 
 
-def _qwen25_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
+def _qwen25_tower(vision: VisionConfig) -> _Weights:
     hidden, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
     merged = hidden * vision["spatial_merge_size"] ** 2
     yield (
@@ -234,12 +288,12 @@ def _qwen25_tower(vision: _Config, text: _Config) -> Iterator[_Weight]:
     yield from _linear("visual.merger.mlp.2", vision["out_hidden_size"], merged, bias=True)
 
 
-def _layer_norm(name: str, width: int) -> Iterator[_Weight]:
+def _layer_norm(name: str, width: int) -> _Weights:
     yield f"{name}.weight", (width,)
     yield f"{name}.bias", (width,)
 
 
-def _deepseek_draft(text: _Config) -> Iterator[_Weight]:
+def _deepseek_draft(text: TextConfig) -> _Weights:
     """Layers for multi-token prediction; they share embedding and output head with the model."""
     hidden, first = text["hidden_size"], text["num_hidden_layers"]
     for index in range(first, first + text.get("num_nextn_predict_layers", 0)):
@@ -250,12 +304,11 @@ def _deepseek_draft(text: _Config) -> Iterator[_Weight]:
         yield f"model.layers.{index}.eh_proj.weight", (hidden, 2 * hidden)
 
 
-def _qwen3_next_draft(text: _Config) -> Iterator[_Weight]:
+def _qwen3_next_draft(text: TextConfig) -> _Weights:
     """One layer for multi-token prediction, with gated attention."""
     hidden = text["hidden_size"]
-    for name, shape in _layer(
-        ARCHITECTURES["qwen3_next"], text, text["full_attention_interval"] - 1
-    ):
+    index = text["full_attention_interval"] - 1
+    for name, shape in _layer(ARCHITECTURES["qwen3_next"], text, index):
         yield f"mtp.layers.0.{name}", shape
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield f"mtp.{name}.weight", (hidden,)

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.golden.update import table
+from tests.support.render import table
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import RunRecordError
@@ -48,7 +48,7 @@ def assert_sound(report: Report) -> None:
                 known = sum(row.bytes for row in memory.rows if row.bytes is not None)
                 assert known + memory.unaccounted_bytes == edge.snapshot.device_total_bytes
         budget = rank.budget
-        if any(term.charged and term.bytes is None for term in budget.terms):
+        if any(term.subtracted and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None
             assert budget.balanced is None
             assert budget.fits_request_kv_cache_bytes is None

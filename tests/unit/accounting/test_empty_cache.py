@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from vllm_memprof.accounting.build import build_report
-from vllm_memprof.accounting.findings_empty_cache import observer_of
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
@@ -108,44 +107,7 @@ def test_serving_means_that_requests_ran(t_ns: int, detail: dict[str, Any], serv
     assert found_call.while_serving is serving
 
 
-def test_a_call_in_a_step_is_priced_and_a_call_between_requests_is_not() -> None:
-    hot = report_of(
-        [call(200 + i, (10, 74), (10, 10), i, requests=2, in_step=True) for i in range(4)]
-    )
-    finding = one(hot, "empty-cache-in-hot-path")
-    assert finding.bytes == 64 * MIB
-    assert (
-        "4 calls at runner.py:7 (Runner.step), 4 of them inside a step, up to 2 request(s) held"
-        in finding.evidence
-    )
-    assert "8.00 ms in all, 2.00 ms at most" in finding.evidence
-    idle = report_of([call(200 + i, (10, 74), (10, 10), i) for i in range(4)])
-    assert "empty-cache-in-hot-path" not in found(idle)
-
-
-def test_memprof_s_own_calls_are_nobody_s_habit() -> None:
-    own = [
-        call(200 + i, (10, 74), (10, 10), i, by="memprof", at="warm_up", requests=1)
-        for i in range(4)
-    ]
-    report = report_of(own)
-    assert found(report) & {"empty-cache-in-hot-path", "empty-cache-refilled"} == set()
-    assert report.ranks[0].reclaim is not None
-    assert report.ranks[0].reclaim.calls == 0
-    assert len(report.ranks[0].reclaim.own) == 4
-
-
-# --- freed and taken again ------------------------------------------------------------------------------------------
-
-
-def test_what_comes_back_as_cache_is_taken_again() -> None:
-    report = report_of([call(200, (10, 74), (10, 10), 0), call(210, (10, 74), (10, 10), 1)])
-    first, last = report.ranks[0].empty_cache
-    assert (first.refilled_bytes, first.refilled_by) == (64 * MIB, "the next call")
-    assert (last.refilled_bytes, last.refilled_by) == (None, None)
-    finding = one(report, "empty-cache-refilled")
-    assert finding.bytes == 0
-    assert "freed 67,108,864 bytes, 67,108,864 of them taken again" in finding.evidence
+# --- freed and reallocated ------------------------------------------------------------------------------------------
 
 
 def test_what_tensors_hold_by_then_is_not_taken_again() -> None:
@@ -169,77 +131,10 @@ def test_workspace_that_comes_back_counts() -> None:
     assert "empty-cache-refilled" in found(report)
 
 
-def test_calls_of_a_start_up_are_a_habit_only_when_they_take_time() -> None:
-    def layers(seconds: float) -> Report:
-        load = phase("weight_load", 10, at(10, 0, 0), at(90, 10, 10), 0)
-        calls = [call(20 + i, (10, 74), (10, 10), i + 1, 0, seconds=seconds) for i in range(4)]
-        return report_of([load, *calls])
-
-    assert "empty-cache-refilled" not in found(layers(0.001))
-    assert "empty-cache-refilled" in found(layers(0.1))
-
-
 def test_a_flush_of_the_allocator_shows_between_calls() -> None:
     flushed = changed(call(210, (10, 12), (10, 12), 1), "before", "after", alloc_retries=3)
     calls = report_of([call(200, (10, 12), (10, 12), 0), flushed]).ranks[0].empty_cache
     assert [c.alloc_retries for c in calls] == [0, 3]
-
-
-# --- observers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "chain",
-    [
-        [
-            "vllm.platforms.cuda:CudaPlatformBase.get_current_memory_usage",
-            "vllm.utils.mem_utils:X.current_memory_usage",
-        ],
-        [
-            "sglang.srt.utils.common:empty_device_cache",
-            "sglang.srt.utils.common:get_available_gpu_memory",
-        ],
-        ["my.monitor:log_gpu_memory"],
-        ["my.module:helper", "logging:StreamHandler.emit"],
-        ["my.module:Stage._print_npu_memory_left"],
-    ],
-)
-def test_readings_and_logs_are_observers(chain: list[str]) -> None:
-    assert observer_of(chain) is not None
-
-
-@pytest.mark.parametrize(
-    "chain",
-    [
-        [
-            "vllm_ascend.patch.platform.patch_torch_accelerator:patch_empty_cache",
-            "vllm.utils.mem_utils:memory_profiling",
-            "vllm_ascend.worker.worker:NPUWorker.determine_available_memory",
-        ],
-        [
-            "vllm_ascend.device_allocator.camem:CaMemAllocator.sleep",
-            "vllm_ascend.worker.worker:NPUWorker.sleep",
-        ],
-        ["vllm_ascend.worker.worker:NPUWorker._init_device"],
-        ["vllm_ascend.platform:NPUPlatform.clear_npu_memory"],
-        ["vllm.distributed.parallel_state:cleanup_dist_env_and_memory"],
-        ["my.module:free_memory"],
-        [],
-    ],
-)
-def test_work_on_memory_is_no_observer(chain: list[str]) -> None:
-    assert observer_of(chain) is None
-
-
-def test_a_reading_that_empties_is_found_with_what_it_hid() -> None:
-    chain = ["vllm.platforms.cuda:CudaPlatformBase.get_current_memory_usage"]
-    load = phase("weight_load", 10, at(10, 0, 0), at(90, 10, 10), 0)
-    report = report_of([load, call(20, (10, 74), (10, 10), 1, 0, chain=chain)])
-    finding = one(report, "observation-empties-cache")
-    assert (finding.severity, finding.bytes) == ("info", 64 * MIB)
-    assert "1 call in weight_load" in finding.evidence
-    plain = report_of([load, call(20, (10, 74), (10, 10), 1, 0, chain=["a.b:load_model"])])
-    assert "observation-empties-cache" not in found(plain)
 
 
 # --- cycles ---------------------------------------------------------------------------------------------------------
@@ -293,80 +188,6 @@ def test_cycles_that_leave_nothing() -> None:
     assert rows[0].used_bytes is not None
     assert rows[0].asleep_used_bytes == rows[0].used_bytes - 900 * MIB
     assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
-
-
-def test_a_leak_of_each_cycle() -> None:
-    report = sleeps(5, leak=240)
-    finding = one(report, "residue-per-cycle")
-    assert finding.bytes == 240 * MIB
-    assert "allocated +240.0 MiB x 4 over 5 cycles" in finding.evidence
-    free = report.ranks[0].cycles[-1].free_bytes
-    assert free is not None
-    assert f"full after {free // (240 * MIB)} more" in finding.evidence
-    assert "reserved-grows-without-empty-cache" not in found(report)
-
-
-def test_two_cycles_prove_no_growth() -> None:
-    assert "residue-per-cycle" not in found(sleeps(2, leak=240))
-
-
-def test_growth_outside_torch_has_another_remedy() -> None:
-    finding = one(sleeps(4, non_torch=32), "residue-per-cycle")
-    assert finding.bytes == 32 * MIB
-    assert "non-torch +32.0 MiB x 3" in finding.evidence
-    assert "enable_sleep_mode_extra_cleanup" in finding.action
-
-
-def test_cached_blocks_that_grow_although_the_cache_was_emptied_are_a_residue() -> None:
-    report = sleeps(4, cached=16)
-    assert (
-        "cached (empty_cache leaves it) +16.0 MiB x 3" in one(report, "residue-per-cycle").evidence
-    )
-    assert "reserved-grows-without-empty-cache" not in found(report)
-
-
-def test_growth_that_stops_is_none() -> None:
-    """The first cycles may take what the engine needs only once."""
-    updates = [
-        at(1000, 1000, 1020),
-        at(1005, 1000, 1084),
-        at(2005, 1000, 1084),
-        at(3005, 1000, 1084),
-    ]
-    spans = [
-        phase("weight_update", 1000 * (i + 1), updates[i], updates[i + 1], i) for i in range(3)
-    ]
-    report = report_of(spans)
-    assert [row.cached_residue_bytes for row in report.ranks[0].cycles] == [64 * MIB, 0, 0]
-    assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
-
-
-def updates(emptied: bool) -> Report:
-    spans: list[Span] = []
-    for i in range(5):
-        t, level = 1000 * (i + 1), 1020 + 64 * i
-        spans.append(
-            phase("weight_update", t, at(t, 1000, level), at(t + 5, 1000, level + 64), len(spans))
-        )
-        if emptied:
-            spans.append(call(t + 10, (1000, level + 64), (1000, level + 64), len(spans)))
-    return report_of(spans)
-
-
-def test_reserved_memory_that_grows_with_every_update() -> None:
-    report = updates(emptied=False)
-    finding = one(report, "reserved-grows-without-empty-cache")
-    assert finding.bytes == 4 * 64 * MIB
-    assert "+64.0 MiB x 4 over 5 cycles, no empty_cache in between" in finding.evidence
-    assert "after each weight update" in finding.action
-    assert "residue-per-cycle" not in found(report)
-
-
-def test_updates_that_are_emptied_between_are_not_without() -> None:
-    assert (
-        found(updates(emptied=True)) & {"reserved-grows-without-empty-cache", "residue-per-cycle"}
-        == set()
-    )
 
 
 def test_a_sleep_that_was_never_left_is_no_cycle() -> None:

@@ -106,7 +106,7 @@ def test_rows_are_well_formed() -> None:
             name for term in row.terms for name in (term.figure, *term.plus, *term.minus) if name
         ]
         assert set(used) <= set(FIGURES) | set(LOG_FIGURES) | set(PASSING_FIGURES)
-        assert {term.said_by for term in row.terms} <= {None, *LOG_FIGURES}
+        assert {term.subtracted_if for term in row.terms} <= {None, *LOG_FIGURES}
         assert row.override is None or row.override in FIGURES
 
 
@@ -193,7 +193,7 @@ def test_a_graph_is_reported_and_not_charged() -> None:
     without, with_graph = evaluate(E4, figures()), evaluate(E4, figures(graph_bytes=gib(0.3)))
     assert without.kv_cache_bytes == with_graph.kv_cache_bytes
     rows = {row.name: row for row in with_graph.terms}
-    assert (rows["graph"].bytes, rows["graph"].charged) == (gib(0.3), False)
+    assert (rows["graph"].bytes, rows["graph"].subtracted) == (gib(0.3), False)
     assert {row.name: row.bytes for row in without.terms}["graph"] is None
 
 
@@ -438,7 +438,7 @@ def test_each_row_is_its_engine_s_arithmetic(
     assert found == engine_s(values)
     for term in row.terms:
         before = None if term.figure is None else values.get(term.figure)
-        if before is None or term.figure is None or not term.is_charged(values) or found is None:
+        if before is None or term.figure is None or not term.is_subtracted(values) or found is None:
             continue
         change = data.draw(st.integers(0, 2**33))
         after = evaluate(row, {**values, term.figure: before + change}).kv_cache_bytes
@@ -455,7 +455,7 @@ def test_each_row_is_its_engine_s_arithmetic(
         assert abs((found - after) * row.divisor - wanted) <= slack * row.divisor + row.divisor - 1
 
 
-def test_a_graph_estimate_is_charged_where_the_engine_says_so() -> None:
+def test_a_graph_estimate_is_subtracted_where_the_engine_says_so() -> None:
     values = figures(requested_bytes=None, graph_estimate_bytes=gib(0.5))
     for version, default in (("0.18.0", False), ("0.23.0", True)):
         row = _row("vllm", version, "")
@@ -463,7 +463,7 @@ def test_a_graph_estimate_is_charged_where_the_engine_says_so() -> None:
         for said in (None, 0, 1):
             result = evaluate(row, {**values, "graph_estimate_charged": said})
             charged[said] = next(
-                term.charged for term in result.terms if term.name == "graph_estimate"
+                term.subtracted for term in result.terms if term.name == "graph_estimate"
             )
         assert charged == {None: default, 0: False, 1: True}
     row = _row("vllm", "0.23.0", "")
@@ -474,7 +474,7 @@ def test_a_graph_estimate_is_charged_where_the_engine_says_so() -> None:
     assert without - with_it == gib(0.5)
 
 
-def test_an_estimate_that_is_charged_and_unknown_leaves_the_result_unknown() -> None:
+def test_an_estimate_that_is_subtracted_and_unknown_leaves_the_result_unknown() -> None:
     assert evaluate(_row("vllm", "0.23.0", ""), figures()).kv_cache_bytes is None
     assert (
         evaluate(_row("vllm", "0.23.0", ""), figures(graph_estimate_charged=0)).kv_cache_bytes
@@ -536,7 +536,7 @@ def test_half_units_of_what_was_derived_add_up() -> None:
         "kv_cache_bytes": 5,
     }
     result = evaluate(row, values, half)
-    assert {term.name: term.half_unit_bytes for term in result.terms if term.charged} == {
+    assert {term.name: term.half_unit_bytes for term in result.terms if term.subtracted} == {
         "consumed": 5,
         "transient_headroom": 10,
         "graph_estimate": 5,

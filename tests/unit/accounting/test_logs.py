@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.golden.update import table
+from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib, process, run_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.equations import EQUATIONS
@@ -137,7 +136,9 @@ def test_ooms_are_divided() -> None:
     oom = rank_of(report).oom
     assert oom is not None
     assert oom.requested_bytes == int(4.5 * GIB)
-    assert [round(getattr(oom, key) / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")] == [
+    assert [
+        round(getattr(oom, key) / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")
+    ] == [
         4.02,
         1.30,
     ]
@@ -326,7 +327,7 @@ def test_debug_lines_of_a_cuda_engine(
     report = explained(tmp_path, *lines, *([said] if said else []))
     budget = rank_of(report).budget
     assert (budget.equation, budget.chosen_by) == (equation, f"vllm {version}")
-    assert next(row.charged for row in budget.terms if row.name == "graph_estimate") == charged
+    assert next(row.subtracted for row in budget.terms if row.name == "graph_estimate") == charged
     assert budget.balanced
     assert all(check.ok is not False for check in budget.checks)
 
@@ -414,7 +415,9 @@ def test_ranks_without_a_name_are_not_compared(methods: list[Report]) -> None:
 def test_what_lies_between_the_methods(methods: list[Report]) -> None:
     budget = rank_of(methods[2]).budget
     sizes = {item.name: item.bytes for item in budget.not_subtracted}
-    parts = [sizes[name] for name in ("initial_non_torch", "persistent_torch", "cached")]
+    parts = [
+        sizes[name] for name in ("initial_non_torch", "persistent_torch", "reserved_not_allocated")
+    ]
     assert [None if size is None else round(size / GIB, 2) for size in parts] == [0.35, 0.26, 0.30]
     old = next(row for row in budget.corrections if row.name == "as_e2")
     assert f"{old.bytes / GIB:.2f}" == f"{SEED['old_method'][0]['available'][0]:.2f}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.page import Page
 from tests.unit.accounting.builders import DATA
-from tests.unit.report.page import Page
 
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]
 RUN = DATA / "recorded_tp1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from tests.unit.report.runs import LOGS, RUNS, report_of
+from tests.support.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import build_report
 from vllm_memprof.frames import tables
 from vllm_memprof.logs.to_record import read_log

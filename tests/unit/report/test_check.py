@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from tests.golden.update import CHECKS, check_result, check_table
+from tests.golden.update import CHECKS
+from tests.support.render import check_table
+from tests.support.runs import check_result
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
@@ -20,7 +22,7 @@ from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
 
 WIDTHS = (60, 80, 120, 200)
-CASES = sorted({case[:3] for case in CHECKS.values()}, key=str)
+CASES = sorted({case for case, _ in CHECKS.values()}, key=str)
 NASTY = (
     "<img src=x onerror=alert(1)> ]]> 100% | `a` @all #1\n::error::planted\r\n::set-output name=x::y "
     "\x00\x1b[31m\ud800 深度求索"

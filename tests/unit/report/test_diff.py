@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.cells import cell_len
 
-from tests.golden.update import diff_table
+from tests.support.render import diff_table
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
@@ -111,7 +111,7 @@ def test_brackets_mark_what_no_term_charges() -> None:
         line for line in text.splitlines() if line.lstrip().startswith("torch memory outside")
     )
     assert re.search(r"0\.25\d\d +\(0\.25\d\d\)", line)
-    assert "charged by E2 alone" in line
+    assert "subtracted by E2 alone" in line
     assert "in brackets" in text
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.many_ranks import write_many_ranks
+from tests.support.many_ranks import write_many_ranks
+from tests.support.page import Page
+from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
 from tests.unit.accounting.builders import device_memory as device_edges
-from tests.unit.report.page import Page
-from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.report.test_plots import serving
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.browser import Browser, find_browser
+from scripts.browser import Browser
+from tests.support.runs import oom_report, report_of
 from tests.unit.accounting.builders import DATA
-from tests.unit.report.runs import oom_report, report_of
 from tests.unit.report.test_html import HOSTILE, hostile_report
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.report.html import render_html
 
 ARROW_DOWN, SPACE = 40, 32
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    path = find_browser()
-    if path is None:
-        if os.environ.get("MEMPROF_REQUIRE_BROWSER"):
-            pytest.fail("MEMPROF_REQUIRE_BROWSER is set, and no Chromium or Chrome was found")
-        pytest.skip("no Chromium or Chrome on this machine (apt-get install chromium)")
-    with Browser(path) as browser:
-        yield browser
 
 
 @pytest.fixture

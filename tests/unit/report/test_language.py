@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.update import DATA, _reports
+from tests.support.runs import LOGS, RUNS, reports_of
 from vllm_memprof import accounting
 from vllm_memprof.accounting import Report
-from vllm_memprof.accounting.findings_empty_cache import _NAMES
 from vllm_memprof.report import language as language_module
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.language import ENGLISH, KINDS, LANGUAGES, Language, language
@@ -23,12 +22,6 @@ from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.report.sections.head import head
 
 ZH = language("zh")
-FOLDERS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
-LOGS = sorted(
-    f"logs/{path.name}"
-    for path in (DATA / "logs").iterdir()
-    if path.suffix in (".log", ".md", ".txt")
-)
 
 #: English that stays: quotations of the engine's own lines, and places in its code.
 QUOTED = ("Loading model weights took", "NPU out of memory. Tried to allocate", "::")
@@ -59,10 +52,10 @@ def digits(text: str) -> list[str]:
     return sorted(re.findall(r"\d+", text))
 
 
-@pytest.mark.parametrize("run", [*FOLDERS, *LOGS])
+@pytest.mark.parametrize("run", [*RUNS, *(f"logs/{log.name}" for log in LOGS)])
 def test_every_text_of_the_recorded_runs_is_there_with_its_figures(run: str) -> None:
     missing, other_figures, half_english = set(), set(), set()
-    for report in _reports(run):
+    for report in reports_of(run):
         for kind, text in texts(report):
             found = ZH.find(kind, text)
             if found is None:
@@ -229,14 +222,14 @@ def plain(language_name: str, report: Report) -> str:
     "run", ["graph_tp2", "killed_tp2", "skewed_tp2", "logs/two_methods_910b_tp2.md"]
 )
 def test_markdown_has_the_same_figures_in_both_languages(run: str) -> None:
-    for report in _reports(run):
+    for report in reports_of(run):
         english, chinese = plain("en", report), plain("zh", report)
         assert digits(english) == digits(chinese)
         assert english.count("\n") == chinese.count("\n")
 
 
 def test_english_is_the_default() -> None:
-    (report,) = _reports("graph_tp2")
+    (report,) = reports_of("graph_tp2")
     assert render_markdown(report) == render_markdown(report, "en")
     assert isinstance(ZH, Language)
     assert render_table(report) is not None

@@ -12,15 +12,13 @@ import pytest
 from rich.console import Console
 
 from scripts.browser import Browser
-from tests.unit.report.page import Page
-from tests.unit.report.test_html_in_browser import chromium
+from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report.plans import COLUMNS, PlansTable, render_plans_json, render_sweep_csv
 from vllm_memprof.report.plans_html import curves, render_sweep_html
 
-__all__ = ["chromium"]  # a fixture
 GIB = 1 << 30
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.runs import LOGS, RUNS, report_of
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
-from tests.unit.report.runs import LOGS, RUNS, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.logs.to_record import read_log
@@ -244,7 +244,7 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["KV cache"] == budget.engine_kv_cache_bytes
         assert found["honest KV cache"] == budget.fits_request_kv_cache_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
-        for part in [*(term for term in budget.terms if term.charged), *budget.not_subtracted]:
+        for part in [*(term for term in budget.terms if term.subtracted), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
 
 

@@ -16,14 +16,15 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.golden.update import table
-from tests.many_ranks import write_many_ranks
+from tests.support.many_ranks import write_many_ranks
+from tests.support.page import Page
+from tests.support.render import table
+from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
-from tests.unit.report.page import Page
-from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.report import (
@@ -33,7 +34,6 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
-from vllm_memprof.report.csv_rows import render_csv
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold

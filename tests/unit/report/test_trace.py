@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapshot, span
 from tests.unit.accounting.builders import device_memory as device_edges
-from tests.unit.report.runs import LOGS, RUNS, oom_report, report_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.logs.to_record import read_log

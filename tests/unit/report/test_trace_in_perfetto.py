@@ -21,15 +21,12 @@ from typing import Any
 import pytest
 
 from scripts.browser import Browser
+from tests.support.runs import report_of
 from tests.unit.accounting.builders import SECOND, process, run_of, span
-from tests.unit.report.runs import report_of
-from tests.unit.report.test_html_in_browser import chromium
 from tests.unit.report.test_trace import taken
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.trace import render_trace
-
-__all__ = ["chromium"]  # a fixture
 
 Query = Callable[[str], list[list[Any]]]
 #: A moment is a slice without length; what was never left has none either, -1.

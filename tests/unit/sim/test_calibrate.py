@@ -1,7 +1,8 @@
-"""What a rank's record tells about its device, from moments made by hand; and the profile that is written."""
+"""Calibration from readings made by hand, and the profile that is written."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.sim.calibrate import (
     Calibration,
-    Moment,
+    EdgeMemory,
     RankFacts,
     calibrate,
     profile_name,
@@ -21,10 +22,10 @@ MIB = 1 << 20
 BASE = (PROFILES_DIR / "ascend910b.toml").read_text()
 
 
-def moment(
+def edge_memory(
     phase: str, edge: str = "after", streams: tuple[int, ...] = (), **rows: int | None
-) -> Moment:
-    return Moment(phase, edge, dict(rows), dict.fromkeys(rows, "measured"), streams)
+) -> EdgeMemory:
+    return EdgeMemory(phase, edge, dict(rows), dict.fromkeys(rows, "measured"), streams)
 
 
 def values(found: Calibration) -> dict[str, int]:
@@ -36,16 +37,16 @@ def test_every_figure_of_a_start_up() -> None:
         "TP0",
         64 << 30,
         [
-            moment("device_init", context=None, runtime=None),
-            moment("hccl_init", context=300 * MIB, runtime=20 * MIB, cann_ge=2 * MIB),
-            moment(
+            edge_memory("device_init", context=None, runtime=None),
+            edge_memory("hccl_init", context=300 * MIB, runtime=20 * MIB, cann_ge=2 * MIB),
+            edge_memory(
                 "profile_run",
                 context=310 * MIB,
                 runtime=60 * MIB,
                 cann_ge=4 * MIB,
                 communicator_tp=None,
             ),
-            Moment(
+            EdgeMemory(
                 "profile_run",
                 "after",
                 {
@@ -55,7 +56,7 @@ def test_every_figure_of_a_start_up() -> None:
                 },
                 {"communicator:tp": "inferred"},
             ),
-            moment(
+            edge_memory(
                 "graph_capture", context=300 * MIB, runtime=60 * MIB, graph=70 * MIB, atb=96 * MIB
             ),
         ],
@@ -86,7 +87,9 @@ def test_every_figure_of_a_start_up() -> None:
 
 def test_what_the_run_does_not_tell_says_why() -> None:
     found = calibrate(
-        RankFacts("TP0", None, [moment("device_init", context=1, graph=5)], communicators=[None])
+        RankFacts(
+            "TP0", None, [edge_memory("device_init", context=1, graph=5)], communicators=[None]
+        )
     )
     assert set(values(found)) == {"context_bytes"}
     assert found.silent["kernels_bytes"] == "the run has no counters by module"
@@ -97,62 +100,73 @@ def test_what_the_run_does_not_tell_says_why() -> None:
 
 
 def test_communicators_whose_sizes_are_unknown_leave_the_base_alone() -> None:
-    held = Moment("profile_run", "after", {"context": 1, "communicator:tp": 400 * MIB}, {})
+    held = EdgeMemory("profile_run", "after", {"context": 1, "communicator:tp": 400 * MIB}, {})
     for communicators in ([None], [500 * MIB]):
         found = calibrate(RankFacts("TP0", None, [held], communicators=communicators))
         assert "hccl_base_bytes" in found.silent
 
 
 def test_more_blocks_than_usual_are_brought_back_to_32() -> None:
-    facts = RankFacts("TP0", None, [moment("warm_up", context=1, atb=192 * MIB)], atb_blocks=64)
+    facts = RankFacts(
+        "TP0", None, [edge_memory("warm_up", context=1, atb=192 * MIB)], atb_blocks=64
+    )
     assert values(calibrate(facts))["atb_pool_bytes"] == 96 * MIB
 
 
 def test_a_run_without_readings_is_an_error() -> None:
     with pytest.raises(RunRecordError, match="TP3 has no reading of memory outside torch"):
-        calibrate(RankFacts("TP3", 1, [moment("device_init", context=None)]))
+        calibrate(RankFacts("TP3", 1, [edge_memory("device_init", context=None)]))
 
 
 BLOCK = 42 * MIB
 ASKED = BLOCK - 32
 
 
-def workspaces(moments: list[Moment], level: int = 1) -> dict[str, int]:
-    start = moment("device_init", context=1)
-    found = calibrate(RankFacts("TP0", None, [start, *moments], task_queue_level=level))
+def workspaces(edges: list[EdgeMemory], level: int = 1) -> dict[str, int]:
+    start = edge_memory("device_init", context=1)
+    found = calibrate(RankFacts("TP0", None, [start, *edges], task_queue_level=level))
     return {setting.key: setting.value for setting in found.workspace}
 
 
 def test_workspace_of_the_warm_up_is_that_of_its_operator() -> None:
-    quiet = [moment("graph_capture", atb=1), moment("atb_warm_up", "before", atb=1)]
-    seen = moment("atb_warm_up", "after", npu_workspace=BLOCK)
-    late = moment("warm_up", "after", npu_workspace=BLOCK)
+    quiet = [edge_memory("graph_capture", atb=1), edge_memory("atb_warm_up", "before", atb=1)]
+    seen = edge_memory("atb_warm_up", "after", npu_workspace=BLOCK)
+    late = edge_memory("warm_up", "after", npu_workspace=BLOCK)
     assert workspaces([*quiet, seen]) == {"AtbLinear": ASKED, "Atb*": 0}
-    unread = moment("atb_warm_up", "after", npu_workspace=0)  # the operator was still in the queue
+    unread = edge_memory(
+        "atb_warm_up", "after", npu_workspace=0
+    )  # the operator was still in the queue
     assert workspaces([*quiet, unread, late]) == {"AtbLinear": ASKED, "Atb*": 0}
-    assert workspaces([moment("atb_warm_up", "before"), seen]) == {
+    assert workspaces([edge_memory("atb_warm_up", "before"), seen]) == {
         "AtbLinear": ASKED
     }  # nothing of ATB ran before
-    more = moment("request", npu_workspace=2 * BLOCK)
+    more = edge_memory("request", npu_workspace=2 * BLOCK)
     assert workspaces([*quiet, seen, more]) == {"AtbLinear": ASKED, "Atb*": 2 * BLOCK - 32}
 
 
 def test_workspace_of_other_operators() -> None:
-    held = [moment("mm_profile", npu_workspace=BLOCK), moment("profile_run", npu_workspace=0)]
+    held = [
+        edge_memory("mm_profile", npu_workspace=BLOCK),
+        edge_memory("profile_run", npu_workspace=0),
+    ]
     assert workspaces(held) == {"Atb*": ASKED}
     assert workspaces(held, level=2) == {"*": ASKED}
-    facts = RankFacts("TP0", None, [moment("device_init", context=1), *held], task_queue_level=2)
+    facts = RankFacts(
+        "TP0", None, [edge_memory("device_init", context=1), *held], task_queue_level=2
+    )
     assert (
         calibrate(facts).workspace[0].source
         == "measured: TP0, after mm_profile, TASK_QUEUE_ENABLE=2"
     )
-    two = [moment("mm_profile", streams=(30 * MIB, 12 * MIB), npu_workspace=BLOCK)]
+    two = [edge_memory("mm_profile", streams=(30 * MIB, 12 * MIB), npu_workspace=BLOCK)]
     assert workspaces(two) == {"Atb*": 30 * MIB - 32}
 
 
 def test_the_profile_names_every_source(tmp_path: Path) -> None:
     facts = RankFacts(
-        "TP0", 1 << 30, [moment("device_init", context=5 * MIB, runtime=MIB, npu_workspace=BLOCK)]
+        "TP0",
+        1 << 30,
+        [edge_memory("device_init", context=5 * MIB, runtime=MIB, npu_workspace=BLOCK)],
     )
     text = render(calibrate(facts), "ascend910b", BASE, "mine", 'run "one"')
     path = tmp_path / "mine.toml"
@@ -160,12 +174,11 @@ def test_the_profile_names_every_source(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert (profile.name, profile.aliases, profile.title) == ("mine", (), "as in run 'one'")
     base = load_profile("910b")
-    assert profile.values == base.values | {
-        "total_bytes": 1 << 30,
-        "context_bytes": 6 * MIB,
-        "context_runtime_bytes": MIB,
-        "kernels_bytes": 0,
-    }
+    assert profile.device == replace(base.device, total_bytes=1 << 30)
+    assert profile.memory == replace(
+        base.memory, context_bytes=6 * MIB, context_runtime_bytes=MIB, kernels_bytes=0
+    )
+    assert profile.simulation == base.simulation
     assert [rule.pattern for rule in profile.workspace] == [
         "Atb*",
         *(rule.pattern for rule in base.workspace if not rule.pattern.startswith("Atb")),
@@ -176,7 +189,7 @@ def test_the_profile_names_every_source(tmp_path: Path) -> None:
 
 
 def test_a_calibrated_profile_can_be_a_base(tmp_path: Path) -> None:
-    facts = RankFacts("TP0", None, [moment("device_init", context=5 * MIB)])
+    facts = RankFacts("TP0", None, [edge_memory("device_init", context=5 * MIB)])
     text = render(calibrate(facts), "ascend910b", BASE, "mine", "a run")
     again = render(calibrate(facts), "mine", text, "again", "a run")
     (tmp_path / "again.toml").write_text(again)

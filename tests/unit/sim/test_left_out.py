@@ -1,4 +1,5 @@
-"""Stand-ins for libraries that are not there: found in real binaries, compiled, loaded, failing by name."""
+"""Stand-ins for libraries that are not there: found in real binaries, compiled, loaded, failing by
+name."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def compile_library(target, source, *options):
 
 @pytest.fixture
 def site_packages(tmp_path):
-    """An environment whose torch links two libraries, one with symbol versions, that are then taken away."""
+    """An environment whose torch links two libraries, one with symbol versions, that are then taken
+    away."""
     gone = tmp_path / "gone"
     libs = tmp_path / "site" / "torch" / "lib"
     gone.mkdir()
@@ -44,7 +46,8 @@ def site_packages(tmp_path):
         libs / "libtorch_x.so",
         "int fancyMalloc(void); int plainInit(void); int __cudaRegister(void);"
         "int use_fancy(void){return fancyMalloc();} int use_plain(void){return plainInit();}"
-        "int loaded; __attribute__((constructor)) static void at_load(void){loaded = __cudaRegister() + 1;}",
+        "int loaded; __attribute__((constructor)) "
+        "static void at_load(void){loaded = __cudaRegister() + 1;}",
         str(gone / "libfancy.so.12"),
         str(gone / "libplain.so.2"),
     )

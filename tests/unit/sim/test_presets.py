@@ -306,7 +306,8 @@ def test_a_tokenizer_of_the_user_is_kept(tmp_path):
 
 
 def test_a_folder_of_a_known_kind_gets_what_that_kind_needs(tmp_path):
-    """A Qwen3-VL of another size: its images need a preprocessor's settings, and its tokenizer the image's token."""
+    """A Qwen3-VL of another size: its images need a preprocessor's settings, and its tokenizer the
+    image's token."""
     config = {**find_preset("Qwen/Qwen3-VL-8B-Instruct").config, "hidden_size": 5120}
     made = presets.Path(resolve_model(str(model_folder(tmp_path / "vl", config)), []).path)
     assert (made / "video_preprocessor_config.json").is_file()

@@ -31,9 +31,9 @@ def test_profiles_and_aliases() -> None:
 
 def test_the_910b_as_measured() -> None:
     profile = load_profile("910b")
-    assert profile.total_bytes == 65_452_113_920
-    assert profile.context_bytes == int(0.35 * 2**30)
-    assert profile.soc_name == "Ascend910B3"
+    assert profile.device.total_bytes == 65_452_113_920
+    assert profile.memory.context_bytes == int(0.35 * 2**30)
+    assert profile.device.soc_name == "Ascend910B3"
 
 
 def test_every_figure_names_its_source() -> None:

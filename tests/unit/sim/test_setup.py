@@ -1,4 +1,5 @@
-"""``memprof sim setup`` without a network, a compiler or a device: what runs, what is kept, what is said."""
+"""``memprof sim setup`` without a network, a compiler or a device: what runs, what is kept, what is
+said."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
 
 
 class FakeMachine:
-    """Answers commands as python -m venv, pip and the verification would; installs by making metadata folders."""
+    """Answers commands as python -m venv, pip and the verification would; installs by making
+    metadata folders."""
 
     def __init__(self, prefix: Path) -> None:
         self.site_packages = prefix / "lib" / "python3.11" / "site-packages"

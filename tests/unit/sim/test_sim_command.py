@@ -83,8 +83,8 @@ def test_calibrate_writes_a_profile_and_says_what_is_whose(tmp_path):
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert (
-        "context_bytes              375,809,638  modelled: TP0, before empty_cache, with what the runtime counts"
-        in lines
+        "context_bytes              375,809,638  modelled: TP0, before empty_cache, "
+        "with what the runtime counts" in lines
     )
     assert (
         lines[-1]
@@ -93,13 +93,14 @@ def test_calibrate_writes_a_profile_and_says_what_is_whose(tmp_path):
     profile = load_profile(str(target))
     assert profile.name == "mine"
     assert profile.title == (
-        "as in recorded_023_tp2: Qwen/Qwen3-VL-8B-Instruct, vllm-ascend 0.23.0, Ascend910B3 (simulated)"
+        "as in recorded_023_tp2: Qwen/Qwen3-VL-8B-Instruct, vllm-ascend 0.23.0, "
+        "Ascend910B3 (simulated)"
     )
     other = CliRunner().invoke(
         sim.app, ["calibrate", str(DATA / "recorded_tp2"), "-o", str(target), "--from", "a3"]
     )
     assert other.exit_code == 0, other.output
-    assert load_profile(str(target)).soc_name == "Ascend910_9391"
+    assert load_profile(str(target)).device.soc_name == "Ascend910_9391"
     assert "from ascend910_93; documented: 2 MiB pages" in target.read_text()
 
 

@@ -11,7 +11,8 @@ from vllm_memprof.sim.runtime import SITE_DIR
 
 
 def run(code: str, **env: str) -> str:
-    """Runs code with the site folder first on the path; its output. The interpreter reads nothing of the user's."""
+    """Runs code with the site folder first on the path; its output. The interpreter reads nothing
+    of the user's."""
     done = subprocess.run(
         [sys.executable, "-S", "-B", "-c", code],
         env={"PYTHONPATH": str(SITE_DIR), **env},
@@ -35,12 +36,18 @@ def profile(tmp_path):
 
 def test_vllm_takes_it_for_usable():
     """The question of vllm/triton_utils/importing.py (0.23.0): exactly one active driver."""
-    code = "from triton.backends import backends as b; print([x.driver.is_active() for x in b.values()], 'cpu' in b)"
+    code = (
+        "from triton.backends import backends as b; "
+        "print([x.driver.is_active() for x in b.values()], 'cpu' in b)"
+    )
     assert run(code) == "[True] False"
 
 
 def test_a_device_without_triton_support_has_no_active_driver(profile):
-    code = "from triton.backends import backends as b; print([x.driver.is_active() for x in b.values()])"
+    code = (
+        "from triton.backends import backends as b; "
+        "print([x.driver.is_active() for x in b.values()])"
+    )
     assert run(code, MEMPROF_SIM_PROFILE=profile(soc_name="Ascend310P3")) == "[False]"
 
 
@@ -58,7 +65,9 @@ def test_launches_do_nothing_and_wrappers_run():
     code = """
 import triton, triton.language as tl
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"]
+)
 @triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
 @triton.jit(do_not_specialize=["n"])
 def kernel(x, out, n, BLOCK: tl.constexpr = 4):
@@ -76,10 +85,12 @@ def wrapper(n):
     return len(out)
 
 print(wrapper(7), kernel.arg_names, plain.__name__, kernel.base_fn.__name__, kernel.best_config)
-print([(p.name, p.is_constexpr, p.has_default, p.do_not_specialize) for p in kernel.fn.fn.params][2:])
+params = kernel.fn.fn.params[2:]
+print([(p.name, p.is_constexpr, p.has_default, p.do_not_specialize) for p in params])
 """
     assert run(code).splitlines() == [
-        "7 ['x', 'out', 'n', 'BLOCK'] plain kernel BLOCK: 64, num_warps: 2, num_ctas: 1, num_stages: 2",
+        "7 ['x', 'out', 'n', 'BLOCK'] plain kernel "
+        "BLOCK: 64, num_warps: 2, num_ctas: 1, num_stages: 2",
         "[('n', False, False, True), ('BLOCK', True, True, False)]",
     ]
 
@@ -109,7 +120,8 @@ def kernel(q_ptr, k_ptr, table, out, index, counter, n, BLOCK: tl.constexpr):
     code = """
 import kernels
 from triton.compiler import ASTSource
-print(sorted(__import__("triton.compiler.writes", fromlist=["x"]).written_parameters(kernels.kernel)))
+from triton.compiler.writes import written_parameters
+print(sorted(written_parameters(kernels.kernel)))
 tensors = ["q_ptr", "k_ptr", "table", "out", "index", "counter"]
 source = ASTSource(kernels.kernel, dict.fromkeys([*tensors, "n"], "*fp32"), {"n": 2})
 module = source.make_ir(None, None)
@@ -117,21 +129,23 @@ names = []
 module.walk(lambda op: names.append(op.get_name()))
 body = module.operations[0].get_block()
 places = {body.get_argument(i).id(): tensors[i] for i in range(body.get_num_arguments())}
-print(names, [places[op.get_operand(0).id()] for op in module.operations if op.get_name() == "tt.store"])
+stores = [op for op in module.operations if op.get_name() == "tt.store"]
+print(names, [places[op.get_operand(0).id()] for op in stores])
 """
     out = run(code, PYTHONPATH=f"{SITE_DIR}:{tmp_path}").splitlines()
     assert out[0] == "['BLOCK', 'counter', 'k_ptr', 'n', 'out', 'q_ptr']"
     stores = ["tt.store"] * 4
     assert (
-        out[1]
-        == f"{[*stores, 'tt.return', 'tt.func', 'builtin.module']} ['q_ptr', 'k_ptr', 'out', 'counter']"
+        out[1] == f"{[*stores, 'tt.return', 'tt.func', 'builtin.module']} "
+        "['q_ptr', 'k_ptr', 'out', 'counter']"
     )
 
 
 def test_host_helpers_compute():
     code = """
 import triton
-print([triton.cdiv(n, 128) for n in (0, 1, 128, 129)], [triton.next_power_of_2(n) for n in (0, 1, 2, 3, 1000, 1024)])
+powers = [triton.next_power_of_2(n) for n in (0, 1, 2, 3, 1000, 1024)]
+print([triton.cdiv(n, 128) for n in (0, 1, 128, 129)], powers)
 """
     assert run(code) == "[0, 1, 1, 2] [0, 1, 2, 4, 1024, 1024]"
 
@@ -139,7 +153,8 @@ print([triton.cdiv(n, 128) for n in (0, 1, 128, 129)], [triton.next_power_of_2(n
 def test_types_and_constexpr_are_real():
     code = """
 import triton.language as tl
-print(tl.float32 == tl.core.float32, tl.bfloat16.primitive_bitwidth, str(tl.float8e4nv), tl.constexpr(3) == 3)
+width, eight = tl.bfloat16.primitive_bitwidth, str(tl.float8e4nv)
+print(tl.float32 == tl.core.float32, width, eight, tl.constexpr(3) == 3)
 print(isinstance(tl.float32, tl.dtype), tl.pointer_type(tl.int8).element_ty)
 """
     assert run(code).splitlines() == ["True 16 fp8e4nv True", "True int8"]

@@ -1,4 +1,5 @@
-"""Stack files and locks: every pin exact, nothing left out by accident, cache folders where the user wants them."""
+"""Stack files and locks: every pin exact, nothing left out by accident, cache folders where the
+user wants them."""
 
 from __future__ import annotations
 

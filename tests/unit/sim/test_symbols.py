@@ -149,7 +149,10 @@ def test_states() -> None:
 def test_operators_come_in_two_stages() -> None:
     made = plan([], ["aclnnFooGetWorkspaceSize", "aclnnBarGetMaxWorkspaceSize", "aclnnFoo"], set())
     first, second = symbols.operator_names(made)
-    assert first == ["aclnnBarGetMaxWorkspaceSize", "aclnnFooGetWorkspaceSize"]
+    assert list(first.items()) == [
+        ("aclnnBarGetMaxWorkspaceSize", "Bar"),
+        ("aclnnFooGetWorkspaceSize", "Foo"),
+    ]
     assert second == ["aclnnBar", "aclnnFoo"]
     assert '"Bar",\n  "Foo",\n  nullptr' in symbols.generate_cpp(made)
     assert "aclnnFooGetWorkspaceSize: PLAN(1)" in symbols.generate_assembly(made)

@@ -1,4 +1,5 @@
-"""Parameters that follow from a configuration, against published ones; and what a generated description quantizes."""
+"""Parameters that follow from a configuration, against published ones; and what a generated
+description quantizes."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sim.quantization import RULES, describe
 from vllm_memprof.sim.weights import ARCHITECTURES, count_parameters, list_weights
 
-#: Published with the models: the number that the hub shows (metadata of the safetensors files), where its files hold
-#: what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that their files hold as an output head.
-#: DeepSeek-V3: "671B of the Main Model weights"; gpt-oss: 20.91 B and 116.83 B in the model card; GLM-4: 32.57 B as
-#: llama.cpp counts its files.
+#: Published with the models: the number that the hub shows (metadata of the safetensors files),
+#: where its files hold what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that
+#: their files hold as an output head. DeepSeek-V3: "671B of the Main Model weights"; gpt-oss: 20.91
+#: B and 116.83 B in the model card; GLM-4: 32.57 B as llama.cpp counts its files.
 PUBLISHED = {
     "deepseek-ai/DeepSeek-R1": 671_026_419_200,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
@@ -79,7 +80,8 @@ def test_a_model_without_preset():
 
 
 def quantized(name):
-    """Weights of a preset by their type in its description, the experts that the engine does not ask for included."""
+    """Weights of a preset by their type in its description, the experts that the engine does not
+    ask for included."""
     config = find_preset(name).config
     description = describe(config)
     found = {}

@@ -65,7 +65,7 @@ def explain(
         write_out(render_html(*reports), output)
         return
     if format_name == "csv":
-        from vllm_memprof.report.csv_rows import report_csv
+        from vllm_memprof.frames.csv import report_csv
 
         write_out(report_csv(*reports), output)
         return

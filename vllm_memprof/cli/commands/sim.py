@@ -7,11 +7,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_memprof.units import format_gib
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from rich.table import Table
 
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
@@ -100,7 +104,7 @@ def calibrate(
         typer.echo(line)
 
 
-def _table(title: str, *columns: str) -> Any:
+def _table(title: str, *columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -113,7 +117,7 @@ def _table(title: str, *columns: str) -> Any:
     return table
 
 
-def _stack_table() -> Any:
+def _stack_table() -> Table:
     from vllm_memprof.sim.runtime import stack_state
     from vllm_memprof.sim.stacks import default_prefix, list_stacks
 
@@ -130,7 +134,7 @@ def _stack_table() -> Any:
     return table
 
 
-def _profile_table() -> Any:
+def _profile_table() -> Table:
     from vllm_memprof.sim.profiles import list_profiles
 
     table = _table(
@@ -143,13 +147,15 @@ def _profile_table() -> Any:
         "device",
     )
     for profile in list_profiles():
-        sizes = format_gib(profile.total_bytes), format_gib(profile.context_bytes)
+        sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
         aliases = ", ".join(profile.aliases)
-        table.add_row(profile.name, aliases, *sizes, str(profile.device_count), profile.title)
+        table.add_row(
+            profile.name, aliases, *sizes, str(profile.device.device_count), profile.title
+        )
     return table
 
 
-def _preset_table() -> Any:
+def _preset_table() -> Table:
     from vllm_memprof.sim.presets import list_presets
 
     table = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
@@ -198,7 +204,7 @@ class _LiveProgress:
             TextColumn("{task.fields[detail]}"),
         )
         self.bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
-        self.task: Any = None
+        self.task: TaskID | None = None
         self.title = ""
         self.bar.start()
 
@@ -227,7 +233,7 @@ class _LiveProgress:
         return escape(text)
 
 
-def _make_progress(quiet: bool) -> Any:
+def _make_progress(quiet: bool) -> _PlainProgress | _LiveProgress:
     if quiet or not sys.stderr.isatty():
         return _PlainProgress(quiet)
     return _LiveProgress()

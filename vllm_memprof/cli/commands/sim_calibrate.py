@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.record.spans import Edge, Span
-    from vllm_memprof.sim.calibrate import Calibration, Moment, RankFacts
+    from vllm_memprof.sim.calibrate import Calibration, EdgeMemory, RankFacts
 
 #: Beginning of a SoC name -> the profile of such devices.
 _BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
@@ -19,7 +19,7 @@ _DEFAULT = "ascend910b"
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
-    """Writes the profile and says what it was made from, in lines.
+    """Write the profile; return lines that say what it was made from.
 
     Raises:
         RunRecordError: the run cannot be read, or holds nothing to calibrate from.
@@ -109,11 +109,12 @@ def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
     return RankFacts(
         label=rank.label,
         device_total_bytes=rank.device_total_bytes,
-        moments=[
-            _moment(span, edge)
+        edges=[
+            _edge_memory(span, edge)
             for span, edge in sorted(
                 edges_of(rank.phases), key=lambda entry: entry[1].snapshot.t_ns or 0
             )
+            if edge.owners is not None
         ],
         communicators=[span.integer("buffer_bytes") for span in opened],
         graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
@@ -126,14 +127,14 @@ def _number(text: str | None, default: int) -> int:
     return int(text) if text and text.isdigit() and int(text) > 0 else default
 
 
-def _moment(span: Span, edge: Edge) -> Moment:
-    from vllm_memprof.sim.calibrate import Moment
+def _edge_memory(span: Span, edge: Edge) -> EdgeMemory:
+    from vllm_memprof.sim.calibrate import EdgeMemory
 
     assert edge.owners is not None
     streams = [
         row.bytes for row in edge.owners.parts if row.component.startswith("npu_workspace_stream_")
     ]
-    return Moment(
+    return EdgeMemory(
         phase=span.phase,
         edge=edge.side,
         rows={row.component: row.bytes for row in edge.owners.rows},

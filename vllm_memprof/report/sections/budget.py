@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import (
     INFERRED,
@@ -12,6 +13,7 @@ from vllm_memprof.accounting.model import (
     Report,
     TermRow,
 )
+from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,
@@ -31,24 +33,6 @@ from vllm_memprof.report.sections.base import (
     priced,
 )
 from vllm_memprof.units import format_gib
-
-TERM_TITLES = {
-    "weights": "weights",
-    "peak_activation": "peak activation",
-    "non_torch": "non-torch increase",
-    "graph": "graphs",
-    "consumed": "consumed",
-    "transient_headroom": "transient headroom",
-    "cleared": "cleared by empty_cache",
-    "used_by_device": "used on the device",
-    "peak_allocated": "allocated peak",
-    "graph_estimate": "graphs, estimated",
-    "mm_ipc": "multi-modal decoding",
-}
-
-
-#: Terms that are read from the device, so that a simulated device's profile has a part in them.
-_DEVICE_WIDE = ("non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device")
 
 
 def budget_sections(report: Report) -> list[Section]:
@@ -95,7 +79,7 @@ def _has_budget(budget: Budget) -> bool:
 
 def _equation_section(report: Report, members: list[RankReport]) -> Section:
     budget = members[0].budget
-    charged = [term for term in budget.terms if term.charged]
+    charged = [term for term in budget.terms if term.subtracted]
     rows = [
         _device_total(members[0]),
         Row(["× gpu_memory_utilization", number(budget.gpu_memory_utilization), ""]),
@@ -105,7 +89,7 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         amount("  KV cache, the engine's figure", budget.engine_kv_cache_bytes),
         _residual(budget),
     ]
-    reported = [term for term in budget.terms if not term.charged and term.bytes is not None]
+    reported = [term for term in budget.terms if not term.subtracted and term.bytes is not None]
     rows += [
         amount(f"  {term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported
     ]
@@ -143,11 +127,11 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     if budget.override:
         notes.append(f"a fixed size replaced the equation: --{budget.override.replace('_', '-')}")
     elif budget.kv_cache_bytes is None:
-        missing = [term.name for term in budget.terms if term.charged and term.bytes is None]
+        missing = [term.name for term in budget.terms if term.subtracted and term.bytes is None]
         missing = (["requested"] if budget.requested is None else []) + missing
         notes.append(f"not recomputed, unknown: {', '.join(missing)}")
         implied = budget.implied_requested_bytes
-        implied_term = budget.implied_term(2 if budget.equation == "E4p" else 1)
+        implied_term = budget.implied_term(divisor_of(budget.equation))
         if implied_term is not None:
             name, size = implied_term
             notes.append(f"the engine's figure leaves {format_gib(size)} GiB for {name}")
@@ -247,5 +231,5 @@ def _difference(budget: Budget, row: Correction) -> list[str]:
 
 def term_title(report: Report, term: TermRow) -> str:
     """As the tables name it, marked where a simulated device's profile has a part in it."""
-    mark = f" {MODELLED_MARK}" if report.run.simulated and term.name in _DEVICE_WIDE else ""
-    return TERM_TITLES.get(term.name, term.name) + mark
+    mark = f" {MODELLED_MARK}" if report.run.simulated and is_device_wide(term.name) else ""
+    return title_of(term.name) + mark

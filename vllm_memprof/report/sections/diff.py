@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from vllm_memprof.accounting.account import TITLES
 from vllm_memprof.accounting.model import RunSummary
+from vllm_memprof.accounting.quantities import (
+    KV_TITLES,
+    NEVER_MODELLED_ROWS,
+    is_device_wide,
+    title_of,
+)
 from vllm_memprof.compare.diff import (
     BLOCKS,
     METHOD,
@@ -38,15 +43,11 @@ from vllm_memprof.report.sections.base import (
     fold,
     number,
 )
-from vllm_memprof.report.sections.budget import TERM_TITLES
 from vllm_memprof.units import GIB, format_bytes, format_gib
 
-#: Quantities that are read from the device, so that a simulated device's profile has a part in them.
-_DEVICE_WIDE = {"initial_non_torch", "non_torch", "non_torch_cleared", "graph_estimate", "consumed"}
-#: Of these the device's counters may name owners; and the rows of a device that are torch's, or nobody's.
+#: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
-_OWN_ROWS = {"allocated", "cached", "unmapped", "graph_pools", "free", "unaccounted"}
-_DEVICE_TERMS = {"non_torch", "graph", "graph_estimate", "consumed", "cleared", "used_by_device"}
+_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "unaccounted"}
 _PHASE_FIELDS = (
     ("Reserved", "reserved_bytes"),
     ("Allocated peak", "allocated_peak_bytes"),
@@ -54,14 +55,6 @@ _PHASE_FIELDS = (
     ("Non-torch", "non_torch_bytes"),
     ("Free", "device_free_bytes"),
 )
-_KV_TITLES = {
-    "tokens": "KV cache tokens",
-    "block_size": "block size, tokens",
-    "bytes_per_token": "bytes per token",
-    "bytes_per_block": "bytes per block",
-    "max_model_len": "max_model_len, tokens",
-    "max_concurrency": "max concurrency at max_model_len",
-}
 
 
 def head(diff: Diff) -> list[tuple[str, str]]:
@@ -122,9 +115,9 @@ _TOKENS_ALONE = "tokens alone"
 #: What the causes of a kind have in common, in the order of the sentence.
 _BECAUSE = {
     REQUEST: "by what was asked for",
-    METHOD: "by what one equation charges and the other does not",
+    METHOD: "by what one equation subtracts and the other does not",
     MIXED: "by quantities that a run does not tell apart",
-    STATE: "by what both charge and hold in other sizes",
+    STATE: "by what both subtract, held in other sizes",
     SIZE: "by a fixed size",
     RANK: "by the rank that has the least",
     RESIDUAL: "by residuals: not what the equations give",
@@ -265,12 +258,12 @@ def _sum_row(rank: RankDiff, cells: int, wide: bool) -> Row:
 
 def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
     left_out = any(
-        not side.charges and side.held_bytes is not None
+        not side.subtracts and side.held_bytes is not None
         for cause in shown
         for side in (cause.a, cause.b)
     )
     notes = (
-        ["GiB; in brackets: held, and charged by no term of that run's equation"]
+        ["GiB; in brackets: held, and subtracted by no term of that run's equation"]
         if left_out and not brief
         else []
     )
@@ -302,7 +295,7 @@ def _owner_notes(rank: RankDiff) -> list[str]:
     owners = [
         owner
         for owner in rank.owners
-        if owner.phase == "profile_run" and owner.component not in _OWN_ROWS
+        if owner.phase == "profile_run" and owner.component not in _NOT_OWNERS
     ]
     parts = [
         f"{owner.component} {_signed(_less(owner.b, owner.a))}"
@@ -324,18 +317,18 @@ def _style(cause: Cause) -> str:
 
 def _cause_title(diff: Diff, cause: Cause) -> str:
     simulated = diff.a.simulated or diff.b.simulated
-    mark = f" {MODELLED_MARK}" if simulated and _DEVICE_WIDE & set(cause.names) else ""
+    mark = f" {MODELLED_MARK}" if simulated and any(map(is_device_wide, cause.names)) else ""
     return f"{'not known: ' if cause.kind == UNKNOWN else ''}{cause.title}{mark}"
 
 
 def _held(cause: Cause, side: Side) -> str:
     """What a run held, GiB; in brackets what its equation leaves out."""
-    if side.charges and side.charged_bytes is not None:
-        text = format_gib(side.charged_bytes, 4)
-        over = None if side.held_bytes is None else side.held_bytes - side.charged_bytes
+    if side.subtracts and side.subtracted_bytes is not None:
+        text = format_gib(side.subtracted_bytes, 4)
+        over = None if side.held_bytes is None else side.held_bytes - side.subtracted_bytes
         return (
             text
-            if not over or len(side.charges) == len(cause.names)
+            if not over or len(side.subtracts) == len(cause.names)
             else f"{text} ({format_gib(over, 4)})"
         )
     return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
@@ -343,13 +336,13 @@ def _held(cause: Cause, side: Side) -> str:
 
 def _why(rank: RankDiff, cause: Cause) -> str:
     if cause.kind == STATE:
-        return "charged by both"
+        return "subtracted by both"
     if cause.kind in (METHOD, MIXED):
         names = (rank.a_equation, rank.b_equation)
         a, b = names if names[0] != names[1] and None not in names else ("A", "B")
-        if not cause.a.charges or not cause.b.charges:
-            return f"charged by {a if cause.a.charges else b} alone"
-        return f"{a}: {_charges(cause, cause.a)}; {b}: {_charges(cause, cause.b)}"
+        if not cause.a.subtracts or not cause.b.subtracts:
+            return f"subtracted by {a if cause.a.subtracts else b} alone"
+        return f"{a}: {_subtracted(cause, cause.a)}; {b}: {_subtracted(cause, cause.b)}"
     return {
         REQUEST: "asked for",
         SIZE: "--kv-cache-memory-bytes",
@@ -359,10 +352,10 @@ def _why(rank: RankDiff, cause: Cause) -> str:
     }.get(cause.kind, "")
 
 
-def _charges(cause: Cause, side: Side) -> str:
-    if len(side.charges) == len(cause.names):
+def _subtracted(cause: Cause, side: Side) -> str:
+    if len(side.subtracts) == len(cause.names):
         return "all of it"
-    return " + ".join(TITLES.get(name, name) for name in side.charges)
+    return " + ".join(title_of(name) for name in side.subtracts)
 
 
 def _changed_section(diff: Diff) -> list[Section]:
@@ -422,13 +415,13 @@ def _term_title(diff: Diff, term: TermDiff) -> str:
         return plain[term.name]
     mark = (
         f" {MODELLED_MARK}"
-        if (diff.a.simulated or diff.b.simulated) and term.name in _DEVICE_TERMS
+        if (diff.a.simulated or diff.b.simulated) and is_device_wide(term.name)
         else ""
     )
-    title = TERM_TITLES.get(term.name, term.name) + mark
-    if term.a_charged or term.b_charged:
+    title = title_of(term.name) + mark
+    if term.a_subtracted or term.b_subtracted:
         return f"- {title}"
-    return f"  {title}, not charged"
+    return f"  {title}, not subtracted"
 
 
 def _pair(rank: RankDiff) -> str:
@@ -523,7 +516,7 @@ def _kv_section(diff: Diff) -> list[Section]:
                 else _signed(less)
             )
             cells = [
-                _KV_TITLES.get(row.name, row.name),
+                KV_TITLES[row.name],
                 text(row.name, row.a),
                 text(row.name, row.b),
                 change,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.growth import UNACCOUNTED, Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.report.sections.base import (
     MODELLED_MARK,
     SHOWN_GROUPS,
@@ -17,8 +18,7 @@ from vllm_memprof.report.sections.base import (
 )
 from vllm_memprof.units import format_mib, sum_or_none
 
-#: Rows of torch's segments, one column here: the table of phases divides them.
-_TORCH = ("allocated", "cached", "unmapped")
+#: The rows of torch's segments are one column here: the table of phases divides them.
 _SEGMENTS = "torch"
 _COMMUNICATOR = "communicator:"
 _COMMUNICATORS = "communicators"
@@ -109,10 +109,10 @@ def _merge_communicators(
     owners: dict[str, int | None], table: list[Growth], width: int
 ) -> dict[str, int | None]:
     """Torch as one owner; the communicators as one where they are many."""
-    torch = sum_or_none([owners[name] for name in _TORCH if name in owners])
+    torch = sum_or_none([owners[name] for name in TORCH_ROWS if name in owners])
     outside = {
         _SEGMENTS: torch,
-        **{name: size for name, size in owners.items() if name not in _TORCH},
+        **{name: size for name, size in owners.items() if name not in TORCH_ROWS},
     }
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
     if len(named) <= (3 if width >= _WIDE else 1):

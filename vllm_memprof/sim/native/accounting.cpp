@@ -1,10 +1,11 @@
 // Device memory accounting shared by every process that maps the same state file.
 //
-// One slot per (process, device) holds bytes by component. A slot belongs to a pid and its start time, so that a process
-// that died, by whatever signal, loses its memory as soon as anybody looks, also when its pid is used again. Changes happen under one robust
-// mutex in the file: the kernel releases it when its holder is killed. What a torn update left behind belongs to a dead
-// process and goes with its slot.
-#include "shim.h"
+// One slot per (process, device) holds bytes by component. A slot belongs to a pid and its start
+// time, so that a process that died, by whatever signal, loses its memory as soon as anybody looks,
+// also when its pid is used again. Changes happen under one robust mutex in the file: the kernel
+// releases it when its holder is killed. What a torn update left behind belongs to a dead process
+// and goes with its slot.
+#include "accounting.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +20,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+
+#include "error.h"
+#include "pages.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
@@ -53,9 +59,9 @@ struct State {
 
 State *state = nullptr;
 std::mutex open_mutex;
-int own_slot[64];  // slot index by device, -1: none; valid in the process that set own_pid
-uint64_t runtime_shares[64], runtime_charged[64];  // of account_runtime_share
-std::atomic<bool> kernels_loaded[64];
+int own_slot[kMaxDevices];  // slot index by device, -1: none; valid in the process that set own_pid
+uint64_t runtime_shares[kMaxDevices], runtime_charged[kMaxDevices];  // of account_runtime_share
+std::atomic<bool> kernels_loaded[kMaxDevices];
 pid_t own_pid = 0;
 uint64_t own_start = 0;
 
@@ -91,15 +97,11 @@ void clear(Slot *slot) {
   for (auto &value : slot->peak) value.store(0);
 }
 
-void lock() {
-  int status = pthread_mutex_lock(&state->mutex);
-  if (status == EOWNERDEAD) pthread_mutex_consistent(&state->mutex);
-}
-void unlock() { pthread_mutex_unlock(&state->mutex); }
-
 struct Locked {
-  Locked() { lock(); }
-  ~Locked() { unlock(); }
+  Locked() {
+    if (pthread_mutex_lock(&state->mutex) == EOWNERDEAD) pthread_mutex_consistent(&state->mutex);
+  }
+  ~Locked() { pthread_mutex_unlock(&state->mutex); }
 };
 
 void reclaim_dead() {
@@ -148,8 +150,8 @@ void initialise(State *fresh) {
 bool usable(const State *candidate) {
   char boot[40];
   boot_id(boot, sizeof boot);
-  return candidate->magic.load() == kMagic && candidate->version == kVersion && candidate->bytes == sizeof(State) &&
-         memcmp(candidate->boot_id, boot, sizeof boot) == 0;
+  return candidate->magic.load() == kMagic && candidate->version == kVersion &&
+         candidate->bytes == sizeof(State) && memcmp(candidate->boot_id, boot, sizeof boot) == 0;
 }
 
 void forget_own_slots() {
@@ -188,10 +190,12 @@ bool attach() {
     return false;
   }
   flock(fd, LOCK_EX);
-  struct stat info {};
+  struct stat info{};
   fstat(fd, &info);
-  bool sized = info.st_size == static_cast<off_t>(sizeof(State)) || ftruncate(fd, sizeof(State)) == 0;
-  void *mapped = sized ? mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  bool sized =
+      info.st_size == static_cast<off_t>(sizeof(State)) || ftruncate(fd, sizeof(State)) == 0;
+  void *mapped =
+      sized ? mmap(nullptr, sizeof(State), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
   if (mapped == MAP_FAILED) {
     fail(ACL_ERROR_WRITE_FILE, "cannot map the state file %s: %s", path.c_str(), strerror(errno));
     close(fd);
@@ -219,7 +223,7 @@ uint64_t used_locked(int device) {
 }
 
 Slot *slot_locked(int device, bool create) {
-  if (device < 0 || device >= 64) return nullptr;
+  if (device < 0 || device >= kMaxDevices) return nullptr;
   if (own_slot[device] >= 0) return &state->slots[own_slot[device]];
   if (!create) return nullptr;
   for (uint32_t index = 0; index < kSlots; ++index) {
@@ -274,7 +278,7 @@ void account_release(int device, Component component, uint64_t bytes) {
 }
 
 bool account_runtime_share(int device, int64_t delta) {
-  if (device < 0 || device >= 64 || !attach()) return false;
+  if (device < 0 || device >= kMaxDevices || !attach()) return false;
   Locked guard;
   uint64_t shares = runtime_shares[device] + static_cast<uint64_t>(delta);
   uint64_t wanted = round_up(shares, profile().huge_page_bytes), held = runtime_charged[device];
@@ -286,9 +290,13 @@ bool account_runtime_share(int device, int64_t delta) {
 }
 
 bool account_kernels(int device, const std::string &operator_name) {
-  if (!profile().kernels_bytes || device < 0 || device >= 64 || kernels_loaded[device] || !workspace_rule_for(operator_name)) return true;
+  if (!profile().kernels_bytes || device < 0 || device >= kMaxDevices || kernels_loaded[device] ||
+      !workspace_rule_for(operator_name))
+    return true;
   if (kernels_loaded[device].exchange(true)) return true;
-  if (account_charge(device, kRuntime, round_up(profile().kernels_bytes, profile().huge_page_bytes))) return true;
+  if (account_charge(device, kRuntime,
+                     round_up(profile().kernels_bytes, profile().huge_page_bytes)))
+    return true;
   kernels_loaded[device] = false;
   return false;
 }
@@ -344,7 +352,8 @@ bool share_publish(const SharedHandle &handle) {
   Share *free_entry = nullptr;
   for (Share &share : state->shares) {
     if (share.handle.key == handle.key) return true;
-    if (!free_entry && (!share.handle.key || !alive(share.handle.pid, share.start_time))) free_entry = &share;
+    if (!free_entry && (!share.handle.key || !alive(share.handle.pid, share.start_time)))
+      free_entry = &share;
   }
   if (!free_entry) return false;
   free_entry->handle = handle;

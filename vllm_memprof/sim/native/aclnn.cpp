@@ -1,25 +1,47 @@
-// The aclnn family. Every operator has two entry points: aclnnXxxGetWorkspaceSize(arguments..., uint64_t *size,
-// aclOpExecutor **executor) and aclnnXxx(workspace, size, executor, stream). The names are generated from what the installed
-// engine can ask for; all first stages arrive here through a trampoline that saves the argument registers, because the signatures
-// are not part of any header the engine ships. The arguments are recognised by what they point at.
-#include "tensor.h"
-
+// The aclnn family. Every operator has two entry points: aclnnXxxGetWorkspaceSize(arguments...,
+// uint64_t *size, aclOpExecutor **executor) and aclnnXxx(workspace, size, executor, stream). The
+// names are generated from what the installed engine can ask for; all first stages arrive here
+// through a trampoline that saves the argument registers, because the signatures are not part of
+// any header the engine ships. The arguments are recognised by what they point at.
 #include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accounting.h"
+#include "communicator.h"
+#include "device.h"
+#include "error.h"
+#include "graph.h"
+#include "kernels/table.h"
+#include "ownership.h"
+#include "profile.h"
+#include "tensor.h"
+
+struct aclOpExecutor {
+  memprof_sim::Call call;
+  memprof_sim::Kernel kernel = nullptr;
+  bool repeatable = false;
+};
 
 extern "C" {
-extern const char *const memprof_sim_aclnn_names[] __attribute__((visibility("hidden")));  // generated, without "aclnn"
-int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack, const uint64_t *reals) __attribute__((visibility("hidden")));
-int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream) __attribute__((visibility("hidden")));
+extern const char *const memprof_sim_aclnn_names[]
+    __attribute__((visibility("hidden")));  // generated, without "aclnn"
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack,
+                           const uint64_t *reals) __attribute__((visibility("hidden")));
+int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream)
+    __attribute__((visibility("hidden")));
 }
 
-// eax/w16 holds the operator's index. The first stages jump here with their own arguments untouched: integers and pointers in
-// six or eight registers and on the stack, floating-point arguments in eight registers of their own.
+// eax/w16 holds the operator's index. The first stages jump here with their own arguments
+// untouched: integers and pointers in six or eight registers and on the stack, floating-point
+// arguments in eight registers of their own.
 #if defined(__x86_64__)
 asm(R"(
   .text
@@ -102,10 +124,7 @@ namespace {
 
 constexpr int kMostWords = 128;  // more arguments than any operator has
 
-Registry<aclOpExecutor> &executors() {
-  static auto *registry = new Registry<aclOpExecutor>;
-  return *registry;
-}
+Registry<aclOpExecutor> &executors() { return process_state<Registry<aclOpExecutor>>(); }
 
 struct StackBounds {
   uintptr_t low = 0, high = 0;
@@ -127,8 +146,9 @@ const StackBounds &stack_bounds() {
   return bounds;
 }
 
-// The caller's `uint64_t workspace_size = 0; aclOpExecutor *executor = nullptr;` live on its stack: the last two arguments
-// are the first neighbouring pair of pointers to zeroed words of the calling thread's stack.
+// The caller's `uint64_t workspace_size = 0; aclOpExecutor *executor = nullptr;` live on its stack:
+// the last two arguments are the first neighbouring pair of pointers to zeroed words of the calling
+// thread's stack.
 bool is_result_pair(const uint64_t *words) {
   const StackBounds &bounds = stack_bounds();
   for (int index = 0; index < 2; ++index) {
@@ -139,9 +159,12 @@ bool is_result_pair(const uint64_t *words) {
   return words[0] != words[1];
 }
 
-// Operators that communicate name their communicator in a string; its buffers are there from the first such operator on.
+// Operators that communicate name their communicator in a string; its buffers are there from the
+// first such operator on.
 bool communicates(const char *name) {
-  static const char *const patterns[] = {"*AllReduce*", "*Allreduce*", "*AllGather*", "*ReduceScatter*", "*AlltoAll*", "*AllToAll*", "*Distribute*", "Dispatch*", "*BatchSendRecv*"};
+  static const char *const patterns[] = {"*AllReduce*",     "*Allreduce*", "*AllGather*",
+                                         "*ReduceScatter*", "*AlltoAll*",  "*AllToAll*",
+                                         "*Distribute*",    "Dispatch*",   "*BatchSendRecv*"};
   for (const char *pattern : patterns)
     if (glob_match(pattern, name)) return true;
   return false;
@@ -162,12 +185,16 @@ aclError touch_communicators(const uint64_t *words, int count) {
     if (words[index] < 4096 || kind_of(words[index]) != Kind::kNone) continue;
     std::string text = text_at(words[index]);
     aclError status = ACL_SUCCESS;
-    if (!text.empty() && communicator_touch_by_name(text.c_str(), &status) && status != ACL_SUCCESS) return status;
+    if (!text.empty() && communicator_touch_by_name(text.c_str(), &status) && status != ACL_SUCCESS)
+      return status;
   }
   return ACL_SUCCESS;
 }
 
-uint64_t tensor_bytes(const aclTensor &tensor) { return static_cast<uint64_t>(std::max<int64_t>(element_count(tensor), 0)) * element_bytes(tensor.type); }
+uint64_t tensor_bytes(const aclTensor &tensor) {
+  return static_cast<uint64_t>(std::max<int64_t>(element_count(tensor), 0)) *
+         element_bytes(tensor.type);
+}
 
 // What a workspace grows with: the largest of the operator's tensors. A list counts as one.
 uint64_t largest_tensor_bytes(const uint64_t *words, int count) {
@@ -193,7 +220,8 @@ Argument argument_of(uint64_t word) {
     case Kind::kScalar: argument.scalar = *reinterpret_cast<aclScalar *>(word); break;
     case Kind::kIntArray: argument.integers = reinterpret_cast<aclIntArray *>(word)->values; break;
     case Kind::kTensorList:
-      for (aclTensor *tensor : reinterpret_cast<aclTensorList *>(word)->tensors) argument.tensors.push_back(tensor ? *tensor : aclTensor{});
+      for (aclTensor *tensor : reinterpret_cast<aclTensorList *>(word)->tensors)
+        argument.tensors.push_back(tensor ? *tensor : aclTensor{});
       break;
     default: break;
   }
@@ -205,7 +233,8 @@ Argument argument_of(uint64_t word) {
 
 using namespace memprof_sim;
 
-int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack, const uint64_t *reals) {
+int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t *stack,
+                           const uint64_t *reals) {
   const char *name = memprof_sim_aclnn_names[index];
   uint64_t words[kMostWords];
   memcpy(words, registers, sizeof(uint64_t) * kRegisterWords);
@@ -215,29 +244,38 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   int results = 0;
   while (results + 1 < count && !is_result_pair(words + results)) ++results;
   if (results + 1 >= count)
-    return fail(ACL_ERROR_INVALID_PARAM, "aclnn%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments", name);
+    return fail(
+        ACL_ERROR_INVALID_PARAM,
+        "aclnn%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments", name);
 
   if (communicates(name))
     if (aclError status = touch_communicators(words, results)) return status;
 
-  auto *executor = new aclOpExecutor;
+  auto executor = std::make_unique<aclOpExecutor>();
   executor->kernel = find_kernel(name);
   executor->call.name = name;
   memcpy(executor->call.reals, reals, sizeof executor->call.reals);
   if (executor->kernel || tracing()) {
-    for (int word = 0; word < results; ++word) executor->call.arguments.push_back(argument_of(words[word]));
-    // An attention operator's only string is the layout of its tensors. It may not outlive this call.
-    for (int word = 0; word < results && executor->kernel && glob_match("*AttentionScore*", name) && executor->call.text.empty(); ++word)
-      if (executor->call.arguments[static_cast<size_t>(word)].kind == Kind::kNone) executor->call.text = text_at(words[word]);
+    for (int word = 0; word < results; ++word)
+      executor->call.arguments.push_back(argument_of(words[word]));
+    // An attention operator's only string is the layout of its tensors. It may not outlive this
+    // call.
+    for (int word = 0; word < results && executor->kernel && glob_match("*AttentionScore*", name) &&
+                       executor->call.text.empty();
+         ++word)
+      if (executor->call.arguments[static_cast<size_t>(word)].kind == Kind::kNone)
+        executor->call.text = text_at(words[word]);
   }
-  *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes_for(name, largest_tensor_bytes(words, results));
-  *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(executor);
+  *reinterpret_cast<uint64_t *>(words[results]) =
+      workspace_bytes_for(name, largest_tensor_bytes(words, results));
+  *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(std::move(executor));
   return ACL_SUCCESS;
 }
 
 int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream stream) {
-  aclOpExecutor *found = executors().find(executor);
-  if (!found) return fail(ACL_ERROR_INVALID_PARAM, "an aclnn operator was run without its executor");
+  std::shared_ptr<aclOpExecutor> found = executors().find(executor);
+  if (!found)
+    return fail(ACL_ERROR_INVALID_PARAM, "an aclnn operator was run without its executor");
   if (tracing()) {
     std::string line;
     for (const Argument &argument : found->call.arguments) {
@@ -253,44 +291,48 @@ int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream
   }
   graph_count_task(stream);
   if (!account_kernels(physical_device(current_device()), found->call.name))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of aclnn%s", found->call.name.c_str());
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of aclnn%s",
+                found->call.name.c_str());
   if (found->kernel) found->kernel(found->call);
-  if (!found->repeatable) {
-    executors().remove(executor);
-    delete found;
-  }
+  if (!found->repeatable) executors().take(executor);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclSetAclOpExecutorRepeatable(aclOpExecutor *executor) {
-  aclOpExecutor *found = executors().find(executor);
-  if (!found) return fail(ACL_ERROR_INVALID_PARAM, "aclSetAclOpExecutorRepeatable: unknown executor");
+  std::shared_ptr<aclOpExecutor> found = executors().find(executor);
+  if (!found)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclSetAclOpExecutorRepeatable: unknown executor");
   found->repeatable = true;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclDestroyAclOpExecutor(aclOpExecutor *executor) {
-  if (!executors().remove(executor)) return fail(ACL_ERROR_INVALID_PARAM, "aclDestroyAclOpExecutor: unknown executor");
-  delete executor;
+  if (!executors().take(executor))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclDestroyAclOpExecutor: unknown executor");
   return ACL_SUCCESS;
 }
 
-// The shape that a tensor takes in the fractal format NZ: [..., m, n] becomes [..., n / c, m / 16, 16, c], both rounded up,
-// with c elements in 32 bytes. Other formats keep their shape. The caller deletes the shape.
-SHIM_API int aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor *source, const int format, int, int64_t **shape, uint64_t *dimensions,
+// The shape that a tensor takes in the fractal format NZ: [..., m, n] becomes [..., n / c, m / 16,
+// 16, c], both rounded up, with c elements in 32 bytes. Other formats keep their shape. The caller
+// deletes the shape.
+SHIM_API int aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor *source, const int format,
+                                                      int, int64_t **shape, uint64_t *dimensions,
                                                       int *actual_format) {
-  if (kind_of(reinterpret_cast<uint64_t>(source)) != Kind::kTensor || !shape || !dimensions || !actual_format)
+  if (kind_of(reinterpret_cast<uint64_t>(source)) != Kind::kTensor || !shape || !dimensions ||
+      !actual_format)
     return fail(ACL_ERROR_INVALID_PARAM, "aclnnNpuFormatCastCalculateSizeAndFormat: bad argument");
   std::vector<int64_t> extents = source->shape;
   if (format == ACL_FORMAT_FRACTAL_NZ && extents.size() >= 2) {
-    int64_t per_block = static_cast<int64_t>(32 / std::max<uint64_t>(element_bytes(source->type), 1));
+    int64_t per_block =
+        static_cast<int64_t>(32 / std::max<uint64_t>(element_bytes(source->type), 1));
     int64_t rows = extents[extents.size() - 2], columns = extents.back();
     extents.resize(extents.size() - 2);
-    for (int64_t extent : {(columns + per_block - 1) / per_block, (rows + 15) / 16, int64_t{16}, per_block}) extents.push_back(extent);
+    for (int64_t extent :
+         {(columns + per_block - 1) / per_block, (rows + 15) / 16, int64_t{16}, per_block})
+      extents.push_back(extent);
   }
   *dimensions = extents.size();
-  *shape = new int64_t[extents.size() + 1];
-  std::copy(extents.begin(), extents.end(), *shape);
+  *shape = hand_out_array(extents);
   *actual_format = format;
   return ACL_SUCCESS;
 }

@@ -1,14 +1,24 @@
-// ATB. The mangled names are generated from what libop_plugin_atb.so links; their bodies call in here. An operation is an
-// object whose virtual table follows atb::Operation: destructors, GetName, InferShape, GetInputNum, GetOutputNum, Setup, Execute.
-#include "attention.h"
-
-#include <atomic>
+// ATB. The mangled names are generated from what libop_plugin_atb.so links; their bodies call in
+// here. An operation is an object whose virtual table follows atb::Operation: destructors, GetName,
+// InferShape, GetInputNum, GetOutputNum, Setup, Execute.
 #include <cstdlib>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "accounting.h"
+#include "device.h"
+#include "error.h"
+#include "kernels/attention.h"
+#include "memory.h"
+#include "ownership.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
 
-// The profile's pool is that of 32 blocks, ATB's default and least; another number of blocks takes as much more.
+// The profile's pool is that of 32 blocks, ATB's default and least; another number of blocks takes
+// as much more.
 uint64_t pool_bytes() {
   constexpr uint64_t kDefaultBlocks = 32, kMostBlocks = 1024;
   const char *configured = getenv("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM");
@@ -20,9 +30,10 @@ uint64_t pool_bytes() {
 // ATB's tiling buffer pool appears at the first operation that is set up in a process, per device.
 aclError charge_pool() {
   static std::mutex mutex;
-  static bool *charged = new bool[64]();
+  static bool charged[kMaxDevices];
   int device = current_device();
-  if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "an ATB operation was set up without a context");
+  if (device < 0)
+    return fail(ACL_ERROR_RT_CONTEXT_NULL, "an ATB operation was set up without a context");
   std::lock_guard<std::mutex> guard(mutex);
   if (charged[device] || profile().atb_pool_bytes == 0) return ACL_SUCCESS;
   void *pool = nullptr;
@@ -56,7 +67,9 @@ struct AtbPack {
 // The inputs of a call; empty when the object does not look like one of the layout known here.
 std::vector<aclTensor> inputs_of(const AtbPack *pack) {
   std::vector<aclTensor> result;
-  if (!pack || pack->in.heap || pack->in.size >= AtbTensors::kRoom || pack->out.heap || pack->out.size >= AtbTensors::kRoom) return {};
+  if (!pack || pack->in.heap || pack->in.size >= AtbTensors::kRoom || pack->out.heap ||
+      pack->out.size >= AtbTensors::kRoom)
+    return {};
   for (uint64_t index = 0; index < pack->in.size; ++index) {
     const AtbTensor &given = pack->in.storage[index];
     if (given.dim_count > 8) return {};
@@ -64,15 +77,15 @@ std::vector<aclTensor> inputs_of(const AtbPack *pack) {
     tensor.type = static_cast<aclDataType>(given.type);
     tensor.format = static_cast<aclFormat>(given.format);
     tensor.shape.assign(given.dims, given.dims + given.dim_count);
-    tensor.strides.assign(given.dim_count, 1);  // ATB's tensors are dense
-    for (size_t axis = given.dim_count; axis-- > 1;) tensor.strides[axis - 1] = tensor.strides[axis] * tensor.shape[axis];
+    tensor.strides = dense_strides(tensor.shape);  // as all of ATB's tensors
     tensor.data = given.device_data;
     result.push_back(tensor);
   }
   return result;
 }
 
-// The one operation that computes: (key, value, key cache, value cache, slots), or (key, key cache, slots) with one cache.
+// The one operation that computes: (key, value, key cache, value cache, slots), or (key, key cache,
+// slots) with one cache.
 void reshape_and_cache(const std::vector<aclTensor> &inputs) {
   if (inputs.size() == 5) {
     write_cache(inputs[0], inputs[4], inputs[2]);
@@ -87,7 +100,9 @@ class Operation {
   explicit Operation(const char *family) : family_(std::string("Atb") + family) {}
   virtual ~Operation() = default;
   virtual std::string GetName() const { return family_; }
-  virtual int InferShape(const void *, void *) const { return fail_unimplemented("atb::Operation::InferShape"); }
+  virtual int InferShape(const void *, void *) const {
+    return fail_unimplemented("atb::Operation::InferShape");
+  }
   virtual uint32_t GetInputNum() const { return 0; }
   virtual uint32_t GetOutputNum() const { return 0; }
   virtual int Setup(const void *, uint64_t &workspace_bytes, void *) {
@@ -97,11 +112,15 @@ class Operation {
   virtual int Execute(const void *pack, uint8_t *, uint64_t, void *) {
     trace("%s", family_.c_str());
     if (!account_kernels(physical_device(current_device()), family_))
-      return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s", family_.c_str());
-    if (family_ == "AtbReshapeAndCache") reshape_and_cache(inputs_of(static_cast<const AtbPack *>(pack)));
+      return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s",
+                  family_.c_str());
+    if (family_ == "AtbReshapeAndCache")
+      reshape_and_cache(inputs_of(static_cast<const AtbPack *>(pack)));
     return ACL_SUCCESS;
   }
-  virtual int Reserved0() { return fail_unimplemented("an unknown virtual method of atb::Operation"); }
+  virtual int Reserved0() {
+    return fail_unimplemented("an unknown virtual method of atb::Operation");
+  }
   virtual int Reserved1() { return Reserved0(); }
   virtual int Reserved2() { return Reserved0(); }
 
@@ -139,31 +158,30 @@ class Context {
 
 using namespace memprof_sim;
 
-extern "C" {
-__attribute__((visibility("hidden"))) int memprof_sim_atb_create_operation(const void *, void **operation, const char *family) {
+SHIM_INTERNAL int memprof_sim_atb_create_operation(const void *, void **operation,
+                                                   const char *family) {
   if (!operation) return fail(ACL_ERROR_INVALID_PARAM, "atb::CreateOperation: null argument");
-  *operation = new Operation(family);
+  *operation = hand_out<Operation>(family);
   return ACL_SUCCESS;
 }
 
-__attribute__((visibility("hidden"))) int memprof_sim_atb_destroy_operation(void *operation) {
-  delete static_cast<Operation *>(operation);
+SHIM_INTERNAL int memprof_sim_atb_destroy_operation(void *operation) {
+  take_back(static_cast<Operation *>(operation));
   return ACL_SUCCESS;
 }
 
-__attribute__((visibility("hidden"))) int memprof_sim_atb_create_context(void **context) {
+SHIM_INTERNAL int memprof_sim_atb_create_context(void **context) {
   if (!context) return fail(ACL_ERROR_INVALID_PARAM, "atb::CreateContext: null argument");
-  *context = new Context;
+  *context = hand_out<Context>();
   return ACL_SUCCESS;
 }
 
-__attribute__((visibility("hidden"))) int memprof_sim_atb_destroy_context(void *context) {
-  delete static_cast<Context *>(context);
+SHIM_INTERNAL int memprof_sim_atb_destroy_context(void *context) {
+  take_back(static_cast<Context *>(context));
   return ACL_SUCCESS;
 }
 
 // The size of a tensor is what its owner wrote.
-__attribute__((visibility("hidden"))) uint64_t memprof_sim_atb_tensor_size(const void *tensor) {
+SHIM_INTERNAL uint64_t memprof_sim_atb_tensor_size(const void *tensor) {
   return static_cast<const AtbTensor *>(tensor)->data_bytes;
-}
 }

@@ -1,6 +1,7 @@
-// HCCL. A communicator is cheap to create; its send and receive buffers are taken from the device at its first collective.
-// No data crosses processes: a rank sees what it would if all ranks held the same bytes, within the profile's copy limit.
-#include "shim.h"
+// HCCL. A communicator is cheap to create; its send and receive buffers are taken from the device
+// at its first collective. No data crosses processes: a rank sees what it would if all ranks held
+// the same bytes, within the profile's copy limit.
+#include "communicator.h"
 
 #include <unistd.h>
 
@@ -8,6 +9,19 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "accounting.h"
+#include "copy.h"
+#include "device.h"
+#include "error.h"
+#include "graph.h"
+#include "memory.h"
+#include "ownership.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
@@ -24,10 +38,7 @@ struct Communicator {
 
 std::atomic<uint32_t> next_communicator{0};
 
-Registry<Communicator> &communicators() {
-  static auto *registry = new Registry<Communicator>;
-  return *registry;
-}
+Registry<Communicator> &communicators() { return process_state<Registry<Communicator>>(); }
 
 uint64_t default_buffer_mib() {
   const char *configured = getenv("HCCL_BUFFSIZE");
@@ -40,27 +51,31 @@ HcclResult hccl_fail(HcclResult code, const char *what) {
   return code;
 }
 
-HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const HcclCommConfig *config, HcclComm *communicator) {
+HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const HcclCommConfig *config,
+                  HcclComm *communicator) {
   if (!communicator || rank >= ranks) return hccl_fail(HCCL_E_PARA, function);
-  auto *fresh = new Communicator;
+  auto fresh = std::make_unique<Communicator>();
   fresh->ranks = ranks;
   fresh->rank = rank;
   uint64_t mib = default_buffer_mib();
-  if (config && config->hcclBufferSize && config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET) mib = config->hcclBufferSize;
+  if (config && config->hcclBufferSize &&
+      config->hcclBufferSize != HCCL_COMM_BUFFSIZE_CONFIG_NOT_SET)
+    mib = config->hcclBufferSize;
   fresh->buffer_bytes = mib << 20;
   uint32_t id = next_communicator++;
   if (config && config->hcclCommName[0])
-    fresh->name = std::string(config->hcclCommName, strnlen(config->hcclCommName, COMM_NAME_MAX_LENGTH - 1));
+    fresh->name =
+        std::string(config->hcclCommName, strnlen(config->hcclCommName, COMM_NAME_MAX_LENGTH - 1));
   else
     fresh->name = "memprof_sim_" + std::to_string(getpid()) + "_" + std::to_string(id);
-  *communicator = communicators().add(fresh);
+  *communicator = communicators().add(std::move(fresh));
   return HCCL_SUCCESS;
 }
 
 // What HCCL takes once per process and device, with the first communicator that has a collective.
 HcclResult take_base() {
   static std::mutex mutex;
-  static bool *taken = new bool[64]();
+  static bool taken[kMaxDevices];
   int device = current_device();
   if (device < 0) return hccl_fail(HCCL_E_PARA, "a collective without a context");
   std::lock_guard<std::mutex> guard(mutex);
@@ -71,7 +86,7 @@ HcclResult take_base() {
   return HCCL_SUCCESS;
 }
 
-HcclResult touch(Communicator *communicator) {
+HcclResult touch(const std::shared_ptr<Communicator> &communicator) {
   std::lock_guard<std::mutex> guard(communicator->mutex);
   if (communicator->touched) return HCCL_SUCCESS;
   if (HcclResult status = take_base()) return status;
@@ -107,8 +122,10 @@ uint64_t type_bytes(HcclDataType type) {
   }
 }
 
-// What every collective does first: the communicator must exist, and its buffers are there from now on.
-HcclResult begin(const char *function, HcclComm handle, aclrtStream stream, Communicator **communicator) {
+// What every collective does first: the communicator must exist, and its buffers are there from now
+// on.
+HcclResult begin(const char *function, HcclComm handle, aclrtStream stream,
+                 std::shared_ptr<Communicator> *communicator) {
   *communicator = communicators().find(handle);
   if (!*communicator) return hccl_fail(HCCL_E_PARA, function);
   graph_count_task(stream);
@@ -118,14 +135,16 @@ HcclResult begin(const char *function, HcclComm handle, aclrtStream stream, Comm
 void deliver(void *destination, const void *source, uint64_t bytes) {
   uint64_t left_destination = 0, left_source = 0;
   if (!destination || !source || destination == source || bytes == 0) return;
-  if (!device_range(destination, &left_destination, nullptr) || !device_range(source, &left_source, nullptr)) return;
+  if (!device_range(destination, &left_destination, nullptr) ||
+      !device_range(source, &left_source, nullptr))
+    return;
   if (bytes <= left_destination && bytes <= left_source) keep_copy(destination, source, bytes);
 }
 
 }  // namespace
 
 bool communicator_touch_by_name(const char *name, aclError *status) {
-  for (Communicator *communicator : communicators().all())
+  for (const std::shared_ptr<Communicator> &communicator : communicators().all())
     if (communicator->name == name) {
       *status = touch(communicator) == HCCL_SUCCESS ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
       return true;
@@ -140,20 +159,24 @@ using namespace memprof_sim;
 SHIM_API HcclResult HcclGetRootInfo(HcclRootInfo *root) {
   if (!root) return hccl_fail(HCCL_E_PTR, "HcclGetRootInfo: null argument");
   memset(root, 0, sizeof *root);
-  snprintf(root->internal, sizeof root->internal, "memprof-sim-%d-%u", getpid(), next_communicator++);
+  snprintf(root->internal, sizeof root->internal, "memprof-sim-%d-%u", getpid(),
+           next_communicator++);
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo *, uint32_t rank, HcclComm *communicator) {
+SHIM_API HcclResult HcclCommInitRootInfo(uint32_t ranks, const HcclRootInfo *, uint32_t rank,
+                                         HcclComm *communicator) {
   return create("HcclCommInitRootInfo", ranks, rank, nullptr, communicator);
 }
 
-SHIM_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo *, uint32_t rank, const HcclCommConfig *config,
+SHIM_API HcclResult HcclCommInitRootInfoConfig(uint32_t ranks, const HcclRootInfo *, uint32_t rank,
+                                               const HcclCommConfig *config,
                                                HcclComm *communicator) {
   return create("HcclCommInitRootInfoConfig", ranks, rank, config, communicator);
 }
 
-SHIM_API HcclResult HcclCreateSubCommConfig(HcclComm *, uint32_t ranks, uint32_t *, uint64_t, uint32_t rank, HcclCommConfig *config,
+SHIM_API HcclResult HcclCreateSubCommConfig(HcclComm *, uint32_t ranks, uint32_t *, uint64_t,
+                                            uint32_t rank, HcclCommConfig *config,
                                             HcclComm *communicator) {
   return create("HcclCreateSubCommConfig", ranks, rank, config, communicator);
 }
@@ -161,108 +184,117 @@ SHIM_API HcclResult HcclCreateSubCommConfig(HcclComm *, uint32_t ranks, uint32_t
 SHIM_API HcclResult HcclCommInitAll(uint32_t count, int32_t *, HcclComm *result) {
   if (!result) return hccl_fail(HCCL_E_PTR, "HcclCommInitAll: null argument");
   for (uint32_t rank = 0; rank < count; ++rank)
-    if (HcclResult status = create("HcclCommInitAll", count, rank, nullptr, &result[rank])) return status;
+    if (HcclResult status = create("HcclCommInitAll", count, rank, nullptr, &result[rank]))
+      return status;
   return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclCommDestroy(HcclComm handle) {
-  Communicator *communicator = communicators().find(handle);
+  std::shared_ptr<Communicator> communicator = communicators().take(handle);
   if (!communicator) return hccl_fail(HCCL_E_PARA, "HcclCommDestroy: unknown communicator");
-  communicators().remove(handle);
   for (void *buffer : communicator->buffers) device_free(buffer);
-  delete communicator;
   return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclGetCommName(HcclComm handle, char *name) {
-  Communicator *communicator = communicators().find(handle);
+  std::shared_ptr<Communicator> communicator = communicators().find(handle);
   if (!communicator || !name) return hccl_fail(HCCL_E_PARA, "HcclGetCommName: bad argument");
   snprintf(name, COMM_NAME_MAX_LENGTH, "%s", communicator->name.c_str());
   return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclGetRankSize(HcclComm handle, uint32_t *ranks) {
-  Communicator *communicator = communicators().find(handle);
+  std::shared_ptr<Communicator> communicator = communicators().find(handle);
   if (!communicator || !ranks) return hccl_fail(HCCL_E_PARA, "HcclGetRankSize: bad argument");
   *ranks = communicator->ranks;
   return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclGetRankId(HcclComm handle, uint32_t *rank) {
-  Communicator *communicator = communicators().find(handle);
+  std::shared_ptr<Communicator> communicator = communicators().find(handle);
   if (!communicator || !rank) return hccl_fail(HCCL_E_PARA, "HcclGetRankId: bad argument");
   *rank = communicator->rank;
   return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclGetCommAsyncError(HcclComm handle, HcclResult *error) {
-  if (!communicators().find(handle) || !error) return hccl_fail(HCCL_E_PARA, "HcclGetCommAsyncError: bad argument");
+  if (!communicators().find(handle) || !error)
+    return hccl_fail(HCCL_E_PARA, "HcclGetCommAsyncError: bad argument");
   *error = HCCL_SUCCESS;
   return HCCL_SUCCESS;
 }
 
-SHIM_API const char *HcclGetErrorString(HcclResult code) { return code == HCCL_SUCCESS ? "success" : "error of the simulated HCCL"; }
+SHIM_API const char *HcclGetErrorString(HcclResult code) {
+  return code == HCCL_SUCCESS ? "success" : "error of the simulated HCCL";
+}
 
 // How many of the HcclCommConfig fields are honoured: all up to the last one known.
 SHIM_API uint32_t HcclGetCommConfigCapability() { return HCCL_COMM_CONFIG_COMM_NAME + 1; }
 
-SHIM_API HcclResult HcclAllReduce(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclAllReduce(void *send, void *receive, uint64_t count, HcclDataType type,
+                                  HcclReduceOp, HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAllReduce", handle, stream, &communicator)) return status;
   deliver(receive, send, count * type_bytes(type));
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclReduce(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, uint32_t root, HcclComm handle,
-                               aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclReduce(void *send, void *receive, uint64_t count, HcclDataType type,
+                               HcclReduceOp, uint32_t root, HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclReduce", handle, stream, &communicator)) return status;
   if (communicator->rank == root) deliver(receive, send, count * type_bytes(type));
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclBroadcast(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclBroadcast(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
+                                  aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclBroadcast", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, HcclDataType type, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, HcclDataType type,
+                                  HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAllGather", handle, stream, &communicator)) return status;
   uint64_t bytes = count * type_bytes(type);
-  for (uint32_t rank = 0; rank < communicator->ranks; ++rank) deliver(static_cast<char *>(receive) + rank * bytes, send, bytes);
+  for (uint32_t rank = 0; rank < communicator->ranks; ++rank)
+    deliver(static_cast<char *>(receive) + rank * bytes, send, bytes);
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclAllGatherV(void *send, uint64_t count, void *receive, const void *, const void *displacements, HcclDataType type,
-                                   HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclAllGatherV(void *send, uint64_t count, void *receive, const void *,
+                                   const void *displacements, HcclDataType type, HcclComm handle,
+                                   aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAllGatherV", handle, stream, &communicator)) return status;
   if (displacements) {
     uint64_t offset = static_cast<const uint64_t *>(displacements)[communicator->rank];
-    deliver(static_cast<char *>(receive) + offset * type_bytes(type), send, count * type_bytes(type));
+    deliver(static_cast<char *>(receive) + offset * type_bytes(type), send,
+            count * type_bytes(type));
   }
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclReduceScatter(void *send, void *receive, uint64_t count, HcclDataType type, HcclReduceOp, HcclComm handle,
-                                      aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclReduceScatter(void *send, void *receive, uint64_t count, HcclDataType type,
+                                      HcclReduceOp, HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclReduceScatter", handle, stream, &communicator)) return status;
   uint64_t bytes = count * type_bytes(type);
   deliver(receive, static_cast<char *>(send) + communicator->rank * bytes, bytes);
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclReduceScatterV(void *, const void *, const void *, void *, uint64_t, HcclDataType, HcclReduceOp, HcclComm handle,
+SHIM_API HcclResult HcclReduceScatterV(void *, const void *, const void *, void *, uint64_t,
+                                       HcclDataType, HcclReduceOp, HcclComm handle,
                                        aclrtStream stream) {
-  Communicator *communicator = nullptr;
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclReduceScatterV", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclScatter(void *send, void *receive, uint64_t count, HcclDataType type, uint32_t root, HcclComm handle,
-                                aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclScatter(void *send, void *receive, uint64_t count, HcclDataType type,
+                                uint32_t root, HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclScatter", handle, stream, &communicator)) return status;
   uint64_t bytes = count * type_bytes(type);
   if (communicator->rank == root) deliver(receive, static_cast<char *>(send) + root * bytes, bytes);
@@ -270,35 +302,40 @@ SHIM_API HcclResult HcclScatter(void *send, void *receive, uint64_t count, HcclD
 }
 
 SHIM_API HcclResult HcclBarrier(HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclBarrier", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclSend(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclSend(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
+                             aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclSend", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclRecv(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclRecv(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
+                             aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclRecv", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclBatchSendRecv(HcclSendRecvItem *, uint32_t, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclBatchSendRecv(HcclSendRecvItem *, uint32_t, HcclComm handle,
+                                      aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclBatchSendRecv", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclAlltoAll(const void *send, uint64_t count, HcclDataType type, const void *receive, uint64_t, HcclDataType,
-                                 HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclAlltoAll(const void *send, uint64_t count, HcclDataType type,
+                                 const void *receive, uint64_t, HcclDataType, HcclComm handle,
+                                 aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAlltoAll", handle, stream, &communicator)) return status;
   deliver(const_cast<void *>(receive), send, count * type_bytes(type) * communicator->ranks);
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclAlltoAllV(const void *, const void *, const void *, HcclDataType, const void *, const void *, const void *,
-                                  HcclDataType, HcclComm handle, aclrtStream stream) {
-  Communicator *communicator = nullptr;
+SHIM_API HcclResult HcclAlltoAllV(const void *, const void *, const void *, HcclDataType,
+                                  const void *, const void *, const void *, HcclDataType,
+                                  HcclComm handle, aclrtStream stream) {
+  std::shared_ptr<Communicator> communicator;
   return begin("HcclAlltoAllV", handle, stream, &communicator);
 }

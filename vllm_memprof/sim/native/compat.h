@@ -1,5 +1,6 @@
-// Names that the headers of an older torch_npu do not declare: there, build.py defines LACKS_<name>. Numbers are CANN's.
-// An engine that was built with such headers does not ask for them; the files of the shim stay the same for all.
+// Names that the headers of an older torch_npu do not declare: there, build.py defines
+// LACKS_<name>. Numbers are CANN's. An engine that was built with such headers does not ask for
+// them; the files of the shim stay the same for all.
 #pragma once
 
 #ifdef LACKS_aclrtHostFunc

@@ -1,8 +1,11 @@
-// DCMI, the driver's management interface: which processes hold memory of a device. Every device is a card of its own with one chip.
-// The calls and their structure are documented by Ascend's HDK ("DCMI API Reference"); no header of the engine declares them.
-#include "shim.h"
-
+// DCMI, the driver's management interface: which processes hold memory of a device. Every device is
+// a card of its own with one chip. The calls and their structure are documented by Ascend's HDK
+// ("DCMI API Reference"); no header of the engine declares them.
 #include <algorithm>
+
+#include "accounting.h"
+#include "acl.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
@@ -10,7 +13,9 @@ namespace {
 constexpr int kOk = 0, kInvalidParameter = -8001, kInvalidDevice = -8007;
 constexpr size_t kMostProcesses = 32;
 
-bool card_exists(int card, int chip) { return card >= 0 && card < static_cast<int>(profile().device_count) && chip == 0; }
+bool card_exists(int card, int chip) {
+  return card >= 0 && card < static_cast<int>(profile().device_count) && chip == 0;
+}
 
 }  // namespace
 }  // namespace memprof_sim
@@ -18,8 +23,9 @@ bool card_exists(int card, int chip) { return card >= 0 && card < static_cast<in
 using namespace memprof_sim;
 
 struct dcmi_proc_mem_info {
-  int proc_id;                   // of the host
-  unsigned long proc_mem_usage;  // bytes: what the process allocated, and its part of the device's own system
+  int proc_id;  // of the host
+  unsigned long
+      proc_mem_usage;  // bytes: what the process allocated, and its part of the device's own system
 };
 
 SHIM_API int dcmi_init() { return profile().valid ? kOk : kInvalidDevice; }
@@ -51,12 +57,14 @@ SHIM_API int dcmi_get_card_id_device_id_from_logicid(int *card, int *chip, unsig
   return kOk;
 }
 
-SHIM_API int dcmi_get_device_resource_info(int card, int chip, dcmi_proc_mem_info *processes, int *count) {
+SHIM_API int dcmi_get_device_resource_info(int card, int chip, dcmi_proc_mem_info *processes,
+                                           int *count) {
   if (!processes || !count || !card_exists(card, chip)) return kInvalidParameter;
   if (!account_available()) return kInvalidDevice;
   std::vector<ProcessUsage> held = account_processes(card);
   size_t written = std::min(held.size(), kMostProcesses);
-  for (size_t row = 0; row < written; ++row) processes[row] = {held[row].pid, static_cast<unsigned long>(held[row].bytes)};
+  for (size_t row = 0; row < written; ++row)
+    processes[row] = {held[row].pid, static_cast<unsigned long>(held[row].bytes)};
   *count = static_cast<int>(written);
   return kOk;
 }

@@ -1,34 +1,27 @@
-// Initialisation, devices, contexts, capabilities.
-#include "shim.h"
-
-#include <pthread.h>
-#include <unistd.h>
+// Initialisation, devices and contexts of this process.
+#include "device.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "accounting.h"
+#include "error.h"
+#include "ownership.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
 
 struct Context {
   int device;
-};
-
-constexpr int kMaxDevices = 64;
-
-struct DeviceState {
-  std::mutex mutex;
-  Context primary[kMaxDevices];
-  int references[kMaxDevices] = {};  // aclrtSetDevice minus aclrtResetDevice
-  bool charged[kMaxDevices] = {};    // the context baseline
-  std::vector<int> visible;
-  int64_t parameters[16] = {};       // aclrtSetSysParamOpt
-  bool parameter_set[16] = {};
 };
 
 thread_local Context *current_context = nullptr;
@@ -45,45 +38,35 @@ std::vector<int> visible_devices() {
   for (const char *cursor = list; *cursor;) {
     char *end = nullptr;
     long device = strtol(cursor, &end, 10);
-    if (end == cursor || device < 0 || device >= count) break;  // as the runtime: the list ends at the first bad entry
+    if (end == cursor || device < 0 || device >= count)
+      break;  // as the runtime: the list ends at the first bad entry
     result.push_back(static_cast<int>(device));
     cursor = *end == ',' ? end + 1 : end;
   }
   return result;
 }
 
-DeviceState *fresh_state() {
-  auto *fresh = new DeviceState;
-  for (int device = 0; device < kMaxDevices; ++device) fresh->primary[device].device = device;
-  fresh->visible = visible_devices();
-  return fresh;
-}
+struct DeviceState {
+  std::mutex mutex;
+  Context primary[kMaxDevices];
+  int references[kMaxDevices] = {};  // aclrtSetDevice minus aclrtResetDevice
+  bool charged[kMaxDevices] = {};    // the context baseline
+  std::vector<int> visible = visible_devices();
 
-DeviceState *device_state_pointer = nullptr;
+  DeviceState() {
+    for (int device = 0; device < kMaxDevices; ++device) primary[device].device = device;
+    current_context = nullptr;  // a forked child has none
+  }
+};
 
-void after_fork_in_child() {
-  device_state_pointer = fresh_state();
-  current_context = nullptr;
-}
-
-DeviceState &devices() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    device_state_pointer = fresh_state();
-    pthread_atfork(nullptr, nullptr, after_fork_in_child);
-  });
-  return *device_state_pointer;
-}
-
-Registry<Context> &created_contexts() {
-  static auto *registry = new Registry<Context>;
-  return *registry;
-}
+DeviceState &devices() { return forked_state<DeviceState>(); }
+Registry<Context> &created_contexts() { return process_state<Registry<Context>>(); }
 
 aclError check_profile() {
   if (profile().valid) return ACL_SUCCESS;
   static std::once_flag once;
-  std::call_once(once, [] { fprintf(stderr, "[memprof simulated device] %s\n", profile().problem.c_str()); });
+  std::call_once(
+      once, [] { fprintf(stderr, "[memprof simulated device] %s\n", profile().problem.c_str()); });
   return fail(ACL_ERROR_INVALID_FILE, "%s", profile().problem.c_str());
 }
 
@@ -91,38 +74,46 @@ aclError charge_context(DeviceState &state, int device) {
   if (state.charged[device]) return ACL_SUCCESS;
   if (!account_available()) return ACL_ERROR_WRITE_FILE;
   uint64_t runtime = std::min(profile().context_runtime_bytes, profile().context_bytes);
-  bool charged = account_charge(physical_device(device), kDevice, profile().context_bytes - runtime);
+  bool charged =
+      account_charge(physical_device(device), kDevice, profile().context_bytes - runtime);
   if (charged && !account_charge(physical_device(device), kRuntime, runtime)) {
     account_release(physical_device(device), kDevice, profile().context_bytes - runtime);
     charged = false;
   }
   if (!charged)
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no memory left for a context of %llu bytes", device,
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                "device %d has no memory left for a context of %llu bytes", device,
                 static_cast<unsigned long long>(profile().context_bytes));
   state.charged[device] = true;
   trace("context on device %d", device);
   return ACL_SUCCESS;
 }
 
-void release_device(DeviceState &state, int device) {
-  state.references[device] = 0;
-  if (!state.charged[device]) return;
-  state.charged[device] = false;
-  memory_forget_device(device);
-  physical_forget_device(device);
-  account_release_device(physical_device(device));
-}
-
 }  // namespace
 
-// With a default device configured, whatever needs a context makes one there; asking which device is current does not.
+// With a default device configured, whatever needs a context makes one there; asking which device
+// is current does not.
 int current_device() {
   if (!current_context && default_device >= 0) aclrtSetDevice(default_device);
   return current_context ? current_context->device : -1;
 }
+
 int visible_device_count() { return static_cast<int>(devices().visible.size()); }
 bool device_valid(int device) { return device >= 0 && device < visible_device_count(); }
-int physical_device(int device) { return device_valid(device) ? devices().visible[static_cast<size_t>(device)] : -1; }
+int physical_device(int device) {
+  return device_valid(device) ? devices().visible[static_cast<size_t>(device)] : -1;
+}
+
+void drop_device(int device, bool all_uses, void (*release)(int device)) {
+  DeviceState &state = devices();
+  std::lock_guard<std::mutex> guard(state.mutex);
+  int &references = state.references[device];
+  bool last = references == 1 || all_uses;
+  references = all_uses ? 0 : std::max(references - 1, 0);
+  if (!last || !state.charged[device]) return;
+  state.charged[device] = false;
+  release(device);
+}
 
 }  // namespace memprof_sim
 
@@ -136,7 +127,8 @@ SHIM_API aclError aclInit(const char *path) {
   if (!input) return fail(ACL_ERROR_INVALID_FILE, "aclInit: cannot read %s", path);
   std::string text((std::istreambuf_iterator<char>(input)), std::istreambuf_iterator<char>());
   size_t key = text.find("\"default_device\""), digit = text.find_first_of("0123456789", key);
-  if (key != std::string::npos && digit != std::string::npos) default_device = atoi(text.c_str() + digit);
+  if (key != std::string::npos && digit != std::string::npos)
+    default_device = atoi(text.c_str() + digit);
   return ACL_SUCCESS;
 }
 
@@ -145,7 +137,8 @@ SHIM_API aclError aclFinalize() { return ACL_SUCCESS; }
 SHIM_API aclError aclrtSetDevice(int32_t device) {
   if (aclError status = check_profile()) return status;
   if (!device_valid(device))
-    return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtSetDevice: no device %d, %d are visible", device, visible_device_count());
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtSetDevice: no device %d, %d are visible",
+                device, visible_device_count());
   DeviceState &state = devices();
   std::lock_guard<std::mutex> guard(state.mutex);
   if (aclError status = charge_context(state, device)) return status;
@@ -154,25 +147,10 @@ SHIM_API aclError aclrtSetDevice(int32_t device) {
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtResetDevice(int32_t device) {
-  if (!device_valid(device)) return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtResetDevice: no device %d", device);
-  DeviceState &state = devices();
-  std::lock_guard<std::mutex> guard(state.mutex);
-  if (state.references[device] > 0 && --state.references[device] == 0) release_device(state, device);
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtResetDeviceForce(int32_t device) {
-  if (!device_valid(device)) return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtResetDeviceForce: no device %d", device);
-  DeviceState &state = devices();
-  std::lock_guard<std::mutex> guard(state.mutex);
-  release_device(state, device);
-  return ACL_SUCCESS;
-}
-
 SHIM_API aclError aclrtGetDevice(int32_t *device) {
   if (!device) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDevice: null argument");
-  if (!current_context && default_device < 0) return ACL_ERROR_RT_CONTEXT_NULL;  // asked in passing: not worth a message
+  if (!current_context && default_device < 0)
+    return ACL_ERROR_RT_CONTEXT_NULL;  // asked in passing: not worth a message
   *device = current_context ? current_context->device : default_device.load();
   return ACL_SUCCESS;
 }
@@ -186,21 +164,20 @@ SHIM_API aclError aclrtGetDeviceCount(uint32_t *count) {
 }
 
 SHIM_API aclError aclrtCreateContext(aclrtContext *context, int32_t device) {
-  if (!context || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtCreateContext: bad argument");
+  if (!context || !device_valid(device))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtCreateContext: bad argument");
   DeviceState &state = devices();
   std::lock_guard<std::mutex> guard(state.mutex);
   if (aclError status = charge_context(state, device)) return status;
-  current_context = created_contexts().add(new Context{device});
+  current_context = created_contexts().add(std::make_unique<Context>(Context{device}));
   *context = current_context;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtDestroyContext(aclrtContext context) {
-  Context *found = created_contexts().find(context);
+  std::shared_ptr<Context> found = created_contexts().take(context);
   if (!found) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtDestroyContext: unknown context");
-  created_contexts().remove(context);
-  if (current_context == found) current_context = nullptr;
-  delete found;
+  if (current_context == found.get()) current_context = nullptr;
   return ACL_SUCCESS;
 }
 
@@ -222,140 +199,11 @@ SHIM_API aclError aclrtSetCurrentContext(aclrtContext context) {
 }
 
 SHIM_API aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t *flags, int32_t *active) {
-  if (!active || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetPrimaryCtxState: bad argument");
+  if (!active || !device_valid(device))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetPrimaryCtxState: bad argument");
   DeviceState &state = devices();
   std::lock_guard<std::mutex> guard(state.mutex);
   if (flags) *flags = 0;
   *active = state.charged[device] ? 1 : 0;
-  return ACL_SUCCESS;
-}
-
-SHIM_API const char *aclrtGetSocName() { return profile().valid ? profile().soc_name.c_str() : nullptr; }
-
-SHIM_API aclError aclrtGetRunMode(aclrtRunMode *mode) {
-  if (!mode) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetRunMode: null argument");
-  *mode = ACL_HOST;
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtDeviceGetBareTgid(int32_t *pid) {
-  if (!pid) return fail(ACL_ERROR_INVALID_PARAM, "aclrtDeviceGetBareTgid: null argument");
-  *pid = getpid();
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtDeviceGetUuid(int32_t device, aclrtUuid *uuid) {
-  if (!uuid || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtDeviceGetUuid: bad argument");
-  memset(uuid->bytes, 0, sizeof uuid->bytes);
-  memcpy(uuid->bytes, "memprof-sim", 11);
-  uuid->bytes[15] = static_cast<char>(physical_device(device));
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtGetLogicDevIdByUserDevId(const int32_t user, int32_t *const logic) {
-  if (!logic || !device_valid(user)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetLogicDevIdByUserDevId: bad argument");
-  *logic = physical_device(user);
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtDeviceCanAccessPeer(int32_t *can, int32_t device, int32_t peer) {
-  if (!can || !device_valid(device) || !device_valid(peer))
-    return fail(ACL_ERROR_INVALID_PARAM, "aclrtDeviceCanAccessPeer: bad argument");
-  *can = device != peer;
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtGetDeviceUtilizationRate(int32_t device, aclrtUtilizationInfo *info) {
-  if (!info || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceUtilizationRate: bad argument");
-  uint64_t used = account_device_used(physical_device(device));
-  *info = aclrtUtilizationInfo{};  // nothing computes: the cores are idle
-  info->memoryUtilization = static_cast<int32_t>(used * 100 / profile().total_bytes);
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclGetDeviceCapability(uint32_t device, aclDeviceInfo info, int64_t *value) {
-  if (!value || !device_valid(static_cast<int>(device)))
-    return fail(ACL_ERROR_INVALID_PARAM, "aclGetDeviceCapability: bad argument");
-  switch (info) {
-    case ACL_DEVICE_INFO_AI_CORE_NUM: *value = profile().ai_core_count; return ACL_SUCCESS;
-    case ACL_DEVICE_INFO_VECTOR_CORE_NUM: *value = profile().vector_core_count; return ACL_SUCCESS;
-    case ACL_DEVICE_INFO_L2_SIZE: *value = profile().l2_cache_bytes; return ACL_SUCCESS;
-    default: return fail(ACL_ERROR_INVALID_PARAM, "aclGetDeviceCapability: unknown attribute %d", info);
-  }
-}
-
-SHIM_API aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute, int64_t *value) {
-  if (!value || !device_valid(static_cast<int>(device)))
-    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: bad argument");
-  switch (static_cast<int>(attribute)) {
-    case ACL_DEV_ATTR_AICPU_CORE_NUM: *value = profile().ai_cpu_count; return ACL_SUCCESS;
-    case ACL_DEV_ATTR_AICORE_CORE_NUM:
-    case ACL_DEV_ATTR_CUBE_CORE_NUM: *value = profile().ai_core_count; return ACL_SUCCESS;
-    case ACL_DEV_ATTR_VECTOR_CORE_NUM: *value = profile().vector_core_count; return ACL_SUCCESS;
-    case ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE: *value = static_cast<int64_t>(profile().total_bytes); return ACL_SUCCESS;
-    case ACL_DEV_ATTR_L2_CACHE_SIZE: *value = profile().l2_cache_bytes; return ACL_SUCCESS;
-    case ACL_DEV_ATTR_PHY_CHIP_ID: *value = physical_device(static_cast<int>(device)); return ACL_SUCCESS;
-    case ACL_DEV_ATTR_IS_VIRTUAL: *value = 0; return ACL_SUCCESS;
-    default: return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: attribute %d is not simulated", attribute);
-  }
-}
-
-SHIM_API aclError aclrtGetDeviceResLimit(int32_t device, aclrtDevResLimitType type, uint32_t *value) {
-  if (!value || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceResLimit: bad argument");
-  *value = static_cast<uint32_t>(type == ACL_RT_DEV_RES_CUBE_CORE ? profile().ai_core_count : profile().vector_core_count);
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtGetStreamResLimit(aclrtStream, aclrtDevResLimitType type, uint32_t *value) {
-  return aclrtGetDeviceResLimit(current_device(), type, value);
-}
-
-SHIM_API aclError aclrtGetResInCurrentThread(aclrtDevResLimitType type, uint32_t *value) {
-  return aclrtGetDeviceResLimit(current_device(), type, value);
-}
-
-SHIM_API aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
-  if (option < 0 || option >= 16) return fail(ACL_ERROR_INVALID_PARAM, "aclrtSetSysParamOpt: unknown option %d", option);
-  devices().parameters[option] = value;
-  devices().parameter_set[option] = true;
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t *value) {
-  if (!value || option < 0 || option >= 16) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetSysParamOpt: bad argument");
-  *value = devices().parameters[option];
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) { return aclrtSetSysParamOpt(option, value); }
-SHIM_API aclError aclrtCtxGetSysParamOpt(aclSysParamOpt option, int64_t *value) { return aclrtGetSysParamOpt(option, value); }
-
-SHIM_API aclError aclsysGetCANNVersion(aclCANNPackageName package, aclCANNPackageVersion *version) {
-  if (!version) return fail(ACL_ERROR_INVALID_PARAM, "aclsysGetCANNVersion: null argument");
-  if (profile().cann_version.empty()) return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the device profile names no CANN version");
-  *version = aclCANNPackageVersion{};
-  const std::string &text = package == ACL_PKG_NAME_DRIVER ? profile().driver_version : profile().cann_version;
-  snprintf(version->version, sizeof version->version, "%s", text.c_str());
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclsysGetVersionStr(char *package, char *version) {
-  if (!package || !version) return fail(ACL_ERROR_INVALID_PARAM, "aclsysGetVersionStr: null argument");
-  if (profile().cann_version.empty()) return fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the device profile names no CANN version");
-  snprintf(version, ACL_PKG_VERSION_MAX_SIZE, "%s", profile().cann_version.c_str());
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclGetCannAttributeList(const aclCannAttr **attributes, size_t *count) {
-  static const aclCannAttr supported[] = {ACL_CANN_ATTR_INF_NAN, ACL_CANN_ATTR_BF16, ACL_CANN_ATTR_JIT_COMPILE};
-  if (!attributes || !count) return fail(ACL_ERROR_INVALID_PARAM, "aclGetCannAttributeList: null argument");
-  *attributes = supported;
-  *count = sizeof supported / sizeof *supported;
-  return ACL_SUCCESS;
-}
-
-SHIM_API aclError aclGetCannAttribute(aclCannAttr, int32_t *value) {
-  if (!value) return fail(ACL_ERROR_INVALID_PARAM, "aclGetCannAttribute: null argument");
-  *value = 1;
   return ACL_SUCCESS;
 }

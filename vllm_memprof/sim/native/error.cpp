@@ -1,12 +1,16 @@
 // Error reporting: the message behind aclGetRecentErrMsg is per thread, as in ACL.
-#include "shim.h"
+#include "error.h"
 
-#include <time.h>
 #include <unistd.h>
 
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "ownership.h"
 
 namespace memprof_sim {
 namespace {
@@ -15,6 +19,12 @@ struct ThreadError {
   std::string pending;    // set by the last failing call
   std::string delivered;  // what aclGetRecentErrMsg returned last; stays valid until the next call
   aclError last = ACL_SUCCESS;
+};
+
+// Functions whose failure stands on stderr already.
+struct Reported {
+  std::mutex mutex;
+  std::set<std::string> functions;
 };
 
 ThreadError &thread_error() {
@@ -35,21 +45,23 @@ aclError fail(aclError code, const char *format, ...) {
   va_start(arguments, format);
   std::string message = formatted(format, arguments);
   va_end(arguments);
-  thread_error().pending = "[memprof simulated device] " + message + " (error " + std::to_string(code) + ")";
+  thread_error().pending =
+      "[memprof simulated device] " + message + " (error " + std::to_string(code) + ")";
   thread_error().last = code;
   trace("%s", thread_error().pending.c_str());
   return code;
 }
 
 aclError fail_unimplemented(const char *function) {
-  static std::mutex mutex;
-  static std::set<std::string> *reported = new std::set<std::string>;
   {
-    std::lock_guard<std::mutex> guard(mutex);
-    if (reported->insert(function).second)
-      fprintf(stderr, "[memprof simulated device] %s is not implemented: the call fails (pid %d)\n", function, getpid());
+    auto &reported = process_state<Reported>();
+    std::lock_guard<std::mutex> guard(reported.mutex);
+    if (reported.functions.insert(function).second)
+      fprintf(stderr, "[memprof simulated device] %s is not implemented: the call fails (pid %d)\n",
+              function, getpid());
   }
-  return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "%s is not implemented by the simulated device", function);
+  return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "%s is not implemented by the simulated device",
+              function);
 }
 
 bool tracing() {
@@ -66,18 +78,12 @@ void trace(const char *format, ...) {
   fprintf(stderr, "[sim %d] %s\n", getpid(), message.c_str());
 }
 
-uint64_t monotonic_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000000000ull + static_cast<uint64_t>(now.tv_nsec);
-}
-
 }  // namespace memprof_sim
 
 using namespace memprof_sim;
 
 // Called by the generated stubs of functions that have no implementation.
-extern "C" __attribute__((visibility("hidden"))) int memprof_sim_unimplemented(const char *function) {
+SHIM_INTERNAL int memprof_sim_unimplemented(const char *function) {
   return fail_unimplemented(function);
 }
 
@@ -94,19 +100,4 @@ SHIM_API aclError aclrtGetLastError(aclrtLastErrLevel) {
   aclError last = thread_error().last;
   thread_error().last = ACL_SUCCESS;
   return last;
-}
-
-#ifndef LACKS_aclrtErrorInfo
-SHIM_API aclError aclrtGetErrorVerbose(int32_t device, aclrtErrorInfo *info) {
-  if (!info || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetErrorVerbose: bad argument");
-  *info = aclrtErrorInfo{};
-  info->errorType = ACL_RT_NO_ERROR;
-  return ACL_SUCCESS;
-}
-#endif
-
-SHIM_API aclError aclrtGetMemUceInfo(int32_t, aclrtMemUceInfo *, size_t, size_t *count) {
-  if (!count) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUceInfo: null argument");
-  *count = 0;  // a simulated device has no uncorrectable memory errors
-  return ACL_SUCCESS;
 }

@@ -1,9 +1,21 @@
-// Graph capture (aclmdlRI*). A captured graph remembers its host functions and how many tasks it has; what it costs the
-// device (streams, task buffers) is the profile's graph_capture_bytes per graph.
-#include "shim.h"
+// Graph capture (aclmdlRI*). A captured graph remembers its host functions and how many tasks it
+// has; what it costs the device (streams, task buffers) is the profile's graph_capture_bytes per
+// graph.
+#include "graph.h"
 
 #include <atomic>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "accounting.h"
+#include "device.h"
+#include "error.h"
+#include "ownership.h"
+#include "profile.h"
+#include "stream.h"
 
 namespace memprof_sim {
 namespace {
@@ -17,36 +29,25 @@ struct Graph {
   std::vector<std::pair<aclrtCallback, void *>> on_destroy;
 };
 
-struct TaskGroup {
-  Graph *graph;
-};
+struct TaskGroup {};
 
 struct Captures {
   std::mutex mutex;
-  std::map<aclrtStream, Graph *> active;       // streams under capture
-  std::map<aclrtStream, aclrtStream> origin;   // where their capture began
-  std::map<aclrtStream, TaskGroup *> open_group;
-  std::map<aclrtStream, TaskGroup *> updating;
-  std::atomic<int> count{0};                   // of active captures: keeps the common path cheap
+  std::map<aclrtStream, std::shared_ptr<Graph>> active;  // streams under capture
+  std::map<aclrtStream, aclrtStream> origin;             // where their capture began
+  std::map<aclrtStream, std::unique_ptr<TaskGroup>> open_group;
+  std::map<aclrtStream, std::shared_ptr<TaskGroup>> updating;
+  std::atomic<int> count{0};  // of active captures: keeps the common path cheap
 };
 
-Captures &captures() {
-  static auto *state = new Captures;
-  return *state;
-}
+Captures &captures() { return process_state<Captures>(); }
 
 std::atomic<uint32_t> next_graph_id{1};
 
-Registry<Graph> &graphs() {
-  static auto *registry = new Registry<Graph>;
-  return *registry;
-}
-Registry<TaskGroup> &task_groups() {
-  static auto *registry = new Registry<TaskGroup>;
-  return *registry;
-}
+Registry<Graph> &graphs() { return process_state<Registry<Graph>>(); }
+Registry<TaskGroup> &task_groups() { return process_state<Registry<TaskGroup>>(); }
 
-Graph *active_graph(aclrtStream stream) {
+std::shared_ptr<Graph> active_graph(aclrtStream stream) {
   Captures &state = captures();
   if (state.count == 0) return nullptr;
   std::lock_guard<std::mutex> guard(state.mutex);
@@ -61,7 +62,7 @@ thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 bool capture_active(aclrtStream stream) { return active_graph(stream) != nullptr; }
 
 bool capture_record(aclrtStream stream, std::function<void()> node) {
-  Graph *graph = active_graph(stream);
+  std::shared_ptr<Graph> graph = active_graph(stream);
   if (!graph) return false;
   std::lock_guard<std::mutex> guard(captures().mutex);
   graph->host_functions.push_back(std::move(node));
@@ -70,7 +71,7 @@ bool capture_record(aclrtStream stream, std::function<void()> node) {
 }
 
 void graph_count_task(aclrtStream stream) {
-  if (Graph *graph = active_graph(stream)) ++graph->tasks;
+  if (std::shared_ptr<Graph> graph = active_graph(stream)) ++graph->tasks;
 }
 
 void capture_join(aclrtStream stream, aclrtStream captured) {
@@ -87,37 +88,46 @@ void capture_join(aclrtStream stream, aclrtStream captured) {
 using namespace memprof_sim;
 
 SHIM_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode mode) {
-  if (!stream || !stream_known(stream)) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRICaptureBegin: the default stream, or unknown");
+  if (!stream || !stream_known(stream))
+    return fail(ACL_ERROR_RT_INVALID_HANDLE,
+                "aclmdlRICaptureBegin: the default stream, or unknown");
   Captures &state = captures();
   std::lock_guard<std::mutex> guard(state.mutex);
-  if (state.active.count(stream)) return fail(ACL_ERROR_RT_STREAM_CAPTURED, "aclmdlRICaptureBegin: the stream is already under capture");
-  auto *graph = new Graph;
+  if (state.active.count(stream))
+    return fail(ACL_ERROR_RT_STREAM_CAPTURED,
+                "aclmdlRICaptureBegin: the stream is already under capture");
+  auto graph = std::make_unique<Graph>();
   graph->id = next_graph_id++;
   graph->device = current_device();
-  state.active[stream] = graphs().add(graph);
+  state.active[stream] = graphs().find(graphs().add(std::move(graph)));
   state.origin[stream] = stream;
   ++state.count;
   thread_mode = mode;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus *status, aclmdlRI *model) {
+SHIM_API aclError aclmdlRICaptureGetInfo(aclrtStream stream, aclmdlRICaptureStatus *status,
+                                         aclmdlRI *model) {
   if (!status) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureGetInfo: null argument");
-  Graph *graph = active_graph(stream);
+  std::shared_ptr<Graph> graph = active_graph(stream);
   *status = graph ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
-  if (model) *model = graph;
+  if (model) *model = graph.get();
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *model) {
   if (!model) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureEnd: null argument");
-  Graph *graph = nullptr;
+  std::shared_ptr<Graph> graph;
   {
     Captures &state = captures();
     std::lock_guard<std::mutex> guard(state.mutex);
     auto found = state.active.find(stream);
-    if (found == state.active.end()) return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED, "aclmdlRICaptureEnd: the stream is not under capture");
-    if (state.origin[stream] != stream) return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED, "aclmdlRICaptureEnd: the capture began on another stream");
+    if (found == state.active.end())
+      return fail(ACL_ERROR_RT_STREAM_NOT_CAPTURED,
+                  "aclmdlRICaptureEnd: the stream is not under capture");
+    if (state.origin[stream] != stream)
+      return fail(ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED,
+                  "aclmdlRICaptureEnd: the capture began on another stream");
     graph = found->second;
     for (auto it = state.active.begin(); it != state.active.end();) {
       bool joined = it->second == graph;
@@ -126,68 +136,76 @@ SHIM_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *model) {
     }
     --state.count;
   }
-  if (!account_runtime_share(physical_device(graph->device), static_cast<int64_t>(profile().graph_capture_bytes))) {
-    graphs().remove(graph);
-    delete graph;
+  if (!account_runtime_share(physical_device(graph->device),
+                             static_cast<int64_t>(profile().graph_capture_bytes))) {
+    graphs().take(graph.get());
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for a captured graph");
   }
-  trace("captured graph %u with %llu tasks", graph->id, static_cast<unsigned long long>(graph->tasks));
-  *model = graph;
+  trace("captured graph %u with %llu tasks", graph->id,
+        static_cast<unsigned long long>(graph->tasks));
+  *model = graph.get();
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode *mode) {
-  if (!mode) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureThreadExchangeMode: null argument");
+  if (!mode)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureThreadExchangeMode: null argument");
   std::swap(thread_mode, *mode);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream) {
-  Graph *graph = graphs().find(model);
-  if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIExecuteAsync: unknown graph %p", model);
+  std::shared_ptr<Graph> graph = graphs().find(model);
+  if (!graph)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIExecuteAsync: unknown graph %p", model);
   for (auto &node : graph->host_functions) node();
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) { return aclmdlRIExecuteAsync(model, nullptr); }
+SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) {
+  return aclmdlRIExecuteAsync(model, nullptr);
+}
 
 SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {
-  Graph *graph = graphs().find(model);
+  std::shared_ptr<Graph> graph = graphs().take(model);
   if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIDestroy: unknown graph %p", model);
-  graphs().remove(graph);
-  account_runtime_share(physical_device(graph->device), -static_cast<int64_t>(profile().graph_capture_bytes));
+  account_runtime_share(physical_device(graph->device),
+                        -static_cast<int64_t>(profile().graph_capture_bytes));
   for (auto &[callback, data] : graph->on_destroy) callback(data);
-  delete graph;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRIGetId(aclmdlRI model, uint32_t *id) {
-  Graph *graph = graphs().find(model);
+  std::shared_ptr<Graph> graph = graphs().find(model);
   if (!graph || !id) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRIGetId: bad argument");
   *id = graph->id;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRISetName(aclmdlRI model, const char *name) {
-  Graph *graph = graphs().find(model);
+  std::shared_ptr<Graph> graph = graphs().find(model);
   if (!graph || !name) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRISetName: bad argument");
   graph->name = name;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclmdlRIDestroyRegisterCallback(aclmdlRI model, aclrtCallback callback, void *data) {
-  Graph *graph = graphs().find(model);
-  if (!graph || !callback) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRIDestroyRegisterCallback: bad argument");
+SHIM_API aclError aclmdlRIDestroyRegisterCallback(aclmdlRI model, aclrtCallback callback,
+                                                  void *data) {
+  std::shared_ptr<Graph> graph = graphs().find(model);
+  if (!graph || !callback)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRIDestroyRegisterCallback: bad argument");
   graph->on_destroy.emplace_back(callback, data);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
-  Graph *graph = active_graph(stream);
-  if (!graph) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpBegin: the stream is not under capture");
+  if (!capture_active(stream))
+    return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS,
+                "aclmdlRICaptureTaskGrpBegin: the stream is not under capture");
   std::lock_guard<std::mutex> guard(captures().mutex);
-  if (captures().open_group.count(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpBegin: a group is open");
-  captures().open_group[stream] = new TaskGroup{graph};
+  if (captures().open_group.count(stream))
+    return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpBegin: a group is open");
+  captures().open_group[stream] = std::make_unique<TaskGroup>();
   return ACL_SUCCESS;
 }
 
@@ -195,15 +213,18 @@ SHIM_API aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp *gr
   if (!group) return fail(ACL_ERROR_INVALID_PARAM, "aclmdlRICaptureTaskGrpEnd: null argument");
   std::lock_guard<std::mutex> guard(captures().mutex);
   auto found = captures().open_group.find(stream);
-  if (found == captures().open_group.end()) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpEnd: no group is open");
-  *group = task_groups().add(found->second);
+  if (found == captures().open_group.end())
+    return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskGrpEnd: no group is open");
+  *group = task_groups().add(std::move(found->second));
   captures().open_group.erase(found);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp group) {
-  TaskGroup *found = task_groups().find(group);
-  if (!found || !stream_known(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskUpdateBegin: unknown task group");
+  std::shared_ptr<TaskGroup> found = task_groups().find(group);
+  if (!found || !stream_known(stream))
+    return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS,
+                "aclmdlRICaptureTaskUpdateBegin: unknown task group");
   std::lock_guard<std::mutex> guard(captures().mutex);
   captures().updating[stream] = found;
   return ACL_SUCCESS;
@@ -211,17 +232,19 @@ SHIM_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGr
 
 SHIM_API aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream stream) {
   std::lock_guard<std::mutex> guard(captures().mutex);
-  if (!captures().updating.erase(stream)) return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS, "aclmdlRICaptureTaskUpdateEnd: no update has begun");
+  if (!captures().updating.erase(stream))
+    return fail(ACL_ERROR_STREAM_TASK_GROUP_STATUS,
+                "aclmdlRICaptureTaskUpdateEnd: no update has begun");
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtCreateLabel(aclrtLabel *label) {
   if (!label) return fail(ACL_ERROR_INVALID_PARAM, "aclrtCreateLabel: null argument");
-  *label = new char;
+  *label = hand_out<char>();
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtDestroyLabel(aclrtLabel label) {
-  delete static_cast<char *>(label);
+  take_back(static_cast<char *>(label));
   return ACL_SUCCESS;
 }

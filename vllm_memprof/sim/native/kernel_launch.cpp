@@ -1,71 +1,69 @@
-// Kernels brought along by other libraries: binaries load, functions have handles, launches do nothing.
-#include "shim.h"
+// Kernels brought along by other libraries: binaries load, functions have handles, launches do
+// nothing.
+#include <memory>
 
-#include <cstdarg>
-#include <cstdio>
-#include <cstring>
+#include "error.h"
+#include "graph.h"
+#include "memory.h"
+#include "ownership.h"
 
 namespace memprof_sim {
 namespace {
-struct Binary {
-  std::string name;
-};
-struct Function {
-  std::string name;
-};
-Registry<Binary> &binaries() {
-  static auto *registry = new Registry<Binary>;
-  return *registry;
-}
-Registry<Function> &functions() {
-  static auto *registry = new Registry<Function>;
-  return *registry;
-}
+struct Binary {};
+struct Function {};
+Registry<Binary> &binaries() { return process_state<Registry<Binary>>(); }
+Registry<Function> &functions() { return process_state<Registry<Function>>(); }
 }  // namespace
 }  // namespace memprof_sim
 
 using namespace memprof_sim;
 
-SHIM_API aclError aclrtBinaryLoadFromData(const void *data, size_t length, const aclrtBinaryLoadOptions *, aclrtBinHandle *handle) {
-  if (!data || !length || !handle) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromData: bad argument");
-  *handle = binaries().add(new Binary{});
+SHIM_API aclError aclrtBinaryLoadFromData(const void *data, size_t length,
+                                          const aclrtBinaryLoadOptions *, aclrtBinHandle *handle) {
+  if (!data || !length || !handle)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryLoadFromData: bad argument");
+  *handle = binaries().add(std::make_unique<Binary>());
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtBinaryUnLoad(aclrtBinHandle handle) {
-  Binary *binary = binaries().find(handle);
-  if (!binary) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtBinaryUnLoad: unknown binary");
-  binaries().remove(handle);
-  delete binary;
+  if (!binaries().take(handle))
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtBinaryUnLoad: unknown binary");
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtBinaryGetFunction(const aclrtBinHandle handle, const char *name, aclrtFuncHandle *function) {
-  if (!binaries().find(handle) || !name || !function) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunction: bad argument");
-  *function = functions().add(new Function{name});
+SHIM_API aclError aclrtBinaryGetFunction(const aclrtBinHandle handle, const char *name,
+                                         aclrtFuncHandle *function) {
+  if (!binaries().find(handle) || !name || !function)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunction: bad argument");
+  *function = functions().add(std::make_unique<Function>());
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtBinaryGetFunctionByEntry(aclrtBinHandle handle, uint64_t entry, aclrtFuncHandle *function) {
-  if (!binaries().find(handle) || !function) return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunctionByEntry: bad argument");
-  *function = functions().add(new Function{"entry " + std::to_string(entry)});
+SHIM_API aclError aclrtBinaryGetFunctionByEntry(aclrtBinHandle handle, uint64_t,
+                                                aclrtFuncHandle *function) {
+  if (!binaries().find(handle) || !function)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtBinaryGetFunctionByEntry: bad argument");
+  *function = functions().add(std::make_unique<Function>());
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtGetFunctionAddr(aclrtFuncHandle function, void **cube, void **vector) {
-  if (!functions().find(function) || !cube || !vector) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetFunctionAddr: bad argument");
+  if (!functions().find(function) || !cube || !vector)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetFunctionAddr: bad argument");
   *cube = *vector = function;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle, uint32_t, aclrtStream stream, aclrtLaunchKernelCfg *, void *, size_t,
+SHIM_API aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle, uint32_t, aclrtStream stream,
+                                                aclrtLaunchKernelCfg *, void *, size_t,
                                                 aclrtPlaceHolderInfo *, size_t) {
   graph_count_task(stream);
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtGetHardwareSyncAddr(void **address) {
-  static uint64_t *words = new uint64_t[64]();
+  static uint64_t words[64];
   if (!address) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetHardwareSyncAddr: null argument");
   *address = words;
   return ACL_SUCCESS;
@@ -74,7 +72,7 @@ SHIM_API aclError aclrtGetHardwareSyncAddr(void **address) {
 // The older runtime names (librt); no header declares them.
 SHIM_API int rtDevBinaryRegister(const void *binary, void **handle) {
   if (!binary || !handle) return fail(ACL_ERROR_INVALID_PARAM, "rtDevBinaryRegister: bad argument");
-  *handle = binaries().add(new Binary{});
+  *handle = binaries().add(std::make_unique<Binary>());
   return ACL_SUCCESS;
 }
 
@@ -85,35 +83,38 @@ SHIM_API int rtKernelLaunch(const void *, uint32_t, void *, uint32_t, void *, vo
 
 SHIM_API int rtRegisterAllKernel(const void *binary, void **handle) {
   if (!binary || !handle) return fail(ACL_ERROR_INVALID_PARAM, "rtRegisterAllKernel: bad argument");
-  *handle = binaries().add(new Binary{});
+  *handle = binaries().add(std::make_unique<Binary>());
   return ACL_SUCCESS;
 }
 
 SHIM_API int rtDevBinaryUnRegister(void *handle) {
-  Binary *binary = binaries().find(handle);
-  if (!binary) return fail(ACL_ERROR_INVALID_PARAM, "rtDevBinaryUnRegister: unknown binary %p", handle);
-  binaries().remove(handle);
-  delete binary;
+  if (!binaries().take(handle))
+    return fail(ACL_ERROR_INVALID_PARAM, "rtDevBinaryUnRegister: unknown binary %p", handle);
   return ACL_SUCCESS;
 }
 
-// Launches by stub, by binary and tiling key, and on vector cores alone: alike but for where the stream stands.
-SHIM_API int rtKernelLaunchWithFlagV2(const void *, uint32_t, void *, void *, void *stream, uint32_t, const void *) {
+// Launches by stub, by binary and tiling key, and on vector cores alone: alike but for where the
+// stream stands.
+SHIM_API int rtKernelLaunchWithFlagV2(const void *, uint32_t, void *, void *, void *stream,
+                                      uint32_t, const void *) {
   graph_count_task(stream);
   return ACL_SUCCESS;
 }
 
-SHIM_API int rtKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+SHIM_API int rtKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *, void *stream,
+                                      const void *) {
   graph_count_task(stream);
   return ACL_SUCCESS;
 }
 
-SHIM_API int rtKernelLaunchWithHandleV2(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+SHIM_API int rtKernelLaunchWithHandleV2(void *, uint64_t, uint32_t, void *, void *, void *stream,
+                                        const void *) {
   graph_count_task(stream);
   return ACL_SUCCESS;
 }
 
-SHIM_API int rtVectorCoreKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *, void *stream, const void *) {
+SHIM_API int rtVectorCoreKernelLaunchWithHandle(void *, uint64_t, uint32_t, void *, void *,
+                                                void *stream, const void *) {
   graph_count_task(stream);
   return ACL_SUCCESS;
 }
@@ -124,7 +125,7 @@ SHIM_API int rtMalloc(void **pointer, uint64_t bytes, uint32_t, uint16_t) {
 }
 
 SHIM_API int rtGetC2cCtrlAddr(uint64_t *address, uint32_t *length) {
-  static uint64_t *words = new uint64_t[64]();
+  static uint64_t words[64];
   if (!address || !length) return fail(ACL_ERROR_INVALID_PARAM, "rtGetC2cCtrlAddr: null argument");
   *address = reinterpret_cast<uint64_t>(words);
   *length = 64 * sizeof(uint64_t);

@@ -1,13 +1,22 @@
-// Device memory. A device byte is a byte of lazily mapped host memory: it costs host memory only when it is touched.
-#include "shim.h"
+// Device memory. A device byte is a byte of lazily mapped host memory: it costs host memory only
+// when it is touched.
+#include "memory.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <vector>
+
+#include "device.h"
+#include "error.h"
+#include "ownership.h"
+#include "pages.h"
+#include "physical.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
@@ -23,27 +32,20 @@ struct Blocks {
   std::map<uintptr_t, Block> by_address;
 };
 
-Blocks *blocks_pointer = nullptr;
-
-Blocks &blocks() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    blocks_pointer = new Blocks;
-    pthread_atfork(nullptr, nullptr, [] { blocks_pointer = new Blocks; });
-  });
-  return *blocks_pointer;
-}
+Blocks &blocks() { return forked_state<Blocks>(); }
 
 // Mapped at a multiple of the huge page, as the device hands out addresses.
 void *map_lazily(uint64_t bytes, uint64_t alignment) {
   uint64_t room = bytes + alignment;
-  void *mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, alignment);
   if (aligned > start) munmap(mapped, aligned - start);
-  uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, 4096);
+  uintptr_t end = start + room, wanted_end = aligned + round_up(bytes, kHostPageBytes);
   if (end > wanted_end) munmap(reinterpret_cast<void *>(wanted_end), end - wanted_end);
-  madvise(reinterpret_cast<void *>(aligned), bytes, MADV_NOHUGEPAGE);  // one touched byte must not cost 2 MiB of host
+  madvise(reinterpret_cast<void *>(aligned), bytes,
+          MADV_NOHUGEPAGE);  // one touched byte must not cost 2 MiB of host
   return reinterpret_cast<void *>(aligned);
 }
 
@@ -56,33 +58,45 @@ uint64_t page_bytes(uint64_t bytes, aclrtMemMallocPolicy policy) {
     case ACL_MEM_MALLOC_HUGE1G_ONLY_P2P: return 1ull << 30;
     case ACL_MEM_MALLOC_HUGE_ONLY:
     case ACL_MEM_MALLOC_HUGE_ONLY_P2P: return device.huge_page_bytes;
-    default: return bytes >= device.huge_first_min_bytes ? device.huge_page_bytes : device.normal_page_bytes;
+    default:
+      return bytes >= device.huge_first_min_bytes ? device.huge_page_bytes
+                                                  : device.normal_page_bytes;
   }
 }
 
 aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component component) {
   int device = current_device();
-  if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "device memory requested without a context");
+  if (device < 0)
+    return fail(ACL_ERROR_RT_CONTEXT_NULL, "device memory requested without a context");
   uint64_t charged = round_up(bytes, page);
   if (!account_charge(physical_device(device), component, charged))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has %llu of %llu bytes free, %llu requested", device,
-                static_cast<unsigned long long>(profile().total_bytes - std::min(profile().total_bytes, account_device_used(physical_device(device)))),
-                static_cast<unsigned long long>(profile().total_bytes), static_cast<unsigned long long>(charged));
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                "device %d has %llu of %llu bytes free, %llu requested", device,
+                static_cast<unsigned long long>(
+                    profile().total_bytes -
+                    std::min(profile().total_bytes, account_device_used(physical_device(device)))),
+                static_cast<unsigned long long>(profile().total_bytes),
+                static_cast<unsigned long long>(charged));
   void *mapped = map_lazily(charged, std::min<uint64_t>(page, profile().huge_page_bytes));
   if (!mapped) {
     account_release(physical_device(device), component, charged);
-    return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %llu bytes (see vm.overcommit_memory and ulimit -v)",
+    return fail(ACL_ERROR_BAD_ALLOC,
+                "the host refused to map %llu bytes (see vm.overcommit_memory and ulimit -v)",
                 static_cast<unsigned long long>(charged));
   }
   std::lock_guard<std::mutex> guard(blocks().mutex);
   blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {charged, device, component};
   *pointer = mapped;
-  trace("malloc %s %llu -> %p", component_name(component), static_cast<unsigned long long>(charged), mapped);
+  trace("malloc %s %llu -> %p", component_name(component), static_cast<unsigned long long>(charged),
+        mapped);
   return ACL_SUCCESS;
 }
 
-aclError allocate_by_policy(const char *function, void **pointer, size_t bytes, uint64_t padding, aclrtMemMallocPolicy policy) {
-  if (!pointer || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: %zu bytes to %p", function, bytes, static_cast<void *>(pointer));
+aclError allocate_by_policy(const char *function, void **pointer, size_t bytes, uint64_t padding,
+                            aclrtMemMallocPolicy policy) {
+  if (!pointer || bytes == 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "%s: %zu bytes to %p", function, bytes,
+                static_cast<void *>(pointer));
   uint64_t wanted = round_up(bytes, 32) + padding;
   return allocate(pointer, wanted, page_bytes(wanted, policy), kApp);
 }
@@ -99,13 +113,15 @@ aclError device_free(void *pointer) {
     std::lock_guard<std::mutex> guard(blocks().mutex);
     auto found = blocks().by_address.find(reinterpret_cast<uintptr_t>(pointer));
     if (found == blocks().by_address.end())
-      return fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not the start of a device allocation", pointer);
+      return fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not the start of a device allocation",
+                  pointer);
     block = found->second;
     blocks().by_address.erase(found);
   }
   munmap(pointer, block.bytes);
   account_release(physical_device(block.device), block.component, block.bytes);
-  trace("free %s %llu at %p", component_name(block.component), static_cast<unsigned long long>(block.bytes), pointer);
+  trace("free %s %llu at %p", component_name(block.component),
+        static_cast<unsigned long long>(block.bytes), pointer);
   return ACL_SUCCESS;
 }
 
@@ -151,8 +167,10 @@ SHIM_API aclError aclrtMallocAlign32(void **pointer, size_t bytes, aclrtMemMallo
   return allocate_by_policy("aclrtMallocAlign32", pointer, bytes, 0, policy);
 }
 
-SHIM_API aclError aclrtMallocWithCfg(void **pointer, size_t bytes, aclrtMemMallocPolicy policy, aclrtMallocConfig *) {
-  return allocate_by_policy("aclrtMallocWithCfg", pointer, bytes, profile().malloc_padding_bytes, policy);
+SHIM_API aclError aclrtMallocWithCfg(void **pointer, size_t bytes, aclrtMemMallocPolicy policy,
+                                     aclrtMallocConfig *) {
+  return allocate_by_policy("aclrtMallocWithCfg", pointer, bytes, profile().malloc_padding_bytes,
+                            policy);
 }
 
 SHIM_API aclError aclrtFree(void *pointer) {
@@ -161,7 +179,8 @@ SHIM_API aclError aclrtFree(void *pointer) {
 }
 
 SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *total_bytes) {
-  if (!free_bytes || !total_bytes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemInfo: null argument");
+  if (!free_bytes || !total_bytes)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemInfo: null argument");
   int device = current_device();
   if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtGetMemInfo: no context");
   uint64_t used = account_device_used(physical_device(device));
@@ -170,18 +189,21 @@ SHIM_API aclError aclrtGetMemInfo(aclrtMemAttr, size_t *free_bytes, size_t *tota
   return ACL_SUCCESS;
 }
 
-// What the calling process holds, by the module that asked for it, largest first. (The driver keeps these counters in the
-// process: svm_mem_statistics.c::halGetMemUsageInfo.)
+// What the calling process holds, by the module that asked for it, largest first. (The driver keeps
+// these counters in the process: svm_mem_statistics.c::halGetMemUsageInfo.)
 using UsageDevice = decltype(first_parameter(aclrtGetMemUsageInfo));
 
-SHIM_API aclError aclrtGetMemUsageInfo(UsageDevice id, aclrtMemUsageInfo *info, size_t capacity, size_t *count) {
+SHIM_API aclError aclrtGetMemUsageInfo(UsageDevice id, aclrtMemUsageInfo *info, size_t capacity,
+                                       size_t *count) {
   int device = static_cast<int>(id);
-  if (!info || !count || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUsageInfo: bad argument");
+  if (!info || !count || !device_valid(device))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetMemUsageInfo: bad argument");
   Usage usage = account_own_usage(physical_device(device));
   std::vector<int> modules;
   for (int component = 0; component < kComponentCount; ++component)
     if (component != kDevice && usage.peak[component]) modules.push_back(component);
-  std::stable_sort(modules.begin(), modules.end(), [&](int a, int b) { return usage.current[a] > usage.current[b]; });
+  std::stable_sort(modules.begin(), modules.end(),
+                   [&](int a, int b) { return usage.current[a] > usage.current[b]; });
   if (modules.size() > capacity) modules.resize(capacity);
   for (size_t row = 0; row < modules.size(); ++row) {
     info[row] = aclrtMemUsageInfo{};
@@ -194,12 +216,15 @@ SHIM_API aclError aclrtGetMemUsageInfo(UsageDevice id, aclrtMemUsageInfo *info, 
 }
 
 SHIM_API aclError aclrtPointerGetAttributes(const void *pointer, aclrtPtrAttributes *attributes) {
-  if (!pointer || !attributes) return fail(ACL_ERROR_INVALID_PARAM, "aclrtPointerGetAttributes: null argument");
+  if (!pointer || !attributes)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtPointerGetAttributes: null argument");
   *attributes = aclrtPtrAttributes{};
   int device = 0;
   bool on_device = device_range(pointer, nullptr, &device);
-  attributes->location.type = on_device ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
+  attributes->location.type =
+      on_device ? ACL_MEM_LOCATION_TYPE_DEVICE : ACL_MEM_LOCATION_TYPE_UNREGISTERED;
   attributes->location.id = on_device ? static_cast<uint32_t>(device) : 0;
-  attributes->pageSize = static_cast<uint32_t>(on_device ? profile().huge_page_bytes : profile().normal_page_bytes);
+  attributes->pageSize =
+      static_cast<uint32_t>(on_device ? profile().huge_page_bytes : profile().normal_page_bytes);
   return ACL_SUCCESS;
 }

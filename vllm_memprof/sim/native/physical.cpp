@@ -1,25 +1,30 @@
-// Physical memory apart from addresses: reserve, map, unmap, and handles that another process may import.
-// All physical memory of a process lies in one sparse anonymous file per device, so that a mapping can be shared and thousands
-// of handles cost one file descriptor.
-#include "shim.h"
+// Physical memory apart from addresses: reserve, map, unmap, and handles that another process may
+// import. All physical memory of a process lies in one sparse anonymous file per device, so that a
+// mapping can be shared and thousands of handles cost one file descriptor.
+#include "physical.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <random>
+
+#include "accounting.h"
+#include "device.h"
+#include "error.h"
+#include "ownership.h"
+#include "pages.h"
+#include "profile.h"
 
 namespace memprof_sim {
 namespace {
-
-constexpr int kMaxDevices = 64;
 
 struct Physical {
   int device;
@@ -34,7 +39,7 @@ struct Physical {
 
 struct Mapping {
   uint64_t bytes;
-  Physical *physical;
+  std::shared_ptr<Physical> physical;
 };
 
 struct PhysicalState {
@@ -46,38 +51,25 @@ struct PhysicalState {
   PhysicalState() { std::fill(file, file + kMaxDevices, -1); }
 };
 
-PhysicalState *state_pointer = nullptr;
+PhysicalState &state() { return forked_state<PhysicalState>(); }
+Registry<Physical> &handles() { return process_state<Registry<Physical>>(); }
 
-PhysicalState &state() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    state_pointer = new PhysicalState;
-    pthread_atfork(nullptr, nullptr, [] { state_pointer = new PhysicalState; });
-  });
-  return *state_pointer;
-}
-
-Registry<Physical> &handles() {
-  static auto *registry = new Registry<Physical>;
-  return *registry;
-}
-
-void release_locked(Physical *physical) {
+void release_locked(const std::shared_ptr<Physical> &physical) {
   if (physical->mappings > 0 || !physical->freed) return;
   if (physical->shared_key) share_forget(physical->shared_key);
   if (physical->imported) {
     close(physical->file);
   } else {
-    fallocate(physical->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(physical->offset),
-              static_cast<off_t>(physical->bytes));
+    fallocate(physical->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(physical->offset), static_cast<off_t>(physical->bytes));
     account_release(physical_device(physical->device), kApp, physical->bytes);
   }
-  handles().remove(physical);
-  delete physical;
+  handles().take(physical.get());
 }
 
 void unreserve_pages(uintptr_t address, uint64_t bytes) {
-  mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 uint64_t random_key() {
@@ -97,7 +89,8 @@ bool physical_range(const void *pointer, uint64_t *bytes_left, int *device) {
   uintptr_t end = found->first + found->second.bytes;
   if (address >= end) return false;
   if (device) *device = found->second.physical->device;
-  for (; next != mapped.end() && next->first == end; ++next) end = next->first + next->second.bytes;  // neighbours form one range
+  for (; next != mapped.end() && next->first == end; ++next)
+    end = next->first + next->second.bytes;  // neighbours form one range
   if (bytes_left) *bytes_left = end - address;
   return true;
 }
@@ -114,7 +107,7 @@ void physical_forget_device(int device) {
     --it->second.physical->mappings;
     it = mapped.erase(it);
   }
-  for (Physical *physical : handles().all()) {
+  for (const std::shared_ptr<Physical> &physical : handles().all()) {
     if (physical->device != device) continue;
     physical->freed = true;
     release_locked(physical);
@@ -125,21 +118,29 @@ void physical_forget_device(int device) {
 
 using namespace memprof_sim;
 
-SHIM_API aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *properties, aclrtMemGranularityOptions, size_t *granularity) {
-  if (!properties || !granularity) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMemGetAllocationGranularity: null argument");
+SHIM_API aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp *properties,
+                                                   aclrtMemGranularityOptions,
+                                                   size_t *granularity) {
+  if (!properties || !granularity)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtMemGetAllocationGranularity: null argument");
   *granularity = profile().huge_page_bytes;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtReserveMemAddress(void **address, size_t bytes, size_t alignment, void *, uint64_t) {
-  if (!address || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "aclrtReserveMemAddress: bad argument");
+SHIM_API aclError aclrtReserveMemAddress(void **address, size_t bytes, size_t alignment, void *,
+                                         uint64_t) {
+  if (!address || bytes == 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtReserveMemAddress: bad argument");
   uint64_t align = std::max<uint64_t>(alignment, profile().huge_page_bytes);
-  void *mapped = mmap(nullptr, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void *mapped =
+      mmap(nullptr, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED)
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "cannot reserve %zu bytes of addresses: %s", bytes, strerror(errno));
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "cannot reserve %zu bytes of addresses: %s", bytes,
+                strerror(errno));
   uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, align);
   if (aligned > start) munmap(mapped, aligned - start);
-  if (start + align > aligned) munmap(reinterpret_cast<void *>(aligned + bytes), start + align - aligned);
+  if (start + align > aligned)
+    munmap(reinterpret_cast<void *>(aligned + bytes), start + align - aligned);
   std::lock_guard<std::mutex> guard(state().mutex);
   state().reserved[aligned] = bytes;
   *address = reinterpret_cast<void *>(aligned);
@@ -149,7 +150,8 @@ SHIM_API aclError aclrtReserveMemAddress(void **address, size_t bytes, size_t al
 SHIM_API aclError aclrtReleaseMemAddress(void *address) {
   std::lock_guard<std::mutex> guard(state().mutex);
   auto found = state().reserved.find(reinterpret_cast<uintptr_t>(address));
-  if (found == state().reserved.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "%p was not reserved", address);
+  if (found == state().reserved.end())
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "%p was not reserved", address);
   auto inside = state().mapped.lower_bound(found->first);
   if (inside != state().mapped.end() && inside->first < found->first + found->second)
     return fail(ACL_ERROR_RT_PARAM_INVALID, "%p still has physical memory mapped", address);
@@ -158,15 +160,20 @@ SHIM_API aclError aclrtReleaseMemAddress(void *address) {
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t bytes, const aclrtPhysicalMemProp *properties, uint64_t) {
-  if (!handle || !properties || bytes == 0) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMallocPhysical: bad argument");
+SHIM_API aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t bytes,
+                                      const aclrtPhysicalMemProp *properties, uint64_t) {
+  if (!handle || !properties || bytes == 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtMallocPhysical: bad argument");
   bool on_host = properties->location.type != ACL_MEM_LOCATION_TYPE_DEVICE;
   int device = on_host ? current_device() : static_cast<int>(properties->location.id);
-  if (!device_valid(device)) return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtMallocPhysical: no device %d", device);
-  if (on_host) return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclrtMallocPhysical: host memory is not simulated");
+  if (!device_valid(device))
+    return fail(ACL_ERROR_RT_INVALID_DEVICEID, "aclrtMallocPhysical: no device %d", device);
+  if (on_host)
+    return fail(ACL_ERROR_FEATURE_UNSUPPORTED, "aclrtMallocPhysical: host memory is not simulated");
   uint64_t charged = round_up(bytes, profile().huge_page_bytes);
   if (!account_charge(physical_device(device), kApp, charged))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no %llu bytes of physical memory left", device,
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
+                "device %d has no %llu bytes of physical memory left", device,
                 static_cast<unsigned long long>(charged));
   std::lock_guard<std::mutex> guard(state().mutex);
   int &file = state().file[device];
@@ -174,34 +181,45 @@ SHIM_API aclError aclrtMallocPhysical(aclrtDrvMemHandle *handle, size_t bytes, c
   uint64_t offset = state().next_offset[device];
   if (file < 0 || ftruncate(file, static_cast<off_t>(offset + charged)) != 0) {
     account_release(physical_device(device), kApp, charged);
-    return fail(ACL_ERROR_BAD_ALLOC, "the host refused %llu bytes of sparse memory: %s", static_cast<unsigned long long>(charged), strerror(errno));
+    return fail(ACL_ERROR_BAD_ALLOC, "the host refused %llu bytes of sparse memory: %s",
+                static_cast<unsigned long long>(charged), strerror(errno));
   }
   state().next_offset[device] = offset + charged;
-  *handle = handles().add(new Physical{device, file, false, offset, charged});
+  *handle =
+      handles().add(std::make_unique<Physical>(Physical{device, file, false, offset, charged}));
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtFreePhysical(aclrtDrvMemHandle handle) {
   std::lock_guard<std::mutex> guard(state().mutex);
-  Physical *physical = handles().find(handle);
-  if (!physical || physical->freed) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtFreePhysical: unknown handle %p", handle);
+  std::shared_ptr<Physical> physical = handles().find(handle);
+  if (!physical || physical->freed)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtFreePhysical: unknown handle %p", handle);
   physical->freed = true;  // the memory stays while it is mapped
   release_locked(physical);
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtMapMem(void *address, size_t bytes, size_t offset, aclrtDrvMemHandle handle, uint64_t) {
+SHIM_API aclError aclrtMapMem(void *address, size_t bytes, size_t offset, aclrtDrvMemHandle handle,
+                              uint64_t) {
   std::lock_guard<std::mutex> guard(state().mutex);
-  Physical *physical = handles().find(handle);
-  if (!physical || physical->freed) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMapMem: unknown handle %p", handle);
+  std::shared_ptr<Physical> physical = handles().find(handle);
+  if (!physical || physical->freed)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMapMem: unknown handle %p", handle);
   uintptr_t start = reinterpret_cast<uintptr_t>(address);
   auto next = state().reserved.upper_bound(start);
-  bool reserved = next != state().reserved.begin() && start + bytes <= std::prev(next)->first + std::prev(next)->second;
+  bool reserved = next != state().reserved.begin() &&
+                  start + bytes <= std::prev(next)->first + std::prev(next)->second;
   if (!reserved || bytes == 0 || offset + bytes > physical->bytes)
-    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtMapMem: %zu bytes at %p are not reserved, or more than the handle has", bytes, address);
-  void *mapped = mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, physical->file,
-                      static_cast<off_t>(physical->offset + offset));
-  if (mapped == MAP_FAILED) return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %zu bytes: %s", bytes, strerror(errno));
+    return fail(ACL_ERROR_RT_PARAM_INVALID,
+                "aclrtMapMem: %zu bytes at %p are not reserved, or more than the handle has", bytes,
+                address);
+  void *mapped =
+      mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+           physical->file, static_cast<off_t>(physical->offset + offset));
+  if (mapped == MAP_FAILED)
+    return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %zu bytes: %s", bytes,
+                strerror(errno));
   ++physical->mappings;
   state().mapped[start] = {bytes, physical};
   return ACL_SUCCESS;
@@ -210,22 +228,26 @@ SHIM_API aclError aclrtMapMem(void *address, size_t bytes, size_t offset, aclrtD
 SHIM_API aclError aclrtUnmapMem(void *address) {
   std::lock_guard<std::mutex> guard(state().mutex);
   auto found = state().mapped.find(reinterpret_cast<uintptr_t>(address));
-  if (found == state().mapped.end()) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtUnmapMem: nothing is mapped at %p", address);
+  if (found == state().mapped.end())
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtUnmapMem: nothing is mapped at %p", address);
   unreserve_pages(found->first, found->second.bytes);
-  Physical *physical = found->second.physical;
+  std::shared_ptr<Physical> physical = found->second.physical;
   state().mapped.erase(found);
   --physical->mappings;
   release_locked(physical);
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHandleType, uint64_t, uint64_t *shareable) {
+SHIM_API aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHandleType,
+                                                  uint64_t, uint64_t *shareable) {
   std::lock_guard<std::mutex> guard(state().mutex);
-  Physical *physical = handles().find(handle);
-  if (!physical || !shareable) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMemExportToShareableHandle: unknown handle");
+  std::shared_ptr<Physical> physical = handles().find(handle);
+  if (!physical || !shareable)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtMemExportToShareableHandle: unknown handle");
   if (!physical->shared_key) {
     uint64_t key = random_key();
-    if (!share_publish({key, getpid(), physical->file, physical_device(physical->device), physical->offset, physical->bytes}))
+    if (!share_publish({key, getpid(), physical->file, physical_device(physical->device),
+                        physical->offset, physical->bytes}))
       return fail(ACL_ERROR_RT_RESOURCE_ALLOC_FAIL, "no room for another exported handle");
     physical->shared_key = key;
   }
@@ -233,14 +255,20 @@ SHIM_API aclError aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclr
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device, aclrtDrvMemHandle *handle) {
+SHIM_API aclError aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device,
+                                                    aclrtDrvMemHandle *handle) {
   SharedHandle shared{};
-  if (!handle || !device_valid(device)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtMemImportFromShareableHandle: bad argument");
-  if (!share_find(shareable, &shared)) return fail(ACL_ERROR_RT_INVALID_HANDLE, "no process exports this memory handle");
+  if (!handle || !device_valid(device))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtMemImportFromShareableHandle: bad argument");
+  if (!share_find(shareable, &shared))
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "no process exports this memory handle");
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
   int file = open(path, O_RDWR | O_CLOEXEC);
-  if (file < 0) return fail(ACL_ERROR_RT_INVALID_HANDLE, "cannot open the memory of process %d: %s", shared.pid, strerror(errno));
-  *handle = handles().add(new Physical{device, file, true, shared.offset, shared.bytes});  // charged to its owner only
+  if (file < 0)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "cannot open the memory of process %d: %s", shared.pid,
+                strerror(errno));
+  *handle = handles().add(std::make_unique<Physical>(
+      Physical{device, file, true, shared.offset, shared.bytes}));  // its owner accounts for it
   return ACL_SUCCESS;
 }

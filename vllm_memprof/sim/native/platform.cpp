@@ -28,17 +28,21 @@ class PlatFormInfos {
   VISIBLE void SetCoreNumByCoreType(const std::string &type);
   VISIBLE void GetLocalMemSize(const LocalMemType &type, uint64_t &bytes);
   VISIBLE void GetLocalMemBw(const LocalMemType &type, uint64_t &bandwidth);
-  VISIBLE bool GetPlatformResWithLock(const std::string &label, const std::string &key, std::string &value);
+  VISIBLE bool GetPlatformResWithLock(const std::string &label, const std::string &key,
+                                      std::string &value);
 };
 
 class PlatformInfoManager {
  public:
   VISIBLE static PlatformInfoManager &Instance();
   VISIBLE uint32_t InitRuntimePlatformInfos(const std::string &soc);
-  VISIBLE uint32_t GetRuntimePlatformInfosByDevice(const uint32_t &device, PlatFormInfos &infos, bool need_deep_copy);
+  VISIBLE uint32_t GetRuntimePlatformInfosByDevice(const uint32_t &device, PlatFormInfos &infos,
+                                                   bool need_deep_copy);
 };
 
-uint32_t PlatFormInfos::GetCoreNum() const { return static_cast<uint32_t>(memprof_sim_profile_ai_cores()); }
+uint32_t PlatFormInfos::GetCoreNum() const {
+  return static_cast<uint32_t>(memprof_sim_profile_ai_cores());
+}
 void PlatFormInfos::SetCoreNumByCoreType(const std::string &) {}
 
 void PlatFormInfos::GetLocalMemSize(const LocalMemType &type, uint64_t &bytes) {
@@ -55,7 +59,8 @@ void PlatFormInfos::GetLocalMemSize(const LocalMemType &type, uint64_t &bytes) {
 
 void PlatFormInfos::GetLocalMemBw(const LocalMemType &, uint64_t &bandwidth) { bandwidth = 1; }
 
-bool PlatFormInfos::GetPlatformResWithLock(const std::string &, const std::string &, std::string &) {
+bool PlatFormInfos::GetPlatformResWithLock(const std::string &, const std::string &,
+                                           std::string &) {
   memprof_sim_unimplemented("fe::PlatFormInfos::GetPlatformResWithLock");
   return false;
 }
@@ -66,7 +71,10 @@ PlatformInfoManager &PlatformInfoManager::Instance() {
 }
 
 uint32_t PlatformInfoManager::InitRuntimePlatformInfos(const std::string &) { return 0; }
-uint32_t PlatformInfoManager::GetRuntimePlatformInfosByDevice(const uint32_t &, PlatFormInfos &, bool) { return 0; }
+uint32_t PlatformInfoManager::GetRuntimePlatformInfosByDevice(const uint32_t &, PlatFormInfos &,
+                                                              bool) {
+  return 0;
+}
 
 }  // namespace fe
 

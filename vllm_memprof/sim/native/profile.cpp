@@ -1,15 +1,19 @@
 // The device profile: flat `key=value` lines written by profiles.py. Read once per process.
-#include "shim.h"
+#include "profile.h"
 
 #include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
 
+#include "acl.h"
+#include "ownership.h"
+
 namespace memprof_sim {
 namespace {
 
-uint64_t number(const std::map<std::string, std::string> &values, const char *key, Profile *result) {
+uint64_t number(const std::map<std::string, std::string> &values, const char *key,
+                Profile *result) {
   auto it = values.find(key);
   if (it == values.end()) {
     if (result->problem.empty()) result->problem = std::string("the device profile has no ") + key;
@@ -27,7 +31,8 @@ Profile load() {
   Profile result;
   const char *path = getenv("MEMPROF_SIM_PROFILE");
   if (!path || !*path) {
-    result.problem = "MEMPROF_SIM_PROFILE is not set: it names the device profile of the simulated device";
+    result.problem =
+        "MEMPROF_SIM_PROFILE is not set: it names the device profile of the simulated device";
     return result;
   }
   std::ifstream input(path);
@@ -49,7 +54,8 @@ Profile load() {
     if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap)
       result.workspace.push_back(rule);
     else
-      result.problem = "a workspace line of the device profile is not \"glob base per_byte cap\": " + value;
+      result.problem =
+          "a workspace line of the device profile is not \"glob base per_byte cap\": " + value;
   }
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");
@@ -75,7 +81,8 @@ Profile load() {
   result.vector_core_count = static_cast<int64_t>(number(values, "vector_core_count", &result));
   result.ai_cpu_count = static_cast<int64_t>(number(values, "ai_cpu_count", &result));
   result.l2_cache_bytes = static_cast<int64_t>(number(values, "l2_cache_bytes", &result));
-  if (result.soc_name.empty() && result.problem.empty()) result.problem = "the device profile has no soc_name";
+  if (result.soc_name.empty() && result.problem.empty())
+    result.problem = "the device profile has no soc_name";
   if (!result.problem.empty()) result.problem += std::string(" (") + path + ")";
   result.valid = result.problem.empty();
   return result;
@@ -84,8 +91,8 @@ Profile load() {
 }  // namespace
 
 const Profile &profile() {
-  static const Profile *loaded = new Profile(load());  // never destroyed: other libraries call in at exit
-  return *loaded;
+  static const Profile &loaded = process_state<Profile>() = load();
+  return loaded;
 }
 
 bool glob_match(const char *pattern, const char *text) {
@@ -103,24 +110,28 @@ bool glob_match(const char *pattern, const char *text) {
 
 const WorkspaceRule *workspace_rule_for(const std::string &operator_name) {
   for (const WorkspaceRule &rule : profile().workspace)
-    if (glob_match(rule.pattern.c_str(), operator_name.c_str())) return rule.base || rule.per_byte > 0 ? &rule : nullptr;
+    if (glob_match(rule.pattern.c_str(), operator_name.c_str()))
+      return rule.base || rule.per_byte > 0 ? &rule : nullptr;
   return nullptr;
 }
 
 uint64_t workspace_bytes_for(const std::string &operator_name, uint64_t largest_tensor_bytes) {
   const WorkspaceRule *rule = workspace_rule_for(operator_name);
   if (!rule) return 0;
-  uint64_t bytes = rule->base + static_cast<uint64_t>(rule->per_byte * static_cast<double>(largest_tensor_bytes));
+  uint64_t bytes = rule->base + static_cast<uint64_t>(rule->per_byte *
+                                                      static_cast<double>(largest_tensor_bytes));
   return rule->cap && bytes > rule->cap ? rule->cap : bytes;
 }
 
 }  // namespace memprof_sim
 
 // For platform.cpp, whose std::string is the older one: it must not see Profile.
-extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_ai_cores() {
+SHIM_INTERNAL uint64_t memprof_sim_profile_ai_cores() {
   return static_cast<uint64_t>(memprof_sim::profile().ai_core_count);
 }
-extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_l2_bytes() {
+SHIM_INTERNAL uint64_t memprof_sim_profile_l2_bytes() {
   return static_cast<uint64_t>(memprof_sim::profile().l2_cache_bytes);
 }
-extern "C" __attribute__((visibility("hidden"))) uint64_t memprof_sim_profile_total_bytes() { return memprof_sim::profile().total_bytes; }
+SHIM_INTERNAL uint64_t memprof_sim_profile_total_bytes() {
+  return memprof_sim::profile().total_bytes;
+}

@@ -1,7 +1,14 @@
-// Streams. Work runs when it is submitted, so a stream is an identity, its attributes and its pending host functions.
-#include "shim.h"
+// Streams. Work runs when it is submitted, so a stream is an identity, its attributes and its
+// pending host functions.
+#include "stream.h"
 
 #include <atomic>
+#include <memory>
+
+#include "device.h"
+#include "error.h"
+#include "host_tasks.h"
+#include "ownership.h"
 
 namespace memprof_sim {
 namespace {
@@ -17,68 +24,79 @@ struct Stream {
 
 std::atomic<int32_t> next_stream_id{1};  // 0 is the default stream
 
-Registry<Stream> &streams() {
-  static auto *registry = new Registry<Stream>;
-  return *registry;
-}
+Registry<Stream> &streams() { return process_state<Registry<Stream>>(); }
 
 aclError create(const char *function, aclrtStream *stream, uint32_t priority, uint32_t flags) {
   if (!stream) return fail(ACL_ERROR_INVALID_PARAM, "%s: null argument", function);
   int device = current_device();
   if (device < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "%s: no context", function);
-  *stream = streams().add(new Stream{next_stream_id++, device, priority, flags});
+  *stream =
+      streams().add(std::make_unique<Stream>(Stream{next_stream_id++, device, priority, flags}));
   return ACL_SUCCESS;
 }
 
 aclError destroy(const char *function, aclrtStream stream) {
-  Stream *found = streams().find(stream);
-  if (!found) return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: unknown stream %p", function, stream);
-  stream_wait(stream);
-  stream_forget(stream);
-  streams().remove(stream);
-  delete found;
+  if (!streams().find(stream))
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: unknown stream %p", function, stream);
+  wait_for_stream(stream);
+  forget_stream(stream);
+  streams().take(stream);
   return ACL_SUCCESS;
 }
 
 aclError synchronize(const char *function, aclrtStream stream) {
-  if (!stream_known(stream)) return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: unknown stream %p", function, stream);
-  stream_wait(stream);
+  if (!stream_known(stream))
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: unknown stream %p", function, stream);
+  wait_for_stream(stream);
   return ACL_SUCCESS;
 }
 
 }  // namespace
 
-bool stream_known(aclrtStream stream) { return stream == nullptr || streams().find(stream) != nullptr; }
+bool stream_known(aclrtStream stream) {
+  return stream == nullptr || streams().find(stream) != nullptr;
+}
 
 }  // namespace memprof_sim
 
 using namespace memprof_sim;
 
-SHIM_API aclError aclrtCreateStream(aclrtStream *stream) { return create("aclrtCreateStream", stream, 0, 0); }
+SHIM_API aclError aclrtCreateStream(aclrtStream *stream) {
+  return create("aclrtCreateStream", stream, 0, 0);
+}
 
-SHIM_API aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t priority, uint32_t flags) {
+SHIM_API aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t priority,
+                                              uint32_t flags) {
   return create("aclrtCreateStreamWithConfig", stream, priority, flags);
 }
 
-SHIM_API aclError aclrtDestroyStream(aclrtStream stream) { return destroy("aclrtDestroyStream", stream); }
-SHIM_API aclError aclrtDestroyStreamForce(aclrtStream stream) { return destroy("aclrtDestroyStreamForce", stream); }
+SHIM_API aclError aclrtDestroyStream(aclrtStream stream) {
+  return destroy("aclrtDestroyStream", stream);
+}
+SHIM_API aclError aclrtDestroyStreamForce(aclrtStream stream) {
+  return destroy("aclrtDestroyStreamForce", stream);
+}
 
-SHIM_API aclError aclrtSynchronizeStream(aclrtStream stream) { return synchronize("aclrtSynchronizeStream", stream); }
+SHIM_API aclError aclrtSynchronizeStream(aclrtStream stream) {
+  return synchronize("aclrtSynchronizeStream", stream);
+}
 
 SHIM_API aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t) {
   return synchronize("aclrtSynchronizeStreamWithTimeout", stream);
 }
 
 SHIM_API aclError aclrtSynchronizeDevice() {
-  if (current_device() < 0) return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSynchronizeDevice: no context");
-  wait_all_streams();
+  if (current_device() < 0)
+    return fail(ACL_ERROR_RT_CONTEXT_NULL, "aclrtSynchronizeDevice: no context");
+  wait_for_all_streams();
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return aclrtSynchronizeDevice(); }
 
 SHIM_API aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status) {
-  if (!status || !stream_known(stream)) return fail(ACL_ERROR_INVALID_PARAM, "aclrtStreamQuery: bad argument");
+  if (!status || !stream_known(stream))
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtStreamQuery: bad argument");
   *status = ACL_STREAM_STATUS_COMPLETE;
   return ACL_SUCCESS;
 }
@@ -89,61 +107,69 @@ SHIM_API aclError aclrtStreamGetId(aclrtStream stream, int32_t *id) {
     *id = 0;
     return ACL_SUCCESS;
   }
-  Stream *found = streams().find(stream);
-  if (!found) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtStreamGetId: unknown stream %p", stream);
+  std::shared_ptr<Stream> found = streams().find(stream);
+  if (!found)
+    return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtStreamGetId: unknown stream %p", stream);
   *id = found->id;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtStreamGetPriority(aclrtStream stream, uint32_t *priority) {
-  Stream *found = streams().find(stream);
-  if (!found || !priority) return fail(ACL_ERROR_INVALID_PARAM, "aclrtStreamGetPriority: bad argument");
+  std::shared_ptr<Stream> found = streams().find(stream);
+  if (!found || !priority)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtStreamGetPriority: bad argument");
   *priority = found->priority;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtStreamGetFlags(aclrtStream stream, uint32_t *flags) {
-  Stream *found = streams().find(stream);
+  std::shared_ptr<Stream> found = streams().find(stream);
   if (!found || !flags) return fail(ACL_ERROR_INVALID_PARAM, "aclrtStreamGetFlags: bad argument");
   *flags = found->flags;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtSetStreamOverflowSwitch(aclrtStream stream, uint32_t flag) {
-  Stream *found = streams().find(stream);
+  std::shared_ptr<Stream> found = streams().find(stream);
   if (found) found->overflow_switch = flag;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtGetStreamOverflowSwitch(aclrtStream stream, uint32_t *flag) {
   if (!flag) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetStreamOverflowSwitch: null argument");
-  Stream *found = streams().find(stream);
+  std::shared_ptr<Stream> found = streams().find(stream);
   *flag = found ? found->overflow_switch : 0;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr attribute, aclrtStreamAttrValue *value) {
-  Stream *found = streams().find(stream);
-  if (!found || !value || attribute < 0 || attribute >= 8) return fail(ACL_ERROR_INVALID_PARAM, "aclrtSetStreamAttribute: bad argument");
+SHIM_API aclError aclrtSetStreamAttribute(aclrtStream stream, aclrtStreamAttr attribute,
+                                          aclrtStreamAttrValue *value) {
+  std::shared_ptr<Stream> found = streams().find(stream);
+  if (!found || !value || attribute < 0 || attribute >= 8)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtSetStreamAttribute: bad argument");
   found->attributes[attribute] = *value;
   return ACL_SUCCESS;
 }
 
-SHIM_API aclError aclrtGetStreamAttribute(aclrtStream stream, aclrtStreamAttr attribute, aclrtStreamAttrValue *value) {
-  Stream *found = streams().find(stream);
-  if (!found || !value || attribute < 0 || attribute >= 8) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetStreamAttribute: bad argument");
+SHIM_API aclError aclrtGetStreamAttribute(aclrtStream stream, aclrtStreamAttr attribute,
+                                          aclrtStreamAttrValue *value) {
+  std::shared_ptr<Stream> found = streams().find(stream);
+  if (!found || !value || attribute < 0 || attribute >= 8)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetStreamAttribute: bad argument");
   *value = found->attributes[attribute];
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtCtxGetCurrentDefaultStream(aclrtStream *stream) {
-  if (!stream) return fail(ACL_ERROR_INVALID_PARAM, "aclrtCtxGetCurrentDefaultStream: null argument");
+  if (!stream)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtCtxGetCurrentDefaultStream: null argument");
   *stream = nullptr;
   return ACL_SUCCESS;
 }
 
 SHIM_API aclError aclrtDeviceGetStreamPriorityRange(int32_t *least, int32_t *greatest) {
-  if (!least || !greatest) return fail(ACL_ERROR_INVALID_PARAM, "aclrtDeviceGetStreamPriorityRange: null argument");
+  if (!least || !greatest)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclrtDeviceGetStreamPriorityRange: null argument");
   *least = 7;
   *greatest = 0;
   return ACL_SUCCESS;

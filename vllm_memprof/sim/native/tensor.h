@@ -1,9 +1,11 @@
-// The argument objects of aclnn operators, and how an operator call is seen by the host kernels.
+// The argument objects of aclnn operators, and an operator's call as the host kernels see it.
 #pragma once
 
-#include "shim.h"
-
 #include <cstring>
+#include <string>
+#include <vector>
+
+#include "acl.h"
 
 struct aclTensor {
   std::vector<int64_t> shape;
@@ -36,13 +38,25 @@ struct aclScalarList {
 
 namespace memprof_sim {
 
-enum class Kind { kNone, kTensor, kScalar, kIntArray, kFloatArray, kBoolArray, kTensorList, kScalarList };
+enum class Kind {
+  kNone,
+  kTensor,
+  kScalar,
+  kIntArray,
+  kFloatArray,
+  kBoolArray,
+  kTensorList,
+  kScalarList
+};
 Kind kind_of(uint64_t word);  // of a live argument object; kNone for anything else
 
 uint64_t element_bytes(aclDataType type);
 int64_t element_count(const aclTensor &tensor);
+std::vector<int64_t> dense_strides(
+    const std::vector<int64_t> &shape);  // in elements, the last axis contiguous
 
-// One call of an operator: its arguments in order, objects copied, so that they outlive the caller's.
+// One call of an operator: its arguments in order, objects copied, so that they outlive the
+// caller's.
 struct Argument {
   Kind kind = Kind::kNone;
   uint64_t word = 0;  // the raw value when it is no object
@@ -63,22 +77,4 @@ struct Call {
   }
 };
 
-using Kernel = void (*)(Call &call);
-struct KernelRow {
-  const char *name;  // without "aclnn"
-  Kernel kernel;
-};
-const std::vector<KernelRow> &kernel_rows();            // kernels.cpp
-const std::vector<KernelRow> &float_kernel_rows();      // floats.cpp
-const std::vector<KernelRow> &attention_kernel_rows();  // attention.cpp
-const std::vector<KernelRow> &expert_kernel_rows();     // experts.cpp
-const std::vector<KernelRow> &pick_kernel_rows();       // picks.cpp
-Kernel find_kernel(const std::string &operator_name);  // null: the operator computes nothing
-
 }  // namespace memprof_sim
-
-struct aclOpExecutor {
-  memprof_sim::Call call;
-  memprof_sim::Kernel kernel = nullptr;
-  bool repeatable = false;
-};

@@ -1,4 +1,5 @@
-"""``acl.rt``: runtime calls on the ACL library that torch_npu has loaded (here, the simulated device)."""
+"""``acl.rt``: runtime calls on the ACL library that torch_npu has loaded (here, the simulated
+device)."""
 
 import ctypes
 import functools
@@ -26,7 +27,8 @@ def memcpy(dst: int, dest_max: int, src: int, count: int, kind: int) -> int:
         dest_max: bytes that fit there.
         src: address to read from.
         count: bytes to copy.
-        kind: 0 host to host, 1 host to device, 2 device to host, 3 device to device (``aclrtMemcpyKind``).
+        kind: 0 host to host, 1 host to device, 2 device to host, 3 device to device
+        (``aclrtMemcpyKind``).
 
     Returns:
         The ACL error code, 0 for success.

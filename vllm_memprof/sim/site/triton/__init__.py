@@ -1,4 +1,5 @@
-"""Null Triton: kernels launch to nothing, host-side helpers compute for real. See ``../README.md``."""
+"""Null Triton: kernels launch to nothing, host-side helpers compute for real. See
+``../README.md``."""
 
 from . import _C, backends, compiler, knobs, language, runtime, testing, tools
 from ._host import cdiv, next_power_of_2

@@ -1,4 +1,5 @@
-"""Helpers that compute for real, the profile of the simulated device, and stand-ins for device functions."""
+"""Helpers that compute for real, the profile of the simulated device, and stand-ins for device
+functions."""
 
 import functools
 import os
@@ -16,7 +17,8 @@ def next_power_of_2(n):
 
 @functools.cache
 def device_profile() -> dict[str, str]:
-    """The flat profile of the simulated device (``key=value`` lines), empty when none is configured."""
+    """The flat profile of the simulated device (``key=value`` lines), empty when none is
+    configured."""
     path = os.environ.get("MEMPROF_SIM_PROFILE", "")
     if not path:
         return {}
@@ -26,7 +28,8 @@ def device_profile() -> dict[str, str]:
 
 
 class DeviceOnly:
-    """A name that has a meaning inside a kernel only. Kernels never run, so calling it is a mistake: it says so."""
+    """A name that has a meaning inside a kernel only. Kernels never run, so calling it is a
+    mistake: it says so."""
 
     def __init__(self, name):
         self.__name__ = self.__qualname__ = name
@@ -44,7 +47,8 @@ class DeviceOnly:
 
     def __call__(self, *args, **kwargs):
         raise RuntimeError(
-            f"{self.__name__} was called outside a kernel; kernels do not run on the simulated device"
+            f"{self.__name__} was called outside a kernel; "
+            "kernels do not run on the simulated device"
         )
 
 
@@ -53,7 +57,8 @@ def device_module(module, absent=()):
 
     Args:
         module: name of the module, for messages.
-        absent: names which this release does not have, so that feature tests (``hasattr``) are answered as on hardware.
+        absent: names which this release does not have, so that feature tests (``hasattr``) are
+        answered as on hardware.
     """
 
     def __getattr__(name):

@@ -1,4 +1,5 @@
-"""Settings that vLLM's monitor of kernel compilations writes. Nothing is compiled here, so nothing reads them."""
+"""Settings that vLLM's monitor of kernel compilations writes. Nothing is compiled here, so nothing
+reads them."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,5 @@
-"""The names that torch imports from Triton's compiler. There is none: asking for a kernel's binary fails."""
+"""The names that torch imports from Triton's compiler. There is none: asking for a kernel's binary
+fails."""
 
 from .._C.libtriton.ir import module
 from ..backends.compiler import AttrsDescriptor, BaseBackend, GPUTarget

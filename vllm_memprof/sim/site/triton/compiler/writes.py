@@ -1,14 +1,16 @@
 """Which parameters a kernel writes to, read from its source.
 
-A store goes through a pointer, and the pointer was computed from parameters: every parameter that flows into it counts,
-except through a load, as in the analysis of torch. Branches are not told apart: what one of them writes is written.
+A store goes through a pointer, and the pointer was computed from parameters: every parameter that
+flows into it counts, except through a load, as in the analysis of torch. Branches are not told
+apart: what one of them writes is written.
 """
 
 import ast
 import types
 
 #: Operations whose first argument is written to; as methods (of descriptors), their object is.
-STORES = {"store", "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min", "atomic_or", "atomic_xchg",
+STORES = {"store", "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min",
+          "atomic_or", "atomic_xchg",
           "atomic_xor"}  # fmt: skip
 
 

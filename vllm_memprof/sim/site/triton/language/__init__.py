@@ -1,4 +1,5 @@
-"""The kernel language. Types and ``constexpr`` are real; every function is a stand-in that runs in kernels only."""
+"""The kernel language. Types and ``constexpr`` are real; every function is a stand-in that runs in
+kernels only."""
 
 from .._host import cdiv, device_module
 from . import core, extra, math, standard

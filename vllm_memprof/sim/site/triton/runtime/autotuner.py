@@ -1,4 +1,5 @@
-"""``autotune`` and ``heuristics``: the description is kept, nothing is timed, nothing is launched."""
+"""``autotune`` and ``heuristics``: the description is kept, nothing is timed, nothing is
+launched."""
 
 from .errors import OutOfResources, PTXASError
 from .jit import KernelInterface

@@ -1,9 +1,9 @@
 """Kernels that compute on the host: the few whose results the engine needs for right tokens.
 
-Device memory is host memory, so a tensor of the device can be read and written here. A launch computes when its kernel
-has a row in ``HOST`` and the tensors that it writes are within ``host_compute_bytes`` of the device profile; else it
-does nothing. The stream is waited for first, so that what was launched before is there; a stream that records a graph
-is left alone.
+Device memory is host memory, so a tensor of the device can be read and written here. A launch
+computes when its kernel has a row in ``HOST`` and the tensors that it writes are within
+``host_compute_bytes`` of the device profile; else it does nothing. The stream is waited for first,
+so that what was launched before is there; a stream that records a graph is left alone.
 """
 
 import ctypes
@@ -97,7 +97,8 @@ def _rope(
     USE_COS_SIN,
     **_,
 ):
-    """Rotary embedding of queries and keys in place. (vllm_ascend/ops/triton/rope.py::_triton_rope, 0.23.0)"""
+    """Rotary embedding of queries and keys in place. (vllm_ascend/ops/triton/rope.py::_triton_rope,
+    0.23.0)"""
     half = rope_dim // 2
     if USE_COS_SIN:
         table = cos_sin_ptr[pos_ptr[:num_tokens].long()].float()
@@ -118,10 +119,13 @@ def _rope(
 
 
 @_writes("slot_mapping_ptr")
-def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr, block_table_ptr, block_size,
-                  slot_mapping_ptr, TOTAL_CP_WORLD_SIZE, TOTAL_CP_RANK, CP_KV_CACHE_INTERLEAVE_SIZE, PAD_ID,
+def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr, block_table_ptr,
+                  block_size,
+                  slot_mapping_ptr, TOTAL_CP_WORLD_SIZE, TOTAL_CP_RANK,
+                  CP_KV_CACHE_INTERLEAVE_SIZE, PAD_ID,
                   grid, **_):  # fmt: skip
-    """The cache slot of every token. (vllm/v1/worker/block_table.py::_compute_slot_mapping_kernel, 0.23.0)"""
+    """The cache slot of every token. (vllm/v1/worker/block_table.py::_compute_slot_mapping_kernel,
+    0.23.0)"""
     import torch
 
     slots = slot_mapping_ptr.view(-1)

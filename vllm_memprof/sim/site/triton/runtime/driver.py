@@ -1,4 +1,5 @@
-"""The driver of the simulated device: facts about it for the wrappers that size their grids by cores."""
+"""The driver of the simulated device: facts about it for the wrappers that size their grids by
+cores."""
 
 from .._host import device_profile
 from ..backends.compiler import GPUTarget

@@ -3,7 +3,8 @@ class TritonError(Exception):
 
 
 class OutOfResources(TritonError):
-    """A kernel needs more on-chip memory than there is. Never raised here: kernels are not compiled."""
+    """A kernel needs more on-chip memory than there is. Never raised here: kernels are not
+    compiled."""
 
     def __init__(self, required=0, limit=0, name=""):
         super().__init__(f"out of resource: {name}, required {required}, limit {limit}")

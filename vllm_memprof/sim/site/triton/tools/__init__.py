@@ -1,1 +1,2 @@
-"""Nothing of Triton's tools is needed; torch asks whether tensor descriptors exist, and here they do not."""
+"""Nothing of Triton's tools is needed; torch asks whether tensor descriptors exist, and here they
+do not."""

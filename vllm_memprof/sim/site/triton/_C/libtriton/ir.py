@@ -1,8 +1,10 @@
-"""As much of Triton's intermediate representation as torch reads to learn which arguments a kernel writes to.
+"""As much of Triton's intermediate representation as torch reads to learn which arguments a kernel
+writes to.
 
-torch (``_higher_order_ops/triton_kernel_wrap.py::identify_mutated_tensors``) walks a module's operations and follows
-the pointers of its stores. A kernel's module here is one function with one block: a ``tt.store`` per tensor argument
-that the kernel's source writes to, straight to that argument.
+torch (``_higher_order_ops/triton_kernel_wrap.py::identify_mutated_tensors``) walks a module's
+operations and follows the pointers of its stores. A kernel's module here is one function with one
+block: a ``tt.store`` per tensor argument that the kernel's source writes to, straight to that
+argument.
 """
 
 import itertools
@@ -78,7 +80,8 @@ class module:
         values = {argument: _Node() for argument in arguments}
         region = _Node()
         body = block(list(values.values()), region)
-        self.operations = [operation("tt.store", (values[argument],), parent=body) for argument in arguments
+        self.operations = [operation("tt.store", (values[argument],), parent=body)
+                           for argument in arguments
                            if argument in written]  # fmt: skip
         self.operations.append(operation("tt.return", parent=body))
         self.operations.append(

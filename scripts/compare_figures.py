@@ -1,0 +1,255 @@
+"""Compare the figures that two revisions print of the same runs: ``compare_figures.py BASE``.
+
+The revision BASE and the working tree report the run folders and logs of BASE's ``tests/data``
+through their command line, in every format. Texts are compared by the numbers that they hold, JSON
+and csv by path. A rename or a move is declared in ``RENAMED`` and ``MOVED``, a figure that is meant
+to differ in ``EXPECTED``; added keys are no difference.
+
+Exit status 0: no figure differs but the expected ones. 1: some do, and are listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import html
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Names that changed -> names of the working tree; applied to every word of a path, on both sides.
+RENAMED = {
+    "honest_kv_cache_bytes": "fits_request_kv_cache_bytes",
+    "honest_kv_cache": "fits_request_kv_cache",
+    "honest_kv_tokens": "fits_request_kv_tokens",
+    "honest_tokens": "fits_request_tokens",
+    "headroom_bytes": "spare_bytes",
+    "uncharged": "not_subtracted",
+    "charged_bytes": "subtracted_bytes",
+    "cached": "reserved_not_allocated",
+}
+#: Paths that changed, in this order: a pattern and what takes its place; None: not compared.
+MOVED: tuple[tuple[str, str | None], ...] = (
+    (r"device_memory\[[^]]*\]\.order$", None),  # of the phase that the owners lie in
+    (r"device_memory\[(-?\d+),(\w+)\]\.rows\b", r"phases[\1].\2.owners"),
+    (r"device_memory\[(-?\d+),(\w+)\]", r"phases[\1].\2"),
+)
+#: Differences that are meant: pattern of the document, pattern of the path or number, reason.
+EXPECTED: tuple[tuple[str, str, str], ...] = ()
+
+#: List of JSON -> what names an element; other lists count.
+KEYS = {
+    **dict.fromkeys(("rows", "owners", "parts"), ("component", "part_of")),
+    **dict.fromkeys(("terms", "not_subtracted", "uncharged"), ("name",)),
+    "ranks": ("label",),
+    "phases": ("order",),
+    "device_memory": ("order", "edge"),
+    "findings": ("id", "label"),
+    "causes": ("names",),
+    "traceEvents": ("ph", "pid", "name", "ts"),
+}
+#: Keys whose numbers are versions and places, not figures.
+NO_FIGURE = {"schema", "cite"}
+
+DIFFS = (
+    ("recorded_013_tp2", "recorded_023_tp2"),
+    ("logs/two_methods_910b_tp2.md#2", "logs/two_methods_910b_tp2.md#3"),
+    ("skewed_tp2", "graph_tp2"),
+    ("killed_tp2", "plan_tp2"),
+    ("recorded_tp1", "recorded_tp2"),
+)
+CHECKS = (
+    ("check", "graph_tp2", "--budget", "budgets/passed.toml"),
+    ("check", "skewed_tp2", "--budget", "budgets/guard.toml", "--baseline", "eager_tp2"),
+    ("check", "logs/recorded_tp2_0.23.0.log", "--budget", "budgets/log.toml"),
+    ("check", "recorded_killed_tp2", "--budget", "budgets/passed.toml"),
+)
+
+
+class Case(NamedTuple):
+    """One command line and the document that it prints."""
+
+    args: tuple[str, ...]
+    format: str
+    width: int = 120
+
+    @property
+    def name(self) -> str:
+        return f"{' '.join(self.args)} {self.format}{self.width if self.format == 'table' else ''}"
+
+
+def cases(data: Path) -> Iterator[Case]:
+    """Every document of the run folders and logs below ``data``, in a fixed order."""
+    runs = (("report", path.parent.name) for path in sorted(data.glob("*/run.json")))
+    logs = (("explain", f"logs/{path.name}") for path in sorted(data.glob("logs/*.[lm]*")))
+    formats = {"report": ("csv", "trace", "html"), "explain": ("csv", "html"), "check": ("github",)}
+    for args in (*runs, *logs, *(("diff", *each) for each in DIFFS), *CHECKS):
+        yield from (Case(args, "table", width) for width in (80, 120, 200))
+        yield from (Case(args, each) for each in ("markdown", "json", *formats.get(args[0], ())))
+
+
+def print_all(target: Path) -> None:
+    """Run every case on the current folder; write what each prints below ``target``."""
+    os.environ.update(TERM="xterm", NO_COLOR="1")
+    for number, case in enumerate(cases(Path())):
+        out = io.StringIO()
+        out.isatty = lambda table=case.format == "table": table  # a terminal, of COLUMNS columns
+        os.environ["COLUMNS"] = str(case.width)
+        sys.argv = ["memprof", *case.args, "--format", case.format]
+        status: object = 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                runpy.run_module("vllm_memprof", run_name="__main__")
+            except SystemExit as ended:
+                status = ended.code
+        text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+        (target / str(number)).write_text(f"{status}\n{text}")
+
+
+NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def numbers(text: str) -> Counter[str]:
+    """The numbers of a text with sign and decimals, and how often each is there."""
+    return Counter(found.replace("−", "-") for found in NUMBER.findall(text.replace("\\", "")))
+
+
+def flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every figure of a JSON document by its path; the numbers of a sentence as text, in order."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in NO_FIGURE:
+                yield from flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        names = KEYS.get(path.rsplit(".", 1)[-1], ())
+        seen: Counter[str] = Counter()
+        for i, item in enumerate(value):
+            name = str(i)
+            if names and isinstance(item, Mapping):
+                name = ",".join(str(item[key]) for key in names if item.get(key) is not None)
+            seen[name] += 1
+            again = f"#{seen[name]}" if seen[name] > 1 else ""
+            yield from flat(item, f"{path}[{name}{again}]")
+    elif isinstance(value, str):
+        if found := numbers(value):
+            yield path, " ".join(sorted(found.elements()))
+    elif not isinstance(value, bool):
+        yield path, value
+
+
+def rows(text: str) -> Iterator[tuple[str, object]]:
+    """The figures of a csv by run, label, order, edge, kind, component and owner."""
+    named = ("run", "label", "order", "edge", "kind", "component", "part_of")
+    seen: Counter[str] = Counter()
+    for row in csv.DictReader(io.StringIO(text)):
+        path = ",".join(row.get(name) or "" for name in named)
+        seen[path] += 1
+        for column in ("bytes", "seconds"):
+            yield f"[{path}#{seen[path]}].{column}", row.get(column) or None
+
+
+def by_path(figures: Iterator[tuple[str, object]]) -> dict[str, object]:
+    """The same under the names and places of the working tree."""
+    found = {}
+    for path, value in figures:
+        for pattern, to in MOVED:
+            if re.search(pattern, path):
+                path = "" if to is None else re.sub(pattern, to, path)
+        if path:
+            found[re.sub(r"\w+", lambda word: RENAMED.get(word[0], word[0]), path)] = value
+    return found
+
+
+def figures(case: Case, text: str) -> dict[str, object] | Counter[str]:
+    """By path where the document has paths, else the numbers and how often each is there."""
+    if case.format in ("json", "trace") and text:
+        return by_path(flat(json.loads(text)))
+    if case.format == "csv":
+        return by_path(rows(text))
+    if case.format == "html":
+        blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)
+        page = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.S)
+        return numbers(html.unescape(re.sub(r"<[^>]*>", " ", page)) + "".join(blocks))
+    return numbers(text)
+
+
+def differences(case: Case, base: str, tree: str) -> Iterator[tuple[str, str]]:
+    """Path or number, and how it differs."""
+    (base_status, _, base_text), (status, _, text) = base.partition("\n"), tree.partition("\n")
+    if base_status != status:
+        yield "exit status", f"{base_status} -> {status}"
+        return
+    before, after = figures(case, base_text), figures(case, text)
+    if isinstance(before, Counter) and isinstance(after, Counter):
+        for number in sorted({*before, *after}):
+            if before[number] != after[number]:
+                yield number, f"{before[number]} times -> {after[number]} times"
+        return
+    for path, value in before.items():
+        if value is not None and path not in after:
+            yield path, f"{value} -> not there"
+        elif path in after and after[path] != value:
+            yield path, f"{value} -> {after[path]}"
+
+
+def compare(base_outputs: Path, tree_outputs: Path, data: Path) -> int:
+    """Print the differences, equal ones of several documents once; return how many there are."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    expected: Counter[str] = Counter()
+    for number, case in enumerate(cases(data)):
+        base, tree = ((side / str(number)).read_text() for side in (base_outputs, tree_outputs))
+        for what, how in differences(case, base, tree):
+            for document, figure, reason in EXPECTED:
+                if re.search(document, case.name) and re.search(figure, what):
+                    expected[reason] += 1
+                    break
+            else:
+                found[what, how].append(case.name)
+    for (what, how), where in sorted(found.items()):
+        more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+        print(f"{what}: {how}\n    {where[0]}{more}")
+    for reason, count in expected.items():
+        print(f"expected, {count} figures: {reason}")
+    count = sum(map(len, found.values()))
+    print(f"{number + 1} documents compared, {count} figures differ that should not")
+    return count
+
+
+def main(base_revision: str) -> int:
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory(prefix="memprof-figures-") as place:
+        base, outputs = Path(place, "base"), [Path(place, "base.out"), Path(place, "tree.out")]
+        data = base / "tests" / "data"
+        subprocess.run([*git, "add", "--quiet", "--detach", str(base), base_revision], check=True)
+        try:
+            running = []
+            for tree, target in zip((base, ROOT), outputs, strict=True):
+                target.mkdir()
+                command = [sys.executable, __file__, "--print-all", str(target)]
+                env = {**os.environ, "PYTHONPATH": str(tree)}
+                running.append(subprocess.Popen(command, cwd=data, env=env))
+            if sum(process.wait() for process in running):
+                return 2
+            return int(compare(*outputs, data) > 0)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(base)], check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--print-all"]:
+        print_all(Path(sys.argv[2]))
+    elif len(sys.argv) == 2:
+        sys.exit(main(sys.argv[1]))
+    else:
+        sys.exit(__doc__)

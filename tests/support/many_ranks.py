@@ -1,0 +1,46 @@
+"""A record of many ranks, made from one of two: each with some MiB of its own outside torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "data" / "recorded_023_tp2"
+_MIB = 1 << 20
+#: Fields of a snapshot that hold what lies outside torch, and their sign.
+_OUTSIDE_TORCH = {"device_free_bytes": -1, "non_torch_bytes": 1, "process_bytes": 1}
+
+
+def write_many_ranks(folder: Path, ranks: int, outlier: int | None = None) -> Path:
+    """Writes ``run.json`` and one event file per rank; the outlier has 2 GiB more than the others.
+
+    Returns:
+        The folder.
+    """
+    (folder / "events").mkdir(parents=True)
+    (folder / "run.json").write_bytes((SOURCE / "run.json").read_bytes())
+    engine_core, *workers = sorted((SOURCE / "events").glob("*.jsonl"))
+    (folder / "events" / engine_core.name).write_bytes(engine_core.read_bytes())
+    texts = [path.read_text().splitlines() for path in workers]
+    for rank in range(ranks):
+        more = 2048 * _MIB if rank == outlier else rank * 37 % 61 * _MIB
+        lines = [
+            json.dumps(_as_rank(json.loads(line), rank, ranks, more))
+            for line in texts[rank % len(texts)]
+        ]
+        (folder / "events" / f"node0-{50000 + rank}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def _as_rank(event: dict, rank: int, ranks: int, more: int) -> dict:
+    if event["kind"] == "process":
+        event["pid"] = 50000 + rank
+    elif event["kind"] == "identity":
+        event.update(
+            rank=rank, tp_rank=rank, local_rank=rank % 8, label=f"TP{rank}", world_size=ranks
+        )
+    taken = event.get("snapshot") or {}
+    for name, sign in _OUTSIDE_TORCH.items():
+        if taken.get(name) is not None:
+            taken[name] += sign * more
+    return event

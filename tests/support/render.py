@@ -1,0 +1,42 @@
+"""Documents as a file gets them: fixed width, no colour, no blanks at the ends of lines."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from tests.support.page import Page
+from vllm_memprof.accounting import Report
+from vllm_memprof.check.check import CheckResult
+from vllm_memprof.compare.diff import Diff
+from vllm_memprof.report import render_table
+from vllm_memprof.report.check import render_check_table
+from vllm_memprof.report.diff import render_diff_table
+from vllm_memprof.report.html import render_html
+
+
+def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en") -> str:
+    return printed(render_table(report, lang=lang), width, encoding)
+
+
+def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
+    return printed(render_diff_table(diff), width, encoding)
+
+
+def check_table(result: CheckResult, width: int, encoding: str = "utf-8") -> str:
+    return printed(render_check_table(result), width, encoding)
+
+
+def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    console = Console(file=stream, width=width, no_color=True, legacy_windows=False, _environ={})
+    console.print(what)
+    stream.flush()
+    return "".join(line.rstrip() + "\n" for line in raw.getvalue().decode(encoding).splitlines())
+
+
+def outline(report: Report) -> str:
+    """Return the page without its figures: headings, and tables with their columns."""
+    return Page(render_html(report)).outline()

@@ -1,0 +1,91 @@
+"""Findings about cycles of sleep mode and of weight updates, from spans by hand."""
+
+from __future__ import annotations
+
+from tests.unit.accounting.test_empty_cache import (
+    MIB,
+    Report,
+    at,
+    call,
+    found,
+    one,
+    phase,
+    report_of,
+    sleeps,
+)
+from vllm_memprof.record.spans import Span
+
+
+def test_a_leak_of_each_cycle() -> None:
+    report = sleeps(5, leak=240)
+    finding = one(report, "residue-per-cycle")
+    assert finding.bytes == 240 * MIB
+    assert "allocated +240.0 MiB x 4 over 5 cycles" in finding.evidence
+    free = report.ranks[0].cycles[-1].free_bytes
+    assert free is not None
+    assert f"full after {free // (240 * MIB)} more" in finding.evidence
+    assert "reserved-grows-without-empty-cache" not in found(report)
+
+
+def test_two_cycles_prove_no_growth() -> None:
+    assert "residue-per-cycle" not in found(sleeps(2, leak=240))
+
+
+def test_growth_outside_torch_has_another_remedy() -> None:
+    finding = one(sleeps(4, non_torch=32), "residue-per-cycle")
+    assert finding.bytes == 32 * MIB
+    assert "non-torch +32.0 MiB x 3" in finding.evidence
+    assert "enable_sleep_mode_extra_cleanup" in finding.action
+
+
+def test_cached_blocks_that_grow_although_the_cache_was_emptied_are_a_residue() -> None:
+    report = sleeps(4, cached=16)
+    assert (
+        "reserved, not allocated (empty_cache does not free it) +16.0 MiB x 3"
+        in one(report, "residue-per-cycle").evidence
+    )
+    assert "reserved-grows-without-empty-cache" not in found(report)
+
+
+def test_growth_that_stops_is_none() -> None:
+    """The first cycles may take what the engine needs only once."""
+    updates = [
+        at(1000, 1000, 1020),
+        at(1005, 1000, 1084),
+        at(2005, 1000, 1084),
+        at(3005, 1000, 1084),
+    ]
+    spans = [
+        phase("weight_update", 1000 * (i + 1), updates[i], updates[i + 1], i) for i in range(3)
+    ]
+    report = report_of(spans)
+    assert [row.cached_residue_bytes for row in report.ranks[0].cycles] == [64 * MIB, 0, 0]
+    assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
+
+
+def updates(emptied: bool) -> Report:
+    spans: list[Span] = []
+    for i in range(5):
+        t, level = 1000 * (i + 1), 1020 + 64 * i
+        spans.append(
+            phase("weight_update", t, at(t, 1000, level), at(t + 5, 1000, level + 64), len(spans))
+        )
+        if emptied:
+            spans.append(call(t + 10, (1000, level + 64), (1000, level + 64), len(spans)))
+    return report_of(spans)
+
+
+def test_reserved_memory_that_grows_with_every_update() -> None:
+    report = updates(emptied=False)
+    finding = one(report, "reserved-grows-without-empty-cache")
+    assert finding.bytes == 4 * 64 * MIB
+    assert "+64.0 MiB x 4 over 5 cycles, no empty_cache in between" in finding.evidence
+    assert "after each weight update" in finding.action
+    assert "residue-per-cycle" not in found(report)
+
+
+def test_updates_that_are_emptied_between_are_not_without() -> None:
+    assert (
+        found(updates(emptied=True)) & {"reserved-grows-without-empty-cache", "residue-per-cycle"}
+        == set()
+    )

@@ -1,0 +1,174 @@
+"""One table of quantities: the same figure in a report, a comparison, a check and a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.equations import EQUATIONS, form_of
+from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
+from vllm_memprof.check.limits import of_quantity, read_figure
+from vllm_memprof.compare.diff import Cause, diff_reports
+from vllm_memprof.plans.rows import plan_row
+from vllm_memprof.record.loader import Run
+
+OWN, NEIGHBOUR = 375_809_639, 375_809_638
+LISTED = {"77": NEIGHBOUR}
+
+
+def run_beside(
+    version: str, listed: dict[str, int] | None = LISTED, neighbour: int = NEIGHBOUR
+) -> Run:
+    """A worker whose device another process shares; ``listed`` is the driver's list of others."""
+    start, cleared, increase = OWN + neighbour, gib(0.16), gib(0.56)
+    weights, persistent, peak, idle = gib(9.19), gib(0.26), gib(3.85), gib(0.30)
+    before = weights + persistent
+    others: dict[str, Any] = {}
+    if listed is not None:
+        others = {"other_processes_bytes": sum(listed.values()), "other_processes": listed}
+
+    def at(reserved: int, non_torch: int, highest: int) -> Any:
+        return snapshot(
+            device_total_bytes=TOTAL,
+            device_free_bytes=TOTAL - reserved - non_torch,
+            allocated_bytes=0 if not reserved else before,
+            allocated_peak_bytes=highest,
+            reserved_bytes=reserved,
+            non_torch_bytes=non_torch,
+            **others,
+        )
+
+    first = at(0, start, 0)
+    low, high = (
+        at(before + idle, start + increase, before + peak),
+        at(before + peak + gib(5.5), start + increase + cleared, before + peak),
+    )
+    phases = [
+        span("device_init", first, first),
+        span("profile_run", at(before + idle, start, before), low, order=1),
+        span("empty_cache", high, low, order=2, parent=1, depth=1),
+    ]
+    figures = {
+        "device_total_bytes": TOTAL,
+        "gpu_memory_utilization": 0.95,
+        "initial_free_bytes": TOTAL - start,
+        "initial_non_torch_bytes": start,
+        "weights_bytes": weights,
+        "peak_activation_bytes": peak,
+        "non_torch_increase_bytes": increase,
+        "profile_before_allocated_peak_bytes": before,
+        "profile_after_allocated_peak_bytes": before + peak,
+        "profile_after_non_torch_bytes": start + increase,
+        "profile_after_free_bytes": TOTAL - before - idle - start - increase,
+        "profile_after_allocated_bytes": before,
+    }
+    run = run_of(process(phases, figures), engine="vllm-ascend", engine_version=version)
+    granted = build_report(run).ranks[0].budget.kv_cache_bytes
+    worker = replace(run.processes[0], figures={**figures, "kv_cache_bytes": granted})
+    return replace(run, processes=[worker])
+
+
+def of_report(report: Report, name: str) -> tuple[int | None, str | None]:
+    items = report.ranks[0].budget.not_subtracted
+    return next((item.bytes, item.reason) for item in items if item.name == name)
+
+
+def cause_of(a: Report, b: Report, name: str) -> Cause:
+    served = diff_reports(a, b).served
+    assert served is not None
+    assert served.causes_bytes == served.difference_bytes
+    return next(cause for cause in served.causes if name in cause.names)
+
+
+def of_check(report: Report, name: str) -> int | None:
+    return read_figure(report, of_quantity(name, "device_init"))[0].value
+
+
+def test_what_a_neighbour_holds_is_taken_off_in_every_command() -> None:
+    """751,619,277 bytes were in use at the start; 375,809,638 of them are another process's."""
+    old_run, new_run = run_beside("0.13.0"), run_beside("0.23.0")
+    old, new = build_report(old_run), build_report(new_run)
+    # report
+    assert of_report(new, "initial_non_torch") == (OWN, None)
+    # diff: E2 subtracts what was in use, the neighbour's part as a quantity of its own
+    cause = cause_of(old, new, "initial_non_torch")
+    assert (cause.names, cause.bytes, cause.kind) == (("initial_non_torch",), OWN, "method")
+    assert (cause.a.subtracted_bytes, cause.a.held_bytes, cause.b.held_bytes) == (OWN, OWN, OWN)
+    other = cause_of(old, new, "other_processes_at_start")
+    assert (other.names, other.bytes) == (("other_processes_at_start",), NEIGHBOUR)
+    assert (other.a.subtracted_bytes, other.b.held_bytes) == (NEIGHBOUR, NEIGHBOUR)
+    # check
+    assert of_check(old, "initial_non_torch") == of_check(new, "initial_non_torch") == OWN
+    # sweep: the KV cache less all that no term subtracts
+    row = plan_row(new_run, new, {})
+    assert row.kv_cache_bytes is not None
+    assert row.fits_request_kv_cache_bytes is not None
+    rest = [
+        item.bytes or 0
+        for item in new.ranks[0].budget.not_subtracted
+        if item.name != "initial_non_torch"
+    ]
+    assert row.kv_cache_bytes - row.fits_request_kv_cache_bytes - sum(rest) == OWN
+
+
+@pytest.mark.parametrize(
+    ("listed", "neighbour"), [(None, gib(12)), ({"77": gib(2)}, gib(12)), ({}, gib(1))]
+)
+def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command(
+    listed: dict[str, int] | None, neighbour: int
+) -> None:
+    old_run, new_run = (run_beside(version, listed, neighbour) for version in ("0.13.0", "0.23.0"))
+    old, new = build_report(old_run), build_report(new_run)
+    size, reason = of_report(new, "initial_non_torch")
+    assert size is None
+    assert "cannot be told apart" in (reason or "")
+    together = cause_of(old, new, "initial_non_torch")
+    assert together.names == ("initial_non_torch", "other_processes_at_start")
+    assert together.bytes == together.a.subtracted_bytes == OWN + neighbour
+    assert together.b.held_bytes is None
+    assert read_figure(new, of_quantity("initial_non_torch", "device_init"))[0].reason == reason
+    assert of_check(old, "initial_non_torch") is None
+    assert plan_row(new_run, new, {}).fits_request_kv_cache_bytes is None
+
+
+def test_a_neighbour_is_none_of_the_increase() -> None:
+    """It holds the same all the time, so what the run itself took since the start is not changed."""
+    for listed in (LISTED, None):
+        report = build_report(run_beside("0.23.0", listed))
+        assert held_quantities(report.ranks[0], simulated=False)["non_torch"] == gib(0.56)
+
+
+def test_where_the_driver_lists_nobody_little_memory_in_use_is_the_run_s_own() -> None:
+    held = held_quantities(build_report(run_beside("0.13.0", None, 0)).ranks[0], simulated=False)
+    assert (held["initial_non_torch"], held["other_processes_at_start"]) == (OWN, 0)
+
+
+def test_every_term_and_every_item_of_an_equation_is_in_the_table() -> None:
+    for row in EQUATIONS:
+        names = [name for term in row.terms for name in (term.name, *term.parts)]
+        assert {*names, *row.not_subtracted} <= set(QUANTITIES)
+        assert all(QUANTITIES[name].read is not None for name in row.not_subtracted)
+
+
+def test_what_all_rows_of_an_id_have_in_common() -> None:
+    for row in EQUATIONS:
+        newest = form_of(row.id)
+        assert newest is not None
+        assert (row.divisor, row.double_counts_neighbours) == (
+            newest.divisor,
+            newest.double_counts_neighbours,
+        )
+        for term in row.terms:
+            others = [other.parts for other in newest.terms if other.name == term.name]
+            assert others in ([], [term.parts])
+
+
+def test_what_cannot_be_read_has_a_reason() -> None:
+    for row in QUANTITIES.values():
+        found = row.reading(Evidence({}, [], simulated=False))
+        assert found.bytes is None
+        assert found.reason

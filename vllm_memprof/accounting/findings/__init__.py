@@ -1,0 +1,83 @@
+"""Findings: facts about a run that change what its figures mean, priced in bytes and KV tokens.
+
+The finished ranks enter, the list of findings leaves, the gravest first. One function per finding,
+listed in ``FINDINGS``; a finding without a figure behind it does not exist.
+"""
+
+from __future__ import annotations
+
+from vllm_memprof.accounting.findings import (
+    budget,
+    cycles,
+    empty_cache,
+    engine_lines,
+    kv_cache,
+    neighbours,
+    not_subtracted,
+    oom,
+    outside_torch,
+    setup,
+)
+from vllm_memprof.accounting.findings.advice import device_total
+from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, Rule
+from vllm_memprof.accounting.model import Finding, RankReport, Report
+from vllm_memprof.record.loader import Run
+
+__all__ = ["FINDINGS", "Rule", "blind_ranks", "device_total", "find"]
+
+_GRAVITY = {ERROR: 0, WARNING: 1, INFO: 2}
+
+#: id -> rule. Of findings as grave and as large as each other, the first here comes first.
+FINDINGS: dict[str, Rule] = {
+    rule.id: rule
+    for rule in (
+        oom.out_of_memory,
+        budget.negative_kv,
+        budget.kv_too_small,
+        kv_cache.block_override_beyond_budget,
+        kv_cache.kv_allocation_off_plan,
+        budget.startup_refused,
+        oom.fragmentation,
+        budget.equation_unbalanced,
+        setup.allocator_config_conflict,
+        setup.hook_not_bound,
+        setup.hook_overwritten,
+        setup.hook_never_called,
+        not_subtracted.uncharged_persistent_torch,
+        not_subtracted.graph_not_charged,
+        not_subtracted.non_torch_read_after_empty_cache,
+        not_subtracted.headroom_below_observed_peak,
+        budget.rank_skew,
+        neighbours.co_tenant,
+        engine_lines.graph_estimate_high,
+        engine_lines.engine_suggestion_wrong,
+        engine_lines.requested_base_mistaken,
+        kv_cache.hybrid_concurrency,
+        kv_cache.budget_halved,
+        engine_lines.gb_is_gib,
+        empty_cache.empty_cache_in_hot_path,
+        empty_cache.observation_empties_cache,
+        empty_cache.empty_cache_refilled,
+        cycles.reserved_grows_without_empty_cache,
+        cycles.residue_per_cycle,
+        outside_torch.allocation_outside_torch,
+        outside_torch.communicator_buffers,
+    )
+}
+
+
+def find(run: Run, ranks: list[RankReport]) -> list[Finding]:
+    """Return all findings of a run, the gravest first, then by bytes."""
+    found = [one for rule in FINDINGS.values() for one in rule.findings(run, ranks)]
+    return sorted(found, key=lambda one: (_GRAVITY[one.severity], -abs(one.bytes or 0)))
+
+
+def blind_ranks(report: Report, name: str) -> list[tuple[RankReport, str]]:
+    """Return the ranks on which a finding could not have been made, with the reason.
+
+    Args:
+        report: the run.
+        name: of the finding, one of ``FINDINGS``.
+    """
+    found = [(rank, FINDINGS[name].needs.lacking(report, rank)) for rank in report.ranks]
+    return [(rank, reason) for rank, reason in found if reason is not None]

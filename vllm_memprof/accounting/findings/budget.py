@@ -1,0 +1,236 @@
+"""Findings about the KV cache that the engine granted: none, too small, unequal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from vllm_memprof.accounting.findings.advice import leave_a_kv_cache
+from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING, RECOMPUTED
+from vllm_memprof.accounting.findings.registry import (
+    ERROR,
+    WARNING,
+    Context,
+    Found,
+    RankContext,
+    by_bytes,
+    finding,
+    finding_of_run,
+)
+from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.text import join, text
+
+
+@finding(
+    "negative-kv",
+    severity=ERROR,
+    title=text("The budget leaves nothing for the KV cache"),
+    needs=GRANTED,
+    priced=False,
+)
+def negative_kv(context: RankContext) -> Iterator[Found]:
+    """Find ranks whose KV cache is zero or less.
+
+    Meaning:
+        Weights, the activation peak and memory outside torch take all of the request, so the
+        engine cannot serve.
+
+    Computed:
+        The KV cache that the engine granted is 0 or negative. Some releases print 0 for every
+        negative result; then the terms of the equation less the request tell how much is missing.
+
+    To do:
+        Raise `--gpu-memory-utilization` above the value that the finding names, lower
+        `--max-num-batched-tokens`, or use more devices.
+    """
+    budget = context.rank.budget
+    granted, asked = budget.engine_kv_cache_bytes, budget.requested_bytes
+    if granted is None or granted > 0:
+        return
+    missing = -granted
+    sizes = [row.bytes for row in budget.terms if row.subtracted]
+    known = [size for size in sizes if size is not None]
+    if not missing and asked is not None and sizes and len(known) == len(sizes):
+        missing = max(0, sum(known) - asked)
+    parts = []
+    if asked is not None:
+        parts.append(text("requested {size:gib} GiB", size=asked))
+    weights = context.rank.figures.get("weights_bytes")
+    if weights is not None:
+        parts.append(text("weights {size:gib} GiB", size=weights))
+    if missing and not granted:
+        parts.append(text("the equation gives {size:gib} GiB", size=-missing))
+    parts.append(text("KV cache {size:gib} GiB", size=granted))
+    yield Found(join(", ", parts), granted, leave_a_kv_cache(context.rank, missing))
+
+
+@finding(
+    "kv-too-small",
+    severity=ERROR,
+    title=text("The KV cache does not hold one request of max_model_len tokens"),
+    needs=NOTHING,
+    priced=False,
+)
+def kv_too_small(context: RankContext) -> Iterator[Found]:
+    """Find engines that refused to serve because not even one request fits.
+
+    Meaning:
+        A request of `--max-model-len` tokens takes more than the whole KV cache.
+
+    Computed:
+        What the engine says that one request needs, less the KV cache that it granted
+        (`vllm/v1/core/kv_cache_utils.py::check_enough_kv_cache_memory`).
+
+    To do:
+        Lower `--max-model-len` to the length that the engine estimates, or raise
+        `--gpu-memory-utilization`.
+    """
+    rank = context.rank
+    wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
+    if wanted is None or granted is None or granted >= wanted:
+        return
+    length, missing = rank.figures.get("estimated_max_model_len"), int(wanted) - granted
+    parts = [
+        text("one request takes {size:gib} GiB", size=wanted),
+        text("KV cache {size:gib} GiB", size=granted),
+    ]
+    fits = text("--max-model-len {length} fits", length=int(length)) if length else None
+    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing))
+
+
+@finding(
+    "startup-refused",
+    severity=ERROR,
+    title=text("The engine asks for more than is free, and refuses to start"),
+    needs=NOTHING,
+    priced=False,
+)
+def startup_refused(context: RankContext) -> Iterator[Found]:
+    """Find engines that ended at the start because the device was in use.
+
+    Meaning:
+        `--gpu-memory-utilization` is a share of the device's total. Another process holds so much
+        that the share is not free.
+
+    Computed:
+        Requested (total x utilization) less free memory at the engine's first snapshot
+        (`vllm/v1/worker/utils.py::request_memory`).
+
+    To do:
+        End the process that holds the memory, or ask for a share that is free.
+    """
+    rank = context.rank
+    total, free = rank.device_total_bytes, rank.initial_free_bytes
+    asked = rank.budget.requested_bytes
+    if not rank.figures.get("startup_refused") or not total or free is None or asked is None:
+        return
+    share = math.floor(free / total * 10_000) / 10_000
+    action = text("end what holds the other {size:gib} GiB", size=total - free)
+    if free * 2 >= asked:
+        action = text(
+            "--gpu-memory-utilization {share:.4f} asks for what is free; or end what holds the "
+            "other {size:gib} GiB",
+            share=share,
+            size=total - free,
+        )
+    evidence = text(
+        "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+        asked=asked,
+        share=rank.budget.gpu_memory_utilization,
+        total=total,
+        free=free,
+    )
+    yield Found(evidence, asked - free, action)
+
+
+@finding(
+    "equation-unbalanced",
+    severity=ERROR,
+    title=text("The KV cache differs from what the engine's equation gives"),
+    needs=RECOMPUTED,
+)
+def equation_unbalanced(context: RankContext) -> Iterator[Found]:
+    """Find budgets that the recorded figures do not give.
+
+    Meaning:
+        memprof recomputes the KV cache from the engine's own figures. A difference means that
+        another equation was at work, or that a figure was read at another moment. Of a log it is
+        a warning: its lines may come from two runs, or from another release.
+
+    Computed:
+        KV cache granted by the engine less the KV cache by the equation; more than the rounding of
+        the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations.
+
+    To do:
+        Report it with the run folder: the row of the equation for this release needs a correction.
+        Of a log, check that all lines are of one run.
+    """
+    budget = context.rank.budget
+    if budget.balanced is not False:
+        return
+    granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
+    if context.run.source != "log":
+        evidence = text("engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
+                        granted=granted, given=given, cite=budget.cite)  # fmt: skip
+        title = text("The engine granted another KV cache than its equation {equation} gives",
+                     equation=budget.equation)  # fmt: skip
+        yield Found(evidence, budget.residual_bytes, title=title)
+        return
+    evidence = text("engine {granted:bytes}, recomputed {given:bytes} bytes",
+                    granted=granted, given=given)  # fmt: skip
+    if budget.tolerance_bytes:
+        evidence = text(
+            "engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB: {exact}",
+            granted=granted,
+            given=given,
+            slack=budget.tolerance_bytes,
+            exact=evidence,
+        )
+    title = text(
+        "The printed KV cache is not what equation {equation} gives with the printed figures: the "
+        "lines are of two runs, or of another release",
+        equation=budget.equation,
+    )
+    yield Found(evidence, budget.residual_bytes, title=title, severity=WARNING)
+
+
+@finding_of_run(
+    "rank-skew",
+    severity=by_bytes,
+    title=text("Ranks get unequal KV caches, and all of them serve with the smallest"),
+    needs=GRANTED,
+)
+def rank_skew(context: Context) -> Iterator[Found]:
+    """Find ranks of one replica and pipeline stage that were granted unequal KV caches.
+
+    Meaning:
+        Ranks that hold the same layers serve with the same number of blocks: the smallest budget
+        decides, and the rest of the others' memory stays unused.
+
+    Computed:
+        The largest KV cache of the ranks with the same data-parallel and pipeline rank, less the
+        smallest; left out where it is less than a KV block. The finding is about the smallest.
+
+    To do:
+        Compare the ranks' rows of the budget: the one whose term is larger has the cause, often
+        another process on its device.
+    """
+    peers: dict[tuple[int | None, int | None], list[tuple[int, RankReport]]] = {}
+    for rank in context.ranks:
+        granted = rank.budget.engine_kv_cache_bytes
+        unnamed = context.run.source == "log" and rank.rank is None  # it may print a rank twice
+        if granted is not None and not unnamed:
+            peers.setdefault((rank.dp_rank, rank.pp_rank), []).append((granted, rank))
+    for group in peers.values():
+        low, least = min(group, key=lambda pair: pair[0])
+        high, most = max(group, key=lambda pair: pair[0])
+        if high > low and worth_in_tokens(least.kv, high - low) != 0:
+            evidence = text(
+                "{least} {low:gib} GiB, {most} {high:gib} GiB",
+                least=least.label,
+                low=low,
+                most=most.label,
+                high=high,
+            )
+            yield Found(evidence, high - low, about=least)

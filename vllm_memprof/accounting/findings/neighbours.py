@@ -1,0 +1,183 @@
+"""The finding about other processes on the device: at the start, at the OOM, or later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_memprof.accounting.equations import divisor_of, form_of
+from vllm_memprof.accounting.findings.advice import make_up_for
+from vllm_memprof.accounting.findings.needs import NOTHING
+from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
+from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.quantities import (
+    CONTEXT_CEILING_BYTES,
+    others_at_start,
+    others_in,
+)
+from vllm_memprof.record.spans import edges_of
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import GIB, MIB
+
+#: One process is known to have held 14 GiB outside torch, by a communication library.
+NON_TORCH_CEILING_BYTES = 16 * GIB
+#: Less than this of other processes is no finding.
+NOTEWORTHY_BYTES = 16 * MIB
+
+
+@finding(
+    "co-tenant",
+    severity=WARNING,
+    title=text("The device was in use before the engine began"),
+    needs=NOTHING,
+)
+def co_tenant(context: RankContext) -> Iterator[Found]:
+    """Find memory of other processes on the device.
+
+    Meaning:
+        The engine's request is a share of the whole device, whoever else uses it. What another
+        process holds is missing when the KV cache is in use, and equations E3 and E4p take it from
+        the KV cache as well. An error where most of what was missing at an OOM was outside this
+        process's allocator.
+
+    Computed:
+        - At the start: what the driver's list of processes says (16 MiB or more), else device
+          total less free memory, or non-torch memory, of the engine's first snapshot (more than
+          1 GiB: a runtime context alone holds less).
+        - Of E3 and E4p alone: the last term, cleared by empty_cache.
+        - At an OOM: total - free - reserved, more than 16 GiB and a third of the device.
+        - Later: the most that the driver's list showed in any phase, less what it showed first.
+
+        Sources: `vllm_memprof/accounting/quantities.py::others_in`,
+        `vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory` (vllm-ascend#7308).
+
+    To do:
+        End the other process, or take another device. For E3 and E4p the finding names the
+        utilization that makes up for it.
+    """
+    yield from _at_the_oom(context.rank)
+    own = {str(rank.pid) for rank in context.ranks}
+    yield from _at_the_start(context.rank, own)
+    yield from _later(context.rank, own)
+
+
+def _at_the_oom(rank: RankReport) -> Iterator[Found]:
+    oom = rank.oom
+    if oom is None:
+        return
+    size, total = oom.other_bytes, oom.device_total_bytes
+    if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
+        return
+    evidence = text(
+        "total {total:gib} - free {free:gib} - reserved {reserved:gib} = {size:gib} GiB",
+        total=total,
+        free=oom.free_bytes,
+        reserved=oom.reserved_bytes,
+        size=size,
+    )
+    device = oom.device
+    yield Found(
+        evidence,
+        size,
+        text("end what else is on the device, or take another one")
+        if device is None
+        else text("end what else is on device {device}, or take another one", device=device),
+        title=text("At the OOM most of what was missing was held outside this process's allocator"),
+        severity=ERROR,
+    )
+
+
+def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
+    """Yield what others held, from the driver, the device's free memory, or the equation alone.
+
+    E3 and its 310P kin subtract it although the request is a share of the whole device.
+    """
+    budget, row = rank.budget, form_of(rank.budget.equation)
+    double = row is not None and row.double_counts_neighbours
+    parts = divisor_of(budget.equation)
+    subtracted = _subtracted_as_cleared(rank, parts) if double else None
+    non_torch = rank.figures.get("initial_non_torch_bytes")
+    used = others_at_start(rank.phases, own)
+    least, evidence = NOTEWORTHY_BYTES, None
+    if used is not None:
+        evidence = text("{size:gib} GiB by the driver's list of processes", size=used)
+    elif rank.device_total_bytes is not None and rank.initial_free_bytes is not None:
+        used, least = rank.device_total_bytes - rank.initial_free_bytes, CONTEXT_CEILING_BYTES + 1
+        evidence = text(
+            "free {free:gib} of {total:gib} GiB at the engine's first snapshot",
+            free=rank.initial_free_bytes,
+            total=rank.device_total_bytes,
+        )
+    elif non_torch is not None:
+        used, least = int(non_torch), CONTEXT_CEILING_BYTES + 1
+        evidence = text("non-torch {size:gib} GiB at the engine's first snapshot", size=non_torch)
+    elif subtracted is not None and subtracted > CONTEXT_CEILING_BYTES:
+        granted = budget.engine_kv_cache_bytes or 0
+        evidence = text(
+            "cleared by empty_cache {size:gib} GiB; without it the KV cache is {right:gib}, not "
+            "{granted:gib} GiB ({issue})",
+            size=subtracted,
+            right=granted + subtracted // parts,
+            granted=granted,
+            issue="vllm-ascend#7308",
+        )
+        title = text(
+            "Equation {equation} subtracts what was in use before the engine began, as if "
+            "empty_cache had cleared it",
+            equation=budget.equation,
+        )
+        tokens = worth_in_tokens(rank.kv, subtracted // parts)
+        yield Found(evidence, subtracted, make_up_for(rank, subtracted), title, kv_tokens=tokens)
+        return
+    if used is None or evidence is None or used < least:
+        return
+    if not double or rank.figures.get("startup_refused"):
+        yield Found(evidence, used)
+        return
+    if subtracted is not None:
+        cleared = text("cleared by empty_cache {size:gib} GiB", size=subtracted)
+        evidence = join(", ", [evidence, cleared])
+    title = text(
+        "The device was in use before the engine began, and equation {equation} takes that from "
+        "the KV cache",
+        equation=budget.equation,
+    )
+    tokens = worth_in_tokens(rank.kv, used // parts)
+    yield Found(evidence, used, make_up_for(rank, used), title, kv_tokens=tokens)
+
+
+def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
+    """Return the last term of E3 and E4p, or what is missing between request and KV cache."""
+    budget = rank.budget
+    asked, granted = budget.requested_bytes, budget.engine_kv_cache_bytes
+    cleared = budget.term("cleared")
+    if cleared is not None or asked is None or granted is None:
+        return cleared
+    together = rank.figures.get("non_kv_cache_bytes")
+    if together is None:
+        terms = [budget.term(name) for name in ("weights", "peak_activation", "non_torch")]
+        known = [size for size in terms if size is not None]
+        together = sum(known) if len(known) == len(terms) else None
+    return None if together is None else asked - int(together) - granted * parts
+
+
+def _later(rank: RankReport, own: set[str]) -> Iterator[Found]:
+    first = others_at_start(rank.phases, own)
+    if first is None:
+        return
+    held = [
+        (others, span.phase)
+        for span, edge in edges_of(rank.phases)
+        if (others := others_in(edge.snapshot, own)) is not None
+    ]
+    most, phase = max(held, key=lambda entry: entry[0])
+    if most - first >= NOTEWORTHY_BYTES:
+        evidence: Text = text(
+            "other processes held {first:gib} GiB at the start and {most:gib} GiB in {phase} (the "
+            "driver's list of processes)",
+            first=first,
+            most=most,
+            phase=phase,
+        )
+        title = text("Another process took device memory while this one ran")
+        yield Found(evidence, most - first, title=title)

@@ -1,0 +1,395 @@
+"""The table of quantities: every kind of memory that a report names, with its one title and reading.
+
+Reports, comparisons, checks, sweeps and plots walk this table, so that a figure is the same in all
+of them. The evidence of one rank enters, bytes leave; what is unknown has a reason instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from vllm_memprof.accounting.equations import Figures
+from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, RankReport
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
+from vllm_memprof.text import Text, text
+from vllm_memprof.units import GIB, minus
+
+#: More than this in use before the engine allocates anything is not a runtime context alone: other
+#: processes are on the device. The largest context known from hardware is 0.36 GiB (Ascend A2).
+CONTEXT_CEILING_BYTES = 1 * GIB
+#: Rows of a divided device that are torch's segments; and all that no profile of a simulated
+#: device sets.
+TORCH_ROWS = ("allocated", "cached", "unmapped")
+NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools", "free")
+#: Figures of a KV cache -> their titles, in the order of the reports.
+KV_TITLES: dict[str, Text] = {
+    "tokens": text("KV cache tokens"),
+    "max_concurrency": text("max concurrency at max_model_len"),
+    "max_model_len": text("max_model_len, tokens"),
+    "blocks": text("blocks"),
+    "block_size": text("block size, tokens"),
+    "bytes_per_token": text("bytes per token"),
+    "bytes_per_block": text("bytes per block"),
+}
+#: Phases in which a worker reads its device for the first time.
+_BEFORE_LOADING = ("device_init", "hccl_init")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one rank recorded, as far as quantities are read from it."""
+
+    figures: Figures
+    spans: list[Span]
+    simulated: bool
+
+    def figure(self, name: str) -> int | None:
+        """Return a figure of the engine in whole bytes."""
+        value = self.figures.get(name)
+        return None if value is None else int(value)
+
+    def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, Text]:
+        """Return the snapshots around the moment at which the engine reads its non-torch figure.
+
+        That is the last ``empty_cache`` of the profile run; without one, the run's end.
+        """
+        for span in reversed(self.spans):
+            if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
+                return span.before, span.after, text("the last empty_cache of the profile run")
+        last = last_of(self.spans, "profile_run")
+        return None, last.after if last else None, text("the end of the profile run")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A quantity as one rank's evidence gives it; None where the row of the table says it all."""
+
+    bytes: int | None
+    how: str | None = None
+    formula: str | None = None
+    source: Text | None = None
+    reason: Text | None = None  # why bytes is None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A row of the table."""
+
+    name: str
+    title: Text
+    #: Read from the evidence of a rank; None: a term or a step of an equation, known from there.
+    read: Callable[[Evidence], Reading] | None = None
+    device_wide: bool = False  # read from the device: a simulated device's profile has a part in it
+    without_neighbours: bool = False  # what other processes hold on the device is taken off
+    how: str = MEASURED
+    formula: str = ""  # in the names of figures and snapshots
+    source: Text = text("the engine's figure")  # the moment or the file it was read at
+    unknown: Text = text("it was not recorded")  # the reason where bytes is None
+    required: bool = True  # False: a run that lacks it has nothing of the kind
+    #: A term that holds a part of it, where an equation subtracts that term.
+    estimated_by: str | None = None
+
+    def reading(self, evidence: Evidence) -> Reading:
+        """Read the quantity, every field filled in."""
+        found = Reading(None) if self.read is None else self.read(evidence)
+        how = MODELLED if evidence.simulated and self.device_wide else found.how or self.how
+        reason = (found.reason or self.unknown) if found.bytes is None else None
+        formula, source = found.formula or self.formula, found.source or self.source
+        return Reading(found.bytes, how, formula, source, reason)
+
+
+def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
+    """Return what other processes held when the driver was first asked, bytes; None: it was not.
+
+    Args:
+        spans: phases of a rank.
+        own: process numbers that do not count, e.g. of the run's other ranks.
+    """
+    each = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
+    return next((others for others in each if others is not None), None)
+
+
+def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
+    """Return what other processes held at one moment, those of ``own`` left out, bytes."""
+    total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
+    return minus(total, sum(size for pid, size in by_process.items() if pid in own))
+
+
+def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
+    """Return what a rank held of each quantity, bytes, whether its equation subtracts it or not.
+
+    A report that was written without its figures gives what its terms and items hold.
+    """
+    evidence = Evidence(rank.figures, rank.phases, simulated)
+    found = {
+        name: row.reading(evidence).bytes
+        for name, row in QUANTITIES.items()
+        if row.read is not None
+    }
+    said = [(term.name, term.bytes) for term in rank.budget.terms]
+    said += [(item.name, item.bytes) for item in rank.budget.not_subtracted]
+    for name, size in said:
+        if name in found and found[name] is None:
+            found[name] = size
+    return found
+
+
+def title_of(name: str) -> str:
+    """Return a quantity's title; the name itself where the table does not have it."""
+    row = QUANTITIES.get(name)
+    return name if row is None else row.title
+
+
+def is_device_wide(name: str) -> bool:
+    """Whether a quantity is read from the device, so that a simulated one's profile sets it."""
+    return name in QUANTITIES and QUANTITIES[name].device_wide
+
+
+def _weights(evidence: Evidence) -> Reading:
+    """Where the engine keeps no figure: the growth of allocated memory while it loaded them."""
+    size = evidence.figure("weights_bytes")
+    span = last_of(evidence.spans, "weight_load")
+    if size is None and span is not None and span.before is not None and span.after is not None:
+        grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+        return Reading(grown, formula="growth of allocated in weight_load")
+    return Reading(size)
+
+
+def _allocated_before(evidence: Evidence) -> int | None:
+    """Allocated right before the profile run; the engine's figure is a peak that it just reset."""
+    size = evidence.figure("profile_before_allocated_peak_bytes")
+    span = last_of(evidence.spans, "profile_run")
+    return span.before.allocated_bytes if size is None and span and span.before else size
+
+
+def _persistent_torch(evidence: Evidence) -> Reading:
+    return Reading(minus(_allocated_before(evidence), _weights(evidence).bytes))
+
+
+def _peak_activation(evidence: Evidence) -> Reading:
+    size = evidence.figure("peak_activation_bytes")
+    peak = evidence.figure("profile_after_allocated_peak_bytes")
+    return Reading(minus(peak, _allocated_before(evidence)) if size is None else size)
+
+
+def _kept_torch(evidence: Evidence) -> Reading:
+    _, after, _ = evidence.profile_end()
+    left = None if after is None else after.allocated_bytes
+    return Reading(minus(left, _allocated_before(evidence)))
+
+
+def _reserved_not_allocated(evidence: Evidence) -> Reading:
+    """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
+    _, after, where = evidence.profile_end()
+    source = text("after {where}", where=where)
+    if after is None or after.allocated_bytes is not None:
+        size = None if after is None else minus(after.reserved_bytes, after.allocated_bytes)
+        return Reading(size, source=source)
+    # right after a peak reset the peak is what is allocated; a profile run leaves nothing behind
+    size = minus(after.reserved_bytes, _allocated_before(evidence))
+    if size is None:
+        return Reading(None, source=source)
+    return Reading(size, INFERRED, "reserved - profile_before_allocated_peak", source)
+
+
+def _used_at_start(evidence: Evidence) -> Reading:
+    """Non-torch memory of the whole device before anything is loaded, neighbours included."""
+    size = evidence.figure("initial_non_torch_bytes")
+    if size is not None:
+        return Reading(size, formula="initial_non_torch")
+    total, free = evidence.figure("device_total_bytes"), evidence.figure("initial_free_bytes")
+    if total is not None and free is not None:
+        return Reading(total - free, formula="device_total - initial_free")  # nothing reserved yet
+    first = next((span.order for span in evidence.spans if span.phase in _BEFORE_LOADING), None)
+    read = [
+        edge.snapshot
+        for span, edge in edges_of(evidence.spans)
+        if first is not None and first in (span.order, span.parent)
+        if edge.snapshot.non_torch_bytes is not None
+    ]
+    if not read:
+        return Reading(None)
+    size = min(read, key=lambda snapshot: snapshot.t_ns or 0).non_torch_bytes
+    return Reading(size, formula="non_torch", source=text("the first reading of the device"))
+
+
+def _initial_non_torch(evidence: Evidence) -> Reading:
+    """The runtime context of this process, before it loads anything."""
+    found, others = _used_at_start(evidence), others_at_start(evidence.spans)
+    if found.bytes is None:
+        return found
+    own = found.bytes - (others or 0)
+    formula = f"{found.formula} - other processes" if others else found.formula
+    if own > CONTEXT_CEILING_BYTES:
+        reason = text(
+            "{held:gib} GiB were in use at the start: other processes' memory cannot be told apart",
+            held=own,
+        )
+        return Reading(None, formula=formula, source=found.source, reason=reason)
+    return Reading(own, formula=formula, source=found.source)
+
+
+def _other_processes_at_start(evidence: Evidence) -> Reading:
+    """What else is on the device; where the driver lists nobody, nothing that could be told."""
+    if _initial_non_torch(evidence).bytes is None:
+        return Reading(None)
+    others = others_at_start(evidence.spans)
+    return Reading(0, INFERRED) if others is None else Reading(others)
+
+
+def _non_torch(evidence: Evidence) -> Reading:
+    size = evidence.figure("non_torch_increase_bytes")
+    if size is None:
+        size = evidence.figure("profile_after_non_torch_bytes")
+        _, after, _ = evidence.profile_end()
+        size = after.non_torch_bytes if size is None and after is not None else size
+        size = minus(size, _used_at_start(evidence).bytes)
+    return Reading(size)
+
+
+def _non_torch_cleared(evidence: Evidence) -> Reading:
+    """Operator workspace that empty_cache freed before the reading; serving takes it again."""
+    before, after, where = evidence.profile_end()
+    source = text("around {where}", where=where)
+    if before is None or after is None:
+        return Reading(None, source=source)
+    size = minus(before.non_torch_bytes, after.non_torch_bytes)
+    return Reading(None if size is None else max(0, size), source=source)
+
+
+def _graph(evidence: Evidence) -> Reading:
+    capture = last_of(evidence.spans, "graph_capture")
+    failed = capture is not None and capture.error
+    reason = text("graph_capture failed") if failed else None
+    return Reading(evidence.figure("graph_bytes"), reason=reason)
+
+
+def _late_non_torch(evidence: Evidence) -> Reading:
+    """ATB pools, communicators first used in warm-up; the graph figure holds its own growth."""
+    warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
+    before, after, _ = evidence.profile_end()
+    if warm_up is None or warm_up.error or warm_up.after is None:
+        return Reading(None)
+    known = [edge.non_torch_bytes for edge in (before, after) if edge is not None]
+    peak = max((size for size in known if size is not None), default=None)
+    in_graphs: int | None = 0
+    if capture is not None:
+        ends = (capture.after, capture.before)
+        in_graphs = minus(*(None if edge is None else edge.non_torch_bytes for edge in ends))
+    size = minus(minus(warm_up.after.non_torch_bytes, peak), in_graphs)
+    return Reading(None if size is None else max(0, size))
+
+
+_ROWS = (
+    # --- what is asked for, and what a rank holds of it
+    Quantity("requested", text("requested")),
+    Quantity("weights", text("weights"), _weights, formula="weights"),
+    Quantity(
+        "persistent_torch",
+        text("torch memory outside the weights"),  # input buffers, rope tables, sampler's state
+        _persistent_torch,
+        formula="profile_before_allocated_peak - weights",
+        source=text("the engine's snapshot before the profile run, right after its peak reset"),
+        unknown=text("no profile run was recorded"),
+    ),
+    Quantity(
+        "peak_activation",
+        text("peak activation"),
+        _peak_activation,
+        formula="profile_after_allocated_peak - profile_before_allocated_peak",
+        unknown=text("no profile run was recorded"),
+    ),
+    Quantity(
+        "kept_torch",
+        text("torch memory that profiling left"),
+        _kept_torch,
+        formula="allocated after profile_run - allocated before it",
+        unknown=text("no profile run was recorded"),
+    ),
+    Quantity(
+        "reserved_not_allocated",
+        text("reserved but not allocated"),
+        _reserved_not_allocated,
+        formula="reserved - allocated",
+        unknown=text("no snapshot after the profile run was recorded"),
+    ),
+    Quantity("reserved_at_end", text("reserved beyond the allocated peak")),
+    Quantity(
+        "initial_non_torch",
+        text("non-torch, held at the start"),
+        _initial_non_torch,
+        device_wide=True,
+        without_neighbours=True,
+        how=INFERRED,
+        formula="initial_non_torch",
+        source=text("the engine's first snapshot"),
+        unknown=text("no start-up snapshot was recorded"),
+    ),
+    Quantity(
+        "other_processes_at_start",
+        text("other processes, at the start"),
+        _other_processes_at_start,
+        device_wide=True,
+        formula="other processes at the first reading",
+        source=text("the driver's list of processes"),
+        unknown=text("other processes' memory cannot be told apart"),
+    ),
+    Quantity(
+        "non_torch",
+        text("non-torch increase"),
+        _non_torch,
+        device_wide=True,
+        formula="profile_after_non_torch - initial_non_torch",
+        unknown=text("no profile run was recorded"),
+    ),
+    Quantity(
+        "non_torch_cleared",
+        text("non-torch, freed just before read"),
+        _non_torch_cleared,
+        device_wide=True,
+        formula="max(0, non_torch before - non_torch after)",
+        unknown=text("no empty_cache inside the profile run was recorded"),
+    ),
+    Quantity("graph_estimate", text("graphs, estimated"), device_wide=True),
+    Quantity(
+        "graph",
+        text("captured graphs"),
+        _graph,
+        device_wide=True,  # a growth of device memory, non-torch included
+        formula="graph_bytes",
+        source=text("the engine's figure for its graph capture"),
+        unknown=text("no graph was captured in this run"),
+        required=False,
+        estimated_by="graph_estimate",
+    ),
+    Quantity(
+        "late_non_torch",
+        text("non-torch, after profiling"),
+        _late_non_torch,
+        device_wide=True,
+        formula="max(0, non_torch after warm_up - non_torch peak of the profile run"
+        " - growth in graph_capture)",
+        source=text("after warm_up"),
+        unknown=text("the run did not get through its warm-up"),
+        required=False,
+    ),
+    Quantity("mm_ipc", text("multi-modal decoding")),
+    # --- terms of equations that hold several of them, see ``Term.parts``
+    Quantity("peak_allocated", text("allocated peak")),
+    Quantity("used_by_device", text("used on the device"), device_wide=True),
+    Quantity("cleared", text("cleared by empty_cache"), device_wide=True),
+    Quantity("consumed", text("consumed"), device_wide=True),
+    Quantity("transient_headroom", text("transient headroom")),
+    # --- from the sum of the terms to the KV cache
+    Quantity("equation", text("the equation of a run, and so all of its terms")),
+    Quantity("fixed_size", text("fixed size instead of the equation")),
+    Quantity("halved", text("half kept for operator workspace")),
+    Quantity("clamped", text("raised from below 0 to 0")),
+    Quantity("rounding", text("rounding to whole bytes")),
+    Quantity("printed_digits", text("rounding of the printed digits")),
+    Quantity("residual", text("the engine's figure is not its equation's")),
+)
+#: The table, in the order in which reports list quantities.
+QUANTITIES: dict[str, Quantity] = {row.name: row for row in _ROWS}

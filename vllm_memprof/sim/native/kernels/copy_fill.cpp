@@ -1,0 +1,177 @@
+// Host kernels that copy, fill and lay out tensors.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/arguments.h"
+#include "kernels/table.h"
+#include "kernels/tensor_view.h"
+
+namespace memprof_sim {
+namespace {
+
+void copy_in_place(Call &call) {
+  aclTensor *target = tensor_at(call, 0), *source = tensor_at(call, 1);
+  if (target && source) copy(*target, *source);
+}
+
+// cast(self, type, out) and other copies whose result comes last.
+void copy_to_last(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() == 2) copy(*tensors[1], *tensors[0]);
+}
+
+void fill_scalar(Call &call) {
+  Value value = 0;
+  aclTensor *target = tensor_at(call, 0);
+  if (target && scalar_at(call, 1, &value)) fill(*target, value);
+}
+
+void fill_zero(Call &call) {
+  if (aclTensor *target = tensor_at(call, 0)) fill(*target, 0);
+}
+
+void fill_one(Call &call) {
+  if (aclTensor *target = tensor_at(call, 0)) fill(*target, 1);
+}
+
+void masked_fill(Call &call) {
+  Value value = 0;
+  aclTensor *target = tensor_at(call, 0), *mask = tensor_at(call, 1);
+  if (!target || !mask || !scalar_at(call, 2, &value) || !usable(*target) || !addressable(*mask))
+    return;
+  if (!broadcasts_to(*mask, target->shape)) return;
+  walk(target->shape, {target, mask}, [&](auto &, int64_t *index) {
+    if (value_at(*mask, index[1]) != 0) set_value(*target, index[0], value);
+  });
+}
+
+// arange(start, end, step, out)
+void arange(Call &call) {
+  Value start = 0, step = 1;
+  aclTensor *out = tensor_at(call, 3);
+  if (!out || !scalar_at(call, 0, &start) || !scalar_at(call, 2, &step) || !usable(*out)) return;
+  int64_t done = 0;
+  walk(out->shape, {out}, [&](auto &, int64_t *index) {
+    set_value(*out, index[0], start + step * static_cast<Value>(done++));
+  });
+}
+
+// triu, tril(self, diagonal, out), in place without out
+template <bool upper>
+void triangle(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.empty() || tensors.size() > 2 || call.arguments.size() < 2) return;
+  const aclTensor &in = *tensors[0], &out = *tensors.back();
+  int64_t diagonal = static_cast<int64_t>(call.arguments[1].word);
+  if (!usable(in) || !usable(out) || in.shape != out.shape || in.shape.size() < 2) return;
+  walk(out.shape, {&out, &in}, [&](auto &position, int64_t *index) {
+    int64_t above = position.back() - position[position.size() - 2] - diagonal;
+    bool kept = upper ? above >= 0 : above <= 0;
+    set_value(out, index[0], kept ? value_at(in, index[1]) : 0);
+  });
+}
+
+// flip(self, dims, out)
+void flip(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || call.arguments.size() < 2 ||
+      call.arguments[1].kind != Kind::kIntArray || !addressable(*tensors[0]))
+    return;
+  aclTensor source = *tensors[0];
+  for (int64_t dim : call.arguments[1].integers) {
+    size_t axis =
+        static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(source.shape.size()) : dim);
+    if (axis >= source.shape.size()) return;
+    source.offset += (source.shape[axis] - 1) * source.strides[axis];
+    source.strides[axis] = -source.strides[axis];
+  }
+  copy(*tensors[1], source);
+}
+
+// cat(tensors, dim, out) and stack(tensors, dim, out)
+void concatenate(Call &call) {
+  const std::vector<aclTensor> *list = list_at(call, 0);
+  auto tensors = tensors_of(call);
+  if (!list || tensors.size() != 1 || call.arguments.size() < 3 || !usable(*tensors[0])) return;
+  const aclTensor &out = *tensors[0];
+  int64_t dim = static_cast<int64_t>(call.arguments[1].word),
+          rank = static_cast<int64_t>(out.shape.size());
+  if (dim < 0) dim += rank;
+  if (dim < 0 || dim >= rank) return;
+  size_t axis = static_cast<size_t>(dim);
+  int64_t start = 0;
+  for (const aclTensor &part : *list) {
+    if (element_count(part) == 0) continue;
+    aclTensor source = part, slice = out;
+    if (call.name == "Stack") {
+      source.shape.insert(source.shape.begin() + dim, 1);
+      source.strides.insert(source.strides.begin() + dim, 0);
+    }
+    if (source.shape.size() != out.shape.size()) return;
+    slice.shape[axis] = source.shape[axis];
+    slice.offset += start * out.strides[axis];
+    start += source.shape[axis];
+    if (start > out.shape[axis]) return;
+    copy(slice, source);
+  }
+}
+
+// repeat(self, repeats, out)
+void repeat(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || !usable(*tensors[0]) || !usable(*tensors[1]) ||
+      tensors[0]->shape.size() > tensors[1]->shape.size())
+    return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  size_t missing = out.shape.size() - in.shape.size();
+  if (element_count(in) == 0) return;
+  walk(out.shape, {&out}, [&](auto &position, int64_t *index) {
+    int64_t at = in.offset;
+    for (size_t axis = 0; axis < in.shape.size(); ++axis)
+      at += position[missing + axis] % in.shape[axis] * in.strides[axis];
+    set_value(out, index[0], value_at(in, at));
+  });
+}
+
+// repeat_interleave: (self, repeats, dim, size, out) with `repeats` a number, or without the dim.
+void repeat_interleave(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 2 || !usable(*tensors[0]) || !usable(*tensors[1]) ||
+      call.arguments.size() < 3)
+    return;
+  const aclTensor &in = *tensors[0], &out = *tensors[1];
+  if (in.shape.size() != 1 || out.shape.size() != 1) return;
+  int64_t times = static_cast<int64_t>(call.arguments[1].word);
+  if (times <= 0 || out.shape[0] != in.shape[0] * times) return;
+  walk(out.shape, {&out}, [&](auto &position, int64_t *index) {
+    set_value(out, index[0], value_at(in, in.offset + position[0] / times * in.strides[0]));
+  });
+}
+
+constexpr KernelRow kRows[] = {
+    {"InplaceCopy", copy_in_place},
+    {"Cast", copy_to_last},
+    {"InplaceFillScalar", fill_scalar},
+    {"InplaceFillTensor", copy_in_place},
+    {"InplaceZero", fill_zero},
+    {"InplaceOne", fill_one},
+    {"InplaceMaskedFillScalar", masked_fill},
+    {"Arange", arange},
+    {"Range", arange},
+    {"Triu", triangle<true>},
+    {"Tril", triangle<false>},
+    {"InplaceTriu", triangle<true>},
+    {"InplaceTril", triangle<false>},
+    {"Cat", concatenate},
+    {"Stack", concatenate},
+    {"Repeat", repeat},
+    {"RepeatInterleaveInt", repeat_interleave},
+    {"RepeatInterleaveIntWithDim", repeat_interleave},
+    {"Flip", flip},
+};
+
+}  // namespace
+
+KernelRows copy_fill_kernels() { return KernelRows(kRows); }
+
+}  // namespace memprof_sim

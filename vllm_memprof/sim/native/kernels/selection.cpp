@@ -1,0 +1,147 @@
+// Host kernels that select by value: argmax, top-k, sorting. On tensors above host_compute_bytes
+// the positions they answer are 0: one that always exists, for a token id or an expert. So are all
+// positions that are drawn at random.
+#include "kernels/selection.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/arguments.h"
+#include "kernels/table.h"
+#include "kernels/tensor_view.h"
+
+namespace memprof_sim {
+namespace {
+
+bool before(Value left, Value right, bool descending, bool nan_first) {
+  if (std::isnan(left) || std::isnan(right))
+    return nan_first ? std::isnan(left) && !std::isnan(right)
+                     : !std::isnan(left) && std::isnan(right);
+  return descending ? left > right : left < right;
+}
+
+// Along `axis` of `in`, the first `count` values in order to `values` and their positions to
+// `indices`, either of which may be null. A result has the axis with `count` elements; one that
+// lacks the axis (count 1) has one axis less.
+bool pick(const aclTensor &in, size_t axis, size_t count, bool descending, bool nan_first,
+          const aclTensor *values, const aclTensor *indices) {
+  aclTensor starts = in;
+  if (!usable(in) || in.shape.empty() || in.shape[axis] < static_cast<int64_t>(count)) return false;
+  starts.shape[axis] = 1;
+  std::vector<int64_t> shape = in.shape;
+  shape[axis] = static_cast<int64_t>(count);
+  aclTensor views[2];
+  const aclTensor *results[2] = {values, indices};
+  for (int which = 0; which < 2; ++which) {
+    if (!results[which]) continue;
+    views[which] = *results[which];
+    if (views[which].shape.size() + 1 == shape.size() && count == 1) {
+      views[which].shape.insert(views[which].shape.begin() + static_cast<int64_t>(axis), 1);
+      views[which].strides.insert(views[which].strides.begin() + static_cast<int64_t>(axis), 0);
+    }
+    if (!usable(views[which]) || views[which].shape != shape) return false;
+  }
+  std::vector<Value> line(static_cast<size_t>(in.shape[axis]));
+  walk(starts.shape, {&starts}, [&](auto &position, int64_t *index) {
+    for (size_t at = 0; at < line.size(); ++at)
+      line[at] = value_at(in, index[0] + static_cast<int64_t>(at) * in.strides[axis]);
+    std::vector<int64_t> chosen = order(line, count, descending, nan_first);
+    for (int which = 0; which < 2; ++which) {
+      if (!results[which]) continue;
+      int64_t start = views[which].offset;
+      for (size_t step = 0; step < position.size(); ++step)
+        start += position[step] * views[which].strides[step];
+      for (size_t at = 0; at < chosen.size(); ++at)
+        set_value(views[which], start + static_cast<int64_t>(at) * views[which].strides[axis],
+                  which ? static_cast<Value>(chosen[at]) : line[static_cast<size_t>(chosen[at])]);
+    }
+  });
+  return true;
+}
+
+// argmax(self, dim, keep, out), max_dim(self, dim, keep, values, indices) and their kin
+template <bool largest>
+void extreme(Call &call) {
+  auto tensors = tensors_of(call);
+  size_t axis = 0;
+  bool done = false;
+  if (tensors.size() >= 2 && axis_of(call, 1, *tensors[0], &axis))
+    done = pick(*tensors[0], axis, 1, largest, true, tensors.size() > 2 ? tensors[1] : nullptr,
+                tensors.back());
+  if (!done) zero_indices(call);
+}
+
+// topk(self, k, dim, largest, sorted, values, indices)
+void topk(Call &call) {
+  auto tensors = tensors_of(call);
+  size_t axis = 0;
+  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis) ||
+      !pick(*tensors[0], axis, static_cast<size_t>(call.arguments[1].word), flag_at(call, 3),
+            flag_at(call, 3), tensors[1], tensors[2]))
+    zero_indices(call);
+}
+
+// sort(self, stable, dim, descending, values, indices)
+void sort(Call &call) {
+  auto tensors = tensors_of(call);
+  size_t axis = 0;
+  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis) ||
+      !pick(*tensors[0], axis, static_cast<size_t>(tensors[0]->shape[axis]), flag_at(call, 3),
+            flag_at(call, 3), tensors[1], tensors[2]))
+    zero_indices(call);
+}
+
+// argsort(self, dim, descending, out)
+void argsort(Call &call) {
+  auto tensors = tensors_of(call);
+  size_t axis = 0;
+  if (tensors.size() != 2 || !axis_of(call, 1, *tensors[0], &axis) ||
+      !pick(*tensors[0], axis, static_cast<size_t>(tensors[0]->shape[axis]), flag_at(call, 2),
+            flag_at(call, 2), nullptr, tensors[1]))
+    zero_indices(call);
+}
+
+constexpr KernelRow kRows[] = {
+    {"ArgMax", extreme<true>},
+    {"ArgMin", extreme<false>},
+    {"MaxDim", extreme<true>},
+    {"MinDim", extreme<false>},
+    {"Topk", topk},
+    {"Sort", sort},
+    {"Argsort", argsort},
+    {"Multinomial", zero_indices},
+    {"MultinomialTensor", zero_indices},
+    {"Kthvalue", zero_indices},
+    {"TopKTopPSample", zero_indices},
+    {"TopKTopPSampleV2", zero_indices},
+};
+
+}  // namespace
+
+void zero_indices(Call &call) {
+  auto tensors = tensors_of(call);
+  for (size_t index = tensors.size() < 2 ? 0 : 1; index < tensors.size(); ++index)
+    if (tensors[index]->type == ACL_INT32 || tensors[index]->type == ACL_INT64)
+      fill(*tensors[index], 0);
+}
+
+std::vector<int64_t> order(const std::vector<Value> &line, size_t count, bool descending,
+                           bool nan_first) {
+  std::vector<int64_t> positions(line.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  auto first = [&](int64_t left, int64_t right) {
+    Value a = line[static_cast<size_t>(left)], b = line[static_cast<size_t>(right)];
+    return before(a, b, descending, nan_first) ||
+           (!before(b, a, descending, nan_first) && left < right);
+  };
+  count = std::min(count, positions.size());
+  std::partial_sort(positions.begin(), positions.begin() + static_cast<int64_t>(count),
+                    positions.end(), first);
+  positions.resize(count);
+  return positions;
+}
+
+KernelRows selection_kernels() { return KernelRows(kRows); }
+
+}  // namespace memprof_sim

@@ -1,0 +1,153 @@
+// Tensors as the host kernels read, write and walk them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "kernels/number_formats.h"
+#include "memory.h"
+#include "profile.h"
+#include "tensor.h"
+
+namespace memprof_sim {
+
+// Every element lies in one device allocation.
+inline bool addressable(const aclTensor &tensor) {
+  uint64_t width = element_bytes(tensor.type);
+  int64_t count = element_count(tensor);
+  if (count == 0) return true;
+  if (!tensor.data || !width || count < 0 || tensor.strides.size() != tensor.shape.size())
+    return false;
+  int64_t low = tensor.offset, high = tensor.offset;
+  for (size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+    int64_t reach = (tensor.shape[axis] - 1) * tensor.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  uint64_t left = 0;
+  return low >= 0 && device_range(tensor.data, &left, nullptr) &&
+         static_cast<uint64_t>(high + 1) * width <= left;
+}
+
+inline bool small(const aclTensor &tensor) {
+  return static_cast<uint64_t>(element_count(tensor)) * element_bytes(tensor.type) <=
+         profile().host_compute_bytes;
+}
+
+// Once a product of matrices came by whose weights are above the limit, the model's floats mean
+// nothing: then none are computed, so that a large model starts as fast as if there were no kernels
+// for them.
+inline std::atomic<bool> floats_given_up{false};
+
+// A result that is not computed for that reason.
+inline bool float_result(const aclTensor &out) {
+  return !is_integer(out.type) && floats_given_up.load(std::memory_order_relaxed);
+}
+
+// A small tensor of plain numbers that lies where it should.
+inline bool usable(const aclTensor &tensor) {
+  return is_plain(tensor.type) && small(tensor) && addressable(tensor);
+}
+
+inline bool contiguous(const aclTensor &tensor) {
+  int64_t expected = 1;
+  for (size_t axis = tensor.shape.size(); axis-- > 0;) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) return false;
+    expected *= tensor.shape[axis];
+  }
+  return true;
+}
+
+inline char *element(const aclTensor &tensor, int64_t index) {
+  return static_cast<char *>(tensor.data) +
+         index * static_cast<int64_t>(element_bytes(tensor.type));
+}
+
+// Calls visit(position, indices...) with the element index of every tensor at each position of
+// `shape`; tensors broadcast.
+template <typename Visit, size_t N>
+inline void walk(const std::vector<int64_t> &shape, const aclTensor *const (&tensors)[N],
+                 Visit visit) {
+  std::vector<int64_t> strides[N];
+  int64_t index[N];
+  for (size_t which = 0; which < N; ++which) {
+    const aclTensor &tensor = *tensors[which];
+    index[which] = tensor.offset;
+    strides[which].assign(shape.size(), 0);
+    size_t missing = shape.size() - std::min(shape.size(), tensor.shape.size());
+    for (size_t axis = 0; axis < tensor.shape.size() && missing + axis < shape.size(); ++axis)
+      if (tensor.shape[axis] != 1) strides[which][missing + axis] = tensor.strides[axis];
+  }
+  int64_t count = 1;
+  for (int64_t extent : shape) count *= extent;
+  std::vector<int64_t> position(shape.size(), 0);
+  for (int64_t done = 0; done < count; ++done) {
+    visit(position, index);
+    for (size_t axis = shape.size(); axis-- > 0;) {
+      bool carry = ++position[axis] == shape[axis];
+      for (size_t which = 0; which < N; ++which)
+        index[which] += strides[which][axis] * (carry ? 1 - shape[axis] : 1);
+      if (!carry) break;
+      position[axis] = 0;
+    }
+  }
+}
+
+inline bool broadcasts_to(const aclTensor &tensor, const std::vector<int64_t> &shape) {
+  if (tensor.shape.size() > shape.size()) return false;
+  size_t missing = shape.size() - tensor.shape.size();
+  for (size_t axis = 0; axis < tensor.shape.size(); ++axis)
+    if (tensor.shape[axis] != 1 && tensor.shape[axis] != shape[missing + axis]) return false;
+  return true;
+}
+
+inline Value value_at(const aclTensor &tensor, int64_t index) {
+  return load(element(tensor, index), tensor.type);
+}
+
+inline void set_value(const aclTensor &tensor, int64_t index, Value value) {
+  store(element(tensor, index), tensor.type, value);
+}
+
+// The values of a tensor in the order of its shape.
+template <typename T>
+inline std::vector<T> read_values(const aclTensor &tensor) {
+  std::vector<T> values;
+  walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) {
+    values.push_back(static_cast<T>(value_at(tensor, index[0])));
+  });
+  return values;
+}
+
+template <typename T>
+inline void write_values(const aclTensor &tensor, const std::vector<T> &values) {
+  size_t next = 0;
+  walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) {
+    set_value(tensor, index[0], static_cast<Value>(values[next++]));
+  });
+}
+
+inline void fill(const aclTensor &tensor, Value value) {
+  if (!usable(tensor)) return;
+  walk(tensor.shape, {&tensor},
+       [&](auto &, int64_t *index) { store(element(tensor, index[0]), tensor.type, value); });
+}
+
+inline void copy(const aclTensor &target, const aclTensor &source) {
+  if (!small(target) || !addressable(target) || !addressable(source) ||
+      !broadcasts_to(source, target.shape))
+    return;
+  if (target.type == source.type && contiguous(target) && contiguous(source) &&
+      target.shape == source.shape) {
+    memmove(element(target, target.offset), element(source, source.offset),
+            static_cast<uint64_t>(element_count(target)) * element_bytes(target.type));
+    return;
+  }
+  if (!is_plain(target.type) || !is_plain(source.type)) return;
+  walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
+    store(element(target, index[0]), target.type, load(element(source, index[1]), source.type));
+  });
+}
+
+}  // namespace memprof_sim
