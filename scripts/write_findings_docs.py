@@ -36,11 +36,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 FOLDER = ROOT / "docs" / "findings"
 #: Sections of a docstring -> heading of the page.
-SECTIONS = {
-    "Meaning": "What it means",
-    "Computed": "How it is computed",
-    "To do": "What to do",
-}
+SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do": "What to do"}
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "budget": "The granted KV cache",

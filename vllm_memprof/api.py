@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from vllm_memprof.accounting.model import Report
+    from vllm_memprof.frames.tables import RankSource
 
 
 class RunFrames:
@@ -34,46 +35,52 @@ class RunFrames:
         self.reports = list(reports)
 
     @cached_property
+    def _ranks(self) -> list[RankSource]:
+        from vllm_memprof.frames.tables import rank_sources
+
+        return rank_sources(self.reports)
+
+    @cached_property
     def phases(self) -> pd.DataFrame:
         """One row per rank and passage through a phase; columns in ``frames.tables.phases``."""
         from vllm_memprof.frames import tables
 
-        return tables.phases(self.reports)
+        return tables.phases(self._ranks)
 
     @cached_property
     def snapshots(self) -> pd.DataFrame:
         """One row per rank, phase and edge; columns in ``frames.tables.snapshots``."""
         from vllm_memprof.frames import tables
 
-        return tables.snapshots(self.reports)
+        return tables.snapshots(self._ranks)
 
     @cached_property
     def device_memory(self) -> pd.DataFrame:
         """One row per rank, phase, edge and owner; columns in ``frames.tables.device_memory``."""
         from vllm_memprof.frames import tables
 
-        return tables.device_memory(self.reports)
+        return tables.device_memory(self._ranks)
 
     @cached_property
     def budget(self) -> pd.DataFrame:
         """One row per rank and figure of its equation; columns in ``frames.tables.budget``."""
         from vllm_memprof.frames import tables
 
-        return tables.budget(self.reports)
+        return tables.budget(self._ranks)
 
     @cached_property
     def kv(self) -> pd.DataFrame:
         """One row per rank, its KV cache; columns in ``frames.tables.kv``."""
         from vllm_memprof.frames import tables
 
-        return tables.kv(self.reports)
+        return tables.kv(self._ranks)
 
     @cached_property
     def empty_cache(self) -> pd.DataFrame:
         """One row per rank and call; columns in ``frames.tables.empty_cache``."""
         from vllm_memprof.frames import tables
 
-        return tables.empty_cache(self.reports)
+        return tables.empty_cache(self._ranks)
 
     @cached_property
     def findings(self) -> pd.DataFrame:

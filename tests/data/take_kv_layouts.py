@@ -41,7 +41,7 @@ def main() -> None:
     import torch
     from vllm.v1 import kv_cache_interface as specs
 
-    from vllm_memprof.capture.kvplan import describe_group
+    from vllm_memprof.capture.kv_plan import describe_group
 
     half, full = torch.bfloat16, torch.float32
     heads: dict[str, Any] = {"num_kv_heads": 4, "head_size": 128, "dtype": half}

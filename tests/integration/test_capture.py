@@ -263,7 +263,7 @@ def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
 ) -> None:
     driver = [
         "-m",
-        "vllm_memprof.capture.driver",
+        "vllm_memprof.engines.vllm.driver",
         "plan",
         "--model",
         model_path,
@@ -309,7 +309,7 @@ def test_a_wrong_engine_argument_gets_vllm_s_own_message(
 ) -> None:
     done = engine.run(
         "-m",
-        "vllm_memprof.capture.driver",
+        "vllm_memprof.engines.vllm.driver",
         "plan",
         "--model",
         model_path,

@@ -18,6 +18,8 @@ NOT_COMPARED = {
     "host",
     "seconds",
     "t_ns",
+    "start_t_ns",
+    "end_t_ns",
     "host_rss_bytes",
     "other_processes",
     "non_torch_read_after_seconds",

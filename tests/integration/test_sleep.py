@@ -194,7 +194,7 @@ def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
 
     from vllm_memprof.launch.engine import build_env
     from vllm_memprof.launch.live import PlainView
-    from vllm_memprof.launch.session import Job, run_engine
+    from vllm_memprof.launch.run import Job, run_engine
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import prepare_runtime

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 ALONE = """
 import torch.distributed as dist
-from vllm_memprof.capture.peers import leave_peers_out, NoPeerError
+from vllm_memprof.engines.vllm.absent_peers import leave_peers_out, NoPeerError
 leave_peers_out()
 torch.npu.set_device(5)
 dist.init_process_group("hccl", init_method="tcp://127.0.0.1:1", world_size=32, rank=21)

@@ -8,7 +8,7 @@ from tests.shim.test_peers import PACKAGE
 
 PIECES = """
 from torch.fx import symbolic_trace
-from vllm_memprof.capture.pieces import content_of
+from vllm_memprof.engines.vllm.compiled_pieces import content_of
 
 def layer(x, weight, scale=2.0, keep=slice(0, 2)):
     return torch.relu(x @ weight)[keep] * scale, x

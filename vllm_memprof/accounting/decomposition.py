@@ -46,7 +46,7 @@ class Decomposition:
 
 
 def granted_bytes(rank: RankReport) -> int | None:
-    """Return the KV cache that a rank was granted; what its equation gives where that is unknown."""
+    """Return the KV cache that a rank was granted; where unknown, what its equation gives."""
     granted = rank.budget.engine_kv_cache_bytes
     return rank.budget.kv_cache_bytes if granted is None else granted
 

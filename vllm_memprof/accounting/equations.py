@@ -15,13 +15,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vllm_memprof.accounting.model import TermRow
+from vllm_memprof.text import text
 
 Figures = Mapping[str, "int | float | None"]
 
 #: Figures besides those of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``: what an
 #: engine computes on the way to its equation, and neither keeps nor prints. Bytes.
 PASSING_FIGURES: dict[str, str] = {
-    "profile_end_free_bytes": "free on the device after the profile run, before its last empty_cache",
+    "profile_end_free_bytes": "free after the profile run, before its last empty_cache",
     "profile_after_allocated_bytes": "allocated after the profile run and its last empty_cache",
     "cleared_bytes": "non_torch_memory_cleared_by_empty_cache of E3",
 }
@@ -29,11 +30,11 @@ PASSING_FIGURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Term:
-    """A term of an equation, in names of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``.
+    """A term of an equation, in names of ``schema.FIGURES`` and ``logs.formats.LOG_FIGURES``.
 
-    ``figure`` is the engine's own value. Where it was not recorded, the sum of ``plus`` less the sum
-    of ``minus`` stands in for it; where both are known, they have to agree (``accounting.build``
-    checks).
+    ``figure`` is the engine's own value. Where it was not recorded, the sum of ``plus`` less the
+    sum of ``minus`` stands in for it; where both are known, they have to agree
+    (``accounting.build`` checks).
     """
 
     name: str  # of ``accounting.quantities``, as in report.json
@@ -109,9 +110,9 @@ class Equation:
         names = [term.name for term in self.terms if term.subtracted or term.subtracted_if]
         asked = "device total x utilization"
         asked = asked if self.request == "float" else f"{self.request}({asked})"
-        text = f"{asked} - ({' + '.join(names)})"
-        text = f"({text}) // {self.divisor}" if self.divisor != 1 else text
-        return f"max(0, int({text}))" if self.floor_zero else f"int({text})"
+        rest = f"{asked} - ({' + '.join(names)})"
+        rest = f"({rest}) // {self.divisor}" if self.divisor != 1 else rest
+        return f"max(0, int({rest}))" if self.floor_zero else f"int({rest})"
 
 
 _WEIGHTS = Term("weights", "weights_bytes")
@@ -416,14 +417,16 @@ def select(
     device: str | None = None,
     known: Collection[str] = (),
 ) -> tuple[Equation | None, str | None]:
-    """The row for an engine release, and how it was chosen.
+    """Return the row for an engine release, and how it was chosen.
 
     Args:
         engine: ``vllm-ascend`` or ``vllm``.
-        version: of the engine. It decides where it is known; a release that nobody has read has no row.
+        version: of the engine. It decides where it is known; a release that nobody has read has
+            no row.
         forms: ids of the equations whose lines a log holds. They decide where no version is known.
         device: name of the chip; some have an equation of their own.
-        known: names of the figures that were read. Of the rows of one form, the one that they fill best counts.
+        known: names of the figures that were read. Of the rows of one form, the one that they fill
+            best counts.
     """
     if engine is None:
         return None, None
@@ -433,7 +436,7 @@ def select(
         if len({row.id for row in seen}) != 1:
             return None, None
         best = min(reversed(seen), key=lambda row: len(_unfilled(row, known)))
-        return best, f"the form of its lines, as {engine} prints them"
+        return best, text("the form of its lines, as {engine} prints them", engine=engine)
     try:
         release = Version(version)
     except InvalidVersion:
@@ -448,8 +451,8 @@ def select(
     ]
     if special:
         row = special[0]
-        why = "the form of its lines" if row.id in forms else str(device)
-        return row, f"{engine} {version} and {why}"
+        why = text("the form of its lines") if row.id in forms else str(device)
+        return row, text("{engine} {version} and {why}", engine=engine, version=version, why=why)
     plain = [row for row in fitting if row.only is None]
     return (plain[0], f"{engine} {version}") if plain else (None, None)
 
@@ -459,7 +462,7 @@ def _named(beginning: str, device: str | None) -> bool:
 
 
 def _unfilled(row: Equation, known: Collection[str]) -> list[str]:
-    """Charged terms that a set of figures says nothing of."""
+    """Return the subtracted terms that a set of figures says nothing of."""
     names = set(known)
     return [
         term.name
@@ -472,7 +475,7 @@ def _unfilled(row: Equation, known: Collection[str]) -> list[str]:
 
 
 def requested(equation: Equation, figures: Figures) -> int | float | None:
-    """What the engine asks of the device: total x utilization in its own rounding; the recorded value wins."""
+    """Return what the engine asks of the device: the recorded value, else total x utilization."""
     recorded = figures.get("requested_bytes")
     return recorded if recorded is not None else computed_request(equation, figures)
 
@@ -488,12 +491,12 @@ def computed_request(equation: Equation, figures: Figures) -> int | float | None
 def evaluate(
     equation: Equation, figures: Figures, half_units: Mapping[str, int] | None = None
 ) -> Evaluation:
-    """Recomputes one rank's KV budget.
+    """Recompute one rank's KV budget.
 
     Args:
         equation: the row that belongs to the run.
         figures: FIGURES of the rank, bytes; None is unknown.
-        half_units: half of the last printed digit per figure, bytes, for figures that were read from text.
+        half_units: half of the last printed digit per figure, bytes, of those read from text.
 
     Returns:
         The terms and the result; a missing figure makes the result None, never a smaller sum.

@@ -1,7 +1,7 @@
 """The ledger's result: what every reporter starts from, and ``report.json`` as other programs read it.
 
 Made by ``accounting.build`` from a ``Run``; holds no file, no clock and no engine object. Bytes are integers, None is
-unknown. ``Report.to_json`` is the schema ``memprof.report/1``: its keys may grow, never change.
+unknown. Its JSON is ``memprof.report/2``: fields may be added, none is renamed within it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of quantities: every kind of memory that a report names, with its one title and reading.
+"""The table of quantities: every kind of memory that reports name, with its title and reading.
 
 Reports, comparisons, checks, sweeps and plots walk this table, so that a figure is the same in all
 of them. The evidence of one rank enters, bytes leave; what is unknown has a reason instead.
@@ -33,6 +33,7 @@ KV_TITLES: dict[str, Text] = {
     "bytes_per_token": text("bytes per token"),
     "bytes_per_block": text("bytes per block"),
 }
+_ENGINES_FIGURE, _NOT_RECORDED = text("the engine's figure"), text("it was not recorded")
 #: Phases in which a worker reads its device for the first time.
 _BEFORE_LOADING = ("device_init", "hccl_init")
 
@@ -85,8 +86,8 @@ class Quantity:
     without_neighbours: bool = False  # what other processes hold on the device is taken off
     how: str = MEASURED
     formula: str = ""  # in the names of figures and snapshots
-    source: Text = text("the engine's figure")  # the moment or the file it was read at
-    unknown: Text = text("it was not recorded")  # the reason where bytes is None
+    source: Text = _ENGINES_FIGURE  # the moment or the file it was read at
+    unknown: Text = _NOT_RECORDED  # the reason where bytes is None
     required: bool = True  # False: a run that lacks it has nothing of the kind
     #: A term that holds a part of it, where an equation subtracts that term.
     estimated_by: str | None = None

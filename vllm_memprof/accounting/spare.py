@@ -33,7 +33,7 @@ def profile_peak(spans: list[Span], total: int | None) -> int | None:
 
 
 def spare_with_kv_cache(rank: RankReport) -> tuple[int | None, int | None]:
-    """Return the device total less the planned KV cache and all else that a rank held, bytes, twice.
+    """Return, in two ways, the device total less the planned KV cache and all else held, bytes.
 
     The first takes all else from the request less the KV cache that fits it, the second from the
     worst moment of the profile run, where idle segments count as well. None where it is unknown.

@@ -1,9 +1,9 @@
-"""Puts wrappers on the hook table's targets: rows enter, wrapped functions and binding states leave.
+"""Put wrappers on the hook table's targets: rows enter, wrapped functions and states leave.
 
-Nothing is imported to bind it. A module that is already loaded is bound at once, any other right after its own
-import has run, through an entry in ``sys.meta_path``. The loader found by the import system is left in place; only its
-``exec_module`` is lent for that one execution. Wrappers go into the defining class's ``__dict__`` and keep static and
-class methods as they are.
+Nothing is imported to bind it. A module that is already loaded is bound at once, any other right
+after its own import has run, through an entry in ``sys.meta_path``. The loader found by the import
+system is left in place; only its ``exec_module`` is lent for that one execution. Wrappers go into
+the defining class's ``__dict__`` and keep static and class methods as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from vllm_memprof.capture.hooks import Hook
+from vllm_memprof.capture.hook import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
 
@@ -30,17 +29,21 @@ PENDING, BOUND, MISSING, OVERWRITTEN, RELEASED = (
 )
 
 
-#: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere presence proves nothing.
+#: Set on every wrapper to the wrapper itself: functools.wraps copies attributes, so that mere
+#: presence proves nothing.
 _SENTINEL = "__memprof__"
 
 
 def is_ours(function: Any) -> bool:
-    """Whether this very function is one of our wrappers."""
+    """Return True if this very function is one of our wrappers."""
     return getattr(function, _SENTINEL, None) is function
 
 
 class Binding:
-    """One target of one row. ``owner`` is the class or module that holds the attribute once it is found."""
+    """One target of one row.
+
+    ``owner`` is the class or module that holds the attribute once it is found.
+    """
 
     def __init__(self, hook: Hook, target: str) -> None:
         self.hook = hook
@@ -62,20 +65,20 @@ class Binding:
     def bind(self, wrap: Wrap, owner: Any = None) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         owner = self.resolve_owner() if owner is None else owner
-        found = (
-            None
-            if owner is None
-            else vars(owner).get(self.attribute, _inherited(owner, self.attribute))
-        )
+        found = None if owner is None else vars(owner).get(self.attribute)
+        if found is None and owner is not None and not isinstance(owner, type):
+            found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
         if found is None:
             self.state = MISSING
             return
-        function, rebuild = _unpack(found)
+        is_method = isinstance(found, (staticmethod, classmethod))
+        function = found.__func__ if is_method else found
         if is_ours(function):
             return
         wrapper = wrap(self.hook, function)
         vars(wrapper)[_SENTINEL] = wrapper
-        self.owner, self.original, self.wrapper = owner, found, rebuild(wrapper)
+        self.owner, self.original = owner, found
+        self.wrapper = type(found)(wrapper) if is_method else wrapper
         setattr(owner, self.attribute, self.wrapper)
         self.state = BOUND
 
@@ -83,11 +86,16 @@ class Binding:
         return vars(self.owner).get(self.attribute)
 
     def is_overwritten(self) -> bool:
-        """Whether somebody replaced the wrapper by something that does not call through it."""
-        return not _leads_to(self.current(), self.wrapper)
+        """Return True if the wrapper was replaced by something that does not call through it."""
+        current: Any = self.current()
+        for _ in range(32):  # a chain of decorators over the wrapper still calls it
+            if current is self.wrapper or current is None:
+                break
+            current = getattr(current, "__wrapped__", None)
+        return current is not self.wrapper
 
     def unbind(self) -> None:
-        """Take the wrapper off, unless somebody has put theirs over it."""
+        """Take the wrapper off, unless another one lies over it."""
         if self.wrapper is not None and self.current() is self.wrapper:
             setattr(self.owner, self.attribute, self.original)
             self.state = RELEASED
@@ -117,7 +125,8 @@ class Binder(importlib.abc.MetaPathFinder):
         """Bind what is loaded, watch for the rest."""
         for name in list(self._watched):
             module = sys.modules.get(name)
-            if module is not None and not _is_initialising(module):
+            initialising = getattr(getattr(module, "__spec__", None), "_initializing", False)
+            if module is not None and not initialising:
                 self._bind_module(name)
         sys.meta_path.insert(0, self)
 
@@ -133,8 +142,11 @@ class Binder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._watched or fullname in self._finding:
             return None
-        with self._asking_others(fullname):
-            spec = _find_spec_elsewhere(self, fullname, path, target)
+        self._finding.add(fullname)
+        try:
+            spec = self._find_elsewhere(fullname, path, target)
+        finally:
+            self._finding.discard(fullname)
         if spec is not None and spec.loader is not None:
             self._bind_after_execution(fullname, spec.loader)
         return spec
@@ -146,7 +158,7 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._bind(binding)
 
     def bind_overrides(self, instance: object) -> None:
-        """Bind methods that a subclass of a bound class overrides, for the class that was really instantiated."""
+        """Bind methods that the class really instantiated overrides in a bound class."""
         bound = [binding for binding in self.bindings if isinstance(binding.owner, type)]
         for cls in type(instance).__mro__:
             for binding in bound:
@@ -163,7 +175,7 @@ class Binder(importlib.abc.MetaPathFinder):
                         self.bindings.append(override)
 
     def bind_live(self, target: str, instance: object) -> None:
-        """Bind the row of a ``<loaded>`` target to the class that defines the method for this very object."""
+        """Bind the row of a ``<loaded>`` target to the class that defines this object's method."""
         attribute = target.rpartition(".")[2]
         owner = next((cls for cls in type(instance).__mro__ if attribute in vars(cls)), None)
         for binding in self.bindings:
@@ -171,7 +183,7 @@ class Binder(importlib.abc.MetaPathFinder):
                 self._bind(binding, owner)
 
     def check(self) -> None:
-        """Re-bind once what was overwritten; it stays marked as overwritten with the culprit's name."""
+        """Bind again, once, what was overwritten; it stays marked with the new owner's name."""
         for binding in self.bindings:
             if binding.state == BOUND and binding.is_overwritten():
                 culprit = getattr(binding.current(), "__module__", "?")
@@ -187,13 +199,17 @@ class Binder(importlib.abc.MetaPathFinder):
     def of(self, hook: Hook) -> list[Binding]:
         return [binding for binding in self.bindings if binding.hook.id == hook.id]
 
-    @contextmanager
-    def _asking_others(self, fullname: str) -> Iterator[None]:
-        self._finding.add(fullname)
-        try:
-            yield
-        finally:
-            self._finding.discard(fullname)
+    def _find_elsewhere(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for other in list(sys.meta_path):
+            find = getattr(other, "find_spec", None)
+            if other is self or find is None:
+                continue
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
     def _bind_after_execution(self, fullname: str, loader: Any) -> None:
         execute = getattr(loader, "exec_module", None)
@@ -222,41 +238,3 @@ class Binder(importlib.abc.MetaPathFinder):
         except Exception as error:
             binding.state, binding.detail = "error", str(error)
             self._on_error(f"bind {binding.target}", error)
-
-
-def _find_spec_elsewhere(
-    finder: Binder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> importlib.machinery.ModuleSpec | None:
-    for other in list(sys.meta_path):
-        find = getattr(other, "find_spec", None)
-        if other is finder or find is None:
-            continue
-        spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
-        if spec is not None:
-            return spec
-    return None
-
-
-def _is_initialising(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
-
-
-def _inherited(owner: Any, attribute: str) -> Any:
-    """An attribute that pybind classes and C modules show without listing it in their ``__dict__``."""
-    return None if isinstance(owner, type) else getattr(owner, attribute, None)
-
-
-def _unpack(found: Any) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    if isinstance(found, (staticmethod, classmethod)):
-        return found.__func__, type(found)
-    return found, lambda wrapper: wrapper
-
-
-def _leads_to(current: Any, ours: Any) -> bool:
-    """Whether this is our wrapper or a chain of decorators over it: then calls still reach us."""
-    seen = 0
-    while current is not None and seen < 32:
-        if current is ours:
-            return True
-        current, seen = getattr(current, "__wrapped__", None), seen + 1
-    return False

@@ -1,13 +1,14 @@
-"""Who called: the first frame that is neither ours nor a mere forwarder to the allocator, and the way there."""
+"""The caller of a function: the first frame that is not a forwarder, and the call chain."""
 
 from __future__ import annotations
 
 import os
 from types import FrameType
 
-#: Path fragments of frames that forward ``empty_cache`` and say nothing about who wanted it.
+_OURS = ("/vllm_memprof/capture/", "/vllm_memprof/engines/")
+#: Path fragments of frames that only forward ``empty_cache``.
 _FORWARDERS = (
-    "/vllm_memprof/capture/",
+    *_OURS,
     "/torch/",
     "/torch_npu/",
     "/vllm_ascend/patch/platform/patch_torch_accelerator.py",
@@ -16,7 +17,7 @@ _FORWARDERS = (
     "/contextlib.py",
 )
 #: Path fragments of frames that a call chain leaves out.
-_NOT_IN_CHAIN = ("/vllm_memprof/capture/", "/torch/", "/torch_npu/", "/contextlib.py")
+_NOT_IN_CHAIN = (*_OURS, "/torch/", "/torch_npu/", "/contextlib.py")
 #: Frames that a call chain lists, from the innermost outwards.
 _CHAIN_LENGTH = 8
 #: Functions that a worker or a model runner runs a step in.
@@ -24,7 +25,7 @@ _STEP = ("execute_model", "sample_tokens")
 
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
-    """The call site as ``("worker.py:459", "NPUWorker._init_device")``, two Nones where every frame forwards."""
+    """Return the call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or two Nones."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not any(fragment in path for fragment in _FORWARDERS):
@@ -34,7 +35,7 @@ def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
 
 
 def call_chain(frame: FrameType | None) -> list[str]:
-    """Callers as ``module:function``, the innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
+    """Return callers, innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
     chain: list[str] = []
     while frame is not None and len(chain) < _CHAIN_LENGTH:
         if not any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN):
@@ -44,7 +45,7 @@ def call_chain(frame: FrameType | None) -> list[str]:
 
 
 def in_step(frame: FrameType | None) -> bool:
-    """Whether the call comes from inside a step of the model."""
+    """Return True if the call comes from inside a step of the model."""
     while frame is not None:
         if frame.f_code.co_name in _STEP:
             return True
@@ -53,7 +54,4 @@ def in_step(frame: FrameType | None) -> bool:
 
 
 def _name(frame: FrameType) -> str:
-    name: str = getattr(
-        frame.f_code, "co_qualname", frame.f_code.co_name
-    )  # co_qualname: Python 3.11
-    return name
+    return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # from Python 3.11 on

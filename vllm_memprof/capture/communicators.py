@@ -1,75 +1,77 @@
-"""First collectives: a communicator takes its device buffers when its group first communicates, not when it is made.
+"""First collectives: a communicator takes its device buffers when its group first communicates.
 
-The methods of torch's ``ProcessGroup`` are hooked, not the functions of ``torch.distributed``: whatever name a caller
-imported arrives there, and the compiler's rewriting of those functions is not disturbed. A group that has been seen
-costs a set look-up, and the hooks are taken off when the model is warm, so that serving never meets them.
+The methods of torch's ``ProcessGroup`` are hooked, not the functions of ``torch.distributed``:
+whatever name a caller imported arrives there, and the compiler's rewriting of those functions is
+not disturbed. A group that has been seen costs a set look-up, and the hooks are taken off when the
+model is warm, so that serving never meets them.
 
-Collectives are queued: a group's buffers may appear only after its call has returned (see Session.end_queued).
+Collectives are queued: a group's buffers may appear only after its call has returned (see
+Recorder.end_queued).
 
-How large the buffers are is settled when the communicator is made, by the first of these that is given: ``hccl_config``
-of the group's options (vllm-ascend sets one for most of its groups), the environment, HCCL's default. Each communicator
-holds two buffers of that size, to send and to receive. (CANN 9.0: HCCL_BUFFSIZE; torch_npu 2.10:
-``ProcessGroupHCCL.cpp`` and ``OptionsManager::GetHcclBufferSize``, ``GetP2PBufferSize``)
+The size of the buffers is fixed when the communicator is made, by the first of these that is
+given: ``hccl_config`` of the group's options (vllm-ascend sets one for most of its groups), the
+environment, HCCL's default. Each communicator holds two buffers of that size, to send and to
+receive. (CANN 9.0: HCCL_BUFFSIZE; torch_npu 2.10: ``ProcessGroupHCCL.cpp`` and
+``OptionsManager::GetHcclBufferSize``, ``GetP2PBufferSize``)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vllm_memprof.capture.session import OpenPhase
-
-if TYPE_CHECKING:
-    from vllm_memprof.capture.actions import Call
-    from vllm_memprof.capture.core import Capture
-
+from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.recorder import OpenPhase, Recorder
 
 _MIB = 1 << 20
 _BUFFERS = 2
 _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
-#: Operations between two ranks: torch_npu gives them communicators of their own, beside the group's.
+#: Operations between two ranks: torch_npu gives them communicators of their own, beside the
+#: group's.
 _P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
 _HOST_BACKENDS = ("gloo", "mpi")
 
 
-def enter(capture: Capture, call: Call) -> None:
-    session = capture.session
-    if session.late:
-        session.settle()
-    seen: set[tuple[int, bool]] = session.notes.setdefault("groups_seen", set())
+def enter(recorder: Recorder, call: Call) -> None:
+    if recorder.late:
+        recorder.settle()
+    seen = recorder.notes.groups_seen
     group = call.subject
-    p2p = _operation(call) in _P2P
+    operation = call.function.lstrip("_")
+    p2p = operation in _P2P
     if (id(group), p2p) in seen or not on_device(group, call.args[1:]):
         return
     seen.add((id(group), p2p))
-    if session.probe.is_ready() and not session.is_open("communicator"):
+    if recorder.probe.is_ready() and not recorder.is_open("communicator"):
         names, ranks = describe(group)
-        detail: dict[str, Any] = {
+        detail: dict[str, object] = {
             "group": names[0] if names else None,
             "names": names,
             "ranks": ranks,
-        }
-        detail |= {
-            "op": _operation(call),
+            "op": operation,
             "p2p": p2p,
-            **buffers(group, p2p, session.probe.backend_name),
+            **buffers(group, p2p, recorder.probe.backend_name),
         }
-        call.token = session.begin("communicator", call.hook.id, detail)
+        call.token = recorder.begin("communicator", call.hook.id, detail)
 
 
-def leave(capture: Capture, call: Call) -> None:
+def leave(recorder: Recorder, call: Call) -> None:
     if not isinstance(call.token, OpenPhase):
         return
     if call.error is None:
-        capture.session.end_queued(call.token)
+        recorder.end_queued(call.token)
     else:
-        capture.session.end(call.token, call.error)
+        recorder.end(call.token, call.error)
 
 
 def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
-    """Whether this collective runs on the device: by its first tensor, else (a barrier) by the group's backend."""
+    """Return True if this collective runs on the device.
+
+    The first tensor decides, without one (a barrier) the group's backend.
+    """
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
@@ -80,7 +82,7 @@ def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
 
 
 def describe(group: Any) -> tuple[list[str], list[int] | None]:
-    """vLLM's names for a group (several may share one communicator) and its global ranks."""
+    """Return vLLM's names for a group (several may share one communicator) and its global ranks."""
     names: list[str] = []
     ranks: list[int] | None = None
     state = sys.modules.get("vllm.distributed.parallel_state")
@@ -90,7 +92,9 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
             names.append(str(coordinator.unique_name))
             ranks = [int(rank) for rank in coordinator.ranks]
     if ranks is None:
-        ranks = _ranks_by_torch(group)
+        with contextlib.suppress(Exception):  # a backend object is not a registered group
+            known = sys.modules["torch"].distributed.get_process_group_ranks(group)
+            ranks = [int(rank) for rank in known]
     if not names:
         names = [
             str(getattr(group, "group_desc", "") or getattr(group, "group_name", "") or "unnamed")
@@ -98,17 +102,21 @@ def describe(group: Any) -> tuple[list[str], list[int] | None]:
     return names, ranks
 
 
-def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, Any]:
-    """How large the buffers of a group's communicator are configured to be, and by what.
+def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, int | str | None]:
+    """Read the configured size of a communicator's buffers, and where it is configured.
 
     Returns:
-        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of the environment
-        variable, or "default"); None each where the backend is not HCCL.
+        ``buffer_bytes`` (of all buffers together) and ``buffer_source`` (hccl_config, the name of
+        the environment variable, or "default"); None each where the backend is not HCCL.
     """
     if backend != "npu":
         return {"buffer_bytes": None, "buffer_source": None}
     variable = "P2P_HCCL_BUFFSIZE" if p2p else "HCCL_BUFFSIZE"
-    configured = None if p2p else _hccl_config(group).get("hccl_buffer_size")
+    configured = None
+    if not p2p:  # the options that the group was made with; asking makes nothing
+        with contextlib.suppress(Exception):  # another backend, or a release without it
+            options = group._get_backend(sys.modules["torch"].device("npu")).options
+            configured = dict(options.hccl_config).get("hccl_buffer_size")
     given = os.environ.get(variable, "")
     if isinstance(configured, int) and configured > 0:
         mib, source = configured, "hccl_config"
@@ -117,25 +125,3 @@ def buffers(group: Any, p2p: bool, backend: str | None) -> dict[str, Any]:
     else:
         mib, source = _DEFAULT_MIB[variable], "default"
     return {"buffer_bytes": _BUFFERS * mib * _MIB, "buffer_source": source}
-
-
-def _hccl_config(group: Any) -> dict[str, Any]:
-    """The options that the group was made with; asking makes nothing."""
-    try:
-        options = group._get_backend(sys.modules["torch"].device("npu")).options
-        return dict(options.hccl_config)
-    except Exception:  # another backend, or a release without it
-        return {}
-
-
-def _ranks_by_torch(group: Any) -> list[int] | None:
-    try:
-        return [
-            int(rank) for rank in sys.modules["torch"].distributed.get_process_group_ranks(group)
-        ]
-    except Exception:  # a backend object is not a registered group
-        return None
-
-
-def _operation(call: Call) -> str:
-    return call.function.lstrip("_")

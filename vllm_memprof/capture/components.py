@@ -1,12 +1,13 @@
-"""What each module of the runtime holds for this process: ``aclrtGetMemUsageInfo`` of the libascendcl that is loaded.
+"""The bytes that each module of the runtime holds for this process: ``aclrtGetMemUsageInfo``.
 
-Runs in worker processes. Nothing is loaded for it: where the library is not there yet, or is too old to export the
-function, the reading is None with the reason. The counters are the calling process's own, kept by the user-space
-driver, so that asking does not reach the device. (CANN 9.1: ``acl_rt.h::aclrtGetMemUsageInfo``; A2, A3 and 310P)
+Runs in worker processes. Nothing is loaded for it: where libascendcl is not loaded yet, or is too
+old to export the function, the reading is None with the reason. The counters are the calling
+process's own, kept by the user-space driver, so that asking does not reach the device. (CANN 9.1:
+``acl_rt.h::aclrtGetMemUsageInfo``; A2, A3 and 310P)
 
-Names are the driver's module names. APP is all that was asked of ``aclrtMalloc``: torch's segments, its operator
-workspace, ATB's pool, whatever else the process allocates. HCCL is the communicators' buffers, RUNTIME the runtime's
-own: streams, task buffers, captured graphs.
+Names are the driver's module names. APP is all that was asked of ``aclrtMalloc``: torch's segments,
+its operator workspace, ATB's pool, whatever else the process allocates. HCCL is the communicators'
+buffers, RUNTIME the runtime's own: streams, task buffers, captured graphs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import ctypes
 import os
 from typing import Any
 
-#: The counter that torch's own segments are part of.
-APP = "APP"
+from vllm_memprof.capture.snapshot import Component
 
 _LIBRARY = "libascendcl.so"
 _FUNCTION = "aclrtGetMemUsageInfo"
@@ -42,15 +42,15 @@ class Counters:
         self._rows = (_Row * _CAPACITY)()
         self._count = ctypes.c_size_t()
 
-    def read(self, device: int) -> tuple[dict[str, dict[str, int]] | None, str | None]:
-        """The counters of one device.
+    def read(self, device: int) -> tuple[dict[str, Component] | None, str | None]:
+        """Read the counters of one device.
 
         Args:
             device: torch's index of a device that this process has a context on.
 
         Returns:
-            ``{name: {"bytes": current, "peak_bytes": peak}}`` and None, or None and the reason. A module that never
-            held anything is not listed.
+            ``{name: {"bytes": current, "peak_bytes": peak}}`` and None, or None and the reason. A
+            module that never held anything is not listed.
         """
         if self._function is None:
             self._function, reason = _find()
@@ -60,10 +60,9 @@ class Counters:
         status = self._function(device, self._rows, _CAPACITY, ctypes.byref(self._count))
         if status != 0:
             return None, f"{_FUNCTION} returned {status}"
-        found = {}
-        for row in self._rows[
-            : min(self._count.value, _CAPACITY)
-        ]:  # the count may exceed what was asked for
+        found: dict[str, Component] = {}
+        listed = min(self._count.value, _CAPACITY)  # the count may exceed what was asked for
+        for row in self._rows[:listed]:
             found[row.name.decode(errors="replace")] = {
                 "bytes": int(row.current),
                 "peak_bytes": int(row.peak),
@@ -72,7 +71,7 @@ class Counters:
 
 
 def loaded_library(name: str = _LIBRARY) -> ctypes.CDLL | None:
-    """A library that this process has loaded already; it is never loaded for the asking."""
+    """Return a library that this process has loaded already; it is never loaded for the asking."""
     try:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except (OSError, AttributeError):  # AttributeError: a platform without RTLD_NOLOAD

@@ -1,19 +1,20 @@
-"""The engine's own numbers, read in bytes from its worker object. Nothing is computed here and nothing is called.
+"""The engine's own numbers, read in bytes from its worker object; nothing is computed or called.
 
-Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory, peak_activation_memory,
-non_torch_memory), ``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
-CUDA's ``gpu_worker.py::Worker`` has the same names. vllm-ascend before 0.15 takes no snapshot: its worker holds what
-was free at the start (init_npu_memory), and reads the terms of its equation without keeping them.
+Sources, vllm-ascend 0.23.0: ``worker.py::NPUWorker`` (init_snapshot, requested_memory),
+``model_runner.model_memory_usage``, and the MemoryProfilingResult of vLLM's ``memory_profiling``.
+CUDA's ``gpu_worker.py::Worker`` has the same names. vllm-ascend before 0.15 takes no snapshot: its
+worker holds what was free at the start (init_npu_memory), and reads the terms of its equation
+without keeping them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm_memprof.capture.session import Session
+from vllm_memprof.capture.recorder import Recorder
 
-#: FIGURES name -> attribute path from the worker, or several of different releases; the first that is there counts.
+#: FIGURES name -> attribute path from the worker, or several of different releases; the first that
+#: is there counts.
 _OF_WORKER = {
     "device_total_bytes": "init_snapshot.total_memory",
     "initial_free_bytes": "init_snapshot.free_memory | init_npu_memory",
@@ -24,14 +25,10 @@ _OF_WORKER = {
     "kv_cache_memory_bytes_arg": "cache_config.kv_cache_memory_bytes",
 }
 
-#: The terms that the equation charged: set by determine_available_memory, later used for the engine's suggestion.
-_OF_PROFILED_WORKER = {
-    "peak_activation_bytes": "peak_activation_memory",
-    "non_torch_increase_bytes": "non_torch_memory",
-}
-
 #: FIGURES name -> attribute path from the MemoryProfilingResult.
 _OF_RESULT = {
+    "peak_activation_bytes": "torch_peak_increase",
+    "non_torch_increase_bytes": "non_torch_increase",
     "profile_before_allocated_peak_bytes": "before_profile.torch_peak",
     "profile_before_non_torch_bytes": "before_profile.non_torch_memory",
     "profile_after_allocated_peak_bytes": "after_profile.torch_peak",
@@ -40,39 +37,29 @@ _OF_RESULT = {
 }
 
 
-def read_worker(session: Session, worker: Any) -> None:
-    """Take over what the worker holds; what it does not hold yet stays unknown."""
-    _read(session, worker, _OF_WORKER)
+def read_worker(recorder: Recorder, worker: Any) -> None:
+    """Take over the figures that the worker holds; the others stay unknown."""
+    _read(recorder, worker, _OF_WORKER)
 
 
-def read_profile(session: Session, worker: Any, granted: Any) -> None:
-    """Take over the terms of the budget equation after determine_available_memory returned ``granted`` bytes."""
-    read_worker(session, worker)
-    result = session.notes.pop("profile_result", None)
+def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
+    """Take over the terms of the equation that granted so many bytes of KV cache."""
+    read_worker(recorder, worker)
+    result, recorder.notes.profile_result = recorder.notes.profile_result, None
     if result is not None:
-        _read(session, worker, _OF_PROFILED_WORKER)
-        _read(session, result, _OF_RESULT)
-        session.figures["peak_activation_bytes"] = _number(
-            getattr(result, "torch_peak_increase", None)
-        )
-        session.figures["non_torch_increase_bytes"] = _number(
-            getattr(result, "non_torch_increase", None)
-        )
-    session.figures["kv_cache_bytes"] = _number(granted)
+        _read(recorder, result, _OF_RESULT)
+    recorder.figures["kv_cache_bytes"] = _number(granted)
 
 
-def _read(session: Session, source: Any, paths: dict[str, str]) -> None:
+def _read(recorder: Recorder, source: Any, paths: dict[str, str]) -> None:
     for name, choices in paths.items():
-        values = (_follow(source, path) for path in choices.split(" | "))
-        value = next((value for value in values if value is not None), None)
-        if value is not None:
-            session.figures[name] = value
-
-
-def _follow(source: Any, path: str) -> int | float | None:
-    for attribute in path.split("."):
-        source = getattr(source, attribute, None)
-    return _number(source)
+        for path in choices.split(" | "):
+            value = source
+            for attribute in path.split("."):
+                value = getattr(value, attribute, None)
+            if (number := _number(value)) is not None:
+                recorder.figures[name] = number
+                break
 
 
 def _number(value: Any) -> int | float | None:

@@ -1,15 +1,16 @@
-"""Who a process is: its ranks from the worker object and vLLM's parallel groups. Never a rank alone: under data
-parallelism several workers call themselves rank 0."""
+"""The identity of a process: its ranks from the worker object and vLLM's parallel groups.
+
+Never a rank alone: under data parallelism several workers call themselves rank 0.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm_memprof.capture.session import Session
+from vllm_memprof.capture.recorder import Recorder
 
 _ENGINE_NAME = re.compile(r"EngineCore_DP(\d+)")
 
@@ -19,16 +20,16 @@ def device_index(worker: Any) -> int | None:
     return None if index is None else int(index)
 
 
-def of_worker(worker: Any, session: Session) -> dict[str, Any]:
-    """Keys of an identity event, once the parallel groups exist."""
+def of_worker(worker: Any, recorder: Recorder) -> dict[str, object]:
+    """Return the keys of an identity event, once the parallel groups exist."""
     parallel = getattr(worker, "parallel_config", None)
     ranks = {name: _rank_in(f"get_{name}_group") for name in ("tp", "pp", "ep")}
     dp_rank, dp_known = data_parallel_rank(parallel)
     device = device_index(worker)
-    backend = session.probe.backend
+    backend = recorder.probe.backend
     return {
-        "role": session.role,
-        "roles": sorted(session.roles),
+        "role": recorder.role,
+        "roles": sorted(recorder.roles),
         "rank": _int(getattr(worker, "rank", None)),
         "local_rank": _int(getattr(worker, "local_rank", None)),
         "dp_rank": dp_rank,
@@ -50,24 +51,20 @@ def of_worker(worker: Any, session: Session) -> dict[str, Any]:
 def label(
     dp_rank: int | None, pp_rank: int | None, pcp_rank: int | None, tp_rank: int | None
 ) -> str:
-    """``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: a dimension that the run does not have is left out, TP never is.
+    """Return ``"TP0"``, ``"PP1 TP0"``, ``"DP0 TP1"``: only TP is always named.
 
     In the order of vLLM's own names of workers; PCP is prefill context parallelism.
     """
-    parts = [
-        ("DP", dp_rank),
-        ("PP", pp_rank),
-        ("PCP", pcp_rank),
-        ("TP", 0 if tp_rank is None else tp_rank),
-    ]
-    return " ".join(f"{name}{rank}" for name, rank in parts if rank is not None)
+    ranks = {"DP": dp_rank, "PP": pp_rank, "PCP": pcp_rank, "TP": tp_rank or 0}
+    return " ".join(f"{name}{rank}" for name, rank in ranks.items() if rank is not None)
 
 
 def data_parallel_rank(parallel: Any) -> tuple[int | None, bool]:
-    """The data-parallel rank, and whether the run has several.
+    """Return the data-parallel rank, and True if the run has several.
 
-    vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still carries its rank.
-    Releases without that reset (no ``data_parallel_index`` beside the rank) name a single engine core ``DP0`` too.
+    vLLM resets the data-parallel size to 1 for dense models; the engine core's process name still
+    carries its rank. Releases without that reset (no ``data_parallel_index`` beside the rank) name
+    a single engine core ``DP0`` too.
     """
     several = _size(parallel, "data") > 1
     if not several and not hasattr(parallel, "data_parallel_index"):

@@ -1,9 +1,10 @@
-"""What every process holds on a device, by the driver's own account: DCMI's ``dcmi_get_device_resource_info``.
+"""The bytes of every process on a device, as the driver lists them (DCMI).
 
-Runs in worker processes, at start-up edges. The figure of a process is all that it holds, its context included, so
-that it gives two rows which no counter gives: the context, and the other processes on the device. The library is the
-driver's (``libdcmi.so``); without it, without the right to ask, or in a container whose process numbers the driver
-does not know, both are None with the reason. ``MEMPROF_DCMI=0`` keeps the library out of the engine's processes.
+Runs in worker processes, at start-up edges. The figure of a process is all that it holds, its
+context included, so that it gives two rows which no counter gives: the context, and the other
+processes on the device. The library is the driver's (``libdcmi.so``); without it, without the right
+to ask, or in a container whose process numbers the driver does not know, both are None with the
+reason. ``MEMPROF_DCMI=0`` keeps the library out of the engine's processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class _Process(ctypes.Structure):
 
 
 class Neighbours:
-    """Asks the driver who holds what. The library is loaded and initialised at the first reading."""
+    """Reads the driver's list of processes.
+
+    The library is loaded and initialised at the first reading.
+    """
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
@@ -37,7 +41,7 @@ class Neighbours:
         self._rows = (_Process * _CAPACITY)()
 
     def read(self, device: int) -> tuple[int | None, dict[str, int] | None, str | None]:
-        """Bytes on a device held by this process, by each other (its number on the host), and None; or why not."""
+        """Return the bytes of this process and of each other one; two Nones and the reason."""
         library = self._ready()
         place = None if library is None else self._place(library, device)
         if library is None or place is None:
@@ -59,7 +63,8 @@ class Neighbours:
             return (
                 None,
                 None,
-                f"the driver does not list process {own_pid}: it may have another number on the host",
+                f"the driver does not list process {own_pid}: "
+                "it may have another number on the host",
             )
         return own, others, None
 
@@ -87,9 +92,8 @@ class Neighbours:
             function = library.dcmi_get_card_id_device_id_from_logicid
             status = function(ctypes.byref(card), ctypes.byref(on_card), logic_id)
             if status != 0:
-                self._give_up(
-                    f"dcmi_get_card_id_device_id_from_logicid returned {status} for {logic_id.value}"
-                )
+                name = "dcmi_get_card_id_device_id_from_logicid"
+                self._give_up(f"{name} returned {status} for {logic_id.value}")
                 return None
             self._places[device] = (card.value, on_card.value)
         return self._places[device]
@@ -121,7 +125,7 @@ def _logic_id(device: int) -> int:
 
 
 def _own_pid() -> int:
-    """This process's number on the host, where the runtime tells it; in a container the two differ."""
+    """Return this process's number on the host where the runtime tells it, else its pid."""
     function: Any = getattr(loaded_library(), "aclrtDeviceGetBareTgid", None)
     pid = ctypes.c_int32()
     return pid.value if function is not None and function(ctypes.byref(pid)) == 0 else os.getpid()

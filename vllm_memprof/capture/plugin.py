@@ -1,7 +1,8 @@
-"""Entry point ``vllm.general_plugins``: vLLM calls register() in each of its processes, possibly more than once.
+"""Entry point ``vllm.general_plugins``: vLLM calls register() in each process, maybe repeatedly.
 
-Without MEMPROF_RUN_DIR it does nothing. With it, hooks are bound to what is loaded and to what will be; no module of
-the engine is imported for that, no device is touched, and nothing is raised: that would end the engine.
+Without MEMPROF_RUN_DIR it does nothing. With it, hooks are bound to what is loaded and to what will
+be; no module of the engine is imported for that, no device is touched, and nothing is raised: that
+would end the engine.
 """
 
 from __future__ import annotations
@@ -13,31 +14,27 @@ from typing import TYPE_CHECKING
 from vllm_memprof.record.schema import ENV_RUN_DIR
 
 if TYPE_CHECKING:
-    from vllm_memprof.capture.core import Capture
+    from vllm_memprof.capture.recorder import Recorder
 
-#: The recording of this process; forked children inherit and reset it.
-CAPTURE: Capture | None = None
+#: The recorder of this process; forked children inherit and reset it.
+RECORDER: Recorder | None = None
 
 
 def register() -> None:
     """Start recording this process if the launcher asked for it."""
-    global CAPTURE
+    global RECORDER
     run_dir = os.environ.get(ENV_RUN_DIR)
-    if not run_dir or CAPTURE is not None or _is_model_inspection():
+    if not run_dir or RECORDER is not None:
         return
+    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if getattr(main_spec, "name", None) == "vllm.model_executor.models.registry":
+        return  # the short-lived process in which vLLM inspects a model class
     try:
-        from vllm_memprof.capture.core import start
+        from vllm_memprof.capture.observer import start
 
-        CAPTURE = start(run_dir)
+        RECORDER = start(run_dir)
     except Exception as error:
         print(
             f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",
             file=sys.stderr,
         )
-
-
-def _is_model_inspection() -> bool:
-    """Whether this is the short-lived process in which vLLM inspects a model class."""
-    main = sys.modules.get("__main__")
-    name = getattr(getattr(main, "__spec__", None), "name", "") or ""
-    return name == "vllm.model_executor.models.registry"

@@ -1,15 +1,19 @@
-"""Reads memory, and only reads: a device index enters, a schema snapshot leaves. Runs in worker processes.
+"""Reading memory, and only reading: a device index enters, a snapshot leaves. Worker processes.
 
-No reading initialises a device, synchronises, empties a cache or resets a peak. What the allocator keeps (allocated,
-reserved, peaks) is host-side bookkeeping and exact at any moment; free and total come from the driver. While a stream
-is capturing a graph only the counters are read.
+Runs in worker processes.
 
-What lies outside torch is read from the runtime's counters (components.py), and at start-up edges from the driver's
-list of processes (neighbours.py). The readings of one snapshot have to belong together: where the device's free memory
-moved while they were taken, they are taken again, twice at most.
+No reading initialises a device, synchronises, empties a cache or resets a peak. What the allocator
+keeps (allocated, reserved, peaks) is host-side bookkeeping and exact at any moment; free and total
+come from the driver. While a stream is capturing a graph only the counters are read.
 
-Cost, on the simulated device: about 7 µs for the allocator's counters, 1.5 µs for free and total (a driver call on
-hardware), 80 µs for the workspace with 50 segments of 300 blocks, growing with the number of blocks.
+What lies outside torch is read from the runtime's counters (components.py), and at start-up edges
+from the driver's list of processes (neighbours.py). The readings of one snapshot have to belong
+together: where the device's free memory moved while they were taken, they are taken again, twice at
+most.
+
+Cost, on the simulated device: about 7 µs for the allocator's counters, 1.5 µs for free and total (a
+driver call on hardware), 80 µs for the workspace with 50 segments of 300 blocks, growing with the
+number of blocks.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.segments import divide
+from vllm_memprof.capture.snapshot import Snapshot
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 NOT_INITIALISED = "the device is not initialised in this process"
-#: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than the reading.)
-_UNKNOWN: dict[str, Any] = dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS))
+#: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than
+#: the reading.)
+_UNKNOWN = cast(Snapshot, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS)))
 CAPTURING = "a graph is being captured: counters only"
 #: Readings of one snapshot while the device's free memory moves under them.
 _MOST_READINGS = 3
@@ -43,11 +50,11 @@ class Backend:
     is_ready: Callable[[], bool]  # already initialised in this process; never initialises
     is_capturing: Callable[[], bool]
     current_device: Callable[[], int]
-    stats: Callable[[int], dict[str, Any]]  # nested: {"reserved_bytes": {"all": {"current": ...}}}
+    stats: Callable[
+        [int], Mapping[str, Any]
+    ]  # nested: {"reserved_bytes": {"all": {"current": ...}}}
     mem_info: Callable[[int], tuple[int, int]]  # free, total
-    segments: (
-        Callable[[], list[dict[str, Any]]] | None
-    )  # allocator and workspace segments, where the latter exist
+    segments: Callable[[], list[Mapping[str, Any]]] | None  # None: no operator workspace
     device_name: Callable[[int], str | None]
     has_counters: bool = False  # CANN's: by module, and the driver's by process
 
@@ -60,22 +67,15 @@ def _cuda() -> Any:
     return sys.modules["torch"].cuda
 
 
-def _npu_ready() -> bool:
-    module = sys.modules.get("torch_npu")
-    npu = getattr(module, "npu", None)
-    return npu is not None and bool(npu.is_initialized())
-
-
-def _cuda_ready() -> bool:
-    module = sys.modules.get("torch")
-    cuda = getattr(module, "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
+def _is_initialized(package: str, name: str) -> bool:
+    module = getattr(sys.modules.get(package), name, None)
+    return module is not None and bool(module.is_initialized())
 
 
 BACKENDS = {
     "npu": Backend(
         name="npu",
-        is_ready=_npu_ready,
+        is_ready=lambda: _is_initialized("torch_npu", "npu"),
         is_capturing=lambda: bool(_npu().npu.is_current_stream_capturing()),
         current_device=lambda: int(_npu()._C._npu_getDevice()),
         stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
@@ -86,26 +86,24 @@ BACKENDS = {
     ),
     "cuda": Backend(
         name="cuda",
-        is_ready=_cuda_ready,
+        is_ready=lambda: _is_initialized("torch", "cuda"),
         is_capturing=lambda: bool(_cuda().is_current_stream_capturing()),
         current_device=lambda: int(_cuda().current_device()),
         stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),
         mem_info=lambda device: _cuda().mem_get_info(device),
-        segments=None,  # no operator workspace outside the caching allocator
+        segments=None,
         device_name=lambda device: str(_cuda().get_device_name(device)),
     ),
 }
 
 
 def detect_backend() -> Backend | None:
-    """The backend of this process by what it has imported; None on a machine that only has CPUs."""
+    """Return the backend of this process by its imports; None where torch has only CPUs."""
     if "torch_npu" in sys.modules:
         return BACKENDS["npu"]
     torch = sys.modules.get("torch")
     if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
-        return BACKENDS[
-            "cuda"
-        ]  # a CUDA build of torch; with torch_npu beside it, it only has to import
+        return BACKENDS["cuda"]
     return None
 
 
@@ -116,8 +114,10 @@ class Probe:
     Attributes:
         backend: None until one is known.
         device: the worker's device index; None means the current device of the calling thread.
-        unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before the first sleep.
-        unread: (what, reason) of readings that this process does not get and nobody has been told of yet.
+        unmapped_bytes: what reserved counts and the device does not hold (sleep mode); None before
+            the first sleep.
+        unread: (what, reason) of readings that this process does not get, until the recorder writes
+            them.
     """
 
     backend: Backend | None = None
@@ -135,25 +135,25 @@ class Probe:
         return None if self.backend is None else self.backend.name
 
     def set_unmapped(self, size: int | None) -> None:
-        """Say how many bytes of the allocator's pools are not mapped now; None: nobody knows."""
+        """Set how many bytes of the allocator's pools are not mapped now; None: unknown."""
         self.unmapped_bytes, self._unmapped_known = size, size is not None
 
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.is_ready()
 
-    def snapshot(
-        self, workspace: bool = False, owners: bool = True
-    ) -> tuple[dict[str, Any], str | None]:
+    def snapshot(self, workspace: bool = False, owners: bool = True) -> tuple[Snapshot, str | None]:
         """Read the memory of this process and its device.
 
         Args:
-            workspace: also read the operator workspace from the allocator's segments, and the driver's list of
-                processes (start-up only: the cost of the first grows with the number of blocks).
+            workspace: also read the operator workspace from the allocator's segments, and the
+                driver's list of processes (start-up only: the cost of the first grows with the
+                number of blocks).
             owners: also read the runtime's counters, one call.
 
         Returns:
-            The snapshot as JSON and None, or a snapshot that lacks something and the reason. ``read_again`` counts the
-            readings that were dropped because the device's free memory moved under them; it is not there without.
+            The snapshot as JSON and None, or a snapshot that lacks something and the reason.
+            ``read_again`` counts the readings that were dropped because the device's free memory
+            moved under them; it is not there without.
         """
         backend = self.backend
         if backend is None or not backend.is_ready():
@@ -161,23 +161,19 @@ class Probe:
         t_ns = time.monotonic_ns()
         rss = host_rss_bytes()
         device = self._device(backend)
-        reason = None
         if backend.is_capturing():
-            figures: dict[str, Any] = self._counters(backend, device)
-            reason = CAPTURING
+            figures = self._counters(backend, device)
+            reason: str | None = CAPTURING
         else:
             figures = self._whole(backend, device, workspace, owners)
-            if not self._unmapped_known:
-                reason = ASLEEP_UNKNOWN
+            reason = None if self._unmapped_known else ASLEEP_UNKNOWN
         return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
 
-    def _whole(
-        self, backend: Backend, device: int, workspace: bool, owners: bool
-    ) -> dict[str, Any]:
-        """Figures of one moment: what was read while free memory stood still, if it does."""
+    def _whole(self, backend: Backend, device: int, workspace: bool, owners: bool) -> Snapshot:
+        """Read the figures of one moment: while free memory stands still, if it does."""
         for again in range(_MOST_READINGS):
             free, total = backend.mem_info(device)
-            figures: dict[str, Any] = self._counters(backend, device)
+            figures = self._counters(backend, device)
             reserved, unmapped = figures["reserved_bytes"], self.unmapped_bytes
             figures |= {
                 "device_free_bytes": int(free),
@@ -186,8 +182,9 @@ class Probe:
             }
             if self._unmapped_known and reserved is not None:
                 figures["non_torch_bytes"] = int(total) - int(free) - reserved + (unmapped or 0)
-                if workspace:
-                    figures |= _of_segments(backend, device, reserved)
+                if workspace and backend.segments is not None:
+                    with suppress(Exception):  # a private interface: absent, it costs some figures
+                        figures |= divide(backend.segments(), device, reserved)
             if owners and backend.has_counters:
                 figures |= self._owners(device, workspace)
             if again:
@@ -196,11 +193,11 @@ class Probe:
                 break
         return figures
 
-    def _owners(self, device: int, processes: bool) -> dict[str, Any]:
-        """Who holds what outside torch, as far as the runtime and the driver say."""
+    def _owners(self, device: int, processes: bool) -> Snapshot:
+        """Read the owners of memory outside torch, as far as runtime and driver know them."""
         components, reason = self._modules.read(device)
         self._tell("components", reason)
-        figures: dict[str, Any] = {"components": components}
+        figures: Snapshot = {"components": components}
         if processes:
             own, others, reason = self._neighbours.read(device)
             self._tell("processes", reason)
@@ -217,19 +214,20 @@ class Probe:
             self._told.add((what, reason))
             self.unread.append((what, reason))
 
-    def host_only(self) -> dict[str, Any]:
-        """A snapshot that leaves the device alone."""
+    def host_only(self) -> Snapshot:
+        """Return a snapshot that leaves the device alone."""
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), "host_rss_bytes": host_rss_bytes()}
 
-    def counters_only(self) -> dict[str, Any]:
-        """The allocator's counters and the runtime's, nothing else: safe inside a failing allocation.
+    def counters_only(self) -> Snapshot:
+        """Read the counters of allocator and runtime alone: safe inside a failing allocation.
 
-        torch_npu's own observer reads the runtime's counters at the same place (``OptionsManager.cpp::oom_observer``).
+        torch_npu's own observer reads the runtime's counters at the same place
+        (``OptionsManager.cpp::oom_observer``).
         """
-        figures: dict[str, Any] = {}
+        figures: Snapshot = {}
         if self.backend is not None and self.backend.is_ready():
             device = self._device(self.backend)
-            figures = dict(self._counters(self.backend, device))
+            figures = self._counters(self.backend, device)
             if self.backend.has_counters:
                 figures |= self._owners(device, processes=False)
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), **figures}
@@ -251,21 +249,20 @@ class Probe:
     def _device(self, backend: Backend) -> int:
         return backend.current_device() if self.device is None else self.device
 
-    def _counters(self, backend: Backend, device: int) -> dict[str, int | None]:
+    def _counters(self, backend: Backend, device: int) -> Snapshot:
         stats = backend.stats(device)
-        figures: dict[str, int | None] = {
+        allocated_peak = _stat(stats, "allocated_bytes", "peak")
+        reserved_peak = _stat(stats, "reserved_bytes", "peak")
+        return {
             "allocated_bytes": _stat(stats, "allocated_bytes", "current"),
-            "allocated_peak_bytes": _stat(stats, "allocated_bytes", "peak"),
+            "allocated_peak_bytes": allocated_peak,
+            "allocated_run_peak_bytes": self._run_peak(device, "allocated", allocated_peak),
             "reserved_bytes": _stat(stats, "reserved_bytes", "current"),
-            "reserved_peak_bytes": _stat(stats, "reserved_bytes", "peak"),
+            "reserved_peak_bytes": reserved_peak,
+            "reserved_run_peak_bytes": self._run_peak(device, "reserved", reserved_peak),
             "alloc_retries": stats.get("num_alloc_retries"),
             "ooms": stats.get("num_ooms"),
         }
-        for kind in ("allocated", "reserved"):
-            figures[f"{kind}_run_peak_bytes"] = self._run_peak(
-                device, kind, figures[f"{kind}_peak_bytes"]
-            )
-        return figures
 
     def _run_peak(self, device: int, kind: str, peak: int | None) -> int | None:
         if peak is None:
@@ -275,20 +272,9 @@ class Probe:
         return folded
 
 
-def _stat(stats: dict[str, Any], name: str, statistic: str) -> int | None:
+def _stat(stats: Mapping[str, Any], name: str, statistic: str) -> int | None:
     value = stats.get(name, {}).get("all", {}).get(statistic)
     return None if value is None else int(value)
-
-
-def _of_segments(backend: Backend, device: int, reserved: int) -> dict[str, Any]:
-    if backend.segments is None:
-        return {}
-    try:
-        return divide(backend.segments(), device, reserved)
-    except (
-        Exception
-    ):  # a private interface of the runtime: its absence costs some figures, not the snapshot
-        return {}
 
 
 def host_rss_bytes() -> int | None:

@@ -1,19 +1,23 @@
-"""What the allocator's list of segments tells: operator workspace by stream, and the pools of captured graphs.
+"""The allocator's list of segments, divided into operator workspace by stream and graph pools.
 
-torch_npu appends the blocks of its workspace allocator, one per stream, to the segments of the caching allocator
-(``torch_npu/csrc/npu/Module.cpp::THNPModule_memorySnapshot``, 2.8 and 2.10); ``reserved_bytes`` does not count them.
-Nothing marks them, but the caching allocator's own come first and are as large as what it says it has reserved.
+torch_npu appends the blocks of its workspace allocator, one per stream, to the segments of the
+caching allocator (``torch_npu/csrc/npu/Module.cpp::THNPModule_memorySnapshot``, 2.8 and 2.10);
+``reserved_bytes`` does not count them. Nothing marks them, but the caching allocator's own come
+first and are as large as what it says it has reserved.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from vllm_memprof.capture.snapshot import Snapshot
 
 _DEFAULT = (0, 0)  # the pool that is no graph's
 
 
-def divide(segments: list[dict[str, Any]], device: int, reserved: int) -> dict[str, Any]:
-    """The figures of a snapshot that only the segments have.
+def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) -> Snapshot:
+    """Return the figures of a snapshot that only the segments have.
 
     Args:
         segments: of all devices, as the allocator lists them.
@@ -21,17 +25,30 @@ def divide(segments: list[dict[str, Any]], device: int, reserved: int) -> dict[s
         reserved: bytes that the caching allocator holds on it.
 
     Returns:
-        ``npu_workspace_bytes``, ``npu_workspace_streams`` ({stream: bytes}) and ``graph_pool_bytes`` (segments of
-        private pools). None each where the two allocators cannot be told apart, as under a pluggable allocator.
+        ``npu_workspace_bytes``, ``npu_workspace_streams`` ({stream: bytes}) and
+        ``graph_pool_bytes`` (segments of private pools). None each where the two allocators cannot
+        be told apart, as under a pluggable allocator.
     """
     own = [segment for segment in segments if segment["device"] == device]
     listed = sum(int(segment["total_size"]) for segment in own)
-    unknown = {"npu_workspace_bytes": None, "npu_workspace_streams": None, "graph_pool_bytes": None}
+    unknown: Snapshot = {
+        "npu_workspace_bytes": None,
+        "npu_workspace_streams": None,
+        "graph_pool_bytes": None,
+    }
     if listed < reserved:
         return unknown
-    streams, count = _beyond(own, reserved)
-    if streams is None:  # the order is another one: the sum holds nevertheless
+    total, count = 0, 0
+    while total < reserved and count < len(own):
+        total += int(own[count]["total_size"])
+        count += 1
+    if total != reserved:  # the order is another one: the sum holds nevertheless
         return {**unknown, "npu_workspace_bytes": listed - reserved}
+    streams: dict[str, int] = {}
+    for segment in own[count:]:
+        if segment["total_size"]:
+            stream = str(segment.get("stream", 0))
+            streams[stream] = streams.get(stream, 0) + int(segment["total_size"])
     private = (
         segment
         for segment in own[:count]
@@ -43,19 +60,3 @@ def divide(segments: list[dict[str, Any]], device: int, reserved: int) -> dict[s
         "npu_workspace_streams": streams,
         "graph_pool_bytes": pools,
     }
-
-
-def _beyond(segments: list[dict[str, Any]], reserved: int) -> tuple[dict[str, int] | None, int]:
-    """Bytes by stream of the segments after those that sum to ``reserved``, and how many those are."""
-    total, count = 0, 0
-    while total < reserved and count < len(segments):
-        total += int(segments[count]["total_size"])
-        count += 1
-    if total != reserved:
-        return None, count
-    streams: dict[str, int] = {}
-    for segment in segments[count:]:
-        if segment["total_size"]:
-            stream = str(segment.get("stream", 0))
-            streams[stream] = streams.get(stream, 0) + int(segment["total_size"])
-    return streams, count

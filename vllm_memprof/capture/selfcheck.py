@@ -1,7 +1,8 @@
 """Static self-check: ``python -m vllm_memprof.capture.selfcheck [--json]``.
 
-Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook table have their
-place there. That a class is the one instantiated, and a method is called, only a run can tell (see verdicts.py).
+Reads the installed packages with ``ast``, importing none of them, and says which rows of the hook
+table have their place there. That a class is the one instantiated, and a method is called, only a
+run can tell (see verdicts.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vllm_memprof.capture.hooks import EXPECTED_ABSENT, REQUIRED, Hook, rows_in_force
+from vllm_memprof.capture.hook import EXPECTED_ABSENT, REQUIRED, Hook
+from vllm_memprof.capture.hooks.table import rows_in_force
 
 #: Backend -> distribution that shows it is installed.
 _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
@@ -24,14 +25,18 @@ _BACKEND_PACKAGE = {"npu": "torch_npu", "cuda": "torch"}
 
 @dataclass(frozen=True)
 class StaticRow:
-    """What the installed sources say about one row. ``state``: found | missing | absent_ok | stale | compiled."""
+    """One row against the installed sources.
+
+    ``state``: found | missing | absent_ok | stale | compiled.
+    """
 
     hook: Hook
     state: str
     target: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {"hook": self.hook.id, "phase": self.hook.phase, "need": self.hook.need, "state": self.state,
+    def to_json(self) -> dict[str, str | None]:
+        hook = self.hook
+        return {"hook": hook.id, "phase": hook.phase, "need": hook.need, "state": self.state,
                 "target": self.target}  # fmt: skip
 
 
@@ -44,9 +49,10 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
     Returns:
         Versions of the engine's packages (None: not installed) and one row per hook in force.
     """
-    versions = {
-        name: _version_in(path, name) for name in ("vllm", "vllm_ascend", "torch", "torch_npu")
-    }
+    versions: dict[str, str | None] = {}
+    for name in ("vllm", "vllm_ascend", "torch", "torch_npu"):
+        known = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
+        versions[name] = next((distribution.version for distribution in known), None)
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
     return versions, [_check_row(hook, path) for hook in rows_in_force(backend, versions["vllm"])]
 
@@ -67,7 +73,7 @@ def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:
 
 
 def _defined(target: str, path: list[str] | None) -> bool | None:
-    """Whether a target exists in source; None where there is no source to read (compiled modules)."""
+    """Return True if a target exists in source; None where its module is compiled."""
     module_name, _, attributes = target.partition(":")
     source = _find_source(module_name, path)
     if source is None:
@@ -80,8 +86,13 @@ def _defined(target: str, path: list[str] | None) -> bool | None:
         node = next(
             (node for node in body if isinstance(node, ast.ClassDef) and node.name == parent), None
         )
-        if node is None:
-            return None if _imports(body, parent) else False
+        if node is None:  # it may come from elsewhere: that source would have to be followed
+            elsewhere = any(
+                isinstance(node, ast.If)
+                or (isinstance(node, ast.ImportFrom) and _binds(node, parent))
+                for node in body
+            )
+            return None if elsewhere else False
         body = node.body
     return any(_binds(node, name) for node in body)
 
@@ -94,14 +105,6 @@ def _binds(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.Assign):
         return any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     return False
-
-
-def _imports(body: list[ast.stmt], name: str) -> bool:
-    """Whether a class may come from elsewhere: then its own source would have to be followed."""
-    return any(
-        isinstance(node, ast.If) or (isinstance(node, ast.ImportFrom) and _binds(node, name))
-        for node in body
-    )
 
 
 def _find_source(module_name: str, path: list[str] | None) -> Path | None:
@@ -117,11 +120,6 @@ def _find_source(module_name: str, path: list[str] | None) -> Path | None:
             break  # a compiled module makes its submodules itself
         search = list(spec.submodule_search_locations)
     return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _version_in(path: list[str] | None, package: str) -> str | None:
-    found = importlib.metadata.distributions(name=package, path=sys.path if path is None else path)
-    return next((distribution.version for distribution in found), None)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,8 +151,8 @@ def main(argv: list[str] | None = None) -> int:
     required = [row for row in rows if row.hook.need == REQUIRED]
     compiled = sum(row.state == "compiled" for row in required)
     print(
-        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their place in the installed "
-        f"sources, {compiled} are in compiled modules and checked when running"
+        f"{len(required) - len(missing) - compiled}/{len(required)} required hooks have their "
+        f"place in the installed sources, {compiled} are in compiled modules and checked in a run"
     )
     return 1 if missing else 0
 

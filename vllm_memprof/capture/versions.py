@@ -1,7 +1,9 @@
-"""Version ranges of the hook table: ``">=0.23,<0.24"`` against ``"0.23.0+empty"``. Pure text, no imports.
+"""Version ranges of the hook table: ``">=0.23,<0.24"`` against ``"0.23.0+empty"``.
 
-Only release numbers count: a development or candidate build of 0.25.1 is taken as 0.25.1, because a hook's
-target exists in the branch that is about to be released.
+Pure text, no imports.
+
+Only release numbers count: a development or candidate build of 0.25.1 is taken as 0.25.1, because a
+hook's target exists in the branch that is about to be released.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def in_range(version: str | None, spec: str) -> bool:
-    """Whether a version satisfies every clause of a range.
+    """Return True if a version satisfies every clause of a range.
 
-    An unknown version satisfies everything: better a hook that finds no target, and says so, than a silent gap.
+    An unknown version satisfies everything: better a hook that finds no target, and says so, than a
+    silent gap.
 
     Raises:
         ValueError: the range cannot be read.

@@ -1,7 +1,9 @@
-"""Event lines of one process: dictionaries enter, ``events/<host>-<pid>.jsonl`` leaves. Runs in every engine process.
+"""Event lines of one process: dictionaries enter, ``events/<host>-<pid>.jsonl`` leaves.
 
-Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered, so a process that
-is killed loses at most the line under way, and no flush is ever owed at exit.
+Runs in every engine process.
+
+Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered,
+so a process that is killed loses at most the line under way, and no flush is ever owed at exit.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import redact_command
 
-#: Packages whose versions the first line carries: module that is surely loaded if the package is in use -> name.
+#: Packages whose versions the first line carries: module that is surely loaded if the package is in
+#: use -> name.
 _VERSIONED = {
     "vllm": "vllm.version",
     "torch": "torch",
@@ -45,7 +48,7 @@ class EventWriter:
     def path(self) -> Path:
         return self._events_dir / f"{socket.gethostname()}-{os.getpid()}.jsonl"
 
-    def emit(self, kind: str, fields: dict[str, Any], role: str) -> None:
+    def emit(self, kind: str, fields: Mapping[str, object], role: str) -> None:
         """Write one event.
 
         Args:
@@ -62,7 +65,10 @@ class EventWriter:
         try:
             with self._lock:
                 if self._fd is None:
-                    self._open(role)
+                    self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                    self._fd = os.open(self.path, flags, 0o600)
+                    self._write(_process_event(role))
                 self._write(event)
         except OSError as error:
             self._broken = True
@@ -80,17 +86,12 @@ class EventWriter:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
-    def _open(self, role: str) -> None:
-        self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._write(_process_event(role))
-
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: Mapping[str, object]) -> None:
         assert self._fd is not None
         os.write(self._fd, (json.dumps(event, separators=(",", ":"), default=str) + "\n").encode())
 
 
-def _process_event(role: str) -> dict[str, Any]:
+def _process_event(role: str) -> dict[str, object]:
     return {
         "kind": "process",
         "t_ns": time.monotonic_ns(),
@@ -107,22 +108,18 @@ def _process_event(role: str) -> dict[str, Any]:
 
 
 def loaded_versions() -> dict[str, str]:
-    """Versions of the engine's packages that this process has imported; nothing is imported for it."""
+    """Return the versions of the engine's packages that this process has imported already."""
     versions: dict[str, str] = {}
     for package, module_name in _VERSIONED.items():
         module = sys.modules.get(module_name)
         if module is None:
             continue
-        version = getattr(module, "__version__", None) or _metadata_version(package)
+        version = getattr(module, "__version__", None)
+        if not version:
+            import importlib.metadata
+
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                version = importlib.metadata.version(package)
         if version:
             versions[package] = str(version)
     return versions
-
-
-def _metadata_version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -18,7 +18,7 @@ from vllm_memprof.sources import build_run
 
 if TYPE_CHECKING:
     from vllm_memprof.launch.request import LaunchRequest
-    from vllm_memprof.launch.session import Job, Outcome, View
+    from vllm_memprof.launch.run import Job, Outcome, View
     from vllm_memprof.record.schema import RunInfo
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -142,7 +142,7 @@ def run(request: LaunchRequest, format_name: str) -> int:
         MemprofError: the engine could not be started.
     """
     from vllm_memprof.launch.prepare import prepare_job
-    from vllm_memprof.launch.session import run_engine
+    from vllm_memprof.launch.run import run_engine
 
     check_format(format_name, printed=True)
     job = prepare_job(request)

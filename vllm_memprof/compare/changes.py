@@ -1,7 +1,7 @@
-"""What two runs were given: model, engine, device, versions, environment, arguments; and where they differ.
+"""Where two runs differ in what they were given: model, engine, device, versions, arguments.
 
-Two reports enter, rows leave. No judgement here of what matters: a reader sees everything that differs, and
-``compare.diff`` says what it did to the KV cache.
+Two reports enter, rows leave. A reader sees everything that differs; ``compare.causes`` says what
+it did to the KV cache.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 
-#: Short names of engine arguments. (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
+#: Short names of engine arguments.
+#: (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
 SHORT_NAMES = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"-\d")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that the two runs have not in common; None: the run does not have it, or does not say."""
+    """One thing that differs; None: the run does not have it, or does not say."""
 
     kind: str  # model | engine | device | version | environment | argument | setting
     name: str
@@ -54,121 +54,89 @@ class Change:
 
 
 def changes(a: Report, b: Report) -> list[Change]:
-    """Everything given that differs, the widest first."""
-    pairs: list[tuple[str, dict[str, str], dict[str, str]]] = [
-        ("model", _model(a), _model(b)),
-        ("engine", _engine(a), _engine(b)),
-        ("device", _device(a), _device(b)),
-        ("version", _versions(a), _versions(b)),
-        ("argument", _arguments(a), _arguments(b)),
-        ("setting", _settings(a), _settings(b)),
-        ("environment", _environment(a), _environment(b)),
-    ]
-    found = [
-        Change(kind, name, left.get(name), right.get(name))
-        for kind, left, right in pairs
-        for name in dict.fromkeys([*left, *right])
-        if left.get(name) != right.get(name)
-    ]
-    found = [change for change in found if _told(change, a, b)]
-    given = {
+    """Return everything given that differs, the widest first.
+
+    What a run says nothing of has not changed: a log prints few of the arguments, and a setting
+    without a value is not known.
+    """
+    left, right = _given(a), _given(b)
+    found = []
+    for kind in left:
+        for name in dict.fromkeys([*left[kind], *right[kind]]):
+            change = Change(kind, name, left[kind].get(name), right[kind].get(name))
+            silent = [report for report, value in ((a, change.a), (b, change.b)) if value is None]
+            if change.a == change.b or (kind == "setting" and silent):
+                continue
+            if any(
+                report.run.source == "log"
+                and not (kind == "argument" and _given(report)["argument"])
+                for report in silent
+            ):
+                continue
+            found.append(change)
+    arguments = {
         change.name.removeprefix("--").replace("-", "_")
         for change in found
         if change.kind == "argument"
     }
-    return [change for change in found if change.kind != "setting" or change.name not in given]
+    return [change for change in found if change.kind != "setting" or change.name not in arguments]
 
 
-def _told(change: Change, a: Report, b: Report) -> bool:
-    """Whether both runs tell of it: what a log does not print has not changed, nor has a setting of no known value."""
-    silent = [report for report, value in ((a, change.a), (b, change.b)) if value is None]
-    if change.kind == "setting":
-        return not silent
-    if change.kind == "argument":
-        return all(report.run.source != "log" or _arguments(report) for report in silent)
-    return all(report.run.source != "log" for report in silent)
-
-
-def _model(report: Report) -> dict[str, str]:
-    return {} if report.run.model == "unknown" else {"model": report.run.model}
-
-
-def _engine(report: Report) -> dict[str, str]:
-    run = report.run
-    values = {
-        "engine": " ".join(part for part in (run.engine, run.engine_version) if part),
-        "read from": "log text" if run.source == "log" else "hooks",
-        "command": run.mode if run.source != "log" else "",
-    }
+def _given(report: Report) -> dict[str, dict[str, str]]:
+    """Return what a run was given: kind -> name -> value, what is unknown left out."""
+    run, log = report.run, report.run.source == "log"
     equations = dict.fromkeys(rank.budget.equation for rank in report.ranks if rank.budget.equation)
-    values["equation"] = ", ".join(equations)
-    return _said(values)
-
-
-def _device(report: Report) -> dict[str, str]:
-    run = report.run
     totals = dict.fromkeys(
         f"{rank.device_total_bytes:,} bytes" for rank in report.ranks if rank.device_total_bytes
     )
-    simulated = (
-        ""
-        if run.source == "log"
-        else f"simulated, profile {run.device_profile}"
-        if run.simulated
-        else "real"
-    )
-    values = {
-        "device": run.device or "",
-        "kind": simulated,
-        "device total": ", ".join(totals),
-        "ranks": str(report.world_size)
-        if report.ranks and run.source != "log"
-        else "",  # a log may print some alone
+    kind = f"simulated, profile {run.device_profile}" if run.simulated else "real"
+    settings: dict[str, object] = {}
+    if report.ranks:  # what the engine used; defaults differ between releases
+        kv = report.ranks[0].kv
+        settings = {
+            "gpu_memory_utilization": report.ranks[0].budget.gpu_memory_utilization,
+            "max_model_len": kv.max_model_len,
+            "block_size": kv.block_size,
+            "kv_cache_dtype": ", ".join(dict.fromkeys(row.dtype for row in kv.groups if row.dtype)),
+            "kv_cache_layers": ", ".join(f"{row.layers} {row.type}" for row in kv.groups),
+        }
+    given: dict[str, dict[str, object]] = {
+        "model": {"model": None if run.model == "unknown" else run.model},
+        "engine": {
+            "engine": " ".join(part for part in (run.engine, run.engine_version) if part),
+            "read from": "log text" if log else "hooks",
+            "command": None if log else run.mode,
+            "equation": ", ".join(equations),
+        },
+        "device": {
+            "device": run.device,
+            "kind": None if log else kind,
+            "device total": ", ".join(totals),
+            # a log may print some ranks alone
+            "ranks": report.world_size if report.ranks and not log else None,
+        },
+        "version": {
+            name: version for name, version in sorted(run.versions.items()) if name != run.engine
+        },
+        "argument": dict(_arguments(report)),
+        "setting": settings,
+        "environment": {
+            name: value
+            for name, value in sorted(run.env.items())
+            if not name.startswith(_OUR_VARIABLES)
+        },
     }
-    return _said(values)
-
-
-def _versions(report: Report) -> dict[str, str]:
     return {
-        name: version
-        for name, version in sorted(report.run.versions.items())
-        if name != report.run.engine
+        kind: {name: str(value) for name, value in values.items() if value not in (None, "")}
+        for kind, values in given.items()
     }
-
-
-def _environment(report: Report) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(report.run.env.items())
-        if not name.startswith(_OUR_VARIABLES)
-    }
-
-
-def _settings(report: Report) -> dict[str, str]:
-    """What the engine used, which need not be an argument: defaults differ between releases."""
-    first: RankReport | None = next(iter(report.ranks), None)
-    if first is None:
-        return {}
-    kv = first.kv
-    values: dict[str, Any] = {
-        "gpu_memory_utilization": first.budget.gpu_memory_utilization,
-        "max_model_len": kv.max_model_len,
-        "block_size": kv.block_size,
-        "kv_cache_dtype": ", ".join(
-            dict.fromkeys(group.dtype for group in kv.groups if group.dtype)
-        )
-        or None,
-        "kv_cache_layers": ", ".join(f"{group.layers} {group.type}" for group in kv.groups) or None,
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _said(values: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if value}
 
 
 def _arguments(report: Report) -> dict[str, str]:
-    """Options of the command line: long name -> value, "given" for a flag, joined where one was given again."""
+    """Return the options of the command line: long name -> value, "given" for a flag.
+
+    The values of an option that was given again are joined.
+    """
     found: dict[str, str] = {}
     for name, value in _options(report.run.command):
         if name not in _OURS:
@@ -191,8 +159,7 @@ def _options(command: list[str]) -> Iterator[tuple[str, str]]:
                 values.append(command[index])
                 index += 1
             value = " ".join(values) or "given"
-        yield "--quiet" if (name, value) == ("-q", "given") else _long(name), value
-
-
-def _long(name: str) -> str:
-    return name.replace("_", "-") if name.startswith("--") else SHORT_NAMES.get(name, name)
+        if (name, value) == ("-q", "given"):  # with a value it is the engine's quantization
+            name = "--quiet"
+        long = name.replace("_", "-") if name.startswith("--") else SHORT_NAMES.get(name, name)
+        yield long, value

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.frames import tables
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 
@@ -48,29 +48,29 @@ def render_csv(*reports: Report) -> str:
 
 
 def report_csv(*reports: Report) -> Iterator[str]:
-    """Yield the header, then the rows of some ranks at a time, rank by rank."""
+    """Yield the header, then the rows of some ranks at a time."""
     yield ",".join(COLUMNS) + "\n"
     for report in reports:
-        for first in range(0, len(report.ranks), _AT_A_TIME):
-            ranks = report.ranks[first : first + _AT_A_TIME]
-            text: str = _rows(report, ranks).to_csv(index=False, header=False, lineterminator="\n")
-            yield text
+        ranks = tables.rank_sources([report])
+        for first in range(0, len(ranks), _AT_A_TIME):
+            for rows in _tables(report, ranks[first : first + _AT_A_TIME]):
+                missing = {name: None for name in COLUMNS if name not in rows}
+                whole = rows.assign(**missing)[list(COLUMNS)]
+                text: str = whole.to_csv(index=False, header=False, lineterminator="\n")
+                yield text
 
 
-def _rows(report: Report, ranks: Sequence[RankReport]) -> pd.DataFrame:
-    import pandas as pd
-
-    budget = tables.budget([report], ranks).rename(columns={"name": "component"})
-    owners = tables.device_memory([report], ranks).rename(columns={"time_s": "seconds"})
+def _tables(report: Report, ranks: Sequence[tables.RankSource]) -> Iterator[pd.DataFrame]:
+    """Yield the rows of some ranks: equation, then owners and their parts, then readings."""
+    budget = tables.budget(ranks).rename(columns={"name": "component"})
+    yield budget
+    owners = tables.device_memory(ranks).rename(columns={"time_s": "seconds"})
     owners["kind"] = owners["part_of"].isna().map({True: "owner", False: "part"})
-    held = tables.snapshots([report], ranks).rename(columns={"time_s": "seconds"})
+    yield owners
+    held = tables.snapshots(ranks).rename(columns={"time_s": "seconds"})
     at = [*tables.WHO, "phase", "order", "edge", "seconds"]
     readings = held.melt(at, list(READINGS), var_name="component", value_name="bytes")
     readings["kind"] = "reading"
     how = {name: tables.reading_how(name, report.run.simulated) for name in READINGS}
     readings["how"] = readings["component"].map(how)
-    whole = pd.concat([part.reindex(columns=COLUMNS) for part in (budget, owners, readings)])
-    ordered: pd.DataFrame = whole.sort_values(
-        ["rank", "label", "order"], kind="stable", na_position="first"
-    )
-    return ordered
+    yield readings

@@ -7,7 +7,7 @@ Every table begins with the columns of ``WHO``: run (string), host (string), ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ Row = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class _Source:
+class RankSource:
     """A rank with what its rows need of its report."""
 
     report: Report
@@ -73,27 +73,29 @@ class _Source:
         return (t_ns - self.start_t_ns) / 1e9 if t_ns else None
 
 
+def rank_sources(reports: Iterable[Report]) -> list[RankSource]:
+    """Return all ranks of some reports, in their order: what the tables are made from."""
+    found: list[RankSource] = []
+    for report in reports:
+        starts = host_starts(report)
+        found += (RankSource(report, rank, starts.get(rank.host, 0)) for rank in report.ranks)
+    return found
+
+
 def _make(
-    reports: Iterable[Report],
+    ranks: Iterable[RankSource],
     columns: dict[str, str],
-    rows: Callable[[_Source], Iterator[Row]],
-    ranks: Sequence[RankReport] | None = None,
+    rows: Callable[[RankSource], Iterator[Row]],
 ) -> pd.DataFrame:
     import pandas as pd
 
-    found: list[Row] = []
-    for report in reports:
-        starts = host_starts(report)
-        for rank in report.ranks if ranks is None else ranks:
-            source = _Source(report, rank, starts.get(rank.host, 0))
-            found += ((*source.who, *row) for row in rows(source))
     types = {**WHO, **columns}
-    frame = pd.DataFrame(found, columns=list(types), dtype=object)
-    typed: pd.DataFrame = frame.astype(types)
+    found = [(*rank.who, *row) for rank in ranks for row in rows(rank)]
+    typed: pd.DataFrame = pd.DataFrame(found, columns=list(types), dtype=object).astype(types)
     return typed
 
 
-def phases(reports: Iterable[Report]) -> pd.DataFrame:
+def phases(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and passage through a phase.
 
     Columns after ``WHO``: phase (string), order (Int64, by start within the rank, from 0), parent
@@ -113,7 +115,7 @@ def phases(reports: Iterable[Report]) -> pd.DataFrame:
     for name in PHASE_FIELDS:
         columns |= {f"{name}_{edge}_bytes": "Int64" for edge in ("before", "after", "change")}
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         for span in source.rank.phases:
             sizes: list[int | None] = []
             for name in PHASE_FIELDS:
@@ -125,44 +127,34 @@ def phases(reports: Iterable[Report]) -> pd.DataFrame:
             head = (span.phase, span.order, span.parent, span.depth, span.seconds)
             yield (*head, span.open, span.error, *sizes)
 
-    return _make(reports, columns, rows)
+    return _make(ranks, columns, rows)
 
 
-def snapshots(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None) -> pd.DataFrame:
+def snapshots(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank, phase and edge at which the device was read.
 
     Columns after ``WHO``: phase (string), order (Int64), edge (string: before, after), time_s
     (Float64, since the start of the run), and every field of a snapshot (Int64, bytes or a count).
-
-    Args:
-        reports: where the rows come from.
-        ranks: take these ranks of each report, not all of them.
     """
     columns = {"phase": "string", "order": "Int64", "edge": "string", "time_s": "Float64"}
     columns |= dict.fromkeys(SNAPSHOT_FIELDS, "Int64")
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         for span in source.rank.phases:
             for edge in span.edges:
                 values = (getattr(edge.snapshot, name) for name in SNAPSHOT_FIELDS)
                 yield (span.phase, span.order, edge.side, source.seconds(edge), *values)
 
-    return _make(reports, columns, rows, ranks)
+    return _make(ranks, columns, rows)
 
 
-def device_memory(
-    reports: Iterable[Report], ranks: Sequence[RankReport] | None = None
-) -> pd.DataFrame:
+def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank, phase, edge and owner of device memory.
 
     Columns after ``WHO``: phase (string), order (Int64), edge (string), time_s (Float64), component
     (string), bytes (Int64), how (string: measured, derived, modelled), source (string, what it was
     read from), part_of (string). Rows whose part_of is <NA> add up to the total of the device at
     that edge, the row ``unaccounted`` included; the others are parts of the row that they name.
-
-    Args:
-        reports: where the rows come from.
-        ranks: take these ranks of each report, not all of them.
     """
     columns = {
         "phase": "string",
@@ -176,7 +168,7 @@ def device_memory(
         "part_of": "string",
     }
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         for span in source.rank.phases:
             for edge in span.edges:
                 if edge.owners is None:
@@ -187,20 +179,16 @@ def device_memory(
                 rest = edge.owners.unaccounted_bytes
                 yield (*at, "unaccounted", rest, INFERRED, "total less the other owners", None)
 
-    return _make(reports, columns, rows, ranks)
+    return _make(ranks, columns, rows)
 
 
-def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None) -> pd.DataFrame:
+def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and figure of the KV-cache equation.
 
     Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes (Int64),
     half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks), subtracted
     (boolean, of a term: the equation subtracts it), how (string, of what is not subtracted),
     kv_tokens (Int64, KV cache tokens that the bytes would hold).
-
-    Args:
-        reports: where the rows come from.
-        ranks: take these ranks of each report, not all of them.
     """
     columns = {
         "kind": "string",
@@ -212,7 +200,7 @@ def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None)
         "kv_tokens": "Int64",
     }
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         rank, found = source.rank, source.rank.budget
         tokens = {
             "kv_cache_bytes": found.kv_tokens,
@@ -232,10 +220,10 @@ def budget(reports: Iterable[Report], ranks: Sequence[RankReport] | None = None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
 
-    return _make(reports, columns, rows, ranks)
+    return _make(ranks, columns, rows)
 
 
-def kv(reports: Iterable[Report]) -> pd.DataFrame:
+def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank: the KV cache that the engine serves with.
 
     Columns after ``WHO``: tokens, blocks, block_size_tokens, bytes_per_token (Float64),
@@ -259,13 +247,13 @@ def kv(reports: Iterable[Report]) -> pd.DataFrame:
         for name in fields
     }
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         yield tuple(getattr(source.rank.kv, name) for name in fields.values())
 
-    return _make(reports, columns, rows)
+    return _make(ranks, columns, rows)
 
 
-def empty_cache(reports: Iterable[Report]) -> pd.DataFrame:
+def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and call of ``empty_cache``.
 
     Columns after ``WHO``: phase (string, the enclosing one), site (string, file.py:line of the
@@ -288,11 +276,11 @@ def empty_cache(reports: Iterable[Report]) -> pd.DataFrame:
         "refilled_bytes": ("refilled_bytes", "Int64"),
     }
 
-    def rows(source: _Source) -> Iterator[Row]:
+    def rows(source: RankSource) -> Iterator[Row]:
         for call in source.rank.empty_cache:
             yield tuple(getattr(call, name) for name, _ in fields.values())
 
-    return _make(reports, {name: dtype for name, (_, dtype) in fields.items()}, rows)
+    return _make(ranks, {name: dtype for name, (_, dtype) in fields.items()}, rows)
 
 
 def findings(reports: Iterable[Report]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What to try when an engine refuses a model. Pure: the reason of a failed run enters, a sentence or nothing leaves."""
+"""Advice after a failure: the reason of a failed run enters, a sentence or nothing leaves. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import re
 ADVICE: tuple[tuple[str, str], ...] = (
     (
         r"Transformers does not recognize this architecture|does not recognize this architecture",
-        "the engine's transformers does not know this model_type: correct config.json, run it on another stack "
-        "(`memprof sim list`, --stack), or let the folder's own code define it (--trust-remote-code)",
+        "the engine's transformers does not know this model_type: correct config.json, run it on "
+        "another stack (`memprof sim list`, --stack), or let the folder's own code define it "
+        "(--trust-remote-code)",
     ),
     (
         r"Model architectures? .*(?:not supported|failed to be inspected)",
-        "this release of vLLM has no such architecture: correct `architectures` in config.json, or run it on another "
-        "stack (`memprof sim list`, --stack)",
+        "this release of vLLM has no such architecture: correct `architectures` in config.json, "
+        "or run it on another stack (`memprof sim list`, --stack)",
     ),
     (r"trust.remote.code", "add --trust-remote-code: the model's folder brings code of its own"),
     (
@@ -25,7 +26,7 @@ ADVICE: tuple[tuple[str, str], ...] = (
 
 
 def advise(reason: str | None) -> str | None:
-    """What to try after a failure, where the engine's message is a known one."""
+    """Return what to try after a failure, where the engine's message is a known one."""
     text = " ".join((reason or "").split())
     return next(
         (f"to try: {advice}" for pattern, advice in ADVICE if re.search(pattern, text)), None

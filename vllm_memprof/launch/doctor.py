@@ -1,7 +1,7 @@
-"""What this machine offers for a run, and what to do about what it lacks. Reads, asks, changes nothing.
+"""The checks of ``memprof doctor``: what this machine has for a run, and how to get the rest.
 
-Every check is a function that returns ``Check`` rows and raises nothing; torch and vLLM are only asked about, through
-package metadata of the engine's interpreter.
+Nothing is changed. Every check is a function that returns ``Check`` rows and raises nothing; torch
+and vLLM are only asked about, through package metadata of the engine's interpreter.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from vllm_memprof.launch.request import DEFAULT_PROFILE
 from vllm_memprof.units import GIB, format_gib
 
 STACK = "simulated stack"  # name of its checks
-#: States of a check: good, worth knowing, will hurt some use, stops every run of that kind.
+#: States of a check: good, information, limits some use, stops every run of that kind.
 GOOD, INFO, WARNING, MISSING = "ok", "info", "warning", "missing"
 
 ALLOC_CONF = "PYTORCH_NPU_ALLOC_CONF"
-#: Keys that torch_npu refuses, or ignores, together with expandable_segments. (NPUCachingAllocator.cpp, parseArgs)
+#: Keys that torch_npu refuses, or ignores, together with expandable_segments.
+#: (NPUCachingAllocator.cpp, parseArgs)
 _EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
 _MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
 _MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
@@ -58,7 +59,7 @@ class Diagnosis:
 
 
 def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None) -> Diagnosis:
-    """Looks at everything.
+    """Run all checks.
 
     Args:
         python: interpreter of the engine; default: as ``memprof serve`` would choose it.
@@ -82,7 +83,7 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
 def find_ways(
     facts: InterpreterFacts | None, devices: list[Check], stacks: list[Check]
 ) -> list[str]:
-    """The commands' ``--device`` values that would work."""
+    """Return the ``--device`` values that would work."""
     ways = []
     if facts is not None and facts.has_vllm and PLUGIN_NAME in facts.plugins:
         kinds = [check.name.split()[0] for check in devices if check.state == GOOD]
@@ -119,7 +120,8 @@ def check_platform() -> Check:
 def check_engine(
     python: str | None, environ: Mapping[str, str]
 ) -> tuple[InterpreterFacts | None, list[Check]]:
-    """The engine's interpreter and the packages in it; None when there is no interpreter that works."""
+    """The engine's interpreter and the packages in it; None when there is no interpreter that
+    works."""
     try:
         facts = probe_interpreter(find_python(python), environ)
     except MemprofError as error:
@@ -129,7 +131,7 @@ def check_engine(
     if facts.has_vllm:
         checks.append(Check("vllm", GOOD, vllm or "importable, no metadata"))
     else:
-        todo = "--python PATH of an interpreter that has it, or --device sim:910b, which brings its own"
+        todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
         checks.append(Check("vllm", MISSING, "not installed there", todo))
     for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
         version = facts.versions.get(name)
@@ -144,14 +146,17 @@ def check_engine(
 
 def check_devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[Check]:
     """Device files and the vendors' tools."""
-    return [_check_npu(environ, dev), _check_cuda(dev)]
+    nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
+    found = f"{len(nodes)} device(s): {', '.join(nodes[:8])}" if nodes else "no /dev/nvidia*"
+    return [_check_npu(environ, dev), Check("cuda", GOOD if nodes else INFO, found)]
 
 
 def _check_npu(environ: Mapping[str, str], dev: Path) -> Check:
     nodes = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
     if not nodes:
         tool = " (npu-smi is there)" if shutil.which("npu-smi") else ""
-        todo = "--device sim:910b needs none; in a container pass --device /dev/davinciN and /dev/davinci_manager"
+        todo = "--device sim:910b needs none; in a container pass --device /dev/davinciN and "
+        todo += "/dev/davinci_manager"
         return Check("npu", INFO, f"no /dev/davinci*{tool}", todo)
     found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
     closed = [
@@ -170,13 +175,6 @@ def _check_npu(environ: Mapping[str, str], dev: Path) -> Check:
             "source the CANN toolkit's set_env.sh",
         )
     return Check("npu", GOOD, found)
-
-
-def _check_cuda(dev: Path) -> Check:
-    nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
-    if nodes:
-        return Check("cuda", GOOD, f"{len(nodes)} device(s): {', '.join(nodes[:8])}")
-    return Check("cuda", INFO, "no /dev/nvidia*")
 
 
 def check_compiler(needless: bool) -> Check:
@@ -235,7 +233,7 @@ def check_plugins_variable(environ: Mapping[str, str]) -> list[Check]:
 
 
 def check_alloc_conf(environ: Mapping[str, str]) -> list[Check]:
-    """Settings of the caching allocator that fight each other or say a thing twice."""
+    """Check settings of the caching allocator for conflicts and repetitions."""
     value = environ.get(ALLOC_CONF)
     if value is None:
         return []
@@ -246,7 +244,8 @@ def check_alloc_conf(environ: Mapping[str, str]) -> list[Check]:
 
 
 def find_alloc_conf_problems(value: str) -> list[str]:
-    """One sentence per problem in an allocator configuration such as ``expandable_segments:True``."""
+    """Return one sentence per problem in an allocator configuration such as
+    ``expandable_segments:True``."""
     pairs: list[tuple[str, str]] = []
     for entry in filter(str.strip, value.split(",")):
         key, _, setting = entry.partition(":")
@@ -268,7 +267,8 @@ def find_alloc_conf_problems(value: str) -> list[str]:
 
 
 def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
-    """Which hooks have their place in the installed engine, read from its sources by the engine's interpreter."""
+    """Return the hooks that have their place in the installed engine, read from its sources by the
+    engine's interpreter."""
     command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
     try:
         done = subprocess.run(
@@ -280,7 +280,8 @@ def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
 
 
 def summarise_hooks(data: Any, where: str) -> Check:
-    """The self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as one row."""
+    """Return the self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as
+    one row."""
     rows = (
         [row for row in data.get("rows", ()) if row.get("need") == "required"]
         if isinstance(data, dict)
@@ -299,7 +300,7 @@ def summarise_hooks(data: Any, where: str) -> Check:
 
 
 def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
-    """Whether a run can be recorded in the default place."""
+    """Check that a run can be recorded in the default place."""
     place = parent.absolute()
     existing = next(path for path in (place, *place.parents) if path.exists())
     try:

@@ -1,7 +1,8 @@
-"""What is started, and how: command line and environment of the engine, and the process itself.
+"""The engine as a child: its command line, its environment, and the process itself.
 
-The builders are pure functions. ``EngineProcess`` starts the engine in a session of its own, so that a Ctrl-C in
-memprof's terminal reaches it once, through memprof, and copies what it prints to ``engine.log``.
+The builders are pure functions. ``EngineProcess`` starts the engine in a session of its own, so
+that a Ctrl-C in memprof's terminal reaches it once, through memprof, and copies what it prints to
+``engine.log``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from vllm_memprof.launch.request import LaunchRequest
 from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_RUN_DIR, ENV_STOP_AFTER
 
 PLUGIN_NAME = "memprof"
+#: The program that runs the engine without a server; launch knows it by name alone.
+DRIVER = "vllm_memprof.engines.vllm.driver"
 ENV_PLUGINS = "VLLM_PLUGINS"
 #: vLLM >= 0.18 copies variables with these prefixes to Ray workers. (vllm/ray/ray_env.py)
 ENV_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
@@ -40,7 +43,8 @@ _ERROR_LINE = re.compile(
 )
 #: uvicorn's line at readiness, for engines in which our own event is missing.
 _READY_LINE = b"Application startup complete"
-#: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py, run_engine_core)
+#: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py,
+#: run_engine_core)
 _FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal error")
 _PR_SET_PDEATHSIG = 1
 
@@ -52,26 +56,21 @@ def build_command(
     model_args: list[str],
     devices: int | None = None,
 ) -> list[str]:
-    """The engine's command line.
+    """Return the engine's command line.
 
     Args:
         python: interpreter of the engine.
         request: what the user asked for.
         model_path: what the engine gets as the model.
-        model_args: what a model preset adds; stands before the user's arguments, so that the user's win.
-        devices: devices of the simulated machine, for a plan; None: it runs on hardware, or is none.
+        model_args: what a model preset adds; stands before the user's arguments, so that the user's
+            win.
+        devices: devices of the simulated machine, for a plan; None: it runs on hardware, or is
+            none.
     """
     engine_args = [*model_args, *request.engine_args]
     if request.mode == "serve":
         return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", model_path, *engine_args]
-    command = [
-        str(python),
-        "-m",
-        "vllm_memprof.capture.driver",
-        request.mode,
-        "--model",
-        model_path,
-    ]
+    command = [str(python), "-m", DRIVER, request.mode, "--model", model_path]
     if request.prompts_file is not None:
         command += ["--prompts", str(request.prompts_file.absolute())]
     for prompt in request.prompts:
@@ -91,7 +90,8 @@ def build_command(
 def build_env(
     base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The engine's environment: the caller's, what the device and the model need, and what switches capture on.
+    """Return the engine's environment: the caller's, what the device and the model need, and what
+    switches capture on.
 
     Args:
         base: the caller's environment.
@@ -99,12 +99,10 @@ def build_env(
         mode: serve, offline or plan.
         extra: additions of the simulated device and of the model preset.
     """
-    asked_for = {
-        name: value
-        for name, value in base.items()
-        if name not in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT)
-    }
-    env = {**asked_for, **extra, ENV_RUN_DIR: str(run_dir)}
+    env = dict(base)
+    for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT):  # a run decides these itself
+        env.pop(name, None)
+    env |= {**extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":
         env[ENV_STOP_AFTER] = "kv_plan"
     if ENV_PLUGINS in env:  # an allow-list: without our name vLLM would not load us
@@ -120,7 +118,8 @@ def _append(comma_list: str, name: str) -> str:
 
 
 class LogPump:
-    """Copies the engine's output, byte for byte, to ``engine.log`` and to an echo; keeps the end and error lines.
+    """Copies the engine's output, byte for byte, to ``engine.log`` and to an echo; keeps the end
+    and error lines.
 
     Args:
         fd: read end of the pipe; owned from here on.
@@ -137,7 +136,7 @@ class LogPump:
         self._tail = bytearray()
         self._partial = b""
         self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
-        self._last_line = ""
+        self.last_line = ""
         self.application_ready = False
         self.fatal_line: str | None = None
         self.last_output_s = time.monotonic()
@@ -148,12 +147,8 @@ class LogPump:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of the output: every process that holds the pipe has ended."""
+        """Wait for the end of the output: every process that holds the pipe has ended."""
         self._thread.join(timeout_s)
-
-    @property
-    def last_line(self) -> str:
-        return self._last_line
 
     def tail(self, lines: int) -> list[str]:
         return bytes(self._tail).decode(errors="replace").splitlines()[-lines:]
@@ -180,7 +175,7 @@ class LogPump:
         os.close(self._log_fd)
 
     def _log(self, chunk: bytes) -> None:
-        """A full disk ends the log, never the engine: the pipe is read on."""
+        """Write to engine.log; a full disk ends the log, never the engine: the pipe is read on."""
         view = memoryview(chunk)
         try:
             while view and self.log_error is None:
@@ -200,7 +195,7 @@ class LogPump:
             if self.fatal_line is None and any(marker in line for marker in _FATAL_LINES):
                 self.fatal_line = line.decode(errors="replace").strip()
             if line.strip():
-                self._last_line = line.decode(errors="replace").rstrip()
+                self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line):
                 self._error_lines.append(line.decode(errors="replace").strip()[:500])
 
@@ -252,12 +247,12 @@ class EngineProcess:
         return self._process.poll()
 
     def send_signal(self, number: int) -> None:
-        """To the main process alone: it knows how to end its children."""
+        """Signal the main process alone: it knows how to end its children."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """To every process of the group, while its main process, whose id the group bears, has not been collected."""
+        """Signal every process of the group, unless its main process has been collected."""
         if self.poll() is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -265,9 +260,10 @@ class EngineProcess:
 
 
 def end_with_parent() -> Callable[[], None] | None:
-    """SIGTERM for a child when its parent is killed, so that nothing runs on unwatched: what it calls before it starts.
+    """Return what a child calls before it starts, to get SIGTERM when its parent is killed.
 
-    The kernel goes by the parent's thread: the one that starts the child has to live as long as the child.
+    The kernel goes by the parent's thread: the one that starts the child has to live as long as the
+    child.
 
     Returns:
         For ``preexec_fn``; None where the system has no such signal.

@@ -1,4 +1,5 @@
-"""The run folder: made private to its owner, ``run.json`` replaced as a whole so that a reader never sees half."""
+"""The run folder: made private to its owner, ``run.json`` replaced as a whole so that a reader
+never sees half."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DEFAULT_PARENT = Path("reports")
 
 
 def default_run_dir(model: str, now: time.struct_time | None = None) -> Path:
-    """``reports/<time>-<model>``, local time, the model's last path component made safe for a file name."""
+    """``reports/<time>-<model>``, local time, the model's last path component made safe for a file
+    name."""
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     base = model.rstrip("/").rsplit("/", 1)[-1]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip(".-")[:80] or "model"
@@ -27,10 +29,11 @@ def default_run_dir(model: str, now: time.struct_time | None = None) -> Path:
 
 
 def create_run_dir(run_dir: Path | None, model: str) -> Path:
-    """Makes the run folder and its ``events`` folder.
+    """Make the run folder and its ``events`` folder.
 
     Args:
-        run_dir: where; None takes ``default_run_dir`` and, if that exists, the same with ``-2``, ``-3``...
+        run_dir: where; None takes ``default_run_dir`` and, if that exists, the same with ``-2``,
+            ``-3``...
 
     Returns:
         The absolute path.
@@ -43,7 +46,10 @@ def create_run_dir(run_dir: Path | None, model: str) -> Path:
         if run_dir is not None:
             path = run_dir.expanduser().absolute()
             path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
-            _refuse_occupied(path)
+            if any(path.iterdir()):
+                what = "already holds a run" if (path / RUN_FILE).exists() else "is not empty"
+                hint = "give a new folder, or leave --run-dir out"
+                raise UsageError(f"run folder {path} {what}", hint=hint)
         else:
             path = _make_fresh(default_run_dir(model).absolute())
         path.chmod(DIR_MODE)
@@ -54,14 +60,6 @@ def create_run_dir(run_dir: Path | None, model: str) -> Path:
             hint="give a folder that you can write to with --run-dir DIR",
         ) from error
     return path
-
-
-def _refuse_occupied(path: Path) -> None:
-    if any(path.iterdir()):
-        what = "already holds a run" if (path / RUN_FILE).exists() else "is not empty"
-        raise UsageError(
-            f"run folder {path} {what}", hint="give a new folder, or leave --run-dir out"
-        )
 
 
 def _make_fresh(path: Path) -> Path:
@@ -77,7 +75,7 @@ def _make_fresh(path: Path) -> Path:
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Writes ``run.json`` by atomic replacement, mode 0600."""
+    """Write ``run.json`` by atomic replacement, mode 0600."""
     text = json.dumps(to_json(info), indent=2, ensure_ascii=False) + "\n"
     temporary = run_dir / f".{RUN_FILE}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)

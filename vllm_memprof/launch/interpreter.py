@@ -1,6 +1,7 @@
-"""Finds the interpreter that runs the engine, and asks it what it has, in a process of its own.
+"""The interpreter that runs the engine: found, and asked for its packages in a child process.
 
-The launcher imports neither torch nor vLLM; the question is put to package metadata, so that it takes about 0.1 s.
+The launcher imports neither torch nor vLLM; the question is put to package metadata, so that it
+takes about 0.1 s.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class InterpreterFacts:
-    """What an engine interpreter has; a version is None where the package is not installed."""
+    """The packages of an engine interpreter; a version is None where the package is not
+    installed."""
 
     path: Path
     python: str
@@ -62,7 +64,8 @@ class InterpreterFacts:
 
 
 def find_python(given: str | None) -> Path:
-    """The interpreter of the engine: the one given, this one where vLLM is importable, else ``python3`` on PATH.
+    """Return the interpreter of the engine: the one given, this one where vLLM is importable, else
+    ``python3`` on PATH.
 
     Raises:
         UsageError: the one given does not exist or is not executable.
@@ -87,7 +90,7 @@ def find_python(given: str | None) -> Path:
 
 
 def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
-    """Asks the interpreter for versions and plugins, without importing any of them.
+    """Ask the interpreter for versions and plugins, without importing any of them.
 
     Raises:
         LaunchError: it does not run.
@@ -119,7 +122,8 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
 
 
 def require_engine(facts: InterpreterFacts) -> None:
-    """Refuses an interpreter in which the engine or our hooks would be missing, before the engine's slow start.
+    """Refuse an interpreter in which the engine or our hooks would be missing, before the engine's
+    slow start.
 
     Raises:
         LaunchError: vLLM is not importable, or memprof is not installed beside it.
@@ -127,11 +131,12 @@ def require_engine(facts: InterpreterFacts) -> None:
     if not facts.has_vllm:
         raise LaunchError(
             f"vLLM is not importable in {facts.path}",
-            hint="--python PATH of the interpreter that has vLLM, or --device sim:910b without any device; "
-            "`memprof doctor` shows what is there",
+            hint="--python PATH of the interpreter that has vLLM, or --device sim:910b without any "
+            "device; `memprof doctor` shows what is there",
         )
     if not facts.has_memprof or "memprof" not in facts.plugins:
         raise LaunchError(
-            f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks would not load",
+            f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
+            "would not load",
             hint=f"{facts.path} -m pip install vllm-memprof",
         )

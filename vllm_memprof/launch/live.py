@@ -1,7 +1,8 @@
-"""What the user sees while the engine runs. All of it goes to stderr; stdout is left to the report.
+"""The display while the engine runs. All of it goes to stderr; stdout is left to the report.
 
-``LiveView`` repaints a small table, one row per rank, with the engine's output scrolling above it; ``PlainView``
-prints a line per finished phase. Both are fed from the launcher's loop and, for output, from the log pump's thread.
+``LiveView`` repaints a small table, one row per rank, with the engine's output scrolling above it;
+``PlainView`` prints a line per finished phase. Both are fed from the launcher's loop and, for
+output, from the log pump's thread.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
 from vllm_memprof.units import format_gib
@@ -60,7 +61,7 @@ class PlainView:
         self._print_phases(named_only=True)
 
     def _print_phases(self, named_only: bool) -> None:
-        """Prints what is new; phases of a worker that has not said its rank yet can wait."""
+        """Print what is new; phases of a worker that has not said its rank yet can wait."""
         for process in self._progress.processes if self._progress else ():
             if named_only and process.label is None:
                 continue
@@ -70,14 +71,14 @@ class PlainView:
             self._seen[process.file] = len(process.done)
 
     def output(self, chunk: bytes) -> None:
-        """A chunk of the engine's output, unchanged."""
+        """Print a chunk of the engine's output, unchanged."""
         if self._show_output and chunk:
             with self._lock:
                 self._write(chunk)
                 self._at_line_start = chunk.endswith(b"\n")
 
     def note(self, text: str) -> None:
-        """A line of memprof's own; never in the middle of a line of the engine."""
+        """Print a line of memprof's own; never in the middle of a line of the engine."""
         with self._lock:
             self._write(
                 (b"" if self._at_line_start else b"\n") + text.encode(errors="replace") + b"\n"
@@ -96,7 +97,8 @@ class PlainView:
 
 
 def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) -> str:
-    """``  12.3s TP0 weight_load 9.17 GiB reserved, peak 9.17, non-torch 0.35 (2.1 s)``; unknown is ``-``."""
+    """Return ``  12.3s TP0 weight_load 9.17 GiB reserved, peak 9.17, non-torch 0.35 (2.1 s)``;
+    unknown is ``-``."""
     figures = ", ".join(
         f"{head} {format_gib(phase.snapshot.get(name))}" for head, name in READINGS[1:]
     )
@@ -110,7 +112,8 @@ def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) ->
 
 
 class GuardedView:
-    """Keeps a view's trouble away from the run: a terminal that is gone must not end the engine.
+    """Keeps the errors of a view away from the run: a terminal that is gone must not end the
+    engine.
 
     Args:
         view: what draws; dropped at its first failure.
@@ -146,7 +149,9 @@ class GuardedView:
 
 
 class LiveView:
-    """A table that is repainted in place. The terminal belongs to the engine again once it is closed.
+    """A table that is repainted in place.
+
+    The terminal belongs to the engine again once it is closed.
 
     Args:
         title, start_ns, show_output: as for ``PlainView``.
@@ -167,8 +172,9 @@ class LiveView:
         self._partial = b""
         self._output_lock = threading.Lock()
         self._plain: PlainView | None = None
-        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=False,
-                          redirect_stderr=False, vertical_overflow="crop")  # fmt: skip
+        self._live = Live(console=self._console, auto_refresh=False, transient=True,
+                          redirect_stdout=False, redirect_stderr=False,
+                          vertical_overflow="crop")  # fmt: skip
         self._live.start()
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
@@ -181,7 +187,7 @@ class LiveView:
             self._live.update(self._with_last_line(table, last_line), refresh=True)
 
     def output(self, chunk: bytes) -> None:
-        """Whole lines scroll above the table; of a line that redraws itself (a progress bar), the last state."""
+        """Scroll whole lines above the table; of a progress bar, print the last state."""
         if not self._show_output:
             return
         with self._output_lock:
@@ -205,7 +211,7 @@ class LiveView:
             self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Takes the table away; what the engine prints from here on is passed through unchanged."""
+        """Take the table away; what the engine prints from here on is passed through unchanged."""
         with self._output_lock:
             if self._plain is not None:
                 return
@@ -227,7 +233,8 @@ class LiveView:
 def render_progress(
     progress: EngineProgress, title: str, start_ns: int, now_ns: int, width: int
 ) -> RenderableType:
-    """The table of the live view: per rank the phase under way, its seconds, readings in GiB, finished phases."""
+    """Return the table of the live view: per rank the phase under way, its seconds, readings in
+    GiB, finished phases."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -256,7 +263,7 @@ def render_progress(
     return Group(head, table, Text("reserved, peak (allocated) and non-torch in GiB", style="dim"))
 
 
-def _row(process: ProcessProgress, now_ns: int) -> list[Any]:
+def _row(process: ProcessProgress, now_ns: int) -> list[RenderableType]:
     from rich.text import Text
 
     if process.open:

@@ -1,4 +1,7 @@
-"""From what the user asked for to what is started: interpreter, model, device, run folder. Starts nothing yet."""
+"""From what the user asked for to what is started: interpreter, model, device, run folder.
+
+Starts nothing yet.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
-from vllm_memprof.launch.session import Job
+from vllm_memprof.launch.run import Job
 from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, RunInfo
 from vllm_memprof.redact import redact_command, select_env
 
@@ -26,7 +29,7 @@ DEVICE_FILES = {
 
 @dataclass(frozen=True)
 class _Target:
-    """Where the engine runs and with what model."""
+    """Interpreter, model and device of an engine that is to be started."""
 
     python: Path
     model_path: str
@@ -39,7 +42,7 @@ class _Target:
 
 
 def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
-    """Looks everything up, makes the run folder, and says what to start.
+    """Look everything up, make the run folder, and return what to start.
 
     Args:
         request: what the user asked for.
@@ -49,7 +52,14 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         UsageError, LaunchError, SetupError: with what to try next.
     """
     environ = os.environ if environ is None else environ
-    target = _simulated_target(request) if request.device.simulated else _real_target(request)
+    if request.device.simulated:
+        target = _simulated_target(request)
+    elif request.stack is not None:
+        hint = "add --device sim:910b, or leave --stack out"
+        raise UsageError("--stack names a simulated stack", hint=hint)
+    else:
+        require_device(request.device)
+        target = _Target(find_python(request.python), request.model)
     env_extra = dict(target.env)
     if request.empty_cache_at:
         env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
@@ -93,19 +103,10 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     )
 
 
-def _real_target(request: LaunchRequest) -> _Target:
-    if request.stack is not None:
-        raise UsageError(
-            "--stack names a simulated stack", hint="add --device sim:910b, or leave --stack out"
-        )
-    require_device(request.device)
-    return _Target(find_python(request.python), request.model)
-
-
 def require_device(
     device: DeviceChoice, files: Mapping[str, tuple[str, ...]] = DEVICE_FILES
 ) -> None:
-    """Refuses a device that is not there, before the engine's slow start.
+    """Refuse a device that is not there, before the engine's slow start.
 
     Raises:
         LaunchError: none of the files that belong to this kind of device exists.
@@ -114,12 +115,14 @@ def require_device(
     if wanted and not any(os.path.exists(path) for path in wanted):
         raise LaunchError(
             f"--device {device.kind}: this machine has none of {', '.join(wanted)}",
-            hint="--device sim:910b runs on a simulated Ascend device; `memprof doctor` shows what is there",
+            hint="--device sim:910b runs on a simulated Ascend device; "
+            "`memprof doctor` shows what is there",
         )
 
 
 def find_shutdown_timeout(engine_args: list[str]) -> float:
-    """Seconds that the user gave vLLM for a graceful shutdown (``--shutdown-timeout``); 0 when not given."""
+    """Return the seconds that the user gave vLLM for a graceful shutdown (``--shutdown-timeout``);
+    0 when not given."""
     for index, token in enumerate(engine_args):
         name, equals, value = token.partition("=")
         if name.replace("_", "-") == "--shutdown-timeout":

@@ -1,13 +1,15 @@
-"""Event lines become what is known of each engine process at this moment. Pure: no files, no clock, no processes."""
+"""Event lines enter, what is known of each engine process leaves. No files, clock or processes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_memprof.record.schema import RANKS
 
-Event = dict[str, Any]
+#: An event as the tail reads it; another release may have written it.
+Event = Mapping[str, Any]
 
 #: Roles that matter to the run: such a process must not go away before the engine ends.
 ENGINE_ROLES = ("worker", "engine_core", "api")
@@ -18,7 +20,7 @@ READY_WHAT = {"serve": "server", "offline": "model", "plan": "plan"}
 
 @dataclass(frozen=True)
 class OpenPhase:
-    id: Any
+    id: object
     phase: str
     t_ns: int  # CLOCK_MONOTONIC
 
@@ -30,7 +32,7 @@ class DonePhase:
     start_t_ns: int | None
     end_t_ns: int
     error: str | None
-    snapshot: dict[str, Any]  # after; bytes, null where unknown
+    snapshot: dict[str, int]  # after; bytes, only what is known
 
 
 @dataclass
@@ -46,9 +48,7 @@ class ProcessProgress:
     rank: int | None = None
     open: list[OpenPhase] = field(default_factory=list)  # outermost first
     done: list[DonePhase] = field(default_factory=list)
-    readings: dict[str, int] = field(
-        default_factory=dict
-    )  # latest known value of each snapshot field, bytes
+    readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
     last_t_ns: int | None = None
 
@@ -62,7 +62,7 @@ class ProcessProgress:
 
     @property
     def name(self) -> str:
-        """As a person calls it: the label, else the role, else the process id."""
+        """Return the name for a person: the label, else the role, else the process id."""
         if self.label:
             return self.label
         for role, label in _ROLE_LABELS.items():
@@ -71,7 +71,8 @@ class ProcessProgress:
         return f"worker {self.pid}" if self.is_worker else f"process {self.pid}"
 
     def where(self) -> str | None:
-        """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first phase."""
+        """``in mm_profile (inside profile_run)``, ``after weight_load``, None before its first
+        phase."""
         if self.open:
             inner, outer = self.open[-1].phase, self.open[0].phase
             return f"in {inner}" if len(self.open) == 1 else f"in {inner} (inside {outer})"
@@ -87,16 +88,18 @@ class EngineProgress:
     ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
     versions: dict[str, str] = field(default_factory=dict)
     soc: str | None = None
-    first_error: tuple[int, str, str, str] | None = (
-        None  # t_ns, process name, phase, message: left the phase open
-    )
+    first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message
     oom_message: str | None = None
-    ranks: dict[str, Any] | None = None  # of a plan: which ranks are run
+    ranks: dict[str, object] | None = None  # of a plan: which ranks are run
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
 
     @property
     def processes(self) -> list[ProcessProgress]:
-        return sorted(self.by_file.values(), key=lambda process: (_rank_key(process), process.file))
+        def by_rank(process: ProcessProgress) -> tuple[bool, int, str]:
+            number = process.pid or 0 if process.rank is None else process.rank
+            return process.rank is None, number, process.file
+
+        return sorted(self.by_file.values(), key=by_rank)
 
     @property
     def workers(self) -> list[ProcessProgress]:
@@ -109,16 +112,26 @@ class EngineProgress:
         return next((process for process in self.by_file.values() if process.pid == pid), None)
 
     def fold(self, file: str, event: Event) -> None:
-        """Takes one event in. Unknown kinds and missing keys are skipped: another release may have written them."""
+        """Take one event in; unknown kinds and missing keys are skipped."""
         process = self.by_file.setdefault(file, ProcessProgress(file))
         t_ns = event.get("t_ns")
         if isinstance(t_ns, int):
             process.last_t_ns = t_ns
         kind = event.get("kind")
+        role = event.get("role")
+        if kind in ("process", "identity") and role and role != "unknown":
+            process.roles.add(str(role))
         if kind == "process":
-            self._fold_process(process, event)
+            process.host, process.pid = event.get("host"), event.get("pid")
+            process.wall = event.get("wall")
+            for package, version in (event.get("versions") or {}).items():
+                if version:
+                    self.versions.setdefault(str(package), str(version))
         elif kind == "identity":
-            self._fold_identity(process, event)
+            process.label = event.get("label") or process.label
+            if isinstance(event.get("rank"), int):
+                process.rank = event["rank"]
+            self.soc = self.soc or event.get("soc")
         elif kind == "phase" and isinstance(t_ns, int):
             self._fold_phase(process, event, t_ns)
         elif kind == "ranks":
@@ -126,33 +139,11 @@ class EngineProgress:
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
 
-    def _fold_process(self, process: ProcessProgress, event: Event) -> None:
-        process.host, process.pid, process.wall = (
-            event.get("host"),
-            event.get("pid"),
-            event.get("wall"),
-        )
-        _add_role(process, event)
-        for package, version in (event.get("versions") or {}).items():
-            if version:
-                self.versions.setdefault(str(package), str(version))
-
-    def _fold_identity(self, process: ProcessProgress, event: Event) -> None:
-        _add_role(process, event)
-        process.label = event.get("label") or process.label
-        if isinstance(event.get("rank"), int):
-            process.rank = event["rank"]
-        self.soc = self.soc or event.get("soc")
-
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
-        phase, phase_id, snapshot = (
-            str(event.get("phase")),
-            event.get("id"),
-            event.get("snapshot") or {},
-        )
-        readings = {
+        phase, phase_id = str(event.get("phase")), event.get("id")
+        readings: dict[str, int] = {
             name: value
-            for name, value in snapshot.items()
+            for name, value in (event.get("snapshot") or {}).items()
             if isinstance(value, int) and name != "t_ns"
         }
         process.readings.update(readings)
@@ -166,18 +157,8 @@ class EngineProgress:
         start = None if index is None else process.open.pop(index).t_ns
         depth = len(process.open) if index is None else index
         error = event.get("error")
-        process.done.append(DonePhase(phase, depth, start, t_ns, error, snapshot))
+        process.done.append(DonePhase(phase, depth, start, t_ns, error, readings))
         if error and self.first_error is None:
             self.first_error = (t_ns, process.name, phase, str(error))
         if phase == "oom" and self.oom_message is None:
             self.oom_message = str(error or f"{process.name} ran out of device memory")
-
-
-def _add_role(process: ProcessProgress, event: Event) -> None:
-    role = event.get("role")
-    if role and role != "unknown":
-        process.roles.add(str(role))
-
-
-def _rank_key(process: ProcessProgress) -> tuple[int, int]:
-    return (0, process.rank) if process.rank is not None else (1, process.pid or 0)

@@ -1,4 +1,4 @@
-"""What a user asked for, as plain data. No device is touched here."""
+"""A request for a run, as plain data. No device is touched here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceChoice:
 
 
 def parse_device(text: str) -> DeviceChoice:
-    """``auto``, ``npu``, ``cuda``, ``cpu``, ``sim`` or ``sim:PROFILE``.
+    """Parse ``auto``, ``npu``, ``cuda``, ``cpu``, ``sim`` or ``sim:PROFILE``.
 
     Raises:
         UsageError: anything else.
@@ -60,9 +60,7 @@ class LaunchRequest:
     images_dir: Path | None = None
     max_tokens: int | None = None
     sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
-    empty_cache_at: list[str] = field(
-        default_factory=list
-    )  # phases at whose end memprof itself empties the cache
+    empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
     quiet: bool = False
@@ -77,17 +75,10 @@ class LaunchRequest:
             raise UsageError("--sleep-cycles must not be negative")
         unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]
         if unknown:
-            known = ", ".join(EMPTY_CACHE_AT)
             raise UsageError(
                 f"--empty-cache-at: no phase {', '.join(map(repr, unknown))}",
-                hint=f"one of {known}",
+                hint=f"one of {', '.join(EMPTY_CACHE_AT)}",
             )
-        self._check_ranks()
-        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
-            if path is not None and not path.exists():
-                raise UsageError(f"{option} {path} does not exist")
-
-    def _check_ranks(self) -> None:
         if self.ranks is not None and self.ranks not in RANKS:
             raise UsageError(
                 f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
@@ -97,12 +88,12 @@ class LaunchRequest:
         if self.rank is not None and self.ranks not in (None, "auto", "one"):
             raise UsageError(f"--rank goes with --ranks one, not with --ranks {self.ranks}")
         if not self.device.simulated and (self.rank is not None or self.ranks in ("one", "edges")):
-            what = (
-                f"--rank {self.rank}"
-                if self.ranks is None or self.ranks == "auto"
-                else f"--ranks {self.ranks}"
-            )
+            auto = self.ranks in (None, "auto")
+            what = f"--rank {self.rank}" if auto else f"--ranks {self.ranks}"
             raise UsageError(
                 f"{what} needs a simulated device: on hardware a rank waits for all others",
                 hint="add --device sim:910b, or use --ranks all",
             )
+        for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
+            if path is not None and not path.exists():
+                raise UsageError(f"{option} {path} does not exist")

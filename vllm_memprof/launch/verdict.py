@@ -1,4 +1,4 @@
-"""Why a run ended, and with which status. Pure: what was seen enters, one sentence and two codes leave."""
+"""The verdict on a run: what was seen enters, status, exit code and one sentence leave. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import signal
 from dataclasses import dataclass, field
 
 from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
-from vllm_memprof.launch.watch import Death, signal_name
+from vllm_memprof.launch.signals import signal_name
+from vllm_memprof.launch.watch import Death
 
-#: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after losing a worker.
+#: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
+#: losing a worker.
 EXIT_FAILED = 1
 
 #: Deaths noticed within this time of each other have no order.
 _AT_ONCE_NS = 300_000_000
-#: A process that dies this long after a worker began to shut down did not cause the shutdown; sooner, it may have:
-#: workers notice the death of their parent at once, and the launcher may be late in noticing it.
+#: A process that dies this long after a worker began to shut down did not cause the shutdown;
+#: sooner, it may have: workers notice the death of their parent at once, and the launcher may be
+#: late in noticing it.
 _SHUTDOWN_NS = 2_000_000_000
 
 _OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
-    r"died unexpectedly|Executor failed|cancelled|CancelledError|BrokenPipe|Connection(Reset|Refused)"
+    r"died unexpectedly|Executor failed|cancelled|CancelledError|BrokenPipe|"
+    r"Connection(Reset|Refused)"
 )
 _LOG_PREFIX = re.compile(
     r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+"
@@ -34,9 +38,7 @@ class Seen:
     """Everything the launcher noticed about an engine that has ended."""
 
     mode: str
-    engine_code: (
-        int | None
-    )  # of the main process; negative: the signal. None: it could not be collected
+    engine_code: int | None  # of the main process; negative: the signal; None: not collected
     ready: bool = False
     ready_t_ns: int | None = None
     interrupted_by: int | None = None  # signal that the user sent first
@@ -59,15 +61,16 @@ class Verdict:
 
 
 def judge(seen: Seen, progress: EngineProgress) -> Verdict:
-    """Status, exit code and reason of a run, the first cause rather than what followed from it."""
-    own_code = _shell_code(seen.engine_code)
+    """Return the status, exit code and reason of a run: the first cause, not what followed."""
+    code = seen.engine_code
+    own_code = EXIT_FAILED if code is None else code if code >= 0 else 128 - code
     if seen.forced_main and seen.interrupted_by is None:
         own_code = EXIT_FAILED  # the signal that the engine died of was memprof's
     if seen.interrupted_by is not None and not seen.failed_before:
         return _judge_interrupted(seen, progress, own_code)
     if seen.timed_out_s is not None:
-        reason = f"not ready within {seen.timed_out_s:g} s (--startup-timeout): {seen.stuck or 'no process reported'}"
-        return Verdict("failed", EXIT_FAILED, reason)
+        deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
+        return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True)
@@ -90,9 +93,10 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
 def find_culprit(
     deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
 ) -> Death | None:
-    """The death that the others followed from: the first that was not orderly, of a process that mattered.
+    """Return the death that caused the others: the first disorderly one of an engine process.
 
-    The engine core's death well after its workers began to shut down is none: vLLM kills it when it takes too long.
+    The engine core's death well after its workers began to shut down is none: vLLM kills it when it
+    takes too long.
     """
     suspects: list[tuple[Death, ProcessProgress]] = []
     for death in deaths:
@@ -105,12 +109,10 @@ def find_culprit(
         if orderly_too or not death.looks_orderly:
             suspects.append((death, process))
     at_once = [pair for pair in suspects if pair[0].t_ns - suspects[0][0].t_ns < _AT_ONCE_NS]
-    # Of several noticed at once: one whose death is known to be violent, else the one that fell silent first.
-    return (
-        min(at_once, key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))[0]
-        if at_once
-        else None
-    )
+    # Of several noticed at once: one whose death is known to be violent, else the one that fell
+    # silent first.
+    at_once.sort(key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))
+    return at_once[0][0] if at_once else None
 
 
 def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: str) -> str:
@@ -123,22 +125,18 @@ def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: st
 
 
 def where(process: ProcessProgress, ready: bool, mode: str) -> str:
-    """What the process was doing: the phase under way, else ``while serving``, else the phase it had finished."""
+    """Return the phase under way, else ``while serving``, else the phase that had finished."""
     if process.open:
         return process.where() or ""
     if ready:
-        return (
-            "while serving"
-            if mode == "serve"
-            else "while generating"
-            if mode == "offline"
-            else "after the plan"
-        )
+        doing = {"serve": "while serving", "offline": "while generating"}
+        return doing.get(mode, "after the plan")
     return process.where() or "before its first phase"
 
 
 def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
-    """Where each rank is, and for how long: ``TP0 in weight_load for 31 s, TP1 after hccl_init for 31 s``."""
+    """Return the place of each rank and its seconds there: ``TP0 in weight_load for 31 s, TP1 after
+    hccl_init for 31 s``."""
     parts = []
     for process in progress.workers or [p for p in progress.processes if p.matters]:
         since = process.open[-1].t_ns if process.open else process.last_t_ns
@@ -164,24 +162,23 @@ def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> V
 
 
 def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
-    """The reason, and whether it is device memory that ran out."""
+    """Return the reason, and True if it is device memory that ran out."""
     error = progress.first_error
     line = find_error_line(seen.error_lines)
     oom = progress.oom_message is not None or any(_OOM.search(text) for text in seen.error_lines)
     if culprit is not None and (error is None or culprit.t_ns <= error[0]):
-        reason = describe_death(culprit, progress, _ready_at(seen, culprit.t_ns), seen.mode)
+        ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
+        reason = describe_death(culprit, progress, ready, seen.mode)
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if culprit.signal is None and line and not _GENERIC.search(line):
-            reason += f": {_shorten(line)}"
+            reason += f": {shorten(line)}"
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
         oom = bool(_OOM.search(message)) or progress.oom_message is not None
-        return (
-            f"{name} {'ran out of device memory' if oom else 'failed'} in {phase}: {_shorten(message)}",
-            oom,
-        )
+        what = "ran out of device memory" if oom else "failed"
+        return f"{name} {what} in {phase}: {shorten(message)}", oom
     if seen.hung or seen.failed_before:
         what = "the engine failed"
     elif seen.engine_code is not None and seen.engine_code < 0:
@@ -193,26 +190,17 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     ]
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
-    return what + at + (f": {_shorten(tail)}" if tail else ""), oom
+    return what + at + (f": {shorten(tail)}" if tail else ""), oom
 
 
 def find_error_line(lines: list[str]) -> str | None:
-    """The last line that names an error of its own, without the logger's prefix."""
+    """Return the last line that names an error of its own, without the logger's prefix."""
     telling = [line for line in lines if not _GENERIC.search(line)]
     chosen = (telling or lines)[-1:]
     return _LOG_PREFIX.sub("", chosen[0]) if chosen else None
 
 
-def _ready_at(seen: Seen, t_ns: int) -> bool:
-    return seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= t_ns)
-
-
-def _shell_code(engine_code: int | None) -> int:
-    if engine_code is None:
-        return EXIT_FAILED
-    return engine_code if engine_code >= 0 else 128 - engine_code
-
-
-def _shorten(text: str, limit: int = 400) -> str:
+def shorten(text: str, limit: int = 400) -> str:
+    """Return a text as one line of at most so many characters."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,10 +1,11 @@
-"""Which processes of the engine live, which died and how, and the ending of those that are left.
+"""The processes of the engine: the living, the dead and how they died, and the ending of the rest.
 
-Runs in the launcher. Processes become known from the engine's events and by walking the launcher's descendants; each
-is known by its id and its start time, never by its name, so that a reused id is never signalled. Linux only.
+Runs in the launcher. Processes become known from the engine's events and by walking the launcher's
+descendants; each is known by its id and its start time, never by its name, so that a reused id is
+never signalled. Linux only.
 
-How a process died is only told to its parent. But for the moment between its death and its parent's ``wait`` it is
-a zombie whose status stands in ``/proc``; a pidfd wakes us in that moment.
+How a process died is only told to its parent. But for the moment between its death and its parent's
+``wait`` it is a zombie whose status stands in ``/proc``; a pidfd wakes us in that moment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from vllm_memprof.launch.signals import signal_name
+
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are adjusted
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,7 +41,7 @@ class ProcStat:
 
 
 def read_stat(pid: int) -> ProcStat | None:
-    """None when there is no such process."""
+    """Read the state of a process; None when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -51,7 +54,10 @@ def read_stat(pid: int) -> ProcStat | None:
 
 @dataclass(frozen=True)
 class Death:
-    """One process that is gone. ``signal`` and ``exit_code`` are both None where nobody could say how."""
+    """One process that is gone.
+
+    ``signal`` and ``exit_code`` are both None where nobody could say how.
+    """
 
     pid: int
     t_ns: int  # CLOCK_MONOTONIC when noticed
@@ -68,20 +74,13 @@ class Death:
 
     @property
     def known(self) -> bool:
-        """True when the way it died could be read."""
+        """Return True when the way it died could be read."""
         return self.signal is not None or self.exit_code is not None
 
     @property
     def looks_orderly(self) -> bool:
         """Ended by itself without complaint, or by its parent's SIGTERM."""
         return self.exit_code == 0 or self.signal in (signal.SIGTERM, signal.SIGINT)
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _death(pid: int, stat: ProcStat | None) -> Death:
@@ -98,7 +97,8 @@ class ProcessWatch:
     """The engine's processes. Call ``close`` when done.
 
     Args:
-        root_pid: the engine's main process, a child of this one. Its own death is the caller's to notice.
+        root_pid: the engine's main process, a child of this one. Its own death is the caller's to
+            notice.
     """
 
     def __init__(self, root_pid: int) -> None:
@@ -110,9 +110,8 @@ class ProcessWatch:
         self._closed = threading.Event()
         self._pidfds: dict[int, int] = {}  # fd -> pid
         self._poller = select.poll()
-        self._wake_read, self._wake_write = (
-            os.pipe()
-        )  # a poll under way does not see what is registered meanwhile
+        # A poll under way does not see what is registered meanwhile: this pipe wakes it.
+        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._poller.register(self._wake_read, select.POLLIN)
         self.track(root_pid)
@@ -122,12 +121,12 @@ class ProcessWatch:
         self._thread.start()
 
     def track(self, pid: int, started_before: float | None = None) -> bool:
-        """Makes a process known.
+        """Make a process known.
 
         Args:
             pid: its id.
-            started_before: ``time.time()`` at which it surely existed already; a process of this id that started
-                later is another one, and ours is dead.
+            started_before: ``time.time()`` at which it surely existed already; a process of this id
+                that started later is another one, and ours is dead.
 
         Returns:
             True when it is new; a new one that is dead already counts as a death.
@@ -136,21 +135,17 @@ class ProcessWatch:
             stat = read_stat(pid)
             if stat is not None and stat.start_ticks in (self._alive.get(pid), self._dead.get(pid)):
                 return False
-            if (
-                stat is not None
-                and started_before is not None
-                and _start_wall(stat) > started_before + _CLOCK_SLACK_S
-            ):
-                stat = None
+            if stat is not None and started_before is not None:
+                started_s = psutil.boot_time() + stat.start_ticks / _CLOCK_TICKS
+                if started_s > started_before + _CLOCK_SLACK_S:
+                    stat = None
             if stat is None or stat.state in "ZX":
                 if pid not in self._dead and pid not in self._alive:
                     self._deaths.append(_death(pid, stat))
                     self._dead[pid] = -1 if stat is None else stat.start_ticks
                 return True
             self._alive[pid] = stat.start_ticks
-            with contextlib.suppress(
-                OSError, AttributeError
-            ):  # an old kernel has no pidfd: polled in refresh
+            with contextlib.suppress(OSError, AttributeError):  # no pidfd: polled in refresh
                 fd = os.pidfd_open(pid)
                 self._pidfds[fd] = pid
                 self._poller.register(fd, select.POLLIN)
@@ -158,13 +153,15 @@ class ProcessWatch:
             return True
 
     def walk(self) -> None:
-        """Makes all descendants of this process known, also those whose parents died (see ``adopt_orphans``)."""
+        """Make all descendants of this process known, also those whose parents died (see
+        ``adopt_orphans``)."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process().children(recursive=True):
                 self.track(child.pid)
 
     def refresh(self) -> list[Death]:
-        """Deaths noticed since the last call, in the order in which they were noticed."""
+        """Return the deaths noticed since the last call, in the order in which they were
+        noticed."""
         with self._lock:
             for pid, start_ticks in list(self._alive.items()):
                 stat = read_stat(pid)
@@ -175,19 +172,19 @@ class ProcessWatch:
         return deaths
 
     def living(self) -> list[int]:
-        """Known processes that still run, the main process included."""
+        """Return the known processes that still run, the main process included."""
         self.refresh_silently()
         with self._lock:
             return sorted(self._alive)
 
     def refresh_silently(self) -> None:
-        """Brings the books up to date; deaths stay for the next ``refresh``."""
+        """Update the list of the living; deaths stay for the next ``refresh``."""
         deaths = self.refresh()
         with self._lock:
             self._deaths = deaths + self._deaths
 
     def signal(self, pids: Iterable[int], number: int) -> None:
-        """Signals those processes, each only while it is still the one that was known."""
+        """Signal those processes, each only while it is still the one that was known."""
         for pid in pids:
             stat = read_stat(pid)
             if (
@@ -220,9 +217,7 @@ class ProcessWatch:
                     os.read(fd, 4096)
                     continue
                 pid = self._pidfds.get(fd)
-                stat = (
-                    None if pid is None else read_stat(pid)
-                )  # at once: its parent is about to collect it
+                stat = None if pid is None else read_stat(pid)  # its parent is about to collect it
                 with self._lock:
                     if pid is not None and pid in self._alive:
                         self._note_death(pid, stat)
@@ -245,7 +240,7 @@ class ProcessWatch:
             os.close(fd)
 
     def _reap_orphans(self) -> None:
-        """Collects dead processes that this one adopted; the main process is left to its owner."""
+        """Collect dead processes that this one adopted; the main process is left to its owner."""
         with self._lock:
             dead = dict(self._dead)
         for pid, start_ticks in dead.items():
@@ -259,13 +254,11 @@ class ProcessWatch:
                 self._dead.pop(pid, None)
 
 
-def _start_wall(stat: ProcStat) -> float:
-    """``time.time()`` of a process's start, to about a second."""
-    return psutil.boot_time() + stat.start_ticks / _CLOCK_TICKS
-
-
 def adopt_orphans() -> None:
-    """Lets processes whose parents die become children of this one, so that none slips out of sight. (prctl(2))"""
+    """Let processes whose parents die become children of this one, so that none slips out of sight.
+
+    (prctl(2))
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -280,7 +273,8 @@ class Step:
 
 
 class Ending:
-    """The engine is to end: steps of growing force, each after a time of patience, each to be hastened.
+    """The engine is to end: steps of growing force, each after a time of patience, each to be
+    hastened.
 
     Args:
         cause: why, for messages.
@@ -299,13 +293,13 @@ class Ending:
         return not self._steps
 
     def advance(self, now_s: float) -> str | None:
-        """Takes the next step if it is due; what was done, or None."""
+        """Take the next step if it is due; return what was done, or None."""
         if not self._steps or now_s - self._since_s < self._steps[0].after_s:
             return None
         return self.hasten(now_s)
 
     def hasten(self, now_s: float) -> str | None:
-        """Takes the next step now."""
+        """Take the next step now."""
         if not self._steps:
             return None
         step = self._steps.pop(0)

@@ -34,7 +34,7 @@ from vllm_memprof.version import __version__
 #: Raise it when the content of a key changes.
 FORMAT = 1
 #: Packages of memprof whose change may change a record; rows are read from it anew each time.
-_SOURCES = ("capture", "launch", "record", "sim")
+_SOURCES = ("capture", "engines", "launch", "record", "sim")
 _SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.py", "*.model")

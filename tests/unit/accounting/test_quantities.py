@@ -12,7 +12,8 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.equations import EQUATIONS, form_of
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
 from vllm_memprof.check.limits import of_quantity, read_figure
-from vllm_memprof.compare.diff import Cause, diff_reports
+from vllm_memprof.compare.causes import Cause
+from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.plans.rows import plan_row
 from vllm_memprof.record.loader import Run
 

@@ -1,4 +1,5 @@
-"""A miniature engine (fakes/) in a process of its own, and the events that capture writes about it."""
+"""A miniature engine (fakes/) in a process of its own, and the events that capture writes about
+it."""
 
 from __future__ import annotations
 

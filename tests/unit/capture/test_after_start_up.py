@@ -210,7 +210,8 @@ def test_weights_sent_straight_to_the_model_are_an_update(run_engine: Run) -> No
         "EngineCore(executor())\n"
         "model = wrapper.worker.model_runner.model\n"
         "print(model.load_weights(['w']))\n"
-        "wrapper.worker.start_weight_update(); model.load_weights([]); wrapper.worker.finish_weight_update()\n"
+        "wrapper.worker.start_weight_update(); model.load_weights([])\n"
+        "wrapper.worker.finish_weight_update()\n"
     )
     recorded = run_engine(code)
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_memprof.capture.binder import Binder, is_ours
-from vllm_memprof.capture.hooks import HOOKS, Hook
+from vllm_memprof.capture.hook import Hook
+from vllm_memprof.capture.hooks.table import HOOKS
 
 SOURCE = """
     class Worker:
@@ -36,15 +37,7 @@ class Bench:
         self.errors: list[str] = []
 
     def bind(self, *targets: str, **fields: Any) -> Binder:
-        hook = Hook(
-            "h",
-            None,
-            "required",
-            "worker",
-            "phase",
-            tuple(f"engine_under_test:{t}" for t in targets),
-            **fields,
-        )
+        hook = Hook("h", None, tuple(f"engine_under_test:{t}" for t in targets), **fields)
         self.binder = Binder(
             [hook], self.wrap, lambda where, error: self.errors.append(f"{where}: {error}")
         )
@@ -178,13 +171,12 @@ def test_release_restores_the_original(bench: Bench) -> None:
 
 
 def test_the_table_is_consistent() -> None:
-    from vllm_memprof.capture.actions import ACTIONS
     from vllm_memprof.capture.versions import in_range
     from vllm_memprof.record.schema import PHASES, ROLES
 
     assert len({hook.id for hook in HOOKS}) == len(HOOKS)
     for hook in HOOKS:
-        assert hook.action in ACTIONS
+        assert hook.enter or hook.leave
         assert hook.phase is None or hook.phase in PHASES
         assert hook.role in ROLES
         assert hook.kind in ("around", "context", "async")

@@ -1,4 +1,5 @@
-"""What goes wrong inside memprof stays there; what is missing is said, and fatal only when asked for."""
+"""What goes wrong inside memprof stays there; what is missing is said, and fatal only when asked
+for."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Reading who holds what: segments divided, counters and the driver's list, and why a reading is missing."""
+"""Reading who holds what: segments divided, counters and the driver's list, and why a reading is
+missing."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.probe import Backend, Probe
 from vllm_memprof.capture.segments import divide
-from vllm_memprof.capture.session import _with_later
+from vllm_memprof.capture.snapshot import with_later
 
 MIB = 1 << 20
 
@@ -219,8 +221,10 @@ def test_where_the_size_of_a_communicator_s_buffers_comes_from(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(communicators, "_hccl_config", lambda group: config)
-    found = communicators.buffers(object(), p2p, "npu")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(device=lambda name: name))
+    options = SimpleNamespace(hccl_config=config)
+    group = SimpleNamespace(_get_backend=lambda device: SimpleNamespace(options=options))
+    found = communicators.buffers(group, p2p, "npu")
     assert (found["buffer_bytes"] // MIB, found["buffer_source"]) == expected
     assert communicators.buffers(object(), p2p, "cuda") == {
         "buffer_bytes": None,
@@ -232,13 +236,14 @@ def test_a_late_edge_takes_the_later_owners_and_keeps_its_own_torch() -> None:
     def taken(reserved: int, hccl: int, workspace: int) -> dict[str, Any]:
         app = reserved + workspace
         held = {"APP": app, "HCCL": hccl}
-        return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl, "reserved_bytes": reserved,
-                "unmapped_bytes": None, "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
+        components = {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}
+        return {"device_total_bytes": 1000, "device_free_bytes": 1000 - app - hccl,
+                "reserved_bytes": reserved, "unmapped_bytes": None,
+                "non_torch_bytes": workspace + hccl, "npu_workspace_bytes": workspace,
                 "npu_workspace_streams": {}, "other_processes_bytes": 0, "other_processes": {},
-                "process_bytes": app + hccl,
-                "components": {name: {"bytes": size, "peak_bytes": size} for name, size in held.items()}}  # fmt: skip
+                "process_bytes": app + hccl, "components": components}  # fmt: skip
 
-    merged = _with_later(taken(100, 0, 0), taken(160, 40, 7))
+    merged = with_later(taken(100, 0, 0), taken(160, 40, 7))
     assert merged["reserved_bytes"] == 100
     assert merged["components"]["APP"]["bytes"] == 107
     assert merged["components"]["HCCL"]["bytes"] == 40

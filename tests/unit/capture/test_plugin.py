@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from .conftest import START_UP, Run
 
-REGISTER = "import vllm.version, torch, torch_npu\nfrom vllm_memprof.capture.plugin import register\nregister()\n"
+REGISTER = """
+import vllm.version, torch, torch_npu
+from vllm_memprof.capture.plugin import register
+register()
+"""
 
 
 def test_inert_without_a_run_folder(run_engine: Run) -> None:
@@ -33,11 +37,12 @@ def test_a_second_call_changes_nothing(run_engine: Run) -> None:
 def test_loads_neither_the_launcher_s_libraries_nor_the_engine(run_engine: Run) -> None:
     code = (
         "import sys\nfrom vllm_memprof.capture.plugin import register\nregister()\n"
-        "heavy = {'pandas', 'rich', 'typer', 'numpy', 'torch', 'torch_npu', 'vllm', 'vllm_ascend', 'uvicorn'}\n"
+        "heavy = {'pandas', 'rich', 'typer', 'numpy',"
+        " 'torch', 'torch_npu', 'vllm', 'vllm_ascend', 'uvicorn'}\n"
         "ours = {name.split('.')[1] for name in sys.modules if name.startswith('vllm_memprof.')}\n"
         "print(sorted(heavy & set(sys.modules)), sorted(ours))"
     )
-    assert run_engine(code).out.strip() == "[] ['capture', 'record', 'redact']"
+    assert run_engine(code).out.strip() == "[] ['capture', 'record', 'redact', 'version']"
 
 
 def test_worker_modules_are_not_imported_early(run_engine: Run) -> None:
@@ -56,7 +61,8 @@ def test_writes_nothing_where_no_phase_happens(run_engine: Run) -> None:
 def test_inert_in_the_model_inspection_process(run_engine: Run) -> None:
     code = (
         "import sys, types\nfrom importlib.machinery import ModuleSpec\n"
-        "sys.modules['__main__'].__spec__ = ModuleSpec('vllm.model_executor.models.registry', None)\n"
+        "spec = ModuleSpec('vllm.model_executor.models.registry', None)\n"
+        "sys.modules['__main__'].__spec__ = spec\n"
     ) + START_UP
     recorded = run_engine(code + "EngineCore(executor())")
 
@@ -66,9 +72,9 @@ def test_inert_in_the_model_inspection_process(run_engine: Run) -> None:
 
 def test_a_failure_to_start_is_said_and_not_raised(run_engine: Run) -> None:
     code = (
-        "import vllm_memprof.capture.core as core\n"
+        "import vllm_memprof.capture.observer as observer\n"
         "def broken(run_dir): raise OSError('no space left')\n"
-        "core.start = broken\n"
+        "observer.start = broken\n"
     )
     recorded = run_engine(code + REGISTER + "print('serving')")
 
@@ -91,15 +97,15 @@ def test_a_forked_child_has_its_own_file_phases_and_role(run_engine: Run) -> Non
     code = START_UP + (
         "import os\n"
         "import vllm_memprof.capture.plugin as p\n"
-        "session = p.CAPTURE.session\n"
-        "session.roles.add('api')\n"
-        "outer = session.begin('warm_up', 'test')\n"
+        "recorder = p.RECORDER\n"
+        "recorder.roles.add('api')\n"
+        "outer = recorder.begin('warm_up', 'test')\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    EngineCore(executor())\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(child, 0)\n"
-        "session.end(outer)\n"
+        "recorder.end(outer)\n"
         "print(os.waitstatus_to_exitcode(status))"
     )
     recorded = run_engine(code)

@@ -1,4 +1,5 @@
-"""The hook table and the figures on vllm-ascend 0.13.0, in miniature: what that release keeps, and what it forgets."""
+"""The hook table and the figures on vllm-ascend 0.13.0, in miniature: what that release keeps, and
+what it forgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A whole start-up of the miniature engine: phases, nesting, figures, the plan, and what is left alone."""
+"""A whole start-up of the miniature engine: phases, nesting, figures, the plan, and what is left
+alone."""
 
 from __future__ import annotations
 
@@ -93,8 +94,9 @@ def test_peaks_survive_the_engine_s_resets(run_engine: Run) -> None:
         "from torch_npu import _C, npu\n"
         "import vllm_memprof.capture.plugin as p\n"
         "npu.initialized = True; _C.allocate(500); _C.release(500); npu.reset_peak_memory_stats()\n"
-        "s, _ = p.CAPTURE.session.probe.snapshot()\n"
-        "print(s['allocated_peak_bytes'], s['allocated_run_peak_bytes'], s['reserved_run_peak_bytes'])"
+        "s, _ = p.RECORDER.probe.snapshot()\n"
+        "names = ('allocated_peak_bytes', 'allocated_run_peak_bytes', 'reserved_run_peak_bytes')\n"
+        "print(*(s[name] for name in names))"
     )
     assert run_engine(spiky).out.split() == ["0", "500", "500"]
 

@@ -24,7 +24,8 @@ from tests.unit.accounting.builders import (
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.accounting.reread import report_from_json
-from vllm_memprof.compare.diff import Diff, apportion, diff_reports
+from vllm_memprof.compare.causes import apportion
+from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 

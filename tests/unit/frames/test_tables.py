@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.support.runs import LOGS, RUNS, report_of
-from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.frames import tables
 from vllm_memprof.logs.to_record import read_log
 
@@ -22,10 +22,14 @@ TABLES = (
 )
 
 
+def made(table, reports: list[Report]) -> pd.DataFrame:
+    return table(reports if table is tables.findings else tables.rank_sources(reports))
+
+
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
 def test_units_decide_the_types(table, name: str) -> None:
-    frame = table([report_of(name)])
+    frame = made(table, [report_of(name)])
     for column, dtype in frame.dtypes.items():
         if str(column).endswith("_bytes") or column == "bytes":
             assert str(dtype) == "Int64", column
@@ -36,17 +40,17 @@ def test_units_decide_the_types(table, name: str) -> None:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__)
 def test_a_run_without_ranks_has_the_same_columns(table) -> None:
     report = report_of("recorded_tiny_tp2")
-    empty = table([])
-    assert list(empty.columns) == list(table([report]).columns)
+    empty = made(table, [])
+    assert list(empty.columns) == list(made(table, [report]).columns)
     assert len(empty) == 0
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_owners_add_up_to_the_device(name: str) -> None:
     report = report_of(name)
-    owners = tables.device_memory([report])
+    owners = made(tables.device_memory, [report])
     whole = owners[owners.part_of.isna()].groupby(WHEN)["bytes"].sum(min_count=1)
-    totals = tables.snapshots([report]).set_index(WHEN)["device_total_bytes"]
+    totals = made(tables.snapshots, [report]).set_index(WHEN)["device_total_bytes"]
     known = totals.dropna().index.intersection(
         owners[(owners.component == "unaccounted") & owners["bytes"].notna()].set_index(WHEN).index
     )
@@ -57,7 +61,7 @@ def test_owners_add_up_to_the_device(name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_phases_hold_what_their_edges_read(name: str) -> None:
     report = report_of(name)
-    frame = tables.phases([report]).set_index(["label", "order"])
+    frame = made(tables.phases, [report]).set_index(["label", "order"])
     assert len(frame) == sum(len(rank.phases) for rank in report.ranks)
     for rank in report.ranks:
         for span in rank.phases:
@@ -73,7 +77,7 @@ def test_phases_hold_what_their_edges_read(name: str) -> None:
 @pytest.mark.parametrize("log", LOGS, ids=lambda path: path.stem)
 def test_what_a_log_does_not_print_is_missing_not_zero(log) -> None:
     reports = [build_report(run) for run in read_log(str(log))]
-    budget = tables.budget(reports)
+    budget = made(tables.budget, reports)
     for report in reports:
         for rank in report.ranks:
             mine = budget[(budget.run == report.run.id) & (budget.label == rank.label)]
@@ -85,6 +89,6 @@ def test_what_a_log_does_not_print_is_missing_not_zero(log) -> None:
 
 def test_tokens_and_concurrency() -> None:
     report = report_of("recorded_tiny_tp2")
-    frame = tables.kv([report])
+    frame = made(tables.kv, [report])
     assert list(frame.tokens) == [rank.kv.tokens for rank in report.ranks]
     assert list(frame.max_concurrency) == [rank.kv.max_concurrency for rank in report.ranks]

@@ -1,7 +1,8 @@
-"""Plays an engine for the launcher's tests: a main process and two workers that write event files and misbehave.
+"""Plays an engine for the launcher's tests: a main process and two workers that write event files
+and misbehave.
 
-Run as a script by the tests; standard library only. The main process ends as vLLM does: with status 0 after SIGINT
-or SIGTERM, with status 1 when a worker is lost.
+Run as a script by the tests; standard library only. The main process ends as vLLM does: with status
+0 after SIGINT or SIGTERM, with status 1 when a worker is lost.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Events:
         self._ids = itertools.count()
         self._open: list[int] = []
         versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0"}
-        self.write("process", schema="memprof.events/1", host=socket.gethostname(), pid=os.getpid(), ppid=os.getppid(),
-                   role=role, wall=time.time(), argv=sys.argv, python="3", versions=versions)  # fmt: skip
+        self.write("process", schema="memprof.events/1", host=socket.gethostname(),
+                   pid=os.getpid(), ppid=os.getppid(), role=role, wall=time.time(), argv=sys.argv,
+                   python="3", versions=versions)  # fmt: skip
 
     def write(self, kind: str, **fields: object) -> None:
         self._file.write(json.dumps({"kind": kind, "t_ns": time.monotonic_ns(), **fields}) + "\n")
@@ -49,12 +51,13 @@ class Events:
 
     def _edge(self, phase: str, edge: str, error: str | None) -> None:
         reserved = (PHASES.index(phase) if phase in PHASES else 0) * 3 * GIB
-        snapshot = {"device_total_bytes": 61 * GIB, "device_free_bytes": 50 * GIB, "reserved_bytes": reserved,
-                    "allocated_bytes": reserved, "allocated_peak_bytes": reserved, "allocated_run_peak_bytes": reserved,
+        snapshot = {"device_total_bytes": 61 * GIB, "device_free_bytes": 50 * GIB,
+                    "reserved_bytes": reserved, "allocated_bytes": reserved,
+                    "allocated_peak_bytes": reserved, "allocated_run_peak_bytes": reserved,
                     "non_torch_bytes": GIB, "npu_workspace_bytes": None}  # fmt: skip
         parent = self._open[-2] if len(self._open) > 1 else None
-        self.write("phase", phase=phase, edge=edge, id=self._open[-1], parent=parent, hook="fake", snapshot=snapshot,
-                   error=error, detail=None)  # fmt: skip
+        self.write("phase", phase=phase, edge=edge, id=self._open[-1], parent=parent, hook="fake",
+                   snapshot=snapshot, error=error, detail=None)  # fmt: skip
 
 
 def worker(options: argparse.Namespace) -> int:
@@ -65,8 +68,8 @@ def worker(options: argparse.Namespace) -> int:
     else:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     events = Events("unknown")
-    events.write("identity", role="worker", rank=rank, local_rank=rank, tp_rank=rank, label=f"TP{rank}", soc="Fake1",
-                 world_size=2)  # fmt: skip
+    events.write("identity", role="worker", rank=rank, local_rank=rank, tp_rank=rank,
+                 label=f"TP{rank}", soc="Fake1", world_size=2)  # fmt: skip
     for phase in PHASES:
         events.begin(phase)
         if phase in NESTED:

@@ -13,13 +13,15 @@ from vllm_memprof.launch.verdict import find_error_line
 #: As vLLM 0.23.0 and transformers 5.5.4 say it, over the lines that they take.
 UNKNOWN_TYPE = """\
 (APIServer pid=7) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-(APIServer pid=7)   Value error, The checkpoint you are trying to load has model type `foo` but Transformers does not \
-recognize this architecture. This could be because of an issue with the checkpoint, or because your version is old.
+(APIServer pid=7)   Value error, The checkpoint you are trying to load has model type `foo` \
+but Transformers does not recognize this architecture. This could be because of an issue with the \
+checkpoint, or because your version is old.
 (APIServer pid=7)     For further information visit https://errors.pydantic.dev/2.13/v/value_error
 """
 UNKNOWN_ARCHITECTURE = """\
 pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
-  Value error, Model architectures ['BarForCausalLM'] are not supported for now. Supported architectures: dict_keys([])
+  Value error, Model architectures ['BarForCausalLM'] are not supported for now. \
+Supported architectures: dict_keys([])
 """
 
 
@@ -56,7 +58,10 @@ def test_the_line_that_says_what_is_wrong(tmp_path, log, found, advice):
 
 
 def test_tensor_parallel_size():
-    text = "Value error, Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+    text = (
+        "Value error, Total number of attention heads (28) must be divisible by "
+        "tensor parallel size (8)."
+    )
     assert "divides the model's attention heads" in advise(text)
 
 

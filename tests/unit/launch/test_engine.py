@@ -56,9 +56,9 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
         max_tokens=4,
     )
     command = build_command(PYTHON, request, "M", [])
-    assert command[1:6] == ["-m", "vllm_memprof.capture.driver", "offline", "--model", "M"]
-    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b", "--max-tokens", "4",
-                           "--", "-tp", "2"]  # fmt: skip
+    assert command[1:6] == ["-m", "vllm_memprof.engines.vllm.driver", "offline", "--model", "M"]
+    assert command[6:] == ["--prompts", str(tmp_path / "p.jsonl"), "--prompt=-a", "--prompt=b",
+                           "--max-tokens", "4", "--", "-tp", "2"]  # fmt: skip
     cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
     assert cycles[6:] == ["--sleep-cycles", "5", "--"]
     plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])
@@ -66,7 +66,8 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
 
 
 def test_an_experiment_is_never_inherited(tmp_path):
-    """Only who asks for empty_cache on the command line gets it; a variable left in the shell changes no run."""
+    """Only who asks for empty_cache on the command line gets it; a variable left in the shell
+    changes no run."""
     left = {"MEMPROF_EMPTY_CACHE_AT": "warm_up"}
     assert "MEMPROF_EMPTY_CACHE_AT" not in build_env(left, tmp_path, "offline", {})
     asked = build_env(left, tmp_path, "offline", {"MEMPROF_EMPTY_CACHE_AT": "profile_run"})

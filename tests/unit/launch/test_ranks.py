@@ -1,4 +1,5 @@
-"""Which ranks a plan runs: from the command line to the engine's command, and from the engine to run.json."""
+"""Which ranks a plan runs: from the command line to the engine's command, and from the engine to
+run.json."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ def test_deaths_in_good_order_are_no_cause():
 
 
 def test_a_shutdown_that_followed_from_a_death_hides_nothing():
-    """Noticed late: the other worker's shutdown, which the death had caused, is older than the notice."""
+    """Noticed late: the other worker's shutdown, which the death had caused, is older than the
+    notice."""
     progress = progress_of("TP0", "TP1", phase=None)
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "engine_core"})
     progress.fold(
@@ -183,8 +184,9 @@ def test_where_each_rank_is_stuck():
 
 def test_foreign_events_are_skipped():
     progress = EngineProgress()
-    for event in ({}, {"kind": "new"}, {"kind": "phase"}, {"kind": "phase", "t_ns": 1, "phase": "x", "edge": "after"},
-                  {"kind": "ready", "t_ns": "x"}, {"kind": "identity"}):  # fmt: skip
+    edge = {"kind": "phase", "t_ns": 1, "phase": "x", "edge": "after"}
+    ready, identity = {"kind": "ready", "t_ns": "x"}, {"kind": "identity"}
+    for event in ({}, {"kind": "new"}, {"kind": "phase"}, edge, ready, identity):
         progress.fold("f", event)
     assert progress.workers[0].done[0].start_t_ns is None
 

@@ -43,8 +43,9 @@ def leave_room(
         choices += [f"--gpu-memory-utilization {lower:.4f}"] if lower > 0 else []
     match choices:
         case [first, second]:
-            return text("{argument} leaves room for it, as does {other}",
-                        argument=first, other=second)  # fmt: skip
+            return text(
+                "{argument} leaves room for it, as does {other}", argument=first, other=second
+            )
         case [only]:
             return text("{argument} leaves room for it", argument=only)
     return ""
@@ -73,13 +74,16 @@ def leave_a_kv_cache(rank: RankReport, missing: int) -> str:
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
     missing *= divisor_of(rank.budget.equation)
     if not total or not utilization:
-        return text("raise --gpu-memory-utilization by more than {size:gib} / the device's GiB",
-                    size=missing)  # fmt: skip
+        return text(
+            "raise --gpu-memory-utilization by more than {size:gib} / the device's GiB",
+            size=missing,
+        )
     share = math.ceil((utilization + missing / total) * 10_000) / 10_000
     if share >= 1:
         return text(
             "no --gpu-memory-utilization below 1 is enough: lower --max-num-batched-tokens or use "
             "more devices"
         )
-    return text("more than --gpu-memory-utilization {share:.4f} leaves a positive KV cache",
-                share=share)  # fmt: skip
+    return text(
+        "more than --gpu-memory-utilization {share:.4f} leaves a positive KV cache", share=share
+    )

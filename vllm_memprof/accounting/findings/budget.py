@@ -171,14 +171,21 @@ def equation_unbalanced(context: RankContext) -> Iterator[Found]:
         return
     granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
     if context.run.source != "log":
-        evidence = text("engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
-                        granted=granted, given=given, cite=budget.cite)  # fmt: skip
-        title = text("The engine granted another KV cache than its equation {equation} gives",
-                     equation=budget.equation)  # fmt: skip
+        evidence = text(
+            "engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
+            granted=granted,
+            given=given,
+            cite=budget.cite,
+        )
+        title = text(
+            "The engine granted another KV cache than its equation {equation} gives",
+            equation=budget.equation,
+        )
         yield Found(evidence, budget.residual_bytes, title=title)
         return
-    evidence = text("engine {granted:bytes}, recomputed {given:bytes} bytes",
-                    granted=granted, given=given)  # fmt: skip
+    evidence = text(
+        "engine {granted:bytes}, recomputed {given:bytes} bytes", granted=granted, given=given
+    )
     if budget.tolerance_bytes:
         evidence = text(
             "engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB: {exact}",

@@ -90,7 +90,7 @@ def observation_empties_cache(context: RankContext) -> Iterator[Found]:
 
     Meaning:
         The figure that such a function prints is what was left after the call, not what the run
-        held. A warning where requests were running, or 128 MiB or more were freed; a remark
+        held. A warning where requests were running, or 128 MiB or more were freed; info
         otherwise.
 
     Computed:
@@ -140,7 +140,7 @@ def empty_cache_refilled(context: RankContext) -> Iterator[Found]:
 
     Meaning:
         The device is synchronised, segments are given back and reserved again, and hardly any
-        memory is free afterwards. A warning while requests run, a remark otherwise.
+        memory is free afterwards. A warning while requests run, info otherwise.
 
     Computed:
         By place: freed bytes of all calls (2 MiB or more), and growth of reserved and non-torch

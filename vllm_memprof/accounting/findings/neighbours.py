@@ -10,13 +10,9 @@ from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.quantities import (
-    CONTEXT_CEILING_BYTES,
-    others_at_start,
-    others_in,
-)
+from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, others_at_start, others_in
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, MIB
 
 #: One process is known to have held 14 GiB outside torch, by a communication library.
@@ -172,7 +168,7 @@ def _later(rank: RankReport, own: set[str]) -> Iterator[Found]:
     ]
     most, phase = max(held, key=lambda entry: entry[0])
     if most - first >= NOTEWORTHY_BYTES:
-        evidence: Text = text(
+        evidence = text(
             "other processes held {first:gib} GiB at the start and {most:gib} GiB in {phase} (the "
             "driver's list of processes)",
             first=first,

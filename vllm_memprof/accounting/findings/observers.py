@@ -27,9 +27,7 @@ OBSERVERS: tuple[Observer, ...] = (
         text("vLLM's reading of memory around the weight load"),
     ),
     Observer(
-        r"vllm\.utils(\.mem_utils)?",
-        r"(measure|current_memory_usage|__enter__|__exit__)",
-        _READING,
+        r"vllm\.utils(\.mem_utils)?", r"(measure|current_memory_usage|__enter__|__exit__)", _READING
     ),
     Observer(
         r"sglang\..*",

@@ -114,7 +114,7 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
 
     Meaning:
         The allocator had reserved memory that was not allocated, in pieces that did not fit the
-        request. Only a remark where it would not have been enough even in one piece.
+        request. Info where it would not have been enough even in one piece.
 
     Computed:
         Reserved less allocated at the OOM, 128 MiB or more, from the allocator's message; of its

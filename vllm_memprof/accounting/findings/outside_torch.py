@@ -38,7 +38,7 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
     """Find memory that the process took from the device past torch's allocators, and kept.
 
     Meaning:
-        A library calls aclrtMalloc itself. A remark where it happened before the end of the
+        A library calls aclrtMalloc itself. Info where it happened before the end of the
         profile run, where the equation subtracts it as non-torch memory; a warning afterwards.
 
     Computed:
@@ -122,13 +122,13 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
     Meaning:
         Every communicator holds two buffers on every rank. `HCCL_BUFFSIZE` sizes those whose
         creator gives no size of its own; vllm-ascend gives one for most groups, so the variable
-        may change nothing, or only a communicator that nobody had in mind.
+        may change nothing, or only a communicator that the user did not mean.
 
     Computed:
         - Larger: the sum over communicators that the variable sizes of their buffers less the
           default of 2 x 200 MiB, 16 MiB or more; a warning from 128 MiB on.
-        - The variable is set and sizes no communicator of the run: a remark.
-        - All communicators together hold 1 GiB or more: a remark.
+        - The variable is set and sizes no communicator of the run: info.
+        - All communicators together hold 1 GiB or more: info.
 
         Sizes are those with which the communicator was created
         (`vllm_memprof/accounting/communicators.py::communicators_of`).
@@ -149,7 +149,7 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
     asked = context.run.info.env.get(_VARIABLE)
     if over >= NOTEWORTHY_BYTES:
         action = text(
-            "{setting} gives back {size:gib4} GiB per rank; larger transfers are then cut",
+            "{setting} frees {size:gib4} GiB per rank; larger transfers are then cut",
             setting=f"{_VARIABLE}=200",
             size=over,
         )

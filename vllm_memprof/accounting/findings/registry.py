@@ -17,7 +17,7 @@ from vllm_memprof.text import Text
 from vllm_memprof.units import MIB
 
 ERROR, WARNING, INFO = "error", "warning", "info"
-#: From this size on, memory that the equation does not subtract is a warning, not a remark.
+#: From this size on, memory that the equation does not subtract is a warning, not info.
 WARNING_BYTES = 128 * MIB
 
 

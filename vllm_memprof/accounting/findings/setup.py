@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from vllm_memprof.accounting.findings.needs import HOOKS
-from vllm_memprof.accounting.findings.registry import (
-    ERROR,
-    WARNING,
-    Context,
-    Found,
-    finding_of_run,
-)
+from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Context, Found, finding_of_run
 from vllm_memprof.text import text
 
 #: Settings of the caching allocator that it refuses beside expandable_segments:True.
@@ -69,10 +63,7 @@ def _hooks_in(context: Context, titles: Mapping[str, str]) -> Iterator[Found]:
 
 
 @finding_of_run(
-    "hook-not-bound",
-    severity=WARNING,
-    title=text("A required hook did not bind"),
-    needs=HOOKS,
+    "hook-not-bound", severity=WARNING, title=text("A required hook did not bind"), needs=HOOKS
 )
 def hook_not_bound(context: Context) -> Iterator[Found]:
     """Find required hooks whose target was not there, or that failed.
@@ -96,10 +87,7 @@ def hook_not_bound(context: Context) -> Iterator[Found]:
 
 
 @finding_of_run(
-    "hook-overwritten",
-    severity=WARNING,
-    title=text("A required hook was overwritten"),
-    needs=HOOKS,
+    "hook-overwritten", severity=WARNING, title=text("A required hook was overwritten"), needs=HOOKS
 )
 def hook_overwritten(context: Context) -> Iterator[Found]:
     """Find required hooks whose target another package replaced.

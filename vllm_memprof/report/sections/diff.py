@@ -11,7 +11,7 @@ from vllm_memprof.accounting.quantities import (
     is_device_wide,
     title_of,
 )
-from vllm_memprof.compare.diff import (
+from vllm_memprof.compare.causes import (
     BLOCKS,
     METHOD,
     MIXED,
@@ -23,12 +23,10 @@ from vllm_memprof.compare.diff import (
     STATE,
     UNKNOWN,
     Cause,
-    Diff,
-    RankDiff,
     Side,
-    TermDiff,
 )
-from vllm_memprof.compare.moments import OwnerDiff, PhaseDiff
+from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
+from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff
 from vllm_memprof.report.sections.base import (
     BAD,
     GOOD,

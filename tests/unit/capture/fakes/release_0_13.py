@@ -1,5 +1,5 @@
-"""Imported first, it turns the miniature engine into vllm-ascend 0.13.0: no snapshots, no profiling context, and terms
-that are read and forgotten. The worker prints those of its equation."""
+"""Imported first, it turns the miniature engine into vllm-ascend 0.13.0: no snapshots, no profiling
+context, and terms that are read and forgotten. The worker prints those of its equation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A process group whose first collective takes device memory, a moment after the call has returned."""
+"""A process group whose first collective takes device memory, a moment after the call has
+returned."""
 
 from __future__ import annotations
 

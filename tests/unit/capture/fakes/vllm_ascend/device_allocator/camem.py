@@ -1,4 +1,5 @@
-"""The pool of the sleep mode in miniature: its memory is unmapped while the allocator goes on counting it."""
+"""The pool of the sleep mode in miniature: its memory is unmapped while the allocator goes on
+counting it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""Arguments that answer a finding: to the byte, and none where no argument does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.accounting.builders import gib, recorded
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.findings.advice import (
+    device_total,
+    leave_a_kv_cache,
+    leave_room,
+    make_up_for,
+)
+from vllm_memprof.accounting.model import RankReport
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[RankReport]:
+    return build_report(recorded("skewed_tp2")).ranks
+
+
+def test_the_smallest_kv_cache_of_all_ranks_sets_the_size(ranks: list[RankReport]) -> None:
+    grants = [rank.budget.engine_kv_cache_bytes or 0 for rank in ranks]
+    size = min(grants) - gib(1)
+    assert grants[0] != grants[1]
+    for rank in ranks:
+        said = leave_room(rank, gib(1), ranks)
+        assert said == f"--kv-cache-memory-bytes {size} leaves room for it"
+        both = leave_room(rank, gib(1), ranks, by_utilization=True)
+        assert both.startswith(f"{said}, as does --gpu-memory-utilization 0.9")
+
+
+def test_more_than_there_is_leaves_no_room(ranks: list[RankReport]) -> None:
+    assert leave_room(ranks[0], gib(64), ranks) == ""
+    ignored = replace(ranks[0], budget=replace(ranks[0].budget, takes_fixed_size=False))
+    assert leave_room(ignored, gib(1), ranks) == ""
+
+
+def test_a_utilization_of_1_or_more_makes_up_for_nothing(ranks: list[RankReport]) -> None:
+    share, total = ranks[0].budget.gpu_memory_utilization or 0, device_total(ranks[0]) or 0
+    assert make_up_for(ranks[0], gib(1)).startswith("--gpu-memory-utilization 0.9")
+    assert make_up_for(ranks[0], round((1 - share) * total)) == ""
+
+
+def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
+    ranks: list[RankReport],
+) -> None:
+    figures = {"requested_bytes": gib(30)}
+    budget = replace(ranks[0].budget, gpu_memory_utilization=0.5)
+    bare = replace(ranks[0], device_total_bytes=None, figures=figures, budget=budget)
+    assert device_total(bare) == gib(60)
+    assert device_total(replace(bare, figures={})) is None
+
+
+def test_how_much_more_a_kv_cache_takes(ranks: list[RankReport]) -> None:
+    assert "raise --gpu-memory-utilization, or" in leave_a_kv_cache(ranks[0], 0)
+    budget = replace(ranks[0].budget, gpu_memory_utilization=0.5)
+    half = replace(ranks[0], device_total_bytes=gib(60), budget=budget)
+    assert "more than --gpu-memory-utilization 0.6000 " in leave_a_kv_cache(half, gib(6))
+    assert "no --gpu-memory-utilization below 1" in leave_a_kv_cache(half, gib(31))
+    bare = replace(half, device_total_bytes=None, figures={})
+    assert "by more than 6.00 / the device's GiB" in leave_a_kv_cache(bare, gib(6))
+    e4p = replace(half, budget=replace(budget, equation="E4p"))
+    assert "more than --gpu-memory-utilization 0.7000 " in leave_a_kv_cache(e4p, gib(6))

@@ -1,0 +1,149 @@
+"""KV plans beyond one group of equal layers: hybrids, groups of one type with several page sizes,
+several workers."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_memprof.capture.kv_plan import (
+    bytes_per_token,
+    context_parallel,
+    describe,
+    describe_group,
+    layout,
+    tokens_rule,
+)
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+def full(page: int, block: int = 16) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=block, page_size_bytes=page, dtype="torch.float16")
+
+
+def group(spec: Any, layers: int) -> Any:
+    return SimpleNamespace(
+        kv_cache_spec=spec, layer_names=[f"layer{index}" for index in range(layers)]
+    )
+
+
+def test_a_uniform_group_with_two_page_sizes_is_two_rows() -> None:
+    members = {"a": full(64), "b": full(64), "index": full(24)}
+    uniform = SimpleNamespace(kv_cache_specs=members, block_size=16, page_size_bytes=152)
+
+    rows = describe_group(group(uniform, 3))
+    assert [(row["layers"], row["page_size_bytes"], row["bytes_per_token"]) for row in rows] == [
+        (2, 64, 8),
+        (1, 24, 1.5),
+    ]
+    assert bytes_per_token(rows) == 9.5
+
+
+def test_state_that_does_not_grow_with_tokens_has_no_bytes_per_token() -> None:
+    rows = describe_group(group(full(64), 2)) + describe_group(
+        group(MambaSpec(block_size=400, page_size_bytes=64, dtype=None), 6)
+    )
+
+    assert [row["bytes_per_token"] for row in rows] == [8, None]
+    assert bytes_per_token(rows) is None
+    assert bytes_per_token([]) is None
+
+
+def test_blocks_are_the_fewest_of_all_workers_and_bytes_are_per_worker() -> None:
+    def config(blocks: int) -> Any:
+        tensors = [SimpleNamespace(size=64 * blocks)] * 2
+        return SimpleNamespace(
+            num_blocks=blocks, kv_cache_groups=[group(full(64), 2)], kv_cache_tensors=tensors
+        )
+
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
+    )
+    plan = describe(vllm_config, [2000, 1300], [config(12), config(10)])
+    assert plan["blocks"] == 10
+    assert plan["available_bytes"] == [2000, 1300]
+    assert plan["planned_bytes"] == [1536, 1280]
+    assert (
+        plan["tokens"] is None
+    )  # the engine's own function is not loaded here: unknown, not guessed
+
+
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [
+        ("0.11.0", "blocks"),
+        ("0.13.0+empty", "blocks"),
+        ("0.19.1", "blocks"),
+        ("0.20.2", "concurrency"),
+        ("0.23.0+empty", "concurrency"),
+        ("0.33.0", "concurrency"),
+        (None, "concurrency"),
+    ],
+)
+def test_what_a_release_prints_as_its_kv_cache_size(version: str | None, rule: str) -> None:
+    assert tokens_rule(version) == rule
+
+
+def test_tokens_as_an_older_release_prints_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks // groups x block size x ranks that share a request: no whole requests needed."""
+    monkeypatch.setitem(sys.modules, "vllm.version", SimpleNamespace(__version__="0.13.0"))
+    config = SimpleNamespace(
+        num_blocks=11,
+        kv_cache_groups=[group(full(64), 2), group(full(64), 2)],
+        kv_cache_tensors=[SimpleNamespace(size=64 * 11)] * 2,
+    )
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9, num_gpu_blocks_override=11),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=2, prefill_context_parallel_size=1
+        ),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        kv_transfer_config=object(),
+    )
+    plan = describe(vllm_config, [2000], [config])
+    assert (plan["tokens"], plan["tokens_rule"], plan["context_parallel"]) == (
+        11 // 2 * 16 * 2,
+        "blocks",
+        2,
+    )
+    assert (
+        plan["num_gpu_blocks_override"],
+        plan["max_num_batched_tokens"],
+        plan["kv_transfer"],
+    ) == (11, 2048, True)
+
+
+def test_a_layout_holds_numbers_and_words_only() -> None:
+    dtype = SimpleNamespace(itemsize=2)
+    spec = full(64)
+    spec.dtype, spec.num_kv_heads, spec.head_size, spec.sliding_window = dtype, 4, 128, None
+    spec.cache_dtype_str = "fp8_ds_mla"
+    assert layout(spec) == {
+        "num_kv_heads": 4,
+        "head_size": 128,
+        "dtype_bytes": 2,
+        "cache_dtype_str": "fp8_ds_mla",
+    }
+    state = MambaSpec(
+        shapes=((3, 4), (5,)), dtypes=(dtype, SimpleNamespace(itemsize=4)), num_speculative_blocks=1
+    )
+    assert layout(state) == {"state_bytes": 44, "num_speculative_blocks": 1}
+    assert (
+        layout(
+            SimpleNamespace(dtype="float16", dtypes=(1,), shapes=((1,),), kv_quant_mode=object())
+        )
+        == {}
+    )
+    assert context_parallel(SimpleNamespace()) == 1

@@ -1,0 +1,58 @@
+"""What a plan takes from the engine's configuration and from its machine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_memprof.engines.vllm.kv_plan_run import free_host_bytes, world_of
+from vllm_memprof.engines.vllm.rank_choice import World
+
+MIB = 1 << 20
+
+
+def config(experts=0, text=None, **parallel):
+    sizes = {
+        f"{kind}_parallel_size": 1 for kind in ("tensor", "pipeline", "data", "prefill_context")
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes | parallel),
+        model_config=SimpleNamespace(get_num_experts=lambda: experts, hf_text_config=text),
+    )
+
+
+def test_the_sizes_of_a_run():
+    found = world_of(
+        config(tensor_parallel_size=8, data_parallel_size=4, prefill_context_parallel_size=2)
+    )
+    assert found == World(tensor=8, data=4, prefill_context=2)
+    assert found.size == 64
+
+
+@pytest.mark.parametrize(
+    ("experts", "asked", "found"), [(128, True, 128), (128, False, None), (0, True, None)]
+)
+def test_experts_count_where_they_are_shared_out(experts, asked, found):
+    assert (
+        world_of(config(experts, tensor_parallel_size=4, enable_expert_parallel=asked)).experts
+        == found
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"),
+    [("max", 900 * MIB), (str(700 * MIB), 500 * MIB), (str(4000 * MIB), 900 * MIB)],
+)
+def test_free_host_memory(tmp_path, limit, free):
+    (tmp_path / "meminfo").write_text(
+        f"MemTotal: 2048000 kB\nMemAvailable: {900 * 1024} kB\nHugePages_Total: 0\n"
+    )
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text(f"{600 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {400 * MIB}\n")
+    assert free_host_bytes(tmp_path, tmp_path) == free
+
+
+def test_a_machine_that_says_nothing(tmp_path):
+    assert free_host_bytes(tmp_path, tmp_path) is None

@@ -1,0 +1,355 @@
+"""The launcher with a fake engine: endings of every kind, in subprocesses of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.folder import create_run_dir
+from vllm_memprof.launch.live import PlainView
+from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
+from vllm_memprof.record.schema import RunInfo
+
+FAKE = Path(__file__).with_name("fake_engine.py")
+QUICK = Patience(
+    after_death_s=0.5,
+    after_error_s=1.0,
+    after_interrupt_s=1.0,
+    after_main_exit_s=0.5,
+    after_term_s=0.5,
+    after_kill_s=2.0,
+)
+
+
+class Recorder:
+    """A view that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.bytes = b""
+        self.closed = False
+
+    def update(self, progress: Any, last_line: str = "") -> None:
+        pass
+
+    def output(self, chunk: bytes) -> None:
+        self.bytes += chunk
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_job(tmp_path: Path, *options: str, mode: str = "serve", timeout_s: float = 20.0) -> Job:
+    run_dir = create_run_dir(tmp_path / "run", "m")
+    env = {**os.environ, "MEMPROF_RUN_DIR": str(run_dir)}
+    ready = {"serve": "server", "offline": "model", "plan": "plan"}[mode]
+    command = [sys.executable, str(FAKE), f"--mode-ready={ready}", *options]
+    return Job(
+        RunInfo(id="x", mode=mode, model="m", command=[]),
+        run_dir,
+        command,
+        env,
+        timeout_s,
+        patience=QUICK,
+    )
+
+
+def run(job: Job, on_ready: Any = None) -> tuple[Outcome, Recorder]:
+    view = Recorder()
+    outcome = run_engine(job, view, on_ready)
+    assert view.closed
+    assert_nothing_left(job)
+    return outcome, view
+
+
+def read_info(job: Job) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((job.run_dir / "run.json").read_text())
+    return data
+
+
+def recorded_pids(job: Job) -> set[int]:
+    return {int(path.stem.rsplit("-", 1)[1]) for path in (job.run_dir / "events").glob("*.jsonl")}
+
+
+def assert_nothing_left(job: Job) -> None:
+    alive = [pid for pid in recorded_pids(job) if psutil.pid_exists(pid)]
+    alive = [pid for pid in alive if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert not alive
+
+
+def interrupt_soon(number: int = signal.SIGINT, times: int = 1, pause_s: float = 0.1) -> Any:
+    def send(info: RunInfo | None = None) -> None:
+        def later() -> None:
+            for _ in range(times):
+                time.sleep(pause_s)
+                os.kill(os.getpid(), number)
+
+        threading.Thread(target=later).start()
+
+    return send
+
+
+def interrupt_after(seconds: float) -> subprocess.Popen[bytes]:
+    """SIGINT to this process, from another one: a thread here would be forked along with the
+    engine."""
+    return subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -INT {os.getpid()}"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_ready_server_ends_on_request(tmp_path, number):
+    job = make_job(tmp_path)
+    outcome, _ = run(job, interrupt_soon(number))
+    info = read_info(job)
+    assert outcome.ready
+    assert outcome.verdict.exit_code == 0
+    assert (info["status"], info["exit_code"]) == ("ok", 0)
+    assert signal.Signals(number).name in info["exit_reason"]
+    assert info["versions"]["vllm_ascend"] == "0.23.0"
+    assert (info["engine"], info["engine_version"], info["device"]) == (
+        "vllm-ascend",
+        "0.23.0",
+        "Fake1",
+    )
+    assert info["seconds"] > 0
+    assert len(recorded_pids(job)) == 3
+
+
+def test_the_log_line_counts_as_readiness_too(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--ready-by=log"), interrupt_soon())
+    assert outcome.ready
+    assert outcome.verdict.status == "ok"
+
+
+@pytest.mark.parametrize("mode", ["offline", "plan"])
+def test_a_run_that_ends_by_itself(tmp_path, mode):
+    outcome, view = run(make_job(tmp_path, mode=mode))
+    assert (outcome.verdict.status, outcome.verdict.exit_code, outcome.verdict.reason) == (
+        "ok",
+        0,
+        None,
+    )
+    assert view.notes == []
+
+
+@pytest.mark.parametrize(
+    "phase", ["device_init", "hccl_init", "weight_load", "profile_run", "warm_up", "mm_profile"]
+)
+@pytest.mark.parametrize("extra", [[], ["--oblivious"]], ids=["engine-notices", "engine-hangs"])
+def test_a_worker_killed_during_start_up(tmp_path, phase, extra):
+    job = make_job(tmp_path, f"--kill-in={phase}", "--pace=0.3", *extra)
+    began = time.monotonic()
+    outcome, _ = run(job)
+    assert time.monotonic() - began < 20  # the fake engine would go on for a minute
+    info = read_info(job)
+    assert info["status"] == "failed"
+    assert outcome.verdict.exit_code != 0
+    assert info["exit_reason"].startswith("worker TP1 (pid ")
+    assert "was killed by SIGKILL" in info["exit_reason"] or "vanished" in info["exit_reason"]
+    assert f"in {phase}" in info["exit_reason"]
+    if phase == "mm_profile":
+        assert "(inside profile_run)" in info["exit_reason"]
+
+
+def test_how_a_worker_died_is_usually_known(tmp_path):
+    """The zombie's status is there until its parent collects it; here the parent never does."""
+    outcome, _ = run(make_job(tmp_path, "--kill-in=weight_load", "--oblivious", "--pace=0.3"))
+    assert "was killed by SIGKILL in weight_load" in str(outcome.verdict.reason)
+
+
+@pytest.mark.parametrize("lost_code", [0, 1])
+def test_a_worker_killed_while_serving(tmp_path, lost_code):
+    """Also when the engine itself thinks that all is well, which vLLM's server does after its
+    engine died."""
+    job = make_job(tmp_path, f"--lost-code={lost_code}")
+
+    def kill_a_worker(info: RunInfo) -> None:
+        assert json.loads((job.run_dir / "run.json").read_text())["engine"] == "vllm-ascend"
+        for path in (job.run_dir / "events").glob("*.jsonl"):
+            if "TP1" in path.read_text():
+                os.kill(int(path.stem.rsplit("-", 1)[1]), signal.SIGKILL)
+
+    outcome, _ = run(job, kill_a_worker)
+    assert outcome.verdict.status == "failed"
+    assert outcome.verdict.exit_code == 1
+    assert "worker TP1" in str(outcome.verdict.reason)
+    assert "while serving" in str(outcome.verdict.reason)
+
+
+def test_a_worker_that_exits_by_itself_is_told_with_its_status(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--exit-in=weight_load", "--oblivious", "--pace=0.3"))
+    assert "exited with status 3 in weight_load" in str(outcome.verdict.reason)
+
+
+def test_the_main_process_killed_from_outside(tmp_path):
+    job = make_job(tmp_path)
+
+    def kill_main(info: RunInfo) -> None:
+        for path in (job.run_dir / "events").glob("*.jsonl"):
+            if '"role": "api"' in path.read_text():
+                os.kill(int(path.stem.rsplit("-", 1)[1]), signal.SIGKILL)
+
+    outcome, _ = run(job, kill_main)
+    assert outcome.verdict.status == "failed"
+    assert outcome.verdict.exit_code == 137
+    assert "API server" in str(outcome.verdict.reason)
+    assert "SIGKILL" in str(outcome.verdict.reason)
+
+
+def test_start_up_deadline(tmp_path):
+    job = make_job(tmp_path, "--hang-in=profile_run", timeout_s=2.0)
+    outcome, _ = run(job)
+    assert outcome.verdict.exit_code == 1
+    reason = str(outcome.verdict.reason)
+    assert "not ready within 2 s (--startup-timeout)" in reason
+    assert "TP1 in profile_run for " in reason
+    assert "TP0 after warm_up for " in reason
+
+
+def test_an_engine_that_fails_and_hangs_is_ended(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--raise-in=profile_run"))
+    assert outcome.verdict.exit_code == 1
+    assert "TP1 failed in profile_run: AttributeError: no such operator" in str(
+        outcome.verdict.reason
+    )
+    assert str(outcome.verdict.reason).endswith("the engine hung and was ended by memprof")
+
+
+def test_the_first_failure_is_the_reason_also_when_the_user_loses_patience(tmp_path):
+    job = make_job(tmp_path, "--raise-in=weight_load")
+    job.patience = replace(QUICK, after_error_s=60.0)
+    with interrupt_after(1.5):
+        outcome, _ = run(job)
+    assert "TP1 failed in weight_load" in str(outcome.verdict.reason)
+    assert str(outcome.verdict.reason).endswith("ended by SIGINT")
+
+
+@pytest.mark.parametrize(
+    "options", [["--stubborn"], ["--stubborn", "--detach"], ["--leave-workers", "--stubborn"]]
+)
+def test_stubborn_processes_are_killed(tmp_path, options):
+    job = make_job(tmp_path, *options)
+    outcome, view = run(job, interrupt_soon())
+    assert outcome.left_behind == []
+    assert any("SIGKILL" in note for note in view.notes)
+    assert outcome.verdict.status == "ok"  # it had served, and the user wanted it to end
+
+
+def test_workers_left_behind_by_an_engine_that_ended_well(tmp_path):
+    outcome, _ = run(
+        make_job(tmp_path, "--leave-workers", "--detach", "--oblivious"), interrupt_soon()
+    )
+    assert outcome.verdict.exit_code == 0
+
+
+def test_a_second_interrupt_hastens(tmp_path):
+    job = make_job(tmp_path, "--stubborn")
+    job.patience = Patience(after_interrupt_s=60, after_term_s=60, after_kill_s=2)
+    began = time.monotonic()
+    run(job, interrupt_soon(times=3, pause_s=0.3))
+    assert time.monotonic() - began < 20  # the fake engine would go on for a minute
+
+
+def test_an_interrupt_during_start_up_is_a_failed_run(tmp_path):
+    job = make_job(tmp_path, "--hang-in=weight_load")
+    with interrupt_after(1.5):
+        outcome, _ = run(job)
+    assert outcome.verdict.exit_code == 130
+    assert outcome.verdict.status == "failed"
+    assert "interrupted by SIGINT" in str(outcome.verdict.reason)
+    assert "TP1 in weight_load" in str(outcome.verdict.reason)
+
+
+def test_the_engines_own_status_and_message(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--fail=7"))
+    assert outcome.verdict.exit_code == 7
+    assert "No available memory for the cache blocks" in str(outcome.verdict.reason)
+    assert any("No available memory" in line for line in outcome.log_tail)
+
+
+def test_out_of_memory_is_a_status_of_its_own(tmp_path):
+    outcome, _ = run(make_job(tmp_path, "--oom-in=profile_run"))
+    assert outcome.verdict.status == "oom"
+    assert outcome.verdict.exit_code == 1
+    assert "TP1 ran out of device memory in profile_run" in str(outcome.verdict.reason)
+
+
+def test_engine_log_holds_every_byte(tmp_path):
+    job = make_job(tmp_path, "--noise=20000", "--fail=1")
+    _, view = run(job)
+    log = (job.run_dir / "engine.log").read_bytes()
+    assert b"\xff\xfe raw bytes \x1b[31mred\x1b[0m\n" in log
+    assert log.count(b"line ") == 20000
+    assert view.bytes == log
+
+
+def test_files_are_private(tmp_path):
+    job = make_job(tmp_path, "--fail=1")
+    run(job)
+    assert stat.S_IMODE(job.run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((job.run_dir / "events").stat().st_mode) == 0o700
+    for name in ("run.json", "engine.log"):
+        assert stat.S_IMODE((job.run_dir / name).stat().st_mode) == 0o600
+
+
+def test_a_program_that_cannot_start(tmp_path):
+    job = make_job(tmp_path)
+    job.command = [str(tmp_path / "no-such-program")]
+    with pytest.raises(LaunchError, match="no-such-program"):
+        run_engine(job, Recorder())
+    assert read_info(job)["status"] == "failed"
+
+
+def test_an_engine_without_hooks_says_so(tmp_path):
+    job = make_job(tmp_path)
+    job.command = [sys.executable, "-c", "print('hello')"]
+    outcome, _ = run(job)
+    assert "no engine process wrote events" in " ".join(outcome.info.notes)
+
+
+def test_plain_lines_tell_each_finished_phase(tmp_path, capfdbinary):
+    job = make_job(tmp_path, mode="offline")
+    run_engine(job, PlainView("title", time.monotonic_ns(), show_output=False))
+    text = capfdbinary.readouterr().err.decode()
+    assert text.startswith("title\n")
+    assert "TP0 weight_load 6.00 GiB reserved, peak 6.00, non-torch 1.00 (0.0 s)" in text
+    assert text.count("warm_up") == 2
+    assert "fake engine starts" not in text
+
+
+def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
+    """SIGKILL of the launcher itself: the engine's main process gets SIGTERM from the kernel."""
+    run_dir = create_run_dir(tmp_path / "run", "m")
+    code = (
+        "import sys; from tests.unit.launch.test_run import *\n"
+        "run_engine(Job(RunInfo(id='x', mode='serve', model='m', command=[]), Path(sys.argv[1]), "
+        "[sys.executable, str(FAKE)], {**os.environ, 'MEMPROF_RUN_DIR': sys.argv[1]}, 20.0), "
+        "Recorder())"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code, str(run_dir)])
+    limit = time.monotonic() + 20
+    while len(list(run_dir.glob("events/*.ready"))) < 2:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    pids = {int(path.stem.rsplit("-", 1)[1]) for path in (run_dir / "events").glob("*.jsonl")}
+    assert len(pids) == 3
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < limit
+        time.sleep(0.05)

@@ -1,0 +1,91 @@
+"""The types of the hook table: a row, a call, and the exceptions that may leave an action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_memprof.capture.recorder import Recorder
+
+#: Meaning of a row without a target: a finding; nothing; expected, so that a target found makes the
+#: row "stale".
+REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
+
+#: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
+#: life.
+DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, END = (
+    "device_ready",
+    "model_ready",
+    "engine_ready",
+    "profiled",
+    "end",
+)
+
+
+class StopAfterPlan(SystemExit):
+    """The engine was started for its KV plan only, and has it.
+
+    A SystemExit of status 0, because engine cores pass that on without a traceback.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class StrictFailure(RuntimeError):
+    """A required hook is not bound and MEMPROF_STRICT is set."""
+
+
+@dataclass
+class Call:
+    """One call of a hooked function.
+
+    ``result`` and ``error`` are set when it has returned or raised.
+    """
+
+    hook: Hook
+    function: str  # name of the hooked function
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any = None
+    error: BaseException | None = None
+    token: Any = None  # what the entering half hands to the leaving half
+
+    @property
+    def subject(self) -> Any:
+        """``self`` of a hooked method."""
+        return self.args[0] if self.args else None
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return the argument of that name, which is the first one after ``self``."""
+        return self.kwargs.get(name, self.args[1] if len(self.args) > 1 else default)
+
+
+Half = Callable[[Recorder, Call], None]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One row of the table.
+
+    A target is ``module:Attribute`` or ``module:Class.method``. Every target of a row that exists
+    is bound: rows list the spellings of several versions and the classes that override each other;
+    a call that passes through two of them counts once. A row is in force when the running engine is
+    inside ``versions`` and the device backend is in ``backends``.
+    """
+
+    id: str
+    phase: str | None  # phase id it marks; None for markers that only feed others
+    targets: tuple[str, ...]
+    enter: Half | None = None  # run before the engine's call
+    leave: Half | None = None  # run after it, also when it raised
+    need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
+    role: str = "worker"  # worker | engine_core | api: in which process it is expected to bind
+    kind: str = "around"  # around (function, method) | context (returns a context manager) | async
+    backends: tuple[str, ...] = ("npu", "cuda")
+    versions: str = ">=0.11"  # of vLLM
+    after: str | None = None  # module whose import makes the target final, if not its own module
+    least_calls: int = 0  # by the moment named in due
+    due: str = MODEL_READY
+    until: str | None = None  # moment at which the wrapper is taken off again; None keeps it

@@ -1,0 +1,210 @@
+"""The rows of vLLM and vLLM-Ascend: which callables of which releases mark which phase.
+
+Data; no engine module is imported. The rows live here and not in ``engines/vllm``, because the
+plugin needs them in every process that it records: with them there, capture would import the
+package that starts engines. Another engine is one more module beside this one and one more entry in
+``table.HOOKS``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_memprof.capture import actions, communicators, empty_cache, residency
+from vllm_memprof.capture.hook import (
+    END,
+    ENGINE_READY,
+    EXPECTED_ABSENT,
+    MODEL_READY,
+    OPTIONAL,
+    PROFILED,
+    Hook,
+)
+from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
+
+_NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
+_NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
+_NPU_RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
+_NPU_POOL = "vllm_ascend.device_allocator.camem:CaMemAllocator"
+_GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_GPU_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_GPU_POOL = "vllm.device_allocator.cumem:CuMemAllocator"
+_CORE = "vllm.v1.engine.core"
+_WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
+
+
+def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tuple[Hook, Hook]:
+    """Return the Ascend and the CUDA row of a phase that is a worker method of one name."""
+    return (
+        phase(hook_id, phase_id, f"{_NPU_WORKER}.{method}", backends=NPU, **fields),
+        phase(f"cuda.{hook_id}", phase_id, f"{_GPU_WORKER}.{method}", backends=CUDA, **fields),
+    )
+
+
+#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
+#: wrappers and compiled regions all arrive here, and replacing these does not change what the
+#: compiler sees.
+COLLECTIVES = (
+    "allreduce",
+    "allreduce_coalesced",
+    "allgather",
+    "_allgather_base",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+    "recv",
+    "recv_anysource",
+    "barrier",
+)
+
+# fmt: off
+HOOKS: tuple[Hook, ...] = (
+    # --- The role of the process. Plugins run inside EngineCore.__init__ or init_worker, so these
+    # rows serve forked children. The end of EngineCore.__init__ is the engine's readiness where it
+    # shares the caller's process.
+    marker("role.engine_core", f"{_CORE}:EngineCore.__init__",
+           enter=actions.become_engine_core, leave=actions.announce_model,
+           need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+    marker("role.worker", f"{_WRAPPER}.init_worker",
+           enter=actions.become_worker, need=OPTIONAL),
+    marker("w.device_ready", f"{_WRAPPER}.init_device",
+           enter=actions.become_worker, leave=actions.leave_device_ready, least_calls=1),
+
+    # --- Start-up of a worker.
+    *_worker_phase("w.device_init", "device_init", "init_device",
+                   enter=actions.begin_device_init, least_calls=1),
+    # Communicators are lazy: their bytes appear at the first collective.
+    phase("w.hccl_init", "hccl_init",
+          f"{_NPU_WORKER}._init_worker_distributed_environment",
+          f"{_NPU_WORKER_V1}._init_worker_distributed_environment",
+          backends=NPU, least_calls=1),
+    phase("cuda.w.nccl_init", "hccl_init",
+          "vllm.v1.worker.gpu_worker:init_worker_distributed_environment",
+          backends=CUDA, least_calls=1),
+    *_worker_phase("w.weight_load", "weight_load", "load_model",
+                   leave=actions.leave_load_model, least_calls=1),
+    # vllm-ascend prints the weights' bytes and forgets them; they are this object's
+    # consumed_memory.
+    marker("load.measured",
+           "vllm.utils.mem_utils:DeviceMemoryProfiler.__exit__",
+           "vllm.utils:DeviceMemoryProfiler.__exit__",
+           leave=actions.keep_weights, need=OPTIONAL, backends=NPU, versions="<0.18"),
+    *_worker_phase("w.profile_run", "profile_run", "determine_available_memory",
+                   leave=actions.leave_profile_run),
+    # Not entered when --kv-cache-memory-bytes is given.
+    marker("w.memory_profiling", "vllm_ascend.worker.worker:memory_profiling",
+           leave=actions.keep_profile_result, kind="context", backends=NPU, versions=">=0.18"),
+    marker("cuda.w.memory_profiling", "vllm.v1.worker.gpu_worker:memory_profiling",
+           leave=actions.keep_profile_result, kind="context", backends=CUDA),
+    # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
+    phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
+          enter=actions.begin_mm_profile, leave=None, versions=">=0.12", until=PROFILED),
+    # vllm-ascend 0.11 does not profile the encoder.
+    phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
+          enter=actions.begin_mm_profile, leave=None,
+          need=EXPECTED_ABSENT, backends=NPU, versions="<0.12"),
+    # _dummy_run also runs in graph capture and on idle data-parallel ranks: taken off after
+    # profiling.
+    marker("r.dummy_run", f"{_NPU_RUNNER}._dummy_run",
+           enter=actions.stop_mm_profile, backends=NPU, until=PROFILED),
+    marker("cuda.r.dummy_run", f"{_GPU_RUNNER}._dummy_run",
+           enter=actions.stop_mm_profile, backends=CUDA, until=PROFILED),
+    *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config"),
+    *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model",
+                   leave=actions.leave_warm_up, least_calls=1),
+    # One ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it
+    # took them.
+    phase("w.atb_warm_up", "atb_warm_up", f"{_NPU_WORKER}._warm_up_atb",
+          need=OPTIONAL, backends=NPU),
+    # Never called in eager mode.
+    phase("r.graph_capture", "graph_capture", f"{_NPU_RUNNER}.capture_model",
+          enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, backends=NPU),
+    # vllm-ascend's own capture_model drops what this one measured and returned.
+    marker("r.graph_capture.inherited", f"{_GPU_RUNNER}.capture_model",
+           leave=actions.keep_captured_bytes, need=OPTIONAL, backends=NPU, versions="<0.23"),
+    phase("cuda.r.graph_capture", "graph_capture", f"{_GPU_RUNNER}.capture_model",
+          enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, backends=CUDA),
+    phase("w.shutdown", "shutdown", f"{_NPU_WORKER}.shutdown",
+          leave=actions.leave_shutdown, backends=NPU, versions=">=0.23", due=END),
+    phase("w.shutdown.base", "shutdown",
+          "vllm.v1.worker.worker_base:WorkerBase.shutdown", f"{_GPU_WORKER}.shutdown",
+          leave=actions.leave_shutdown, need=OPTIONAL, due=END),
+
+    # --- After the start-up: sleep mode and weight updates.
+    *_worker_phase("w.sleep", "sleep", "sleep", enter=residency.enter_sleep),
+    *_worker_phase("w.wake_up", "wake_up", "wake_up", enter=residency.enter_wake_up),
+    # Reserved counts the pool, the device does not hold it: the pool's list says what was unmapped.
+    marker("pool.sleep", f"{_NPU_POOL}.sleep", f"{_GPU_POOL}.sleep",
+           enter=residency.enter_pool_sleep, leave=residency.leave_pool_sleep, need=OPTIONAL),
+    marker("pool.wake_up", f"{_NPU_POOL}.wake_up", f"{_GPU_POOL}.wake_up",
+           leave=residency.leave_pool_wake_up, need=OPTIONAL),
+    *_worker_phase("w.weight_update.start", "weight_update", "start_weight_update",
+                   enter=residency.enter_update_start, leave=residency.leave_update_start,
+                   versions=">=0.23"),
+    # Before 0.23 an update is this call alone; since then it lies between start and finish.
+    phase("w.weight_update.chunk", "weight_update",
+          f"{_NPU_WORKER}.update_weights", f"{_GPU_WORKER}.update_weights",
+          enter=residency.enter_update, need=OPTIONAL, versions=">=0.18"),
+    *_worker_phase("w.weight_update.finish", "weight_update", "finish_weight_update",
+                   enter=None, leave=residency.leave_update_finish, versions=">=0.23"),
+    # vllm-ascend has it on the worker from 0.25.1 on; the model runner's is inherited in all
+    # versions.
+    phase("w.reload_weights", "weight_update",
+          f"{_NPU_WORKER}.reload_weights", f"{_GPU_WORKER}.reload_weights",
+          f"{_GPU_RUNNER}.reload_weights",
+          enter=residency.enter_update, need=OPTIONAL),
+    # Trainers send weights straight to the model (collective_rpc); bound to its class once it is
+    # loaded.
+    phase("live.load_weights", "weight_update", "<loaded>:model.load_weights",
+          enter=residency.enter_update, need=OPTIONAL),
+
+    # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran;
+    # these survive.
+    phase("leaf.empty_cache", "empty_cache", "torch_npu._C:_npu_emptyCache",
+          enter=empty_cache.enter, leave=empty_cache.leave,
+          backends=NPU, after="torch_npu", least_calls=1),
+    marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
+           enter=actions.fold_peak, backends=NPU, after="torch_npu", least_calls=1),
+    phase("cuda.leaf.empty_cache", "empty_cache",
+          "torch._C:_cuda_emptyCache", "torch._C:_accelerator_emptyCache",
+          enter=empty_cache.enter, leave=empty_cache.leave, backends=CUDA, after="torch"),
+    marker("cuda.leaf.reset_peak",
+           "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
+           enter=actions.fold_peak, backends=CUDA, after="torch"),
+
+    # --- The first collective of each device group, until the model is warm.
+    phase("pg.collective", "communicator",
+          *(f"torch.distributed:ProcessGroup.{name}" for name in COLLECTIVES),
+          enter=communicators.enter, leave=communicators.leave,
+          need=OPTIONAL, after="torch.distributed", until=MODEL_READY),
+    # torch_npu sends batched point-to-point operations straight to the backend.
+    phase("pg.batch_p2p", "communicator",
+          "torch_npu._C._distributed_c10d:ProcessGroupHCCL.batch_isend_irecv",
+          enter=communicators.enter, leave=communicators.leave,
+          need=OPTIONAL, backends=NPU, after="torch_npu", until=MODEL_READY),
+
+    # --- Engine core.
+    marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",
+           enter=actions.become_engine_core, leave=actions.leave_kv_caches,
+           role="engine_core", least_calls=1, due=ENGINE_READY),
+    # Imported by name: the attribute of the importing module is what counts.
+    marker("core.kv_plan", f"{_CORE}:get_kv_cache_configs",
+           leave=actions.leave_kv_plan, role="engine_core", least_calls=1, due=ENGINE_READY),
+    marker("core.busy_loop",
+           f"{_CORE}:EngineCoreProc.run_busy_loop", f"{_CORE}:DPEngineCoreProc.run_busy_loop",
+           enter=actions.announce_model, need=OPTIONAL, role="engine_core", due=END),
+
+    # --- API server.
+    marker("api.serving", "uvicorn.server:Server.startup",
+           leave=actions.announce_server, need=OPTIONAL, role="api", kind="async", due=END),
+)
+# fmt: on

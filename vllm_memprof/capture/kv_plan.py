@@ -1,0 +1,187 @@
+"""The engine core's KV plan as an event: the result of ``get_kv_cache_configs`` enters.
+
+Sizes are read from the live specs (``page_size_bytes``), never recomputed from the model's
+dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from vllm_memprof.capture.versions import in_range
+
+
+class Group(TypedDict):
+    """One layer type of a KV cache group."""
+
+    type: str  # class of the engine's spec
+    layers: int
+    block_size: int  # tokens
+    page_size_bytes: int  # one block of one layer
+    bytes_per_token: int | float | None  # all these layers; None: does not grow with tokens
+    dtype: str | None
+    layout: dict[str, int | str]
+
+
+def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, object]:
+    """Return the keys of a kv_plan event.
+
+    Args:
+        vllm_config: the engine's configuration, after a possible reduction of max_model_len.
+        available_bytes: what the equation granted, one entry per worker.
+        configs: one KVCacheConfig per worker.
+    """
+    first = configs[0]
+    groups = [row for group in first.kv_cache_groups for row in describe_group(group)]
+    max_model_len = vllm_config.model_config.max_model_len
+    concurrency = max_concurrency(vllm_config, first)
+    blocks = min(int(config.num_blocks) for config in configs)
+    block_size = min((group["block_size"] for group in groups), default=None)
+    shared_by = context_parallel(vllm_config)
+    rule = tokens_rule(getattr(sys.modules.get("vllm.version"), "__version__", None))
+    tokens = None
+    if rule == "blocks" and block_size is not None:
+        tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
+    elif rule == "concurrency" and concurrency is not None:
+        tokens = int(concurrency * max_model_len)
+    cache = vllm_config.cache_config
+    step_tokens = getattr(vllm_config, "max_in_flight_tokens", None)
+    if step_tokens is None:
+        scheduler = getattr(vllm_config, "scheduler_config", None)
+        step_tokens = getattr(scheduler, "max_num_batched_tokens", None)
+    return {
+        "blocks": blocks,
+        "block_size": block_size,
+        "tokens": tokens,
+        "max_model_len": max_model_len,
+        "max_concurrency": concurrency,
+        "available_bytes": [int(available) for available in available_bytes],
+        "planned_bytes": [
+            sum(int(tensor.size) for tensor in config.kv_cache_tensors) for config in configs
+        ],
+        "bytes_per_token": bytes_per_token(groups),
+        "groups": groups,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "num_gpu_blocks_override": getattr(cache, "num_gpu_blocks_override", None),
+        "fitting_blocks": None,
+        "group_count": len(first.kv_cache_groups),
+        "tokens_rule": rule,
+        "context_parallel": shared_by,
+        "max_num_batched_tokens": None if step_tokens is None else int(step_tokens),
+        "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
+        "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
+    }
+
+
+def tokens_rule(vllm_version: str | None) -> str:
+    """Return "blocks" or "concurrency": how a release of vLLM computes the size that it prints.
+
+    Read in vllm/v1/core/kv_cache_utils.py of 0.11.0, 0.13.0, 0.18.0, 0.19.1 (blocks // groups x
+    block size x ranks that share a request), 0.20.2, 0.21.0, 0.23.0, 0.27.1 and 0.33.0
+    (int(concurrency x max_model_len)).
+    """
+    known = vllm_version is not None
+    return "blocks" if known and in_range(vllm_version, "<0.20") else "concurrency"
+
+
+def context_parallel(vllm_config: Any) -> int:
+    """Return the number of ranks over which the tokens of one request are spread."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    sizes = [
+        getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")
+    ]
+    return int(sizes[0] or 1) * int(sizes[1] or 1)
+
+
+def describe_group(group: Any) -> list[Group]:
+    """Return one row per layer type of a group, which may hold layers of several page sizes."""
+    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
+    counted: dict[tuple[Any, ...], int] = {}
+    layouts: dict[tuple[Any, ...], dict[str, int | str]] = {}
+    for spec in specs:
+        dtype = getattr(spec, "dtype", None)
+        dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+        key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), dtype)
+        counted[key] = counted.get(key, 0) + 1
+        layouts.setdefault(key, layout(spec))
+    return [
+        {
+            "type": type_name,
+            "layers": layers,
+            "block_size": block_size,
+            "page_size_bytes": page_size,
+            "bytes_per_token": _per_token(type_name, layers * page_size, block_size),
+            "dtype": dtype,
+            "layout": layouts[type_name, block_size, page_size, dtype],
+        }
+        for (type_name, block_size, page_size, dtype), layers in counted.items()
+    ]
+
+
+#: Attributes of the engine's specs that a page and the blocks of a request are made of.
+_LAYOUT = (
+    "num_kv_heads",
+    "head_size",
+    "head_size_v",
+    "sliding_window",
+    "attention_chunk_size",
+    "extra_retained_tokens",
+    "page_size_padded",
+    "cache_dtype_str",
+    "compress_ratio",
+    "model_version",
+    "num_speculative_blocks",
+    # of vllm-ascend's latent attention
+    "scale_dim",
+    "cache_sparse_sfa_c8",
+    "cache_sparse_li_c8",
+    "sfa_dcp_replicated_indexer_size",
+)
+
+
+def layout(spec: Any) -> dict[str, int | str]:
+    """Return the numbers and words of a spec from which a page can be recomputed."""
+    found: dict[str, int | str] = {
+        name: value
+        for name in _LAYOUT
+        if isinstance(value := getattr(spec, name, None), (int, str))
+    }
+    size = getattr(getattr(spec, "dtype", None), "itemsize", None)
+    if isinstance(size, int):
+        found["dtype_bytes"] = size
+    mode = getattr(spec, "kv_quant_mode", None)
+    if isinstance(mode, int):  # an enumeration
+        found["kv_quant_mode"] = int(mode)
+    sizes = [getattr(dtype, "itemsize", None) for dtype in getattr(spec, "dtypes", None) or ()]
+    shapes = getattr(spec, "shapes", None) or ()
+    if sizes and None not in sizes and len(sizes) == len(shapes):
+        found["state_bytes"] = sum(
+            math.prod(s) * size for s, size in zip(shapes, sizes, strict=True) if size
+        )
+    return found
+
+
+def bytes_per_token(groups: Sequence[Group]) -> int | float | None:
+    """Return the bytes per token over all layers; None where a layer's state does not grow."""
+    values = [value for group in groups if (value := group["bytes_per_token"]) is not None]
+    return sum(values) if groups and len(values) == len(groups) else None
+
+
+def max_concurrency(vllm_config: Any, config: Any) -> float | None:
+    """Return the requests of full length that fit, by the engine's own (pure) function."""
+    module = sys.modules.get("vllm.v1.core.kv_cache_utils")
+    compute = getattr(module, "get_max_concurrency_for_kv_cache_config", None)
+    if compute is None or not config.kv_cache_groups:
+        return None
+    return float(compute(vllm_config, config))
+
+
+def _per_token(type_name: str, bytes_per_block: int, block_size: int) -> int | float | None:
+    if "Mamba" in type_name or block_size <= 0:
+        return None
+    whole, rest = divmod(bytes_per_block, block_size)
+    return bytes_per_block / block_size if rest else whole

@@ -1,0 +1,224 @@
+"""The hooks of one process: rows enter, wrapped functions leave; a call runs its row's halves.
+
+Made by the plugin. The recorder holds what is known of the process; the observer binds, runs and
+judges the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vllm_memprof.capture import verdicts
+from vllm_memprof.capture.binder import Binder
+from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
+from vllm_memprof.capture.hooks.table import rows_in_force
+from vllm_memprof.capture.probe import detect_backend
+from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.record.schema import ENV_STRICT
+
+#: A child of vLLM's logger: its level, format and process prefix apply.
+_LOGGER = logging.getLogger("vllm.memprof")
+
+
+class Observer:
+    """The hooks of one process.
+
+    Args:
+        recorder: records what the actions read.
+        hooks: rows in force.
+    """
+
+    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...]) -> None:
+        self.recorder = recorder
+        self.hooks = hooks
+        self.strict = os.environ.get(ENV_STRICT) == "1"
+        self.binder = Binder(hooks, self.wrap, recorder.error)
+        self.reported: dict[str, str] = {}  # hook id -> last state written
+        recorder.hooks = self
+
+    def wrap(self, hook: Hook, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the wrapper of a row: same signature, same result, same exceptions."""
+        if hook.kind == "async":
+
+            @functools.wraps(function)
+            async def memprof_async(*args: Any, **kwargs: Any) -> Any:
+                with _Observed(self, Call(hook, function.__name__, args, kwargs)) as call:
+                    call.result = await function(*args, **kwargs)
+                return call.result
+
+            return memprof_async
+        if hook.kind == "context":
+
+            @functools.wraps(function)
+            @contextmanager
+            def memprof_context(*args: Any, **kwargs: Any) -> Iterator[Any]:
+                call = Call(hook, function.__name__, args, kwargs)
+                with _Observed(self, call), function(*args, **kwargs) as call.result:
+                    yield call.result
+
+            return memprof_context
+
+        @functools.wraps(function)
+        def memprof_wrapper(*args: Any, **kwargs: Any) -> Any:
+            with _Observed(self, Call(hook, function.__name__, args, kwargs)) as call:
+                call.result = function(*args, **kwargs)
+            return call.result
+
+        return memprof_wrapper
+
+    def run(self, half: Half | None, call: Call) -> None:
+        """Run one half of a row; if it fails, record that once and never run this row again."""
+        if half is None or call.hook.id in self.recorder.failed:
+            return
+        try:
+            half(self.recorder, call)
+        except (StopAfterPlan, StrictFailure):
+            raise
+        except Exception as error:
+            self.recorder.failed.add(call.hook.id)
+            self.recorder.error(f"hook {call.hook.id}", error)
+            text = (
+                f"memprof: hook {call.hook.id} failed and is off: {type(error).__name__}: {error}"
+            )
+            _LOGGER.warning("%s", text)
+
+    def bind_instance(self, instance: object | None) -> None:
+        """Bind what the class really used overrides, and what appeared since."""
+        self.binder.bind_pending()
+        if instance is not None:
+            self.binder.bind_overrides(instance)
+
+    def bind_model(self, runner: object | None) -> None:
+        """Bind what is hooked on the model, below whatever the runner has wrapped around it."""
+        get_model = getattr(runner, "get_model", None)
+        model = getattr(runner, "model", None) if get_model is None else get_model()
+        if model is not None:
+            self.binder.bind_live("<loaded>:model.load_weights", model)
+
+    def release(self, moment: str) -> None:
+        """Take off the rows that are only wanted until this moment."""
+        self.binder.release(moment)
+
+    def self_check(self, moment: str) -> None:
+        """Judge the rows that are due, write the changes, in strict mode fail on a required row.
+
+        Raises:
+            StrictFailure: MEMPROF_STRICT is set and a required hook is not bound.
+        """
+        recorder = self.recorder
+        self.binder.check()
+        judged = [
+            verdicts.judge(
+                hook,
+                self.binder.of(hook),
+                calls=recorder.calls.get(hook.id, 0),
+                due=moment == hook.due or self.reported.get(hook.id) == "never_called",
+                failed=hook.id in recorder.failed,
+            )
+            for hook in self.hooks
+            if hook.role in recorder.roles
+        ]
+        for verdict in judged:
+            if self.reported.get(verdict.hook.id) != verdict.state:
+                self.reported[verdict.hook.id] = verdict.state
+                recorder.emit("hook", **verdict.to_event())
+        summary, failing = verdicts.summarise(judged)
+        engine_follows = moment == MODEL_READY and "engine_core" in recorder.roles
+        if moment in verdicts.REPORTED_AT and not engine_follows:
+            _LOGGER.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
+        if self.strict and failing and moment in verdicts.REPORTED_AT:
+            raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
+
+    def observe_oom(self) -> None:
+        """Attach to failed allocations (torch_npu only); the callback reads counters only."""
+        torch_npu = sys.modules.get("torch_npu")
+        attach = getattr(getattr(torch_npu, "_C", None), "_npu_attach_out_of_memory_observer", None)
+        if attach is not None and not self.recorder.notes.oom_observed:
+            self.recorder.notes.oom_observed = True
+            attach(self._on_oom)
+
+    def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
+        try:
+            detail: dict[str, object] = {
+                "device": device,
+                "requested_bytes": requested,
+                "device_total_bytes": total,
+                "device_free_bytes": free,
+            }
+            counters = self.recorder.probe.counters_only()
+            self.recorder.mark("oom", "oom.observer", counters, detail)
+        except Exception as error:
+            self.recorder.error("oom observer", error)
+
+    def after_fork(self) -> None:
+        self.recorder.after_fork()
+        self.reported.clear()
+
+
+class _Observed:
+    """Runs a row's halves around the engine's call.
+
+    A class: a generator would cost each collective a microsecond.
+    """
+
+    __slots__ = ("_call", "_observer")
+
+    def __init__(self, observer: Observer, call: Call) -> None:
+        self._observer, self._call = observer, call
+
+    def __enter__(self) -> Call:
+        hook, calls = self._call.hook, self._observer.recorder.calls
+        calls[hook.id] = calls.get(hook.id, 0) + 1
+        self._observer.run(hook.enter, self._call)
+        return self._call
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.error = error
+        self._observer.run(self._call.hook.leave, self._call)
+
+
+def start(run_dir: str) -> Recorder:
+    """Record this process into a run folder."""
+    recorder = Recorder(Path(run_dir))
+    recorder.probe.backend = detect_backend()
+    recorder.roles.update(roles_by_stack())
+    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
+    observer = Observer(recorder, rows_in_force(recorder.probe.backend_name, version))
+    observer.binder.install()
+    os.register_at_fork(after_in_child=observer.after_fork)
+    return recorder
+
+
+#: Module whose function is calling the plugin -> role of this process.
+_ROLE_BY_CALLER = {
+    "vllm.engine.arg_utils": "api",
+    "vllm.v1.engine.core": "engine_core",
+    "vllm.v1.worker.worker_base": "worker",
+}
+
+
+def roles_by_stack() -> set[str]:
+    """Return the role of this process by the module that loads plugins in it, if known.
+
+    Forked children learn theirs from later calls.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        role = _ROLE_BY_CALLER.get(frame.f_globals.get("__name__", ""))
+        if role is not None:
+            return {role}
+        frame = frame.f_back  # type: ignore[assignment]
+    return set()

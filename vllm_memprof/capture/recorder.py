@@ -1,0 +1,221 @@
+"""The recorder of one engine process: its role, its open phases, the engine's figures, its events.
+
+One object per process, made by the plugin. Phases nest per thread: an event's ``parent`` is the
+phase that encloses it in the same thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_memprof.capture.probe import Probe
+from vllm_memprof.capture.snapshot import Snapshot, with_later
+from vllm_memprof.capture.writer import EventWriter
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_STOP_AFTER, FIGURES
+
+#: From the least to the most telling: a process that is several of these is named by the last one.
+#: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
+_ROLE_ORDER = ("unknown", "api", "engine_core", "worker")
+
+
+@dataclass
+class OpenPhase:
+    """A phase under way. ``detail`` may be completed until it ends."""
+
+    id: int
+    phase: str
+    hook: str
+    parent: int | None
+    detail: dict[str, object] = field(default_factory=dict)
+    before: Snapshot = field(default_factory=Snapshot)
+
+
+@dataclass
+class LatePhase:
+    """A phase whose work is queued: its call returned before its non-torch bytes appeared."""
+
+    opened: OpenPhase
+    after: Snapshot  # when the call returned
+
+
+@dataclass
+class Notes:
+    """Facts about this process that one hook leaves for another."""
+
+    label: str | None = None  # of the rank, e.g. "TP0"
+    worker: weakref.ref[Any] | None = None  # its life is not prolonged by it
+    serving: bool = False  # the worker is warm
+    model_ready: bool = False  # announced
+    oom_observed: bool = False  # the allocator tells of failed allocations
+    profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
+    mm_profile: OpenPhase | None = None
+    weight_update: OpenPhase | None = None
+    graphs_before: int | None = None  # graphs captured before the capture under way
+    captured_bytes: int | None = None  # measured by the inherited capture_model
+    own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
+    groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
+    awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
+
+
+class HooksInForce(Protocol):
+    """The part of the observer that an action may call (see observer.py)."""
+
+    def bind_instance(self, instance: object | None) -> None: ...
+    def bind_model(self, runner: object | None) -> None: ...
+    def release(self, moment: str) -> None: ...
+    def self_check(self, moment: str) -> None: ...
+    def observe_oom(self) -> None: ...
+
+
+class Recorder:
+    """Records one process.
+
+    Args:
+        run_dir: the run folder.
+    """
+
+    hooks: HooksInForce  # set by the observer
+
+    def __init__(self, run_dir: Path) -> None:
+        self.writer = EventWriter(run_dir)
+        self.probe = Probe()
+        self.stop_after = os.environ.get(ENV_STOP_AFTER)
+        self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")) - {""}
+        self._last_id = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.roles: set[str] = set()
+        self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
+        self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
+        self.failed: set[str] = set()  # hooks that raised and are out of the way
+        self.notes = Notes()
+        self.late: list[LatePhase] = []
+        self._id_lock = threading.Lock()
+        self._stacks = threading.local()
+
+    def after_fork(self) -> None:
+        """Become the child: nothing of the parent's record, roles or phases is its own."""
+        self.writer.after_fork()
+        self.probe.reset()
+        self._forget()
+
+    @property
+    def role(self) -> str:
+        return max(self.roles, key=_ROLE_ORDER.index, default="unknown")
+
+    def emit(self, kind: str, **fields: object) -> None:
+        self.writer.emit(kind, fields, self.role)
+
+    def error(self, where: str, error: BaseException) -> None:
+        self.emit("error", where=where, message=f"{type(error).__name__}: {error}")
+
+    def emit_figures(self, source: str) -> None:
+        """Write every figure of the engine known so far."""
+        self.emit("figures", source=source, values=dict(self.figures))
+
+    @property
+    def stack(self) -> list[OpenPhase]:
+        """Open phases of the calling thread, outermost first."""
+        if not hasattr(self._stacks, "phases"):
+            self._stacks.phases = []
+        phases: list[OpenPhase] = self._stacks.phases
+        return phases
+
+    def is_open(self, phase: str) -> bool:
+        return any(open_phase.phase == phase for open_phase in self.stack)
+
+    def begin(
+        self,
+        phase: str,
+        hook: str,
+        detail: dict[str, object] | None = None,
+        workspace: bool = True,
+        unread: str | None = None,
+    ) -> OpenPhase:
+        """Open a phase with a snapshot.
+
+        Args:
+            phase: phase id.
+            hook: id of the row that marks it.
+            detail: facts beside the snapshot.
+            workspace: for start-up edges, see Probe.snapshot.
+            unread: why the device must not be read yet; the snapshot then has host figures only.
+        """
+        self.settle(force=True)
+        parent = self.stack[-1].id if self.stack else None
+        opened = OpenPhase(self._new_id(), phase, hook, parent, dict(detail or {}))
+        opened.before, reason = (
+            (self.probe.host_only(), unread) if unread else self.probe.snapshot(workspace)
+        )
+        self._emit_edge(opened, "before", opened.before, reason)
+        self.stack.append(opened)
+        return opened
+
+    def end(
+        self, opened: OpenPhase, error: BaseException | None = None, workspace: bool = True
+    ) -> None:
+        """Close a phase, and those that were left open inside it."""
+        self.settle(force=True)
+        while any(open_phase is opened for open_phase in self.stack):
+            self._emit_edge(self.stack.pop(), "after", *self.probe.snapshot(workspace), error=error)
+
+    def end_queued(self, opened: OpenPhase) -> None:
+        """Close a phase whose call only queued its work, as soon as its non-torch bytes are there.
+
+        Waiting for the device would change what is measured. So the allocator's counters are those
+        of the call's return, and free and non-torch are read again at later calls, at the next
+        phase edge at the latest.
+        """
+        self.stack.remove(opened)
+        snapshot, _ = self.probe.snapshot(workspace=True)
+        self.late.append(LatePhase(opened, snapshot))
+        self.settle()
+
+    def settle(self, force: bool = False) -> None:
+        """Close late phases whose bytes have appeared; all of them when forced."""
+        if not self.late:
+            return
+        seen = None if force else self.probe.snapshot(owners=False)[0]["non_torch_bytes"]
+        due = [late for late in self.late if force or seen != late.opened.before["non_torch_bytes"]]
+        if due:
+            now, reason = self.probe.snapshot(workspace=True)  # one reading for all that are due
+            for late in due:
+                self.late.remove(late)
+                waited_ns = now["t_ns"] - late.after["t_ns"]
+                late.opened.detail["non_torch_read_after_seconds"] = waited_ns / 1e9
+                self._emit_edge(late.opened, "after", with_later(late.after, now), reason)
+                now.pop("read_again", None)  # said once, by the first of them
+
+    def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> None:
+        """Record a phase that is a moment: one after edge with the snapshot given."""
+        parent = self.stack[-1].id if self.stack else None
+        self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook,
+                  snapshot=snapshot, error=None, detail=detail)  # fmt: skip
+
+    def _emit_edge(
+        self,
+        opened: OpenPhase,
+        edge: str,
+        snapshot: Snapshot,
+        reason: str | None,
+        error: BaseException | None = None,
+    ) -> None:
+        for what, why in self.probe.unread:
+            self.emit("unread", what=what, reason=why)
+        self.probe.unread.clear()
+        detail = opened.detail | ({} if reason is None else {"snapshot_reason": reason})
+        message = None if error is None else f"{type(error).__name__}: {error}"
+        self.emit("phase", phase=opened.phase, edge=edge, id=opened.id, parent=opened.parent,
+                  hook=opened.hook, snapshot=snapshot, error=message,
+                  detail=detail or None)  # fmt: skip
+
+    def _new_id(self) -> int:
+        with self._id_lock:
+            self._last_id += 1
+            return self._last_id

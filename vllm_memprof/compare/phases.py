@@ -1,0 +1,118 @@
+"""Two ranks side by side: the phases of their start-ups, and the owners of their devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import fsum
+
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.spans import AFTER, DeviceMemory, Span, device_after
+
+#: Snapshot fields that are compared after each phase.
+FIELDS = (
+    "reserved_bytes",
+    "allocated_peak_bytes",
+    "allocated_bytes",
+    "non_torch_bytes",
+    "device_free_bytes",
+)
+#: After which phases the device is compared by owner: where the budget is settled, and with the KV
+#: cache in place. Of each the first that both ranks reached.
+_AFTER_PHASES = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))
+
+
+@dataclass(frozen=True)
+class PhaseDiff:
+    """A phase in two runs.
+
+    Passages of the same name within the same phase are one; their last reading counts.
+    """
+
+    path: tuple[str, ...]  # from the outermost phase inwards
+    a_count: int  # passages
+    b_count: int
+    a_seconds: float | None
+    b_seconds: float | None
+    a: Snapshot | None  # after it
+    b: Snapshot | None
+
+    def values(self, name: str) -> tuple[int | None, int | None]:
+        return (
+            None if self.a is None else getattr(self.a, name),
+            None if self.b is None else getattr(self.b, name),
+        )
+
+
+@dataclass(frozen=True)
+class OwnerDiff:
+    """One owner of device memory after the same phase of two runs, bytes."""
+
+    phase: str
+    edge: str
+    component: str
+    a: int | None
+    b: int | None
+
+
+def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
+    """Return phases in the order of A; those of B alone after the one that they follow there."""
+    left, right = _passages(a.phases), _passages(b.phases)
+    paths = list(left)
+    place = 0
+    for path in right:
+        if path not in left:
+            paths.insert(place, path)
+        place = paths.index(path) + 1
+    found = []
+    for path in paths:
+        rows = left.get(path, []), right.get(path, [])
+        seconds = [[row.seconds for row in side if row.seconds is not None] for side in rows]
+        found.append(
+            PhaseDiff(
+                path,
+                len(rows[0]),
+                len(rows[1]),
+                *(fsum(known) if known else None for known in seconds),  # alike on every Python
+                *(side[-1].after if side else None for side in rows),
+            )
+        )
+    return found
+
+
+def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
+    paths: dict[int, tuple[str, ...]] = {}
+    found: dict[tuple[str, ...], list[Span]] = {}
+    for row in rows:
+        parent = () if row.parent is None else paths.get(row.parent, ())
+        group = row.detail.get("group") if row.phase == "communicator" else None
+        paths[row.order] = (
+            *parent,
+            row.phase if group in (None, "undefined") else f"{row.phase} {group}",
+        )
+        found.setdefault(paths[row.order], []).append(row)
+    return found
+
+
+def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
+    """Return owners after the phases that both ranks reached.
+
+    The remainder is the owner ``unaccounted``, so that each phase adds up.
+    """
+    found = []
+    for phases in _AFTER_PHASES:
+        for phase in phases:
+            left, right = device_after(a.phases, phase), device_after(b.phases, phase)
+            if left is not None and right is not None:
+                sizes_a, sizes_b = _by_owner(left), _by_owner(right)
+                found += [
+                    OwnerDiff(phase, AFTER, name, sizes_a.get(name), sizes_b.get(name))
+                    for name in dict.fromkeys([*sizes_a, *sizes_b])
+                ]
+                break
+    return found
+
+
+def _by_owner(memory: DeviceMemory) -> dict[str, int | None]:
+    found: dict[str, int | None] = {row.component: row.bytes for row in memory.rows}
+    return {**found, "unaccounted": memory.unaccounted_bytes}

@@ -1,0 +1,198 @@
+"""The engine without a server: ``python -m vllm_memprof.engines.vllm.driver {offline|plan} ...``.
+
+Runs under the engine's interpreter. The engine's arguments go through vLLM's own parser, so that
+any of them works and a wrong one gets vLLM's own message. ``plan`` is configured as ``vllm serve``
+would be (the same defaults for batch sizes), with the engine core in this process, and ends when
+the KV plan is known; ``offline`` is ``vllm.LLM``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import inspect
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.engines.vllm.model_inspection import in_a_fork
+from vllm_memprof.engines.vllm.prompts import PromptError, Row, load_requests
+from vllm_memprof.engines.vllm.rank_choice import MODES, RankError
+from vllm_memprof.record.schema import ENV_STOP_AFTER
+
+#: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
+#: shutdown phase.
+_SHUTDOWN_TIMEOUT_S = 30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one mode; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    cut = given.index("--") if "--" in given else len(given)
+    own, engine_args = given[:cut], given[cut + 1 :]
+    options = _parser().parse_args(own)
+    try:
+        if options.mode == "plan":
+            return run_plan(options, engine_args)
+        return run_offline(options, engine_args)
+    except (PromptError, RankError) as error:  # a wrong argument of the driver itself
+        print(f"memprof {options.mode}: {error}", file=sys.stderr)
+        return 2
+
+
+def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
+    """Bring the engine up to its KV plan and stop.
+
+    The engine core runs in this process: the workers, and with them every figure, are the same as
+    behind a server, but no front end, tokenizer or second engine process has to start.
+    """
+    os.environ[ENV_STOP_AFTER] = "kv_plan"
+    with _without_collecting():
+        args = _parse_engine_args("plan", options.model, engine_args, server=True)
+
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+
+        from vllm_memprof.engines.vllm import kv_plan_run
+
+        with in_a_fork():
+            vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
+                UsageContext.OPENAI_API_SERVER
+            )
+    return kv_plan_run.run(vllm_config, options.ranks, options.rank, options.devices)
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Skip the garbage collector while the engine is imported: two seconds of ten."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
+    """Serve prompts one after the other in this process and shut the engine down in good order."""
+    requests = load_requests(options.prompts, options.prompt, options.images)
+    sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
+    with _without_collecting():
+        args = _parse_engine_args(
+            "offline", options.model, [*sleep_mode, *engine_args], server=False
+        )
+
+        from vllm.engine.arg_utils import EngineArgs
+
+        from vllm import LLM, SamplingParams
+
+    llm = LLM(**vars(EngineArgs.from_cli_args(args)))
+    sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
+    try:
+        for number, request in enumerate(requests, start=1):
+            started = time.perf_counter()
+            [output] = _generate(llm, request, sampling)
+            seconds = time.perf_counter() - started
+            print(
+                f"request {number}/{len(requests)}: "
+                f"{len(output.prompt_token_ids or ())} prompt tokens, "
+                f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
+                flush=True,
+            )
+        for number in range(1, options.sleep_cycles + 1):
+            started = time.perf_counter()
+            llm.sleep(level=1)
+            llm.wake_up()
+            seconds = time.perf_counter() - started
+            _generate(llm, requests[0], sampling)
+            print(f"sleep cycle {number}/{options.sleep_cycles}: {seconds:.2f} s", flush=True)
+    finally:
+        core = llm.llm_engine.engine_core  # a release without a timeout waits for some seconds
+        timed = "timeout" in inspect.signature(core.shutdown).parameters
+        core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_memprof.engines.vllm.driver",
+        description="Run the engine without a server. Arguments after -- are vLLM's.",
+        allow_abbrev=False,
+    )
+    modes = parser.add_subparsers(dest="mode", required=True)
+    plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
+    offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
+    plan.add_argument(
+        "--ranks", choices=MODES, default="all", help="which ranks to run (default all)"
+    )
+    plan.add_argument("--rank", type=int, help="the rank of --ranks one (default 0)")
+    plan.add_argument(
+        "--devices", type=int, help="devices of the simulated machine; without it every rank is run"
+    )
+    for mode in (plan, offline):
+        mode.add_argument("--model", required=True, help="model folder or hub name")
+    offline.add_argument(
+        "--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}"
+    )
+    offline.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
+    offline.add_argument("--images", type=Path, help="folder of images")
+    offline.add_argument(
+        "--max-tokens", type=int, default=16, help="output tokens per request (default 16)"
+    )
+    offline.add_argument(
+        "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
+    )
+    return parser
+
+
+def _parse_engine_args(
+    mode: str, model: str, engine_args: list[str], server: bool
+) -> argparse.Namespace:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser(prog=f"memprof {mode}")
+    if server:  # so that the arguments of a vllm serve command can be planned unchanged
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+        parser = make_arg_parser(parser)
+    else:
+        parser = EngineArgs.add_cli_args(parser)
+    args: argparse.Namespace = parser.parse_args(["--model", model, *engine_args])
+    _renew_thread_pool_in_children()
+    return args
+
+
+def _renew_thread_pool_in_children() -> None:
+    """Let forked engine processes start with a thread pool of their own.
+
+    ``LLM`` forks its processes by default. They inherit torch's pool without its threads; torch
+    renews it at the first use, without a lock, and in torch 2.10 two threads that do so at once end
+    the process ("Invalid thread pool"). Renewing it before there is a second thread leaves nothing
+    to race for. Asking for the number of threads that is already set changes nothing else.
+    (caffe2/utils/threadpool/pthreadpool-cpp.cc)
+    """
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
+
+
+def _generate(llm: Any, request: Row, sampling: Any) -> Any:
+    if "messages" in request:
+        return llm.chat(request["messages"], sampling, use_tqdm=False)
+    return llm.generate([request["prompt"]], sampling, use_tqdm=False)
+
+
+if __name__ == "__main__":
+    status = main()
+    if (
+        "vllm_memprof.engines.vllm.absent_peers" in sys.modules
+    ):  # no peer waits for it; taking a model down takes seconds
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -1,0 +1,211 @@
+"""A run that ends at the KV plan: one engine core per data-parallel replica.
+
+Imports vLLM where it starts an engine; runs in the driver's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from vllm_memprof.capture import plugin
+from vllm_memprof.capture.hook import StopAfterPlan
+from vllm_memprof.engines.vllm.rank_choice import (
+    Choice,
+    RankFailure,
+    Replica,
+    World,
+    choose,
+    layer_kinds,
+)
+
+
+def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:
+    """Plan the ranks that were asked for; returns the exit status.
+
+    Args:
+        vllm_config: the engine's configuration, as a server's would be.
+        mode: one of ``rank_choice.MODES``.
+        rank: the rank of mode ``one``.
+        devices: devices of the simulated machine, None on real hardware.
+
+    Raises:
+        RankError: these ranks cannot be run.
+    """
+    choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
+    if plugin.RECORDER is not None:
+        if len(choice.replicas) == 1:  # the engine core will be in this process
+            plugin.RECORDER.roles.add("engine_core")
+        plugin.RECORDER.emit("ranks", **choice.to_event())
+    try:
+        if len(choice.replicas) == 1:
+            return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
+        return _plan_replicas(vllm_config, choice, devices)
+    except RankFailure as failure:
+        print(f"memprof plan: {failure}", file=sys.stderr)
+        return 1
+
+
+def world_of(vllm_config: Any) -> World:
+    """Return the sizes of a run, from the engine's configuration."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    pipeline = int(parallel.pipeline_parallel_size)
+    experts = None
+    if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
+        experts = int(model.get_num_experts()) or None
+    stages: tuple[tuple[str, ...], ...] = ()
+    if pipeline > 1:
+        from vllm.distributed.utils import get_pp_indices
+
+        count = int(model.hf_text_config.num_hidden_layers)
+        kinds = layer_kinds(model.hf_text_config, count)
+        bounds = (get_pp_indices(count, stage, pipeline) for stage in range(pipeline))
+        stages = tuple(kinds[start:end] for start, end in bounds)
+    return World(
+        tensor=int(parallel.tensor_parallel_size),
+        pipeline=pipeline,
+        prefill_context=int(getattr(parallel, "prefill_context_parallel_size", 1) or 1),
+        data=int(parallel.data_parallel_size),
+        stages=stages,
+        experts=experts,
+    )
+
+
+def is_moe(vllm_config: Any) -> bool:
+    """Return True if the model has experts: its data-parallel replicas then work in step."""
+    model = vllm_config.model_config
+    known = getattr(model, "is_moe", None)
+    return bool(model.get_num_experts() > 0 if known is None else known)
+
+
+def free_host_bytes(
+    proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Return the host memory in bytes that this container's processes may take; None: unknown.
+
+    The smaller of the kernel's MemAvailable and what the cgroup's limit leaves, file cache that can
+    be dropped counted as free.
+    """
+    found = []
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        found.append(_numbers(proc / "meminfo")["MemAvailable:"] << 10)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        limit = int((cgroup / "memory.max").read_text())  # "max": no limit
+        used = (
+            int((cgroup / "memory.current").read_text())
+            - _numbers(cgroup / "memory.stat")["inactive_file"]
+        )
+        found.append(limit - used)
+    return min(found, default=None)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    return {
+        words[0]: int(words[1])
+        for words in map(str.split, path.read_text().splitlines())
+        if len(words) > 1
+    }
+
+
+def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> int:
+    """One engine core in this process."""
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from vllm_memprof.engines.vllm import one_rank_executor
+
+    data_parallel = choice.world.data > 1
+    executor = Executor.get_class(vllm_config)
+    if choice.mode != "all":
+
+        def on_crowd(device: int) -> None:
+            if plugin.RECORDER is not None and devices:
+                apart = choice.with_fuller_devices(device, devices)
+                plugin.RECORDER.emit("ranks", **apart.to_event())
+
+        executor = one_rank_executor.make_executor(replica, devices, on_crowd)
+    elif executor is UniProcExecutor:
+        executor = one_rank_executor.PlanExecutor
+    if data_parallel:
+        _become_replica(vllm_config, replica.index)
+    try:
+        core = EngineCore(vllm_config, executor, log_stats=False)
+    except StopAfterPlan:
+        return 0
+    core.shutdown()
+    print(
+        "memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _become_replica(vllm_config: Any, index: int) -> None:
+    """Set what ``EngineCoreProc.run_engine_core`` sets for a data-parallel rank. (vllm 0.23.0)
+
+    (vllm 0.23.0, EngineCoreProc.run_engine_core)
+
+    The group over which its cores agree when to step is left out: it lives on the host and is not
+    used before the first request.
+    """
+    parallel = vllm_config.parallel_config
+    multiprocessing.current_process().name = f"EngineCore_DP{index}"
+    parallel.data_parallel_rank_local = index
+    if hasattr(parallel, "data_parallel_index"):
+        parallel.data_parallel_index = index
+    if is_moe(vllm_config) or not hasattr(parallel, "data_parallel_index"):
+        parallel.data_parallel_rank = index
+    else:
+        parallel.data_parallel_size = parallel.data_parallel_size_local = 1
+        parallel.data_parallel_rank = 0
+
+
+def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int:
+    """Start one process per replica: together where all ranks are run, else one after the other."""
+    from vllm.v1.engine import utils
+
+    # As vLLM's launcher shares the devices out. (vllm/v1/engine/utils.py)
+    own_devices = getattr(utils, "set_device_control_env_var", None)
+    context = multiprocessing.get_context("fork")
+    children = []
+    for replica in choice.replicas:
+        child = context.Process(
+            target=_replica_process,
+            args=(vllm_config, choice, replica, devices),
+            name=f"EngineCore_DP{replica.index}",
+        )
+        devices_of: Any = contextlib.nullcontext()
+        if choice.mode == "all" and own_devices is not None:
+            devices_of = own_devices(vllm_config, replica.index)
+        with devices_of:
+            child.start()
+        children.append(child)
+        if choice.mode != "all":
+            child.join()
+    for child in children:
+        child.join()
+    failed = [child for child in children if child.exitcode]
+    if failed:
+        raise RankFailure(
+            f"{failed[0].name} ended with status {failed[0].exitcode}; its error is in engine.log"
+        )
+    return 0
+
+
+def _replica_process(
+    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None
+) -> None:
+    try:
+        status = _plan_replica(vllm_config, choice, replica, devices)
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

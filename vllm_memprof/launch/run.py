@@ -1,0 +1,421 @@
+"""One run from start to end: starts the engine, watches it, ends it, and writes ``run.json`` before
+and after.
+
+Runs in the launcher's main thread (signal handlers). The clock is CLOCK_MONOTONIC, the same as in
+the events; the time of day is asked for dates alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from vllm_memprof.launch.advice import advise
+from vllm_memprof.launch.engine import EngineProcess
+from vllm_memprof.launch.folder import write_run_info
+from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
+from vllm_memprof.launch.signals import catch_signals, signal_name
+from vllm_memprof.launch.verdict import (
+    Seen,
+    Verdict,
+    describe_death,
+    describe_stuck,
+    find_culprit,
+    judge,
+)
+from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
+from vllm_memprof.record import oom_files
+from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.schema import ENGINE_LOG, PlannedRanks, RunInfo
+from vllm_memprof.record.tail import EventTail
+
+_TICK_S = 0.1
+_TICK_SERVING_S = 0.5  # hours of it; signals are handled at once all the same
+_WALK_S = 1.0  # between two walks of the process tree; it costs a read of all of /proc
+_WALK_READY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds of each stage of an ending.
+
+    The sum of the stages after a death stays well under 30.
+    """
+
+    after_death_s: float = 8.0  # for the engine to notice that it lost a process
+    after_error_s: float = 20.0  # of silence after the engine said that it failed: it may hang
+    after_vanishing_s: float = 15.0  # the same when it may have been the orderly end of a run
+    before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
+    before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
+    after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
+    after_main_exit_s: float = 5.0  # for children of a main process that has ended
+    after_term_s: float = 6.0
+    after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
+
+
+class View(Protocol):
+    """Shows the progress of a run to the user; see ``launch.live``."""
+
+    def update(self, progress: EngineProgress, last_line: str = "") -> None: ...
+    def output(self, chunk: bytes) -> None: ...
+    def note(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Job:
+    """Everything that is decided before the engine starts."""
+
+    info: RunInfo  # secrets redacted
+    run_dir: Path
+    command: list[str]
+    env: Mapping[str, str]
+    startup_timeout_s: float
+    shutdown_timeout_s: float = 0.0  # what the engine was told to take for a graceful shutdown
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    info: RunInfo
+    verdict: Verdict
+    ready: bool
+    log_tail: list[str]
+    left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
+
+
+def run_engine(job: Job, view: View, on_ready: Callable[[RunInfo], None] | None = None) -> Outcome:
+    """Run the engine to its end.
+
+    Args:
+        job: what to start.
+        view: what shows the progress.
+        on_ready: called once when the engine is ready, with ``run.json`` up to date; it may take a
+            second.
+
+    Raises:
+        LaunchError: the engine could not be started at all; ``run.json`` says so.
+    """
+    return _EngineRun(job, view, on_ready).run()
+
+
+class _EngineRun:
+    """One run: the loop over events, processes and signals, and what is known so far."""
+
+    def __init__(self, job: Job, view: View, on_ready: Callable[[RunInfo], None] | None) -> None:
+        self._job = job
+        self._view = view
+        self._on_ready = on_ready
+        self._progress = EngineProgress()
+        self._tail = EventTail(job.run_dir)
+        self._info = job.info
+        self._seen = Seen(mode=job.info.mode, engine_code=None)
+        self._ending: Ending | None = None
+        self._signals: list[int] = []
+        self._wake = threading.Event()
+        self._watched_files: set[str] = set()
+        self._next_walk_s = 0.0
+        self._last_event_s = time.monotonic()
+        self._late_note: tuple[float, str] | None = None  # when, what
+        self._host = socket.gethostname()
+        self._started_s = time.time()  # since the epoch, as files are dated
+
+    def run(self) -> Outcome:
+        self._info.start_t_ns = time.monotonic_ns()
+        self._started_s = time.time()
+        self._info.started = _utc_now()
+        self._info.host = self._host
+        write_run_info(self._job.run_dir, self._info)
+        oom_kills = _host_oom_kills()
+        adopt_orphans()
+        with catch_signals(self._note_signal):
+            try:
+                engine = EngineProcess(
+                    self._job.command,
+                    self._job.env,
+                    self._job.run_dir / ENGINE_LOG,
+                    self._view.output,
+                )
+            except Exception as error:
+                self._finish(Verdict("failed", 1, str(error)))
+                raise
+            watch = ProcessWatch(engine.pid)
+            try:
+                left = self._supervise(engine, watch)
+            except Exception as error:
+                self._finish(
+                    Verdict("failed", 1, f"memprof itself failed: {type(error).__name__}: {error}")
+                )
+                raise
+            finally:
+                self._end_all(engine, watch)
+                watch.close()
+                self._fold_events()
+                self._view.update(self._progress)
+                self._view.close()
+            engine.pump.join(2.0)
+        self._note_readiness()  # it may have died in the moment in which it became ready
+        self._seen.engine_code = engine.poll()
+        self._seen.error_lines = engine.pump.error_lines()
+        self._seen.host_oom_kills = _host_oom_kills() - oom_kills
+        verdict = judge(self._seen, self._progress)
+        if left:
+            verdict = replace(verdict, exit_code=verdict.exit_code or 1)
+            self._info.notes.append(f"processes that could not be ended: {left}")
+        if engine.pump.log_error:
+            self._info.notes.append(engine.pump.log_error)
+        self._finish(verdict)
+        return Outcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
+
+    def _supervise(self, engine: EngineProcess, watch: ProcessWatch) -> list[int]:
+        """Wait until all processes of the engine are gone; return those that could not be ended."""
+        deadline_s = time.monotonic() + self._job.startup_timeout_s
+        killed_s: float | None = None
+        while True:
+            now_s = time.monotonic()
+            self._fold_events()
+            if self._note_readiness(engine) and self._ending is None:
+                self._become_ready()
+            self._watch_processes(watch, now_s)
+            self._handle_signals(engine, watch, now_s)
+            self._handle_deaths(engine, watch, now_s)
+            self._handle_silence(engine, watch, now_s)
+            code = engine.poll()
+            if (
+                not self._seen.ready
+                and self._ending is None
+                and code is None
+                and now_s > deadline_s
+            ):
+                self._seen.timed_out_s = self._job.startup_timeout_s
+                self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
+                cause = f"not ready within {self._job.startup_timeout_s:g} s"
+                self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
+            if code is not None:
+                watch.walk()
+                if not set(watch.living()) - {engine.pid}:
+                    return []
+                if self._ending is None:
+                    steps = self._force(engine, watch, self._job.patience.after_main_exit_s)
+                    self._ending = Ending(
+                        "the engine ended and left processes behind", steps, now_s
+                    )
+            if self._late_note is not None and now_s > self._late_note[0]:
+                self._view.note(self._late_note[1])
+                self._late_note = None
+            if self._ending is not None:
+                done = self._ending.advance(now_s)
+                if done:
+                    self._view.note(f"memprof: {self._ending.cause}: sent {done}")
+                if self._ending.exhausted:
+                    killed_s = killed_s or now_s
+                    if now_s - killed_s > self._job.patience.after_kill_s:
+                        return watch.living()
+            if self._info.mode != "serve" or not self._seen.ready or self._ending is not None:
+                self._view.update(self._progress, engine.pump.last_line)
+            serving = self._seen.ready and self._info.mode == "serve" and self._ending is None
+            self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
+            self._wake.clear()
+
+    def _fold_events(self) -> None:
+        for file, event in self._tail.poll():
+            self._progress.fold(file, event)
+            self._last_event_s = time.monotonic()
+
+    def _watch_processes(self, watch: ProcessWatch, now_s: float) -> None:
+        for process in self._progress.by_file.values():
+            if process.pid is not None and process.file not in self._watched_files:
+                self._watched_files.add(process.file)
+                if process.host in (None, self._host):  # other hosts have launchers of their own
+                    watch.track(process.pid, process.wall)
+        if now_s >= self._next_walk_s:
+            watch.walk()
+            self._next_walk_s = now_s + (_WALK_READY_S if self._seen.ready else _WALK_S)
+
+    def _handle_signals(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if self._ending is not None:
+                done = self._ending.hasten(now_s)
+                if done:
+                    self._view.note(f"memprof: sent {done}")
+                continue
+            self._seen.interrupted_by = number
+            self._seen.failed_before = (
+                self._progress.first_error is not None or engine.pump.fatal_line is not None
+            )
+            forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
+            engine.send_signal(forwarded)
+            self._view.note(
+                f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten"
+            )
+            patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
+            self._ending = Ending(
+                "the engine did not end", self._force(engine, watch, patience_s), now_s
+            )
+
+    def _handle_deaths(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        deaths = [
+            death
+            for death in watch.refresh()
+            if death.pid != engine.pid or death.signal is not None
+        ]
+        if self._ending is not None and self._seen.interrupted_by is not None:
+            return
+        self._seen.deaths += deaths
+        if self._ending is not None or not deaths:
+            return
+        culprit = find_culprit(deaths, self._progress)
+        if culprit is not None:
+            cause = describe_death(culprit, self._progress, self._seen.ready, self._info.mode)
+            patience = self._job.patience
+            unclear = self._seen.ready and self._info.mode != "serve" and culprit.signal is None
+            patience_s = patience.after_vanishing_s if unclear else patience.after_death_s
+            at_end = unclear and self._progress.shutdown_t_ns is not None
+            self._late_note = (
+                now_s + (patience.before_note_at_end_s if at_end else patience.before_note_s),
+                f"memprof: {cause}; the engine has {patience_s:g} s to end",
+            )
+            self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
+
+    def _handle_silence(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
+        failed = engine.pump.fatal_line or (not self._seen.ready and self._progress.first_error)
+        if not failed or self._ending is not None or engine.poll() is not None:
+            return
+        patience_s = self._job.patience.after_error_s
+        if (
+            now_s - self._last_event_s < patience_s
+            or now_s - engine.pump.last_output_s < patience_s
+        ):
+            return
+        self._seen.hung = True
+        cause = f"the engine failed and did nothing for {patience_s:g} s"
+        self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
+
+    def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
+        """Return True once: when the engine said that it is ready, by an event or in its log."""
+        by_log = engine is not None and engine.pump.application_ready
+        if self._seen.ready or not (self._progress.is_ready(self._info.mode) or by_log):
+            return False
+        self._seen.ready = True
+        self._seen.ready_t_ns = self._progress.ready_t_ns.get(
+            READY_WHAT[self._info.mode], time.monotonic_ns()
+        )
+        return True
+
+    def _become_ready(self) -> None:
+        if self._info.mode == "serve":
+            self._view.update(self._progress)
+            self._view.close()
+        self._adopt_facts()
+        write_run_info(self._job.run_dir, self._info)
+        if self._on_ready is not None:
+            self._on_ready(self._info)
+
+    def _force(self, engine: EngineProcess, watch: ProcessWatch, patience_s: float) -> list[Step]:
+        def send(number: int) -> Callable[[], None]:
+            def action() -> None:
+                watch.walk()
+                self._seen.forced_main |= engine.poll() is None
+                engine.signal_group(number)
+                watch.signal(_outside_group(watch.living(), engine), number)
+
+            return action
+
+        return [
+            Step(patience_s, "SIGTERM to all its processes", send(signal.SIGTERM)),
+            Step(
+                self._job.patience.after_term_s,
+                "SIGKILL to all its processes",
+                send(signal.SIGKILL),
+            ),
+        ]
+
+    def _end_all(self, engine: EngineProcess, watch: ProcessWatch) -> None:
+        """End every process of the engine that is left. Nothing is, after an orderly end."""
+        self._seen.forced = self._ending is not None and self._ending.forced
+        watch.walk()
+        survivors = watch.living()
+        if survivors or engine.poll() is None:
+            engine.signal_group(signal.SIGKILL)
+            watch.signal(_outside_group(survivors, engine), signal.SIGKILL)
+            limit_s = time.monotonic() + self._job.patience.after_kill_s
+            while (watch.living() or engine.poll() is None) and time.monotonic() < limit_s:
+                time.sleep(0.02)
+
+    def _adopt_facts(self) -> None:
+        """Take over what only the engine's processes know: versions, the device."""
+        self._info.versions = dict(
+            sorted({**self._info.versions, **self._progress.versions}.items())
+        )
+        versions = {
+            name.replace("-", "_"): version for name, version in self._info.versions.items()
+        }
+        for package, engine in (("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")):
+            if self._info.engine is None and package in versions:
+                self._info.engine, self._info.engine_version = engine, versions[package]
+        said = self._progress.ranks
+        self._info.ranks = None if said is None else from_json(PlannedRanks, said)
+        if self._progress.soc and not self._info.simulated:
+            self._info.device = self._progress.soc
+
+    def _finish(self, verdict: Verdict) -> None:
+        self._adopt_facts()
+        assert self._info.start_t_ns is not None
+        self._info.ended = _utc_now()
+        self._info.seconds = round((time.monotonic_ns() - self._info.start_t_ns) / 1e9, 3)
+        self._info.status, self._info.exit_code = verdict.status, verdict.exit_code
+        self._info.exit_reason = verdict.reason
+        if not self._progress.by_file:
+            self._info.notes.append(
+                "no engine process wrote events: it ended before the hooks loaded"
+            )
+        kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
+        advice = None if verdict.status == "ok" else advise(verdict.reason)
+        self._info.notes += [] if advice is None else [advice]
+        self._info.notes += [
+            f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept
+        ]
+        write_run_info(self._job.run_dir, self._info)
+
+    def _note_signal(self, number: int) -> None:
+        self._signals.append(number)
+        self._wake.set()
+
+
+def _outside_group(pids: list[int], engine: EngineProcess) -> list[int]:
+    """Return the processes that a signal to the engine's group does not reach.
+
+    They are all of them once its main process was collected.
+    """
+    outside = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            if engine.poll() is not None or os.getpgid(pid) != engine.pid:
+                outside.append(pid)
+    return outside
+
+
+def _utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _host_oom_kills() -> int:
+    """Return how many processes the kernel killed for lack of host memory since boot. (vmstat)"""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
