@@ -68,15 +68,10 @@ def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
     for path in paths:
         rows = left.get(path, []), right.get(path, [])
         seconds = [[row.seconds for row in side if row.seconds is not None] for side in rows]
-        found.append(
-            PhaseDiff(
-                path,
-                len(rows[0]),
-                len(rows[1]),
-                *(fsum(known) if known else None for known in seconds),  # alike on every Python
-                *(side[-1].after if side else None for side in rows),
-            )
-        )
+        # fsum gives the same digits on every Python
+        totals = [fsum(known) if known else None for known in seconds]
+        after = [side[-1].after if side else None for side in rows]
+        found.append(PhaseDiff(path, len(rows[0]), len(rows[1]), totals[0], totals[1], *after))
     return found
 
 
