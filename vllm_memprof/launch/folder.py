@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
 
 DIR_MODE = 0o700
@@ -75,7 +76,7 @@ def _make_fresh(path: Path) -> Path:
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write ``run.json`` by atomic replacement, mode 0600."""
-    text = json.dumps(info.to_json(), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(to_json(info), indent=2, ensure_ascii=False) + "\n"
     temporary = run_dir / f".{RUN_FILE}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
     with os.fdopen(fd, "w", encoding="utf-8") as stream:

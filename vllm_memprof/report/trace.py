@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from vllm_memprof.accounting.clock import host_starts, passages
-from vllm_memprof.accounting.model import RankReport, Report, snapshot_delta
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
 from vllm_memprof.report.json_text import json_pieces
@@ -48,11 +48,10 @@ def report_trace(report: Report) -> Iterator[str]:
             "--format trace: no phase was recorded, so there is nothing to draw",
             hint="--format table",
         )
-    run = report.run.to_json()
-    other = {
-        name: run[name]
-        for name in ("id", "model", "engine", "engine_version", "device", "status", "started")
-    }
+    run = report.run
+    names = ("id", "model", "engine", "engine_version", "device")
+    other = {name: getattr(run, name) for name in names}
+    other |= {"status": run.outcome, "started": run.started}
     return json_pieces(
         {"displayTimeUnit": "ms", "traceEvents": _events(report), "otherData": other}, levels=2
     )
@@ -121,7 +120,7 @@ def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
 
 def _slice(row: Span, times: tuple[int, int | None], track: int, thread: int, start: int) -> Event:
     begins, ends = times
-    delta = snapshot_delta(row.before, row.after) or {}
+    delta = row.delta or {}
     args = {"order": row.order, "open": row.open, "error": row.error}
     args |= {
         f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size
