@@ -20,7 +20,7 @@ from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.report.document import Document, Section
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.sim.presets import list_presets
-from vllm_memprof.sources import read_report
+from vllm_memprof.sources import read_report, read_reports
 from vllm_memprof.text import Text
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,14 @@ def test_the_records_of_the_guide_are_those_of_the_run() -> None:
 #: Parts of the glossary that hold in every document.
 EVERYWHERE = ("In all tables", "Phases", "Owners")
 #: Sections whose rows are names of the run's own, e.g. of its arguments or communicators.
-OWN_ROWS = ("Inputs that differ", "KV layers by type", "Communicators", "Findings of one run only")
+OWN_ROWS = (
+    "Inputs that differ",
+    "KV layers by type",
+    "Device memory when an allocation failed",
+    "Communicators",
+    "Calls of empty_cache",
+    "Findings of one run only",
+)
 
 
 def glossary() -> dict[str, tuple[list[str], set[str]]]:
@@ -231,7 +238,7 @@ def lacking(page: Document, part: str) -> Iterator[str]:
     entries |= parts["Report"][1]  # a diff and a check have many rows of a report
     yield from (line.name for line in page.head if not is_entry(line.name, entries))
     for section in page.sections:
-        if not any(re.fullmatch(template_of(section.title), title) for title in titles):
+        if not any(is_section(section.title, title) for title in titles):
             yield f"section {section.title}"
         yield from (
             f"{section.title}: column {column.title}"
@@ -246,6 +253,11 @@ def lacking(page: Document, part: str) -> Iterator[str]:
             )
 
 
+def is_section(title: str, heading: str) -> bool:
+    """Return whether a heading of the glossary is a title, or one that only adds the ranks."""
+    return bool(re.fullmatch(template_of(title), heading)) or heading.startswith(f"{title}, ")
+
+
 def groups(section: Section) -> set[str]:
     """Return the communicators that the table of growth has a column for."""
     return {"tp", "dp", "world"} if section.title.startswith("Growth by owner") else set()
@@ -258,15 +270,26 @@ def general(cell: str) -> str:
     return re.sub(r"^communicator:.+", "communicator:GROUP", cell.partition(" ")[0])
 
 
+RUNS = sorted(path.parent.name for path in DATA.glob("*/run.json"))
+LOGS = sorted(path.name for path in (DATA / "logs").iterdir() if path.suffix in (".log", ".md"))
+
+
 @pytest.mark.parametrize("width", [80, 120, 200])
-@pytest.mark.parametrize("part", ["Report", "Diff", "Check"])
-def test_every_heading_has_an_entry_in_the_glossary(part: str, width: int) -> None:
-    made: Found
-    if part == "Report":
-        made = read_report(str(DATA / "recorded_tiny_tp2"))
-    else:
-        made = compared() if part == "Diff" else checked()
-    assert list(lacking(document(made, width), part)) == []
+@pytest.mark.parametrize("name", RUNS)
+def test_every_heading_of_a_report_has_an_entry_in_the_glossary(name: str, width: int) -> None:
+    assert list(lacking(document(read_report(str(DATA / name)), width), "Report")) == []
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_every_heading_of_a_log_has_an_entry_in_the_glossary(name: str) -> None:
+    for report in read_reports(str(DATA / "logs" / name)):
+        assert list(lacking(document(report, 120), "Report")) == []
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_every_heading_of_a_diff_and_a_check_has_an_entry_in_the_glossary(width: int) -> None:
+    assert list(lacking(document(compared(), width), "Diff")) == []
+    assert list(lacking(document(checked(), width), "Check")) == []
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
