@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.check.check import CheckResult
+from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.record.codec import json_schema
