@@ -39,9 +39,19 @@ def drawn(report: Report, width: int) -> str:
 def test_calls_of_one_place_are_added_up_and_own_ones_stand_apart() -> None:
     table = section(report_of(SPANS), "Calls of empty_cache")
     rows = [row.cells for row in table.rows]
-    assert rows[0][:2] == ["after warm_up", "memprof"]
-    assert rows[1] == ["in a step", "runner.py:7", "2", "2", "4.00", "0.20", "0.00", "0.14", "0.20"]
-    assert [column.title for column in table.columns][2:5] == ["Calls", "Requests", "ms"]
+    assert rows[0][0] == "after warm_up\n  memprof"
+    place = "in a step\n  runner.py:7"
+    assert rows[1] == [place, "2", "2", "4.00", "0.20", "0.00", "0.14", "0.20"]
+    assert [column.title for column in table.columns][1:4] == ["Calls", "Requests", "ms"]
+
+
+def test_no_place_of_a_call_is_torn_at_80_characters() -> None:
+    place = "gpu_model_runner.py:6546"
+    long = [
+        replace(span, detail={**span.detail, "site": place}) if "site" in span.detail else span
+        for span in SPANS
+    ]
+    assert place in drawn(report_of(long), 80)
 
 
 def test_a_wide_table_names_functions_and_threads() -> None:

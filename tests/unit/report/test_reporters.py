@@ -27,6 +27,7 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.schema import PlannedRanks
 from vllm_memprof.report import (
     render_json,
     render_markdown,
@@ -218,14 +219,7 @@ def test_verdicts() -> None:
 
 def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     run = recorded("graph_tp2")
-    ranks = {
-        "world_size": 8,
-        "mode": "one",
-        "run": [0],
-        "alike": {"0": [1]},
-        "not_run": [2, 3, 4, 5, 6, 7],
-        "why": "-",
-    }
+    ranks = PlannedRanks("one", "-", 8, run=[0], alike={0: [1]}, not_run=[2, 3, 4, 5, 6, 7])
     without = [
         process
         for process in run.processes
@@ -241,7 +235,7 @@ def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
     assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")
     known = verdict(
-        build_report(replace(run, info=replace(run.info, ranks={**ranks, "not_run": []})))
+        build_report(replace(run, info=replace(run.info, ranks=replace(ranks, not_run=[]))))
     )
     assert "not run" not in known
 

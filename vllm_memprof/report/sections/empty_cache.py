@@ -52,9 +52,7 @@ def _call_table(report: Report, wide: bool) -> Section | None:
         if fold(labels) != everyone:
             phase = text("{phase} ({labels})", phase=phase, labels=fold(labels))
         shown = [
-            phase,
-            site,
-            *([function] if wide else []),
+            *([phase, site, function] if wide else [join("\n  ", [phase, site])]),
             *([thread] if threads else []),
             count,
             *([requests] if served else []),
@@ -62,19 +60,21 @@ def _call_table(report: Report, wide: bool) -> Section | None:
             *sizes,
         ]
         rows.append(Row(shown, style=MUTED if own else PLAIN))
-    columns = [
-        Column(text("In phase"), right=False),
-        Column(text("Called at"), right=False),
-        *([Column(text("Function"), right=False)] if wide else []),
-        *([Column(text("Thread"), right=False)] if threads else []),
-        Column(text("Calls")),
-        *([Column(text("Requests"))] if served else []),
-        Column(text("ms")),
-        Column(text("Reserved")),
-        Column(text("Workspace")),
-        Column(text("Other")),
-        Column(text("Reallocated")),
-    ]
+    if wide:
+        names = [text("In phase"), text("Called at"), text("Function")]
+        sizes_of = [text("Reserved"), text("Workspace"), text("Other"), text("Reallocated")]
+    else:  # in two lines, so that a row fits 80 characters
+        names = [text("In phase,\n  called at")]
+        sizes_of = [
+            text("Re-\nserved"),
+            text("Work-\nspace"),
+            text("Other"),
+            text("Reallo-\ncated"),
+        ]
+    names += [text("Thread")] if threads else []
+    counts = [text("Calls"), *([text("Requests")] if served else []), text("ms")]
+    columns = [Column(name, right=False) for name in names]
+    columns += [Column(name) for name in (*counts, *sizes_of)]
     title = text("Calls of empty_cache, GiB released and reallocated")
     notes = [] if report.run.source == "log" else _table_notes(report, calls, served)
     return Section(title, columns, rows, notes)
