@@ -217,7 +217,7 @@ def is_entry(title: str, entries: set[str]) -> bool:
     """Return whether a title, or the template that it is made of, has an entry."""
     if isinstance(title, Text) and isinstance(inner := title.params.get("title"), str):
         return is_entry(inner, entries)  # "{title} (m)"
-    plain = " ".join(title.split())
+    plain = " ".join(re.sub(r"-\n", "", title).split())  # "Reallo-\ncated" in a narrow table
     return plain in entries or any(
         re.fullmatch(template_of(title), entry) is not None for entry in entries
     )
