@@ -14,6 +14,7 @@ import typer
 
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
@@ -95,7 +96,6 @@ def fit(
     from vllm_memprof.plans.pool import Interrupted, run_here
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.wants import lengths, parse_wants
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.plans import render_plans_json
 
     if format_name not in FORMATS:
@@ -126,7 +126,7 @@ def fit(
     best = found.best
     where = folder if best is None or best.row.run is None else folder / best.row.run
     what = "the plans are" if best is None else "the plan of the answer is"
-    print(f"memprof: {what} in {shared.short(where)}", file=sys.stderr)
+    print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
     if found.answer is None:
         return NO_ANSWER
     return 0 if found.ordered else NOT_IN_ORDER
@@ -155,16 +155,10 @@ def check_setup(plan: Plan) -> None:
     from vllm_memprof.sim.runtime import prepare_runtime
 
     device = parse_device(plan.own.get("device", "auto"))
-    if device.simulated:
-        assert device.profile is not None
+    if device.profile is not None:
         prepare_runtime(device.profile, plan.own.get("stack"))
     else:
-        if "stack" in plan.own:
-            raise UsageError(
-                "--stack names a simulated stack",
-                hint="add --device sim:910b, or leave --stack out",
-            )
-        require_device(device)
+        require_device(device, plan.own.get("stack"))
 
 
 def fresh_folder(given: Path | None, name: str) -> Path:

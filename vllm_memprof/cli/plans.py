@@ -6,11 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_memprof.cli.show import printed, write_out
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
@@ -84,9 +83,7 @@ class LiveProgress(PlainProgress):
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         text = "; ".join(f"{task.plan.title} {seconds:.0f} s" for task, seconds in tasks)
         room = max(10, self._console.width - 55)
-        self._bar.update(
-            self._task, description=text if len(text) <= room else text[: room - 1] + "…"
-        )
+        self._bar.update(self._task, description=one_line(text, room))
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         super().finished(place, row, how)
@@ -128,11 +125,3 @@ def print_plans(found: Sweep | Fit, format_name: str) -> None:
     from vllm_memprof.report.plans import render_plans_json
 
     write_out(render_plans_json(found) if format_name == "json" else table(found), None)
-
-
-def short(path: Path) -> str:
-    """A path as seen from here."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

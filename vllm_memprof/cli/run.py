@@ -14,6 +14,7 @@ import typer
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.files import from_here
 from vllm_memprof.sources import build_run
 
 if TYPE_CHECKING:
@@ -201,14 +202,7 @@ def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> Non
     console.print(
         Text.assemble(
             ("memprof: ", "bold"),
-            f"run recorded in {_short(job.run_dir)}: report.md, report.json, engine.log",
+            f"run recorded in {from_here(job.run_dir)}: report.md, report.json, engine.log",
         ),
         soft_wrap=True,
     )
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

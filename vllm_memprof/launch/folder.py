@@ -4,12 +4,12 @@ never sees half."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.files import replace_file
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
 
 DIR_MODE = 0o700
@@ -75,11 +75,5 @@ def _make_fresh(path: Path) -> Path:
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write ``run.json`` by atomic replacement, mode 0600."""
-    text = json.dumps(info.to_json(), indent=2, ensure_ascii=False) + "\n"
-    temporary = run_dir / f".{RUN_FILE}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-    with os.fdopen(fd, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, run_dir / RUN_FILE)
+    text = json.dumps(info.to_json(), indent=2, ensure_ascii=False)
+    replace_file(run_dir / RUN_FILE, text + "\n")

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
+from vllm_memprof.launch.signals import catch_signals
+from vllm_memprof.plans.pool import Interrupted, Task, Watcher
 from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
@@ -100,7 +101,8 @@ def _run(
     most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
     env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
     waiting, under_way = list(tasks), dict[Any, tuple[Task, float]]()
-    with caught_signals() as signals:
+    signals: list[int] = []
+    with catch_signals(signals.append):
         while waiting or under_way:
             while waiting and len(under_way) < most and not signals:
                 task = waiting.pop(0)

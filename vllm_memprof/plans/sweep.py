@@ -21,15 +21,10 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.plans.engine_args import devices_of, long_name, normal_form
-from vllm_memprof.plans.plan_folder import (
-    OUTPUT_FILE,
-    is_complete,
-    read_row,
-    write_private,
-    write_row,
-)
+from vllm_memprof.plans.plan_folder import OUTPUT_FILE, is_complete, read_row, write_row
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
@@ -278,7 +273,7 @@ def _folder(job: SweepJob) -> Iterator[None]:
                 text = f"{path} holds another sweep: {', '.join(other)} differ"
                 raise UsageError(text, hint=hint)
         else:
-            write_private(held, json.dumps(request, indent=1) + "\n")
+            write_atomically(held, json.dumps(request, indent=1) + "\n")
         yield
     finally:
         os.close(lock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from pathlib import Path
@@ -45,22 +44,21 @@ def setup(
 
     Goes on where an earlier setup stopped. A second run has nothing to do.
     """
+    from vllm_memprof.launch.signals import catch_signals
     from vllm_memprof.sim.setup import setup_stack
 
-    progress = _make_progress(quiet)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
+        raise KeyboardInterrupt
+
+    plain = quiet or not sys.stderr.isatty()
+    progress = _PlainProgress(quiet) if plain else _LiveProgress()
     try:
-        result = setup_stack(stack, prefix, progress, force=force)
+        with catch_signals(interrupt):
+            result = setup_stack(stack, prefix, progress, force=force)
     finally:
-        signal.signal(signal.SIGTERM, before)
         progress.close()
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM ends a setup as Ctrl-C does: its children too."""
-    raise KeyboardInterrupt
 
 
 @app.command("list")
@@ -231,9 +229,3 @@ class _LiveProgress:
         from rich.markup import escape
 
         return escape(text)
-
-
-def _make_progress(quiet: bool) -> _PlainProgress | _LiveProgress:
-    if quiet or not sys.stderr.isatty():
-        return _PlainProgress(quiet)
-    return _LiveProgress()

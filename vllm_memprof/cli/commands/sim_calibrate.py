@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.files import write_atomically
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import RankReport, Report
@@ -28,7 +29,6 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     """
     from vllm_memprof.accounting.build import build_report
     from vllm_memprof.record.loader import load_run
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.sim.calibrate import calibrate, profile_name, render
     from vllm_memprof.sim.profiles import find_profile, load_profile
 

@@ -14,6 +14,7 @@ from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.fit import check_setup, plan_of
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def sweep(
     written = _write(found, folder)
     _print(found, format_name)
     print(
-        f"memprof: {', '.join(written)} and the plans are in {shared.short(folder)}",
+        f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
         file=sys.stderr,
     )
     if not any(row.ok for row in found.rows):
@@ -173,7 +174,6 @@ class _Pool:
 
 def _write(found: Sweep, folder: Path) -> list[str]:
     """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.plans import render_plans_json, render_sweep_csv
 
     made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_plans_json(found)}
