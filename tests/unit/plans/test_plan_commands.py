@@ -156,7 +156,7 @@ def test_ctrl_c_and_the_same_command_again(env: dict[str, str], tmp_path: Path) 
     slow = {**env, "FAKE_PLAN_SECONDS": "0.4"}
     code, stderr, children = interrupted_after(5, slow, tmp_path, *args)
     assert code == 130
-    assert "the same command goes on" in stderr
+    assert "the same command continues" in stderr
     wait_for(
         lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep"
     )
