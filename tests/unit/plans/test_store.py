@@ -73,7 +73,9 @@ def test_the_content_of_a_model_folder_is_in_the_key(tmp_path: Path) -> None:
 
 
 def test_the_content_of_a_profile_is_in_the_key(tmp_path: Path) -> None:
-    text = (Path(store_module.PACKAGE_DIR) / "sim" / "data" / "profiles" / "ascend910b.toml").read_text()
+    text = (
+        Path(store_module.PACKAGE_DIR) / "sim" / "data" / "profiles" / "ascend910b.toml"
+    ).read_text()
     keys = set()
     for count in (8, 4):
         (tmp_path / "mine.toml").write_text(
