@@ -44,9 +44,27 @@ MOVED: tuple[tuple[str, str | None], ...] = (
     (r"device_memory\[[^]]*\]\.order$", None),  # of the phase that the owners lie in
     (r"device_memory\[(-?\d+),(\w+)\]\.rows\b", r"phases[\1].\2.owners"),
     (r"device_memory\[(-?\d+),(\w+)\]", r"phases[\1].\2"),
+    (r"'initial_non_torch', 'other_processes_at_start'", "'initial_non_torch'"),  # of one cause
 )
 #: Differences that are meant: pattern of the document, pattern of the path or number, reason.
-EXPECTED: tuple[tuple[str, str, str], ...] = ()
+EXPECTED: tuple[tuple[str, str, str], ...] = (
+    (
+        r"^diff recorded_013_tp2 recorded_023_tp2 (table|markdown)",
+        r"^(\+?0\.(7254|3754|3500|0000)|\+(10,564|5,467|5,097)"
+        r"|\+?(778,882,252|403,072,614|375,809,638))$",
+        NEIGHBOUR := "memory of other processes at the start is a cause of its own",
+    ),
+    (
+        r"^diff recorded_013_tp2 recorded_023_tp2 json",
+        r"causes\[\['initial_non_torch'\]\]",
+        NEIGHBOUR,
+    ),
+    (
+        r"killed_tp2 (json|csv)",
+        r"initial_non_torch",
+        "known from the first reading, as diff knew it: report and diff read one table",
+    ),
+)
 
 #: List of JSON -> what names an element; other lists count.
 KEYS = {

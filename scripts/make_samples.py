@@ -1,6 +1,7 @@
-"""Writes a sample of each report format below ``reports/``, from recorded runs of ``tests/data``: ``make samples``.
+"""Writes a sample of each report format below ``reports/``, from recorded runs: ``make samples``.
 
-The screenshots need a Chromium or Chrome; without one they stay as they are, and the script says so.
+The screenshots need a Chromium or Chrome; without one they stay as they are, and the script says
+so.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class RunFrames:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: per run its verdict, then KV caches and findings."""
-        from vllm_memprof.report.sections.head import verdict
+        from vllm_memprof.report.documents.report import verdict
 
         lines = [
             f"<p><b>{html.escape(report.run.model)}</b>: {html.escape(verdict(report))}</p>"
@@ -120,7 +120,7 @@ class SweepFrames:
 
     Attributes:
         plans: one row per plan, in the order of ``sweep.csv``: a column per option that was varied,
-            then those of ``report.plans.COLUMNS`` (docs/concepts/plans.md). Bytes and tokens are
+            then those of ``report.results.COLUMNS`` (docs/concepts/plans.md). Bytes and tokens are
             ``Int64``, concurrency and seconds ``Float64``, words ``string``.
     """
 

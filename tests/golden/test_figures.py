@@ -18,8 +18,7 @@ from tests.support.runs import DATA, LOGS, RUNS, check_result, diff_of, reports_
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.report import render_json
-from vllm_memprof.report.check import render_check_json
-from vllm_memprof.report.diff import render_diff_json
+from vllm_memprof.report.results import render_result_json
 from vllm_memprof.report.trace import render_trace
 
 EDGES = ("before", "after")
@@ -236,7 +235,7 @@ def test_counters_of_the_trace_add_up_to_the_device_of_the_record(name: str) -> 
 
 @pytest.mark.parametrize(("a", "b"), sorted({(a, b) for a, b, _ in DIFFS.values()}))
 def test_causes_of_a_diff_add_up_to_the_engines_kv_caches(a: str, b: str) -> None:
-    data = json.loads(render_diff_json(diff_of(a, b)))
+    data = json.loads(render_result_json(diff_of(a, b)))
     granted = data["served"]["kv_cache_bytes"]
     for side, name in (("a", a), ("b", b)):
         if not name.startswith("logs/"):
@@ -254,7 +253,7 @@ def test_causes_of_a_diff_add_up_to_the_engines_kv_caches(a: str, b: str) -> Non
 @pytest.mark.parametrize("case", sorted({case for case, _ in CHECKS.values()}, key=str))
 def test_margins_of_a_check_are_those_of_the_record(case: tuple[str, str, str | None]) -> None:
     run, budget, _ = case
-    data = json.loads(render_check_json(check_result(*case)))
+    data = json.loads(render_result_json(check_result(*case)))
     failed = [limit for limit in data["limits"] if not limit["ok"]]
     assert (data["ok"], data["failed"]) == (not failed, len(failed))
     wanted = tomlkit.parse((DATA / budget).read_text())

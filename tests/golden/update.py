@@ -16,10 +16,8 @@ from vllm_memprof.accounting import Report
 from vllm_memprof.check.check import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.report import render_markdown
-from vllm_memprof.report.check import render_check_markdown
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
-from vllm_memprof.report.diff import render_diff_markdown
 
 HERE = Path(__file__).parent
 #: Suffix of the files of this folder that are not golden files.
@@ -75,13 +73,13 @@ DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
     "diff_two_methods.100.txt": (f"{TWO_METHODS}#2", f"{TWO_METHODS}#3", wide_diff(100)),
     "diff_skewed.80.txt": ("skewed_tp2", "graph_tp2", wide_diff(80)),
     "diff_killed.80.txt": ("killed_tp2", "plan_tp2", wide_diff(80)),
-    "diff_models.md": ("recorded_tp1", "recorded_tp2", render_diff_markdown),
+    "diff_models.md": ("recorded_tp1", "recorded_tp2", render_markdown),
 }
 #: File -> run, budget file and baseline; reporter.
 CHECKS: dict[str, tuple[tuple[str, str, str | None], Callable[[CheckResult], str]]] = {
     "check_passed.80.txt": (("graph_tp2", "budgets/passed.toml", None), wide_check(80)),
     "check_failed.80.txt": (FAILED, wide_check(80)),
-    "check_failed.md": (FAILED, render_check_markdown),
+    "check_failed.md": (FAILED, render_markdown),
     "check_failed.github.txt": (FAILED, lambda result: render_check_github(result, GUARD)),
     "check_failed.junit.xml": (FAILED, render_check_junit),
     "check_log.80.txt": ((LOG, "budgets/log.toml", None), wide_check(80)),

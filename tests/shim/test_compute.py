@@ -1,5 +1,4 @@
 """What computes on the simulated device, against torch on the CPU: in the types, shapes and strides it may meet."""
-# ruff: noqa: E501 - tables of expressions, a line each
 
 from __future__ import annotations
 

@@ -11,8 +11,6 @@ from vllm_memprof.accounting import Report
 from vllm_memprof.check.check import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.report import render_table
-from vllm_memprof.report.check import render_check_table
-from vllm_memprof.report.diff import render_diff_table
 from vllm_memprof.report.html import render_html
 
 
@@ -21,11 +19,11 @@ def table(report: Report, width: int, encoding: str = "utf-8", lang: str = "en")
 
 
 def diff_table(diff: Diff, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_diff_table(diff), width, encoding)
+    return printed(render_table(diff), width, encoding)
 
 
 def check_table(result: CheckResult, width: int, encoding: str = "utf-8") -> str:
-    return printed(render_check_table(result), width, encoding)
+    return printed(render_table(result), width, encoding)
 
 
 def printed(what: RenderableType, width: int, encoding: str = "utf-8") -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_memprof.cli import plans as shared
+from vllm_memprof.cli.show import check_format
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
@@ -67,7 +68,7 @@ NoCache = Annotated[
     typer.Option("--no-cache", help="Do not read or write the cache of plans."),
 ]
 
-FORMATS = ("table", "json")
+FORMATS = ("table", "markdown", "json")
 #: Exit status: no value tried holds what is wanted.
 NO_ANSWER = 1
 #: Exit status: an answer, and values that do not stand in order.
@@ -83,6 +84,7 @@ def fit(
     step: str | None,
     folder: Path | None,
     format_name: str,
+    lang: str,
     quiet: bool,
     use_store: bool,
 ) -> int:
@@ -96,12 +98,9 @@ def fit(
     from vllm_memprof.plans.pool import Interrupted, run_here
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.wants import lengths, parse_wants
-    from vllm_memprof.report.plans import render_plans_json
+    from vllm_memprof.report.results import render_result_json
 
-    if format_name not in FORMATS:
-        raise UsageError(
-            f"--format {format_name!r} is not there for --fit", hint=" or ".join(FORMATS)
-        )
+    check_format(format_name, lang=lang, formats=FORMATS)
     knob = find_knob(knob_name)
     wanted = parse_wants(wants, headroom)
     low_high, each = parse_range(between), parse_step(step)
@@ -121,8 +120,8 @@ def fit(
         return 128 + error.number
     finally:
         progress.close()
-    write_atomically(folder / "fit.json", render_plans_json(found))
-    shared.print_plans(found, format_name)
+    write_atomically(folder / "fit.json", render_result_json(found))
+    shared.print_plans(found, format_name, lang)
     best = found.best
     where = folder if best is None or best.row.run is None else folder / best.row.run
     what = "the plans are" if best is None else "the plan of the answer is"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm_memprof.cli.show import printed, write_out
+from vllm_memprof.cli.show import draw, write_out
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
@@ -113,15 +113,11 @@ def describe(row: PlanRow, how: str) -> str:
     return f"{title}: {text} ({how if how != 'made' else took or how})"
 
 
-def table(found: Sweep | Fit, to_file: bool = False) -> str:
-    """The table; of 120 characters where no terminal says how wide it is."""
-    from vllm_memprof.report.plans import PlansTable
+def print_plans(found: Sweep | Fit, format_name: str, lang: str) -> None:
+    """Print a sweep or a search: as a table, as markdown, or as JSON."""
+    if format_name == "json":
+        from vllm_memprof.report.results import render_result_json
 
-    return printed(PlansTable(found), to_file)
-
-
-def print_plans(found: Sweep | Fit, format_name: str) -> None:
-    """To stdout: table, json, or csv."""
-    from vllm_memprof.report.plans import render_plans_json
-
-    write_out(render_plans_json(found) if format_name == "json" else table(found), None)
+        write_out(render_result_json(found), None)
+    else:
+        write_out(draw(found, format_name, lang=lang), None)

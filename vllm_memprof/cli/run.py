@@ -133,7 +133,7 @@ def _make_view(request: LaunchRequest, job: Job) -> View:
     return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
 
 
-def run(request: LaunchRequest, format_name: str) -> int:
+def run(request: LaunchRequest, format_name: str, lang: str) -> int:
     """Run the engine and print the report.
 
     Returns:
@@ -145,7 +145,7 @@ def run(request: LaunchRequest, format_name: str) -> int:
     from vllm_memprof.launch.prepare import prepare_job
     from vllm_memprof.launch.run import run_engine
 
-    check_format(format_name, printed=True)
+    check_format(format_name, printed=True, lang=lang)
     job = prepare_job(request)
     view = _make_view(request, job)
 
@@ -154,17 +154,17 @@ def run(request: LaunchRequest, format_name: str) -> int:
     def report_at_readiness(info: RunInfo) -> None:
         nonlocal printed
         if request.mode == "serve":
-            _report(job.run_dir, format_name, print_it=True)
+            _report(job.run_dir, format_name, lang, print_it=True)
             printed = True
 
     outcome = run_engine(job, view, report_at_readiness)
-    _report(job.run_dir, format_name, print_it=not printed)
+    _report(job.run_dir, format_name, lang, print_it=not printed)
     with contextlib.suppress(OSError):
         _say_how_it_ended(outcome, job, request)
     return outcome.verdict.exit_code
 
 
-def _report(run_dir: Path, format_name: str, print_it: bool) -> None:
+def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> None:
     """Write and print the report. An error here is printed and changes nothing about the run."""
     from vllm_memprof.cli import print_error
 
@@ -174,7 +174,7 @@ def _report(run_dir: Path, format_name: str, print_it: bool) -> None:
         report = build_run(run_dir)
         write_reports(report, run_dir)
         if print_it:
-            write_out(render(report, format_name), None)
+            write_out(render(report, format_name, lang=lang), None)
     except MemprofError as error:
         print_error(error)
     except OSError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from vllm_memprof.errors import MemprofError, UsageError
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vllm_memprof.accounting.model import Report
+    from vllm_memprof.report.documents import Found
 
 #: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
 FILE_WIDTH = 120
@@ -30,74 +33,44 @@ def printed(drawn: RenderableType, to_file: bool = False) -> str:
     return text if to_terminal else "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-def _table(report: Report, to_file: bool, lang: str = "en") -> str:
-    from vllm_memprof.report.table import render_table
-
-    return printed(render_table(report, lang=lang), to_file)
-
-
-def _markdown(report: Report, to_file: bool, lang: str = "en") -> str:
-    from vllm_memprof.report.markdown import render_markdown
-
-    return render_markdown(report, lang)
-
-
-def _json(report: Report, to_file: bool) -> Iterator[str]:
-    from vllm_memprof.report.files import report_json
-
-    return report_json(report)
-
-
-def _html(report: Report, to_file: bool) -> str:
-    from vllm_memprof.report.html import render_html
-
-    return render_html(report)
-
-
-def _csv(report: Report, to_file: bool) -> Iterator[str]:
-    from vllm_memprof.frames.csv import report_csv
-
-    return report_csv(report)
-
-
-def _trace(report: Report, to_file: bool) -> Iterator[str]:
-    from vllm_memprof.report.trace import report_trace
-
-    return report_trace(report)
-
-
-#: Format -> renderer: all of the text, or its pieces in their order.
-FORMATS: dict[str, Callable[[Report, bool], str | Iterator[str]]] = {
-    "table": _table,
-    "markdown": _markdown,
-    "html": _html,
-    "json": _json,
-    "csv": _csv,
-    "trace": _trace,
-}
-
-
-#: Those that can be had in another language; the keys of the others are names that programs know.
-TRANSLATED: dict[str, Callable[[Report, bool, str], str]] = {"table": _table, "markdown": _markdown}
+#: What a document is drawn as, for any command; these can be had in every language.
+DRAWN = ("table", "markdown", "html")
+#: Formats of a report; the keys of json, csv and trace are names that programs know.
+FORMATS = (*DRAWN, "json", "csv", "trace")
+#: Those that are a file for another program: never printed on a terminal.
+FILE_FORMATS = ("html", "trace")
 LANGUAGES = ("en", "zh")
 
-#: Formats that are a file for another program: never printed on a terminal.
-FILE_FORMATS = ("html", "trace")
+Lang = Annotated[
+    str,
+    typer.Option(
+        "--lang", metavar="L", help="Language of table, markdown and html: en, zh (Chinese)."
+    ),
+]
 
 
-def check_format(name: str, output: Path | None = None, printed: bool = False) -> str:
-    """The format's name.
+def check_format(
+    name: str,
+    output: Path | None = None,
+    printed: bool = False,
+    lang: str = "en",
+    formats: Sequence[str] = FORMATS,
+) -> None:
+    """Refuse a format or a language before anything is done.
 
     Args:
-        name: as typed.
+        name: the format, as typed.
         output: the file that was asked for.
         printed: the command has no -o, it prints.
+        lang: the language, as typed.
+        formats: those of the command.
 
     Raises:
-        UsageError: not a format, or one for a file where none was given.
+        UsageError: not a format, one for a file where none was given, not a language, or a format
+            that there is in English alone.
     """
-    if name not in FORMATS:
-        raise UsageError(f"--format {name!r} is not known", hint=", ".join(FORMATS))
+    if name not in formats:
+        raise UsageError(f"--format {name!r} is not known", hint=", ".join(formats))
     if name in FILE_FORMATS and printed:
         raise UsageError(
             f"--format {name} is for a file",
@@ -105,49 +78,63 @@ def check_format(name: str, output: Path | None = None, printed: bool = False) -
         )
     if name in FILE_FORMATS and output is None and sys.stdout.isatty():
         raise UsageError(f"--format {name} is for a file", hint="-o FILE")
-    return name
-
-
-def check_lang(lang: str, format_name: str) -> str:
-    """The language's name.
-
-    Raises:
-        UsageError: not a language, or a format that there is in English alone.
-    """
     if lang not in LANGUAGES:
         raise UsageError(f"--lang {lang!r} is not known", hint=", ".join(LANGUAGES))
-    if lang != "en" and format_name not in TRANSLATED:
+    if lang != "en" and name not in DRAWN:
         raise UsageError(
-            f"--lang {lang} is not there for --format {format_name}",
-            hint=f"--format {' or '.join(TRANSLATED)}",
+            f"--lang {lang} is not there for --format {name}: programs know its names",
+            hint=f"--format {' or '.join(each for each in DRAWN if each in formats)}",
         )
-    return lang
+
+
+def draw(found: Found, format_name: str, to_file: bool = False, lang: str = "en") -> str:
+    """Return a document of any kind as text, in one of the formats of ``DRAWN``.
+
+    A table in a file has ``FILE_WIDTH`` and no colour.
+    """
+    if format_name == "html":
+        from vllm_memprof.report.html import render_html
+
+        return render_html(found, lang=lang)
+    if format_name == "markdown":
+        from vllm_memprof.report.markdown import render_markdown
+
+        return render_markdown(found, lang)
+    from vllm_memprof.report.table import render_table
+
+    return printed(render_table(found, lang=lang), to_file)
 
 
 def render(report: Report, format_name: str, to_file: bool = False, lang: str = "en") -> str:
-    """Return the report as text ending in a newline; a file has ``FILE_WIDTH`` and no colour."""
+    """Return the report as text, ending in a newline."""
     return "".join(pieces(report, format_name, to_file, lang))
 
 
 def pieces(
     report: Report, format_name: str, to_file: bool = False, lang: str = "en"
 ) -> Iterator[str]:
-    """The same piece by piece: a report of hundreds of ranks need not be whole in memory.
+    """Return the same piece by piece: a report of hundreds of ranks need not be whole in memory.
 
     Raises:
         MemprofError: the run has nothing that this format shows.
     """
-    if check_lang(lang, check_format(format_name)) == "en":
-        made = FORMATS[format_name](report, to_file)
-    else:
-        made = TRANSLATED[format_name](report, to_file, lang)
-    if isinstance(made, str):
-        return iter([made if made.endswith("\n") else made + "\n"])
-    return made
+    if format_name == "json":
+        from vllm_memprof.report.files import report_json
+
+        return report_json(report)
+    if format_name == "csv":
+        from vllm_memprof.frames.csv import report_csv
+
+        return report_csv(report)
+    if format_name == "trace":
+        from vllm_memprof.report.trace import report_trace
+
+        return report_trace(report)
+    return iter([draw(report, format_name, to_file, lang)])
 
 
 def write_out(text: str | Iterable[str], output: Path | None) -> None:
-    """To the file, or to stdout; all of the text, or its pieces in their order.
+    """Write all of a text, or its pieces in their order, to the file or to stdout.
 
     Raises:
         MemprofError: the file cannot be written.

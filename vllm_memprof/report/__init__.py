@@ -1,4 +1,4 @@
-"""Reporters: the closed books as a terminal table, as markdown, as JSON. They see a ``Report``, never a run folder."""
+"""Documents as terminal tables, markdown and a page; results as JSON, csv and a trace."""
 
 from vllm_memprof.files import write_atomically
 from vllm_memprof.report.files import render_json, write_reports

@@ -1,12 +1,13 @@
-"""A check as GitHub Actions reads it: workflow commands on stdout. The summary of the job is the markdown.
+"""A check as workflow commands of GitHub Actions; the summary of the job is the markdown.
 
-(docs.github.com, "Workflow commands for GitHub Actions"; what is escaped: actions/toolkit, packages/core, command.ts.)
+(docs.github.com, "Workflow commands for GitHub Actions"; what is escaped: actions/toolkit,
+packages/core, command.ts.)
 """
 
 from __future__ import annotations
 
 from vllm_memprof.check.check import CheckResult, Outcome
-from vllm_memprof.report.check import sentences, verdict
+from vllm_memprof.report.documents.check import sentences, verdict
 
 #: In a message; and in a property besides these.
 _MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -14,7 +15,7 @@ _PROPERTY = {**_MESSAGE, **str.maketrans({":": "%3A", ",": "%2C"})}
 
 
 def render_check_github(result: CheckResult, budget_path: str) -> str:
-    """One ``::error`` per sentence of a failed limit, on its line of the budget file, and the verdict.
+    """Return an ``::error`` per sentence of a failed limit, on its line, and the verdict.
 
     Args:
         result: the outcomes.

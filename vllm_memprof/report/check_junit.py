@@ -6,7 +6,8 @@ import re
 import xml.etree.ElementTree as ET
 
 from vllm_memprof.check.check import CheckResult, Outcome
-from vllm_memprof.report.check import head, sentences, verdict
+from vllm_memprof.report.document import Line
+from vllm_memprof.report.documents.check import head, sentences, verdict
 
 #: What XML 1.0 has no place for, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,8 +27,8 @@ def render_check_junit(result: CheckResult) -> str:
         {"name": _clean(f"memprof check {result.budget}"), **counts, "skipped": "0"},
     )
     properties = ET.SubElement(suite, "properties")
-    for name, value in [*head(result), ("verdict", verdict(result))]:
-        ET.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    for line in [*head(result), Line("verdict", verdict(result))]:
+        ET.SubElement(properties, "property", {"name": line.name, "value": _clean(line.value)})
     for outcome in result.outcomes:
         _add_case(suite, outcome)
     ET.indent(root)

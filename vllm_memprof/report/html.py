@@ -1,8 +1,9 @@
-"""Writes reports as one self-contained page: ``Report`` objects enter, HTML leaves.
+"""Draws documents as one self-contained page, with the plots of a report and of a sweep.
 
-Plotly and the page's own script and style are inlined, and a content security policy lets the page load nothing and
-run nothing else. Every name goes through Jinja2's autoescape; the plots' figures lie in a JSON block that cannot end
-its element. Needs the ``html`` extra: jinja2 and plotly.
+Plotly and the page's own script and style are inlined, and a content security policy lets the page
+load nothing and run nothing else. Every name goes through Jinja2's autoescape; the plots' figures
+lie in a JSON block that cannot end its element. Needs the ``html`` extra: jinja2, and plotly for
+plots.
 """
 
 from __future__ import annotations
@@ -11,26 +12,31 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import INFERRED, MODELLED, Report
+from vllm_memprof.compare.diff import Diff
 from vllm_memprof.errors import MemprofError
-from vllm_memprof.report.plots import Plots, View, plots
-from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import (
-    MODELLED_MARK,
+from vllm_memprof.plans.rows import Fit, Sweep
+from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
+from vllm_memprof.report.document import (
     MUTED,
     NOT_MEASURED,
     PLAIN,
     TOTAL,
     Column,
+    Document,
     Row,
     Section,
 )
-from vllm_memprof.report.sections.findings import FindingView, finding_views
-from vllm_memprof.report.sections.head import head, verdict
+from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.language import ENGLISH, Language, language
+from vllm_memprof.report.plots import Plots, View, plots
+from vllm_memprof.report.sections.base import BYTES, GIB, modelled
+from vllm_memprof.text import fill, join, text
+from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.units import format_bytes, format_gib
 from vllm_memprof.version import __version__
 
@@ -40,8 +46,8 @@ if TYPE_CHECKING:
 #: Tables scroll sideways: every column is wanted.
 _WIDE = 200
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
-#: What stands for a figure that is not known; it sorts last, up or down.
-_UNKNOWN = ("-", "?", "", NOT_MEASURED)
+#: Words that the scripts say, by their English template.
+_SAID = re.compile(r'\bsay\("((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
@@ -56,61 +62,77 @@ class _Picture:
 
 
 @dataclass(frozen=True)
-class _Page:
-    """One run on the page."""
+class _ReportPlots:
+    """The plots of a report."""
 
-    title: str
-    status: str
-    verdict: str
-    head: list[tuple[str, str]]
-    findings: list[FindingView]
     pictures: list[_Picture]
     folded: str
     ranks: int
     skew: Section | None
     skew_drawn: bool
-    sections: list[Section]
-    data: str  # JSON for the script
 
 
-def render_html(*reports: Report) -> str:
-    """The page.
+@dataclass(frozen=True)
+class _SweepPlots:
+    """The plots of a sweep."""
+
+    figures: list[Figure]
+    curves: list[Curve]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """One document on the page."""
+
+    document: Document
+    slugs: list[str]  # of the sections, the same in every language
+    plots: _ReportPlots | _SweepPlots | None = None
+    data: str = ""  # JSON for the script
+
+
+def render_html(*found: Found, lang: str = ENGLISH) -> str:
+    """Return the page.
 
     Args:
-        reports: one, or several runs of one log, one below the other.
+        found: one, or several runs of one log, one below the other.
+        lang: one of ``language.LANGUAGES``.
 
     Raises:
         MemprofError: jinja2 or plotly is not installed.
     """
-    return render_page(
-        "page",
-        pages=[_page(report) for report in reports],
-        modelled=any(report.run.simulated for report in reports),
-    )
-
-
-def render_page(name: str, **values: Any) -> str:
-    """A page of the template and the script of that name, with the library, the style and the policy of all pages.
-
-    Raises:
-        MemprofError: jinja2 or plotly is not installed.
-    """
-    library = _plotly()
-    script = _template("common.js") + _template(f"{name}.js")
-    text = (
-        _environment()
-        .get_template(f"{name}.html.j2")
+    say = language(lang)
+    scripts = ["common.js"]
+    scripts += ["report.js"] if any(isinstance(each, Report) for each in found) else []
+    scripts += ["sweep.js"] if any(isinstance(each, Sweep) for each in found) else []
+    script = "".join(map(_template, scripts))
+    library = _plotly() if len(scripts) > 1 else ""
+    words = {english: say.catalogue.get(english, english) for english in _SAID.findall(script)}
+    page = (
+        _environment(say)
+        .get_template("page.html.j2")
         .render(
             version=__version__,
+            lang=say.name,
             library=library,
             script=script,
             style=_template("page.css"),
-            policy=_policy(library, script),
-            mark=MODELLED_MARK,
-            **values,
+            policy=_policy(*(each for each in (library, script) if each)),
+            words=script_json(words) if say.catalogue else "",
+            pages=[_page(each, say) for each in found],
+            modelled=any(map(_is_simulated, found)),
         )
     )
-    return text.strip() + "\n"
+    return page.strip() + "\n"
+
+
+def _is_simulated(found: Found) -> bool:
+    if isinstance(found, Diff):
+        return found.a.simulated or found.b.simulated
+    if isinstance(found, Sweep):
+        return any(row.simulated for row in found.rows)
+    if isinstance(found, Fit):
+        return any(each.row.simulated for each in found.tries)
+    return found.run.simulated
 
 
 def _plotly() -> str:
@@ -118,18 +140,17 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as exc:
         raise _missing("plotly") from exc
-    text: str = get_plotlyjs()
-    if "</script" in text.lower():
+    library: str = get_plotlyjs()
+    if "</script" in library.lower():
         raise MemprofError(
             "this release of plotly cannot be inlined: it holds </script",
             hint="pip install -U plotly",
         )
-    return text.replace("\r\n", "\n").replace(
-        "\r", "\n"
-    )  # as the browser reads it, so that its hash holds
+    # as the browser reads it, so that its hash holds
+    return library.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _environment() -> jinja2.Environment:
+def _environment(say: Language) -> jinja2.Environment:
     try:
         import jinja2
     except ImportError as exc:
@@ -141,8 +162,11 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["order"] = sort_value
-    environment.filters["slug"] = _slug
+    unknown = say(NOT_MEASURED)
+    environment.filters["order"] = lambda cell: "" if cell == unknown else sort_value(cell)
+    environment.globals["say"] = lambda template, **params: fill(
+        say.catalogue.get(template, template), params
+    )
     return environment
 
 
@@ -156,57 +180,63 @@ def _template(name: str) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """Nothing is loaded, and no script runs but these, by their hashes."""
-    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
+    """Return a policy by which nothing is loaded and no script runs but these, by their hashes."""
+    hashes = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     )
 
 
-def script_json(value: Any) -> str:
-    """JSON that stays within its script element and is the same to an HTML parser.
+def script_json(value: object) -> str:
+    """Return JSON that stays within its script element and is the same to an HTML parser.
 
     Raises:
         ValueError: a figure that JSON cannot hold (NaN).
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    written = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
+        written = written.replace(char, f"\\u{ord(char):04x}")
+    return written
 
 
 def sort_value(cell: str) -> str | None:
-    """What a cell is sorted by: its number, that after an arrow where there are two; "" unknown; None a text."""
-    text = cell.split("→")[-1].strip()
-    if text in _UNKNOWN:
+    """Return what a cell is sorted by: its (last) number; "" where unknown, None for a text."""
+    shown = cell.split("→")[-1].strip()
+    if shown in ("-", "?", "", NOT_MEASURED):
         return ""
-    found = _NUMBER.match(text)
-    if found is None or text[found.end() :].strip() not in ("", "x", "ms", "s", "±"):
+    found = _NUMBER.match(shown)
+    if found is None or shown[found.end() :].strip() not in ("", "x", "ms", "s", "±"):
         return None
     return found.group().replace(",", "").lstrip("+")
 
 
-def _slug(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-
-
-def _page(report: Report) -> _Page:
-    drawn = plots(report)
-    return _Page(
-        title=report.run.model,
-        status=report.run.status,
-        verdict=verdict(report),
-        head=[(name, text) for name, text in head(report) if name not in ("model", "verdict")],
-        findings=finding_views(report),
-        pictures=[_picture(view) for view in drawn.views],
-        folded=drawn.folded,
-        ranks=len(report.ranks),
-        skew=_skew(drawn),
-        skew_drawn=any(row.spread for row in drawn.skew),
-        sections=sections(report, _WIDE),
-        data=script_json(drawn.to_json()),
-    )
+def _page(found: Found, say: Language) -> _Page:
+    english = document(found, _WIDE)
+    slugs = [
+        re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") for section in english.sections
+    ]
+    if isinstance(found, Report):
+        drawn = plots(found)
+        pictures = _ReportPlots(
+            pictures=[_picture(view) for view in drawn.views],
+            folded=drawn.folded,
+            ranks=len(found.ranks),
+            skew=_skew(drawn),
+            skew_drawn=any(row.spread for row in drawn.skew),
+        )
+        data = script_json(say(drawn).to_json())
+        return _Page(say(english), slugs, say(pictures), data)
+    if isinstance(found, Sweep):
+        curved = curves(found)
+        figures = [
+            figure
+            for figure in FIGURES
+            if any(getattr(row, figure.name) is not None for row in found.rows)
+        ]
+        shown = say(_SweepPlots(figures or [FIGURES[0]], curved))
+        return _Page(say(english), slugs, shown, script_json({"gib": GIB_BYTES, **asdict(shown)}))
+    return _Page(say(english), slugs)
 
 
 def _picture(view: View) -> _Picture:
@@ -222,46 +252,71 @@ def _picture(view: View) -> _Picture:
 def _timeline_text(view: View) -> str:
     line = view.timeline
     assert line is not None
-    seconds = line.moments[-1].seconds - line.moments[0].seconds
-    text = f"{view.drawn}: {len(line.moments)} readings in {seconds:.1f} s"
+    parts = [
+        text(
+            "{rank}: {count} readings in {seconds:.1f} s",
+            rank=view.drawn,
+            count=len(line.moments),
+            seconds=line.moments[-1].seconds - line.moments[0].seconds,
+        )
+    ]
     if line.worst_bytes is not None:
-        text += f"; most in use {format_gib(line.worst_bytes)} of {format_gib(view.device_total_bytes)} GiB"
+        parts.append(
+            text(
+                "most in use {size:gib} of {total:gib} GiB",
+                size=line.worst_bytes,
+                total=view.device_total_bytes,
+            )
+        )
     if view.requested_bytes is not None:
-        text += f"; requested {format_gib(view.requested_bytes)} GiB"
+        parts.append(text("requested {size:gib} GiB", size=view.requested_bytes))
     for peak in line.peaks:
-        text += f"; {peak.what} {peak.where} up to {format_gib(peak.bytes)} GiB"
-    return text
+        where, size = peak.where, peak.bytes
+        parts.append(
+            text("in use {where} up to {size:gib} GiB", where=where, size=size)
+            if peak.what == "in use"
+            else text("allocated {where} up to {size:gib} GiB", where=where, size=size)
+        )
+    return join("; ", parts)
 
 
 def _timeline_table(view: View) -> Section:
     line = view.timeline
     assert line is not None
     columns = [
-        Column("s"),
-        Column("Phase", right=False),
-        Column("Edge", right=False),
-        Column("in use"),
-    ]
-    columns += [
-        Column(f"{owner.name} {MODELLED_MARK}" if owner.how == MODELLED else owner.name)
-        for owner in line.owners
+        Column(text("s")),
+        Column(text("Phase"), right=False),
+        Column(text("Edge"), right=False),
+        Column(text("in use")),
+        *(Column(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
     ]
     rows = []
     for i, moment in enumerate(line.moments):
         sizes = [line.in_use[i], *(owner.bytes[i] for owner in line.owners)]
-        cells = [f"{moment.seconds:.3f}", moment.phase, moment.edge]
+        edge = text("before") if moment.edge == "before" else text("after")
+        cells = [f"{moment.seconds:.3f}", moment.phase, edge]
         rows.append(Row([*cells, *(format_gib(size, 4) for size in sizes)]))
-    notes = ["GiB; -: not read at that moment, so that its bytes are in another column"]
-    inferred = [owner.name for owner in line.owners if owner.how == INFERRED]
-    notes += [f"inferred: {', '.join(inferred)}"] if inferred else []
-    notes += [f"{line.left_out} more readings are in report.json"] if line.left_out else []
-    return Section(f"Readings of {view.drawn}", columns, rows, notes)
+    notes: list[str] = [
+        text("GiB; -: not read at that moment, so that its bytes are in another column")
+    ]
+    derived = [owner.title for owner in line.owners if owner.how == INFERRED]
+    if derived:
+        notes.append(text("derived: {titles}", titles=join(", ", derived)))
+    if line.left_out:
+        notes.append(text("{count} more readings are in report.json", count=line.left_out))
+    return Section(text("Readings of {rank}", rank=view.drawn), columns, rows, notes)
 
 
 def _waterfall_text(view: View) -> str:
     first, last = view.waterfall[0], view.waterfall[-1]
-    ends = [f"{step.title}, {format_gib(step.bytes)} GiB" for step in (first, last)]
-    return f"{view.labels}: from {ends[0]}, to {ends[1]}"
+    return text(
+        "{labels}: from {first}, {first_size:gib} GiB, to {last}, {last_size:gib} GiB",
+        labels=view.labels,
+        first=first.title,
+        first_size=first.bytes,
+        last=last.title,
+        last_size=last.bytes,
+    )
 
 
 def _waterfall_table(view: View) -> Section:
@@ -272,29 +327,28 @@ def _waterfall_table(view: View) -> Section:
         )
         for step in view.waterfall
     ]
-    return Section(
-        f"Steps of {view.labels}",
-        [Column("Step", right=False), Column("GiB"), Column("bytes")],
-        rows,
-    )
+    columns = [Column(text("Step"), right=False), Column(GIB), Column(BYTES)]
+    return Section(text("Steps of {labels}", labels=view.labels), columns, rows)
 
 
 def _skew(drawn: Plots) -> Section | None:
-    """Least, most and spread of each figure; None for one rank."""
+    """Return the least, most and median of each figure; None for one rank."""
     if not drawn.skew:
         return None
     rows = []
     for row in drawn.skew:
         ends = [format_gib(row.least, 4), row.least_label, format_gib(row.most, 4), row.most_label]
         if not row.spread:
-            ends[1] = ends[3] = "all" if None not in row.bytes else "all that have it"
+            ends[1] = ends[3] = text("all") if None not in row.bytes else text("all that have it")
         cells = [row.title, *ends, format_gib(row.median, 4), format_bytes(row.spread)]
         rows.append(Row(cells, style=PLAIN if row.spread else MUTED))
     columns = [
-        Column("Figure", right=False),
-        Column("least, GiB"),
-        Column("on", right=False),
-        Column("most, GiB"),
+        Column(text("Figure"), right=False),
+        Column(text("least, GiB")),
+        Column(text("on"), right=False),
+        Column(text("most, GiB")),
+        Column(text("on"), right=False),
+        Column(text("median, GiB")),
+        Column(text("most - least, bytes")),
     ]
-    columns += [Column("on", right=False), Column("median, GiB"), Column("spread, bytes")]
-    return Section("Ranks beside each other", columns, rows)
+    return Section(text("Figures by rank: least, most, median"), columns, rows)

@@ -1,7 +1,7 @@
-"""Writes a report as GitHub markdown: every name and argument escaped, so that nothing in it can act as markup.
+"""Draws a document as GitHub markdown: names are escaped, so that nothing in them acts as markup.
 
-It begins with one line that says it all; tables that few readers need are folded away, and the whole stays below what
-a comment on GitHub may have. What does not fit is named, and in report.json. Several engine starts share that room.
+Tables that few readers need are folded away, and the whole stays below what a comment on GitHub may
+have: what does not fit is named. Several engine starts share that room.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import re
 
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.report.document import (
+    BAD,
+    CODE,
+    TOTAL,
+    Document,
+    FindingView,
+    Line,
+    Section,
+)
+from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import BAD, TOTAL, Section, fold
-from vllm_memprof.report.sections.findings import FindingView, finding_views
-from vllm_memprof.report.sections.head import head, verdict
+from vllm_memprof.report.sections.base import fold
+from vllm_memprof.text import text
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
 _WIDE = 200
@@ -23,20 +32,18 @@ MOST_BYTES = 60_000
 _RESERVE = 2_000
 #: Rows of a table that is shown without a click.
 _OPEN_ROWS = 16
-#: Findings of one kind that are listed, the first of them; they differ in nothing but figures and ranks.
+#: Findings of one kind that are listed; they differ in nothing but figures and ranks.
 _LISTED = 3
-#: Remarks on the whole run that are listed.
-_LISTED_NOTES = 10
+#: Lines on the whole run that are listed.
+_LISTED_LINES = 10
 #: Engine starts that are listed with a line each where there are several.
 _LISTED_STARTS = 60
 #: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
-#: Lines at the top that make the summary, in this order.
-_SUMMARY = ("model", "engine", "device", "verdict")
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "#": "&#35;"})
-#: GitHub looks for mentions and issues in the text that is left when entities are read: a space without width parts
-#: them. Links it sees in the source, so there an entity is enough.
+#: GitHub looks for mentions and issues in the text that is left when entities are read: a space
+#: without width parts them. Links it sees in the source, so there an entity is enough.
 _REFERENCES = (
     (re.compile(r"&#64;(?=\w)"), "&#64;&#8203;"),
     (re.compile(r"&#35;(?=\d)"), "&#35;&#8203;"),
@@ -48,148 +55,149 @@ _REFERENCES = (
 _START = re.compile(r"^(\d{0,9})([-+=.)])(?=\s|[-=]*$)")
 
 
-def render_markdown(report: Report, lang: str = ENGLISH) -> str:
-    """The whole report, for a file, an issue or a pull request, in one of ``language.LANGUAGES``."""
+def render_markdown(found: Found, lang: str = ENGLISH) -> str:
+    """Return the whole document, for a file, an issue or a pull request.
+
+    Args:
+        found: what there is a document of.
+        lang: one of ``language.LANGUAGES``.
+    """
     say = language(lang)
-    lines = [f"# memprof: {escape(_cut(report.run.model))}", ""]
-    rows = head(report)
-    said = {name: escape(_cut(say.head(name, value))) for name, value in rows if name in _SUMMARY}
-    comma, colon = say("frame", ", "), say("frame", ": ")
-    lines += [
-        f"**{said['model']}**{comma}{said['engine']}{comma}{said['device']}{colon}**{said['verdict']}**",
-        "",
-    ]
-    rest = [row for row in rows if row[0] not in _SUMMARY]
-    for name, value in rest[:_LISTED_NOTES]:
-        text = (
-            _code(_cut(value, _COMMAND_CHARACTERS))
-            if name == "command"
-            else escape(_cut(say.head(name, value)))
-        )
-        lines.append(f"- **{escape(say('name', name))}**{colon}{text}")
-    if len(rest) > _LISTED_NOTES:
-        lines.append(f"- {say('note', f'{len(rest) - _LISTED_NOTES} more in report.json')}")
-    lines += ["", *_findings([say.finding(view) for view in finding_views(report)], say)]
-    tables = [say.section(section) for section in sections(report, _WIDE)]
-    return _fitting(
-        lines, [(table.title, ["", *section_lines(table, say)]) for table in tables], say
-    )
+    page = say(document(found, _WIDE))
+    name = "memprof" if page.kind == "report" else f"memprof {page.kind}"
+    lines = [f"# {name}: {escape(_cut(page.title))}", ""]
+    if summary := [escape(_cut(line.value)) for line in page.head if line.summary]:
+        first, *rest, last = summary
+        named = say(text(", ")).join([f"**{first}**", *rest])
+        lines += [say(text("{named}: **{verdict}**", named=named, verdict=last)), ""]
+    lines += _lines([line for line in page.head if not line.summary], page, say)
+    if page.findings is not None:
+        lines += ["", *_findings(page.findings, page, say)]
+    left = MOST_BYTES - _RESERVE - _size(lines)
+    out = []
+    for section in page.sections:
+        block = ["", *_section(section, say)]
+        if _size(block) <= left:
+            lines += block
+            left -= _size(block)
+        else:
+            out.append(escape(section.title))
+    if page.tail:
+        lines += ["", *_lines(page.tail, page, say)]
+    if out:
+        names = _cut(", ".join(out), _RESERVE // 4)
+        told = text("Too long for a comment, in {whole}: {names}", whole=page.whole, names=names)
+        lines += ["", say(told)]
+    return "\n".join(lines) + "\n"
 
 
 def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
-    """Several engine starts in one text: a line each, then the reports of as many as a comment has room for."""
+    """Return several engine starts: a line each, then the reports that a comment has room for."""
     say = language(lang)
-    lines = [
+    listed = [
         f"{number}. {escape(_cut(line))}"
         for number, line in enumerate(start_lines(reports, lang), start=1)
     ]
-    if len(lines) > _LISTED_STARTS:
-        rest = say("frame", f"{len(lines) - _LISTED_STARTS} more engine starts")
-        lines = [*lines[:_LISTED_STARTS], "", rest]
-    opening = [say("frame", f"{len(reports)} engine starts"), "", *lines, ""]
+    if (more := len(listed) - _LISTED_STARTS) > 0:
+        listed = [*listed[:_LISTED_STARTS], "", say(text("{count} more engine starts", count=more))]
+    opening = [say(text("{count} engine starts", count=len(reports))), "", *listed, ""]
     left = MOST_BYTES - _RESERVE - _size(opening)
     texts, out = [], []
     for report in reports:
-        text = render_markdown(report, lang)
-        if len(text.encode()) < left:
-            texts.append(text)
-            left -= len(text.encode()) + 1
+        drawn = render_markdown(report, lang)
+        if len(drawn.encode()) < left:
+            texts.append(drawn)
+            left -= len(drawn.encode()) + 1
         else:
             out.append(report.run.id or report.run.model)
     if out:
-        names = escape(_cut(fold(out), _RESERVE // 4))
-        opening += [
-            say(
-                "frame",
-                f"Too long for a comment, left out below: {len(out)} of {len(reports)} starts, {names}.",
-            )
-        ]
-        opening += [
-            say(
-                "frame", "The report of one start: `memprof explain FILE#NUMBER --format markdown`."
-            ),
-            "",
-        ]
+        left_out = text(
+            "Too long for a comment, left out below: {count} of {all_of} starts, {names}.",
+            count=len(out),
+            all_of=len(reports),
+            names=escape(_cut(fold(out), _RESERVE // 4)),
+        )
+        one = text("The report of one start: `memprof explain FILE#NUMBER --format markdown`.")
+        opening += [say(left_out), say(one), ""]
     return "\n".join(["\n".join(opening), *texts])
 
 
 def start_lines(reports: list[Report], lang: str = ENGLISH) -> list[str]:
-    """What each of several engine starts came to, in a line."""
+    """Return the result of each of several engine starts, a line each."""
     say = language(lang)
     lines = []
     for report in reports:
         budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
         asked = next((value for value in budgets if value is not None), None)
         told = f"utilization {asked}; " if asked is not None else ""
-        lines.append(f"{report.run.id}: {told}{say('head', verdict(report))}")
+        lines.append(f"{report.run.id}: {told}{say(verdict(report))}")
     return lines
 
 
-def _fitting(lines: list[str], blocks: list[tuple[str, list[str]]], say: Language) -> str:
-    """As many tables as there is room for, and the names of those that were left out."""
-    left = MOST_BYTES - _RESERVE - _size(lines)
-    out = []
-    for title, block in blocks:
-        if _size(block) <= left:
-            lines = lines + block
-            left -= _size(block)
-        else:
-            out.append(escape(title))
-    if out:
-        names = _cut(", ".join(out), _RESERVE // 4)
-        lines = [*lines, "", f"{say('frame', 'Too long for a comment, in report.json: ')}{names}"]
-    return "\n".join(lines) + "\n"
-
-
 def _size(lines: list[str]) -> int:
-    return sum(len(line.encode()) + 1 for line in lines)
+    return sum(len(line.encode(errors="surrogatepass")) + 1 for line in lines)
 
 
-def _cut(text: str, most: int = _CHARACTERS) -> str:
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,})"
+def _cut(words: str, most: int = _CHARACTERS) -> str:
+    return words if len(words) <= most else f"{words[:most]}... ({len(words):,})"
 
 
-def escape(text: str) -> str:
-    """Text as it stands, within a line or in a cell of a table."""
-    text = _SPECIAL.sub(r"\\\1", _one_line(text)).translate(_ENTITIES)
+def escape(words: str) -> str:
+    """Return text as it stands, within a line or in a cell of a table."""
+    shown = _SPECIAL.sub(r"\\\1", " ".join(words.split())).translate(_ENTITIES)
     for pattern, safe in _REFERENCES:
-        text = pattern.sub(safe, text)
-    return text
+        shown = pattern.sub(safe, shown)
+    return shown
 
 
-def _paragraph(text: str) -> str:
-    """Text that begins a line."""
-    return _START.sub(r"\1\\\2", escape(text))
+def _paragraph(words: str) -> str:
+    """Return text that begins a line."""
+    return _START.sub(r"\1\\\2", escape(words))
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _code(text: str) -> str:
-    """A code span, fenced by more backticks than the text has in a row."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+def _code(words: str) -> str:
+    """Return a code span, fenced by more backticks than the text has in a row."""
+    longest = max((len(run) for run in re.findall(r"`+", words)), default=0)
     fence = "`" * (longest + 1)
     space = " " if longest else ""
-    return f"{fence}{space}{_one_line(text)}{space}{fence}"
+    return f"{fence}{space}{' '.join(words.split())}{space}{fence}"
 
 
-def section_lines(section: Section, say: Language | None = None) -> list[str]:
-    """A table under its heading, and the remarks below it; a long table is folded away."""
+def _lines(lines: list[Line], page: Document, say: Language) -> list[str]:
+    """Return named lines as a list, cut where a run says more than anybody reads."""
+    found = []
+    for line in lines[:_LISTED_LINES]:
+        if line.style == CODE:
+            value = _code(_cut(line.value, _COMMAND_CHARACTERS))
+        else:
+            value = escape(_cut(line.value))
+        named = text("**{name}**: {value}", name=escape(line.name), value=value)
+        found.append(f"- {say(named)}")
+    if (more := len(lines) - _LISTED_LINES) > 0:
+        found.append(f"- {_more(more, page, say)}")
+    return found
+
+
+def _more(count: int, page: Document, say: Language) -> str:
+    return say(text("{count} more in {whole}", count=count, whole=page.whole))
+
+
+def _section(section: Section, say: Language) -> list[str]:
+    """Return a table under its heading, and the notes below it; a long table is folded away."""
     lines = [f"## {escape(section.title)}", ""]
     folded = len(section.rows) > _OPEN_ROWS
     if folded:  # between the tags, only what stands after a blank line is markdown
-        words = f"{len(section.rows)} rows"
-        lines += [f"<details><summary>{say('frame', words) if say else words}</summary>", ""]
+        count = say(text("{count} rows", count=len(section.rows)))
+        lines += [f"<details><summary>{count}</summary>", ""]
     if section.rows:
-        lines.append(_line([escape(column.title) for column in section.columns]))
-        lines.append(_line(["---:" if column.right else ":---" for column in section.columns]))
+        lines.append(_row([escape(column.title) for column in section.columns]))
+        lines.append(_row(["---:" if column.right else ":---" for column in section.columns]))
         for row in section.rows:
-            cells = [escape(cell.strip()) for cell in row.cells]
+            cells = [escape(cell) for cell in (row.first, *row.cells[1:])]
             if row.style in (TOTAL, BAD):
                 cells = [f"**{cell}**" if cell else cell for cell in cells]
             cells[0] = "&nbsp;" * 2 * row.indent + cells[0]
-            lines.append(_line(cells))
+            lines.append(_row(cells))
     if folded:
         lines += ["", "</details>"]
     if section.notes:
@@ -197,30 +205,35 @@ def section_lines(section: Section, say: Language | None = None) -> list[str]:
     return lines
 
 
-def _line(cells: list[str]) -> str:
+def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _findings(views: list[FindingView], say: Language) -> list[str]:
+def _findings(views: list[FindingView], page: Document, say: Language) -> list[str]:
     if not views:
-        return [say("frame", "No findings.")]
-    stop, comma, colon = (say("frame", mark) for mark in (".", ", ", ": "))
-    lines = [f"## {say('frame', f'Findings: {len(views)}')}", ""]
+        return [say(text("No findings."))]
+    lines = [f"## {say(text('Findings: {count}', count=len(views)))}", ""]
     listed: dict[str, int] = {}
     for view in views:
         listed[view.id] = listed.get(view.id, 0) + 1
         if listed[view.id] > _LISTED:
             continue
-        where = f"{comma}{escape(view.labels)}" if view.labels else ""
-        price = f"{colon}{escape(view.price)}" if view.price else ""
-        lines.append(
-            f"- **{say('frame', view.severity)}** {escape(view.id)}{where}{price}<br>{escape(view.title)}{stop}"
+        where = say(text(", {labels}", labels=escape(view.labels))) if view.labels else ""
+        price = say(text(": {price}", price=escape(view.price))) if view.price else ""
+        named = text(
+            "**{severity}** {id}{where}{price}<br>{title}.",
+            severity=view.severity_word,
+            id=escape(view.id),
+            where=where,
+            price=price,
+            title=escape(view.title),
         )
-        lines.append(f"  {_paragraph(_cut(view.evidence))}{stop}")
-        lines += [f"  {say('frame', 'Try: ')}{escape(action)}{stop}" for action in view.actions]
-    more = {name: count - _LISTED for name, count in listed.items() if count > _LISTED}
-    lines += [
-        f"- {escape(name)}{colon}{say('note', f'{count} more in report.json')}"
-        for name, count in more.items()
-    ]
+        evidence = text("{evidence}.", evidence=_paragraph(_cut(view.evidence)))
+        lines += [f"- {say(named)}", f"  {say(evidence)}"]
+        if view.action:
+            lines.append(f"  {say(text('Try: {action}.', action=escape(view.action)))}")
+    for name, count in listed.items():
+        if count > _LISTED:
+            more = _more(count - _LISTED, page, say)
+            lines.append(f"- {say(text('{name}: {more}', name=escape(name), more=more))}")
     return lines

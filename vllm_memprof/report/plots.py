@@ -1,7 +1,8 @@
-"""What the plots of the page show: a ``Report`` enters, plain figures leave. No colours, no HTML, no rounding.
+"""The plots of the page: a ``Report`` enters, plain figures leave: no colours, HTML or rounding.
 
-One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget from the device's
-total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None is unknown.
+One ``View`` per group of ranks that agree in print: the device over time by owner, and the budget
+from the device's total down to the KV cache. ``Skew`` compares the ranks. Bytes are integers, None
+is unknown.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.base import MODELLED_MARK, group_ranks, labels_of
+from vllm_memprof.report.sections.base import group_ranks, labels_of, modelled
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.timeline import Timeline, timeline_of
+from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 
 #: Groups of ranks that the page shows; of more, those with a least or a most of something.
@@ -71,7 +73,7 @@ class Plots:
     skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
 
     def to_json(self) -> dict[str, Any]:
-        """What the page's script draws; rows of the skew only where the ranks differ."""
+        """Return what the page's script draws; rows of the skew only where the ranks differ."""
         rows = [
             {"title": row.title, "median": row.median, "bytes": row.bytes}
             for row in self.skew
@@ -82,7 +84,7 @@ class Plots:
 
 
 def plots(report: Report) -> Plots:
-    """The figures of every plot."""
+    """Return the figures of every plot."""
     skew = skew_rows(report.ranks)
     groups = group_ranks(report.ranks, _in_print)
     shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
@@ -97,7 +99,7 @@ def plots(report: Report) -> Plots:
 
 
 def _in_print(rank: RankReport) -> tuple[object, ...]:
-    """What two ranks have to agree in to share a view: figures as they print, and how far they came."""
+    """Return what two ranks must share to be one view: figures in print, and how far they came."""
     moments = tuple(
         (
             span.phase,
@@ -119,7 +121,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
 
 
 def _extremes(groups: list[list[RankReport]], skew: list[SkewRow]) -> list[list[RankReport]]:
-    """The first group, the largest, those that did not finish, and those with a least or a most."""
+    """Return the first group, the largest, the unfinished, and those with a least or a most."""
     wanted = {label for row in skew for label in (row.least_label, row.most_label)}
     wanted |= {rank.label for members in groups for rank in members if rank.open_phases or rank.oom}
     largest = max(groups, key=len)
@@ -147,12 +149,17 @@ def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
 
 def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> View:
     rank = members[0]
-    drawn, why = None, None
+    drawn: Timeline | None = None
+    why: str | None = None
     if report.run.source == "log":
-        why = "a log tells of no moments in time: there is no timeline"
+        why = text("a log names no moments in time: there is no timeline")
     else:
         drawn = timeline_of(rank, starts.get(rank.host, 0))
-        why = None if drawn is not None else "no memory was read on this rank: there is no timeline"
+        why = (
+            None
+            if drawn is not None
+            else text("no memory was read on this rank: there is no timeline")
+        )
     steps, missing = waterfall(report, rank)
     return View(
         labels=labels_of(members),
@@ -171,28 +178,28 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
 
 
 def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]:
-    """The budget as levels and the changes between them; or no steps, and why.
+    """Return the budget as levels and the changes between them; or no steps, and why.
 
-    Every level but the first is the sum of the steps before it. What the equation does besides subtracting its terms
-    (rounding, halving, clamping) is a step of its own.
+    Every level but the first is the sum of the steps before it. What the equation does besides
+    subtracting its terms (rounding, halving, clamping) is a step of its own.
     """
     budget = rank.budget
     granted = budget.engine_kv_cache_bytes
     if granted is None and budget.kv_cache_bytes is None:
-        return [], "no KV cache was sized: there is no waterfall"
+        return [], text("no KV cache was sized: there is no waterfall")
     asked = budget.requested_bytes
     charged = [] if budget.override else [term for term in budget.terms if term.subtracted]
     unknown = [term_title(report, term) for term in charged if term.bytes is None]
     if asked is None:
-        unknown = ["requested", *unknown]
+        unknown = [text("requested"), *unknown]
     if unknown:
-        return [], f"not drawn, unknown: {', '.join(unknown)}"
+        return [], text("not drawn, unknown: {titles}", titles=join(", ", unknown))
     assert asked is not None
     steps = []
     if rank.device_total_bytes is not None:
-        steps.append(Step("device total", rank.device_total_bytes, "level"))
-        steps += _change("outside the request", asked - rank.device_total_bytes)
-    steps.append(Step("requested", asked, "level"))
+        steps.append(Step(text("device total"), rank.device_total_bytes, "level"))
+        steps += _change(text("outside the request"), asked - rank.device_total_bytes)
+    steps.append(Step(text("requested"), asked, "level"))
     level = asked
     for term in charged:
         assert term.bytes is not None
@@ -200,23 +207,32 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         level -= term.bytes
     computed = budget.kv_cache_bytes
     if computed is not None:
-        fixed = f"fixed by --{(budget.override or '').replace('_', '-')}"
-        steps += _change(fixed if budget.override else "rest of the equation", computed - level)
+        other = text("other steps of the equation")
+        if budget.override:
+            other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
+        steps += _change(other, computed - level)
         level = computed
     if granted is not None:
         steps += _change(
-            "residual" if computed is not None else "charged, no equation known", granted - level
+            text("granted - recomputed")
+            if computed is not None
+            else text("subtracted, no equation known"),
+            granted - level,
         )
         level = granted
-    steps.append(Step("KV cache", level, "level"))
+    steps.append(Step(text("KV cache"), level, "level"))
     if budget.fits_request_kv_cache_bytes is not None:
         for item in budget.not_subtracted:
             if item.bytes:
-                mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
-                steps.append(Step(item.title + mark, -item.bytes, "change"))
+                title = modelled(item.title, item.how == MODELLED)
+                steps.append(Step(title, -item.bytes, "change"))
                 level -= item.bytes
-        steps += _change("rounding", budget.fits_request_kv_cache_bytes - level)
-        steps.append(Step("honest KV cache", budget.fits_request_kv_cache_bytes, "level"))
+        steps += _change(text("rounding"), budget.fits_request_kv_cache_bytes - level)
+        steps.append(
+            Step(
+                text("KV cache that fits the request"), budget.fits_request_kv_cache_bytes, "level"
+            )
+        )
     return steps, None
 
 
@@ -228,7 +244,7 @@ def _change(title: str, size: int) -> list[Step]:
 
 
 def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
-    """Figures by rank; nothing where there is but one rank."""
+    """Return figures by rank; nothing where there is but one rank."""
     if len(ranks) < 2:
         return []
     terms = dict.fromkeys(term.name for rank in ranks for term in rank.budget.terms)
@@ -236,10 +252,16 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
         (title_of(name), [rank.budget.term(name) for rank in ranks]) for name in terms
     ]
     figures += [
-        ("KV cache granted", [rank.budget.engine_kv_cache_bytes for rank in ranks]),
-        ("honest KV cache", [rank.budget.fits_request_kv_cache_bytes for rank in ranks]),
-        ("free at the start", [rank.initial_free_bytes for rank in ranks]),
-        ("headroom", [rank.spare_bytes for rank in ranks]),
+        (
+            text("KV cache granted by the engine"),
+            [rank.budget.engine_kv_cache_bytes for rank in ranks],
+        ),
+        (
+            text("KV cache that fits the request"),
+            [rank.budget.fits_request_kv_cache_bytes for rank in ranks],
+        ),
+        (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
+        (text("spare at the serving peak"), [rank.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

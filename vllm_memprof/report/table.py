@@ -1,90 +1,96 @@
-"""Draws a report for a terminal with rich. Works at any width, without colour, without a terminal."""
+"""Draws a document for a terminal with rich, at any width, with or without colour."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
-from vllm_memprof.accounting.model import Report
+from vllm_memprof.report.document import (
+    BAD,
+    CODE,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    FindingView,
+    Line,
+    Section,
+)
+from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import BAD, GOOD, MUTED, TOTAL, Section
-from vllm_memprof.report.sections.findings import FindingView, finding_views
-from vllm_memprof.report.sections.head import head, verdict
+from vllm_memprof.text import text
 
-_STYLES = {TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
+_STYLES = {PLAIN: "", CODE: "", TOTAL: "bold", MUTED: "dim", BAD: "bold red", GOOD: "green"}
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 #: For terminals whose encoding lacks them.
 _ASCII = str.maketrans({"→": ">", "×": "x", "✓": "ok", "✗": "FAILED", "…": "...", "±": "+-"})
 
 
 def render_table(
-    report: Report, console_width: int | None = None, lang: str = ENGLISH
+    found: Found, console_width: int | None = None, lang: str = ENGLISH
 ) -> RenderableType:
-    """The whole report as one rich renderable.
+    """Return the whole document as one rich renderable.
 
     Args:
-        report: the closed books.
+        found: what there is a document of.
         console_width: characters per line; None takes the console's at the time of printing.
         lang: one of ``language.LANGUAGES``.
     """
-    return _Tables(report, console_width, language(lang))
+    return _Tables(found, console_width, language(lang))
 
 
+@dataclass(frozen=True)
 class _Tables:
-    """Lays the sections out once the console's width and encoding are known."""
+    """Lays the document out once the console's width and encoding are known."""
 
-    def __init__(self, report: Report, width: int | None, say: Language) -> None:
-        self._report = report
-        self._width = width
-        self._say = say
+    found: Found
+    width: int | None
+    say: Language
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        width = self._width or options.max_width
-        say = self._say
-        draw = Painter(ascii_only=options.ascii_only, say=say)
-        yield draw.head(head(self._report))
-        for section in sections(self._report, width):
-            yield Text()
-            yield draw.section(say.section(section))
-        yield Text()
-        yield draw.findings([say.finding(view) for view in finding_views(self._report)])
-        yield Text()
-        yield draw.text(say("head", verdict(self._report)), "bold")
+        page = self.say(document(self.found, self.width or options.max_width))
+        draw = _Painter(options.ascii_only, self.say)
+        parts = [draw.lines(page.head)] if page.head else []
+        parts += [draw.section(section) for section in page.sections]
+        parts += [draw.findings(page.findings)] if page.findings is not None else []
+        parts += [draw.lines(page.tail)] if page.tail else []
+        if page.verdict:
+            style = "bold green" if page.verdict_style == GOOD else _STYLES[page.verdict_style]
+            parts.append(draw.text(page.verdict, style))
+        for i, part in enumerate(parts):
+            if i:
+                yield RichText()
+            yield part
 
 
-class Painter:
-    """Texts, sections and findings as rich draws them."""
+@dataclass(frozen=True)
+class _Painter:
+    """Lines, sections and findings as rich draws them."""
 
-    def __init__(self, ascii_only: bool, say: Language | None = None) -> None:
-        self._ascii_only = ascii_only
-        self._say = say or language(ENGLISH)
+    ascii_only: bool
+    say: Language
 
-    def text(self, text: str, style: str = "") -> Text:
-        return Text(
-            text.translate(_ASCII) if self._ascii_only else text, style=style, overflow="fold"
-        )
+    def text(self, words: str, style: str = "") -> RichText:
+        shown = words.translate(_ASCII) if self.ascii_only else words
+        return RichText(shown, style=style, overflow="fold")
 
-    def indented(self, text: str, style: str = "") -> RenderableType:
-        return Padding(self.text(text, style), (0, 0, 0, 2), expand=False)
+    def indented(self, words: str, style: str = "") -> RenderableType:
+        return Padding(self.text(words, style), (0, 0, 0, 2), expand=False)
 
-    def head(self, lines: list[tuple[str, str]]) -> RenderableType:
+    def lines(self, lines: list[Line]) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in lines:
-            bad = name == "status" and not value.startswith(("ok", "running"))
-            style = "bold red" if bad else "bold" if name == "model" else ""
-            table.add_row(
-                self.text(self._say("name", name)), self.text(self._say.head(name, value), style)
-            )
+        for line in lines:
+            table.add_row(self.text(line.name), self.text(line.value, _STYLES[line.style]))
         return table
 
     def section(self, section: Section) -> RenderableType:
@@ -98,36 +104,38 @@ class Painter:
                 justify="right" if column.right else "left",
                 overflow="fold",
             )
+        marked = any(row.mark for row in section.rows)
         for row in section.rows:
-            first = Padding(
-                self.text(row.cells[0]), (0, 0, 0, 2 * row.indent)
-            )  # a name in two lines keeps its place
+            first: RenderableType = self.text(row.cells[0])
+            if row.mark:
+                grid = Table.grid(padding=(0, 1, 0, 0))
+                grid.add_column(no_wrap=True)
+                grid.add_column(overflow="fold")
+                grid.add_row(self.text(row.mark), first)
+                first = grid
+            left = 2 * row.indent + (2 if marked and not row.mark else 0)
             table.add_row(
-                first,
+                Padding(first, (0, 0, 0, left)),  # a name in two lines keeps its place
                 *(self.text(cell) for cell in row.cells[1:]),
-                style=_STYLES.get(row.style, ""),
+                style=_STYLES[row.style],
             )
         notes = [self.indented(note, "dim") for note in section.notes]
-        return Group(self.text(section.title, "bold underline"), table, *notes)
+        shown = [table] if section.columns else []
+        return Group(self.text(section.title, "bold underline"), *shown, *notes)
 
     def findings(self, views: list[FindingView]) -> RenderableType:
         if not views:
-            return self.text(self._say("frame", "No findings"), "bold underline")
-        comma, colon, attempt = (self._say("frame", mark) for mark in (", ", ": ", "try: "))
-        parts: list[RenderableType] = [
-            self.text(self._say("frame", f"Findings: {len(views)}"), "bold underline")
-        ]
+            return self.text(self.say(text("No findings")), "bold underline")
+        title = self.say(text("Findings: {count}", count=len(views)))
+        parts: list[RenderableType] = [self.text(title, "bold underline")]
         for view in views:
             line = self.text("")
-            line.append(self._say("frame", view.severity), _SEVERITIES.get(view.severity, ""))
+            line.append(view.severity_word, _SEVERITIES.get(view.severity, ""))
             line.append(f" {view.id}", "bold")
-            line.append(f"{comma}{view.labels}" if view.labels else "")
-            line.append(f"{colon}{view.price}" if view.price else "")
+            line.append(self.say(text(", {labels}", labels=view.labels)) if view.labels else "")
+            line.append(self.say(text(": {price}", price=view.price)) if view.price else "")
             parts.append(line)
-            details = [
-                view.title,
-                view.evidence,
-                *(f"{attempt}{action}" for action in view.actions),
-            ]
+            tried = self.say(text("try: {action}", action=view.action)) if view.action else ""
+            details = (view.title, view.evidence, tried)
             parts += [self.indented(detail) for detail in details if detail]
         return Group(*parts)

@@ -1,6 +1,7 @@
-"""The device over time by owner, as the page draws it: a rank's readings enter, plain figures leave.
+"""The device over time by owner, for the page: a rank's readings enter, plain figures leave.
 
-Bytes are integers, None is unknown. Readings are those of ``report.json``: the device at both ends of each phase.
+Bytes are integers, None is unknown. Readings are those of ``report.json``: the device at both ends
+of each phase.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
 #: Readings that a timeline draws; of more, the first and the fullest of each stretch.
@@ -21,14 +23,24 @@ MOST_MOMENTS = 1200
 MOST_BANDS = 400
 #: Peaks that are marked.
 MOST_PEAKS = 6
-#: A peak is worth a mark where it is this share of the device above the readings at both ends of its phase.
-_WORTH_A_MARK = 0.01
+#: A peak is marked where it is this share of the device above the readings at its phase's ends.
+_LEAST_RISE = 0.01
 #: Phases whose growth of allocated memory tells what the tensors are, bottom of the stack first.
 _TENSORS = {"weight_load": "tensors: weights", "kv_cache_alloc": "tensors: KV cache"}
 #: From the start of one of these on, what tensors there are is not known any more.
 _TENSORS_CHANGE = ("sleep", "wake_up", "weight_update", "shutdown")
 _OTHER_TENSORS = "tensors: other"
 _UNDIVIDED = "tensors: not divided"
+_RESERVED = "reserved, not allocated"
+#: Owners whose name is a word of ours.
+_TITLES = {
+    "tensors: weights": text("tensors: weights"),
+    "tensors: KV cache": text("tensors: KV cache"),
+    "tensors: other": text("tensors: other"),
+    "tensors: not divided": text("tensors: not divided"),
+    "reserved, not allocated": text("reserved, not allocated"),
+    "unaccounted": text("unaccounted"),
+}
 _NOT_OWNERS = (*TORCH_ROWS, "free")
 
 
@@ -46,6 +58,11 @@ class Owner:
     name: str
     bytes: list[int | None]
     how: str = MEASURED  # as the last reading has it
+    title: str = ""  # the name, in words
+
+    def __post_init__(self) -> None:
+        if not self.title:
+            object.__setattr__(self, "title", _TITLES.get(self.name, self.name))
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class Peak:
     """A height between or at readings that deserves a mark."""
 
     what: str  # in use | allocated
-    where: str  # before a phase, after it, or in it
+    where: str  # before a phase, after it, or in it; in words
     bytes: int
     seconds: float
     exact: bool  # False: the time within the phase is not known
@@ -122,7 +139,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
 
 
 def _readings(rank: RankReport) -> list[_Reading]:
-    """Moments with a time and at least one figure, in the order of time."""
+    """Return moments with a time and at least one figure, in the order of time."""
     found = []
     for span, edge in edges_of(rank.phases):
         memory = edge.owners
@@ -153,9 +170,10 @@ def _in_use(snapshot: Snapshot) -> int | None:
 
 
 def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
-    """Allocated memory divided by the phase that allocated it, and cached memory.
+    """Return allocated memory by the phase that allocated it, and the rest of the reserved.
 
-    What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off the cached.
+    What sleep mode unmapped is off the device, so it is taken off the allocated memory, then off
+    the rest of the reserved.
     """
     allocated, cached = [], []
     for reading in readings:
@@ -197,7 +215,7 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         )
         for title in titles
     ]
-    return [*owners, Owner("cached by torch", cached)]
+    return [*owners, Owner(_RESERVED, cached)]
 
 
 def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
@@ -234,7 +252,7 @@ def _bands(rank: RankReport, start: int) -> list[Band]:
 
 
 def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]:
-    """Per outermost phase the highest of each kind that stands above what was read at its ends; the steepest few."""
+    """Return the highest of each kind per outermost phase, above its ends; the steepest few."""
     total = rank.device_total_bytes
     if total is None:
         return []
@@ -259,7 +277,9 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
             candidates = [
                 Peak(
                     what,
-                    f"{each.edge.side} {each.span.phase}",
+                    text("before {phase}", phase=each.span.phase)
+                    if each.edge.side == "before"
+                    else text("after {phase}", phase=each.span.phase),
                     size,
                     (each.t_ns - start) / 1e9,
                     True,
@@ -268,11 +288,7 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
             ]
             candidates += _risen(inside, what, between, start)
             best = max(candidates, key=lambda peak: peak.bytes, default=None)
-            if (
-                best is not None
-                and len(ends) == 2
-                and best.bytes - max(ends) > _WORTH_A_MARK * total
-            ):
+            if best is not None and len(ends) == 2 and best.bytes - max(ends) > _LEAST_RISE * total:
                 found.append((best.bytes - max(ends), best))
     steepest = sorted(found, key=lambda entry: -entry[0])[:MOST_PEAKS]
     return sorted((peak for _, peak in steepest), key=lambda peak: peak.seconds)
@@ -281,7 +297,7 @@ def _peaks(rank: RankReport, readings: list[_Reading], start: int) -> list[Peak]
 def _risen(
     rows: list[Span], what: str, between: Callable[[Span], int | None], start: int
 ) -> list[Peak]:
-    """Peaks that the allocator kept; of nested phases that saw the same one, the innermost."""
+    """Return peaks that the allocator kept; of nested phases with the same one, the innermost."""
     found: dict[int, tuple[int, Peak]] = {}
     for row in rows:
         size, begins, ends = between(row), _time(row.before), _time(row.after)
@@ -294,7 +310,13 @@ def _risen(
             continue
         found[size] = (
             row.depth,
-            Peak(what, f"in {row.phase}", size, ((begins + ends) / 2 - start) / 1e9, False),
+            Peak(
+                what,
+                text("in {phase}", phase=row.phase),
+                size,
+                ((begins + ends) / 2 - start) / 1e9,
+                False,
+            ),
         )
     return [peak for _, peak in found.values()]
 
@@ -304,14 +326,14 @@ def _allocated(snapshot: Snapshot) -> int | None:
 
 
 def _allocated_between(row: Span) -> int | None:
-    """The most that was allocated at once, where it was within this phase."""
+    """Return the most that was allocated at once, where it was within this phase."""
     low = None if row.before is None else row.before.allocated_run_peak_bytes
     high = None if row.after is None else row.after.allocated_run_peak_bytes
     return high if low is not None and high is not None and high > low else None
 
 
 def _reserved_between(row: Span) -> int | None:
-    """The most in use within this phase: reserved at its peak, and the lesser non-torch of both ends.
+    """Return the most in use within a phase: reserved peak + the lesser non-torch of both ends.
 
     As ``accounting.spare`` has it: non-torch memory at that moment is not known.
     """

@@ -1,13 +1,15 @@
 """Writes a run as a trace in the Trace Event Format (JSON), which Perfetto and Chrome open.
 
-One process per rank. Phases are complete slices (``ph`` X) on its main thread; one that was never left begins (B)
-and does not end; one that overlaps another without lying inside it gets a thread of its own. Owners of device memory,
-and what is unaccounted, are counters (C) in bytes at every edge of a phase; parts of an owner are counters too, named
-``owner / part``. Where a figure is unknown there is no counter event. Times are microseconds since the run's start.
+One process per rank. Phases are complete slices (``ph`` X) on its main thread; one that was never
+left begins (B) and does not end; one that overlaps another without lying inside it gets a thread of
+its own. Owners of device memory, and what is unaccounted, are counters (C) in bytes at every edge
+of a phase; parts of an owner are counters too, named ``owner / part``. Where a figure is unknown
+there is no counter event. Times are microseconds since the run's start.
 
-The order of things is for readers of any age: Perfetto once gave up at a key that it did not know and gave a thread's
-name to whichever thread had that number last (``json_trace_tokenizer.cc``, ``process_tracker.cc``). So the events come
-before ``otherData``, all names before all slices, and no two threads of a trace have the same number.
+The order suits old readers too: Perfetto once gave up at a key that it did not know and gave a
+thread's name to whichever thread had that number last (``json_trace_tokenizer.cc``,
+``process_tracker.cc``). So the events come before ``otherData``, all names before all slices, and
+no two threads of a trace have the same number.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ def _slice(row: Span, times: tuple[int, int | None], track: int, thread: int, st
 
 
 def _lanes(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[int, int]:
-    """Order of a passage -> the lane it is drawn in, from 0: in each, slices nest as the phases did."""
+    """Return order of a passage -> its lane, from 0: in each, slices nest as the phases did."""
     parents = {row.order: row.parent for row in rank.phases}
     stacks: list[list[int]] = []
     found: dict[int, int] = {}

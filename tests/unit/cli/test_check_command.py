@@ -57,7 +57,7 @@ def test_within_and_over() -> None:
         ),
         ([RUN, "--budget", DATA], 2, "cannot read the budget file"),
         ([RUN, "--budget", sys.executable], 2, "is not UTF-8 text"),
-        ([RUN, "--budget", PASSED, "--format", "html"], 2, "--format 'html' is not known"),
+        ([RUN, "--budget", PASSED, "--format", "csv"], 2, "--format 'csv' is not known"),
         (
             [RUN, "--budget", PASSED, "--margin", "1%"],
             2,

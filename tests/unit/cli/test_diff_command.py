@@ -56,7 +56,7 @@ def test_run_folders_reports_and_logs_are_read(tmp_path: Path) -> None:
         (["/dev/null", RUN], 3, "no line about memory"),
         ([DATA / "make_runs.py", RUN], 3, "no line about memory"),
         ([RUN], 2, "Missing argument"),
-        ([RUN, RUN, "--format", "html"], 2, "--format 'html' is not known"),
+        ([RUN, RUN, "--format", "csv"], 2, "--format 'csv' is not known"),
         ([RUN, RUN, "-o", DATA], 2, "is a folder"),
     ],
 )
@@ -92,12 +92,12 @@ def test_output_file_and_pipe(tmp_path: Path) -> None:
     target = tmp_path / "diff.md"
     done = call(DATA / "skewed_tp2", RUN, "--format", "markdown", "-o", target)
     assert (done.returncode, done.stdout) == (0, "")
-    assert target.read_text().startswith("# memprof diff: KV cache +0.25 GiB")
+    assert target.read_text().startswith("# memprof diff: KV cache differs by +0.25 GiB")
     assert target.stat().st_mode & 0o777 == 0o600
     for env in ({}, {"NO_COLOR": "1"}, {"COLUMNS": "80"}, {"TERM": "dumb"}):
         piped = call(DATA / "skewed_tp2", RUN, **env)
         assert "\x1b" not in piped.stdout
-        assert "B less A = sum of the causes ✓" in piped.stdout
+        assert "✓ B - A = sum of the causes" in piped.stdout
 
 
 def test_a_name_with_a_number_sign(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.check import CheckResult, check_report
-from vllm_memprof.report.check import render_check_json, render_check_markdown, sentences
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
+from vllm_memprof.report.documents.check import sentences
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.results import render_result_json
 
 WIDTHS = (60, 80, 120, 200)
 CASES = sorted({case for case, _ in CHECKS.values()}, key=str)
@@ -32,13 +34,13 @@ NASTY = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case[0]))
 def test_all_reporters_give_the_same_figures(case: tuple[str, str, str | None]) -> None:
     result = check_result(*case)
-    data = json.loads(render_check_json(result))
+    data = json.loads(render_result_json(result))
     assert (data["schema"], data["ok"], data["failed"]) == (
         "memprof.check/1",
         result.ok,
         len(result.failures),
     )
-    texts = [check_table(result, width) for width in WIDTHS[1:]] + [render_check_markdown(result)]
+    texts = [check_table(result, width) for width in WIDTHS[1:]] + [render_markdown(result)]
     for limit in data["limits"]:
         for text in texts:
             plain = text.replace("\\", "")
@@ -160,7 +162,7 @@ def validate_junit(root: ET.Element) -> None:
 
 
 def test_markdown_is_text() -> None:
-    text = render_check_markdown(nasty())
+    text = render_markdown(nasty())
     assert "<img" not in text
     assert "@all" not in text
     assert not re.search(r"^::", text, re.MULTILINE)

@@ -14,7 +14,8 @@ from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.report.diff import render_diff_json, render_diff_markdown
+from vllm_memprof.report.markdown import render_markdown
+from vllm_memprof.report.results import render_result_json
 
 WIDTHS = (60, 80, 120, 200)
 PAIRS = [
@@ -42,14 +43,14 @@ def diff_of(a: str, b: str) -> Diff:
 def texts(diff: Diff) -> dict[str, str]:
     return {
         **{f"table {width}": diff_table(diff, width) for width in WIDTHS},
-        "markdown": render_diff_markdown(diff),
+        "markdown": render_markdown(diff),
     }
 
 
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
     diff = diff_of(a, b)
-    data = json.loads(render_diff_json(diff))
+    data = json.loads(render_result_json(diff))
     assert data["schema"] == "memprof.diff/1"
     for where, text in texts(diff).items():
         if where == "table 60":
@@ -79,7 +80,7 @@ def test_the_page_adds_up_as_it_is_printed(a: str, b: str) -> None:
     diff = diff_of(a, b)
     assert diff.served is not None
     if diff.served.difference_bytes is None:
-        assert "not known" in diff_table(diff, 80)
+        assert "no difference of KV cache to explain" in diff_table(diff, 80)
         return
     section = diff_table(diff, 80).split("= KV cache of B")[0]
     first = int(re.search(r"KV cache of A +([\d,-]+)", section).group(1).replace(",", ""))  # type: ignore[union-attr]
@@ -108,7 +109,7 @@ def test_brackets_mark_what_no_term_charges() -> None:
         line for line in text.splitlines() if line.lstrip().startswith("torch memory outside")
     )
     assert re.search(r"0\.25\d\d +\(0\.25\d\d\)", line)
-    assert "subtracted by E2 alone" in line
+    assert "subtracted by E2 only" in line
     assert "in brackets" in text
 
 
@@ -119,7 +120,7 @@ def test_names_of_a_run_cannot_act_as_markup() -> None:
         a.run, model=nasty, command=["memprof", "--x", nasty], env={"A": nasty}, exit_reason=nasty
     )
     diff = diff_reports(a, replace(a, run=run))
-    text = render_diff_markdown(diff)
+    text = render_markdown(diff)
     assert "<img" not in text
     assert "@all" not in text
     assert " `a`" not in text
@@ -133,11 +134,11 @@ def test_names_of_a_run_cannot_act_as_markup() -> None:
 def test_ranks_that_differ_in_other_ways_have_tables_of_their_own() -> None:
     diff = diff_of("skewed_tp2", "graph_tp2")
     text = diff_table(diff, 120)
-    assert "Why the KV cache differs, TP1 of A, TP0 of B" in text
-    assert "Why the KV budget differs, TP1" in text
+    assert "KV cache differs by +0.25 GiB (+268,435,456 bytes), TP1 of A, TP0 of B. Causes" in text
+    assert re.search(r"KV cache budget differs by .*, TP1\. Causes", text)
     alike = diff_table(diff_of("graph_tp2", "eager_tp2"), 120)
-    assert "Why the KV cache differs, TP0-TP1" in alike
-    assert "KV budget differs" not in alike
+    assert re.search(r"KV cache differs by .*, TP0-TP1\. Causes", alike)
+    assert "KV cache budget differs" not in alike
 
 
 def test_many_groups_of_ranks_are_cut_and_said() -> None:
@@ -152,5 +153,5 @@ def test_many_groups_of_ranks_are_cut_and_said() -> None:
     a = replace(report, ranks=[rank(i, 0) for i in range(12)])
     b = replace(report, ranks=[rank(i, i * 1000) for i in range(12)])
     text = diff_table(diff_reports(a, b), 120)
-    assert text.count("Why the KV budget differs") == 4
+    assert text.count("KV cache budget differs by") == 4
     assert "more groups of ranks are in the JSON" in text

@@ -10,9 +10,9 @@ from tests.unit.accounting.builders import process, run_of
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of, sleeps
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.report.document import Section
 from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import Section
 from vllm_memprof.report.table import render_table
 
 SPANS = [
@@ -37,19 +37,20 @@ def drawn(report: Report, width: int) -> str:
 
 
 def test_calls_of_one_place_are_added_up_and_own_ones_stand_apart() -> None:
-    table = section(report_of(SPANS), "empty_cache calls")
+    table = section(report_of(SPANS), "Calls of empty_cache")
     rows = [row.cells for row in table.rows]
     assert rows[0][:2] == ["after warm_up", "memprof"]
     assert rows[1] == ["in a step", "runner.py:7", "2", "2", "4.00", "0.20", "0.00", "0.14", "0.20"]
-    assert [column.title for column in table.columns][2:5] == ["N", "Req", "ms"]
+    assert [column.title for column in table.columns][2:5] == ["Calls", "Requests", "ms"]
 
 
 def test_a_wide_table_names_functions_and_threads() -> None:
-    table = section(report_of(SPANS), "empty_cache calls", width=120)
+    table = section(report_of(SPANS), "Calls of empty_cache", width=120)
     assert table.rows[1].cells[2:4] == ["Runner.step", "Decode"]
     calm = [replace(span, detail={**span.detail, "thread": "MainThread"}) for span in SPANS]
     titles = [
-        column.title for column in section(report_of(calm), "empty_cache calls", width=120).columns
+        column.title
+        for column in section(report_of(calm), "Calls of empty_cache", width=120).columns
     ]
     assert "Function" in titles
     assert "Thread" not in titles
@@ -58,17 +59,16 @@ def test_a_wide_table_names_functions_and_threads() -> None:
 def test_the_answers_carry_this_run_s_figures() -> None:
     answers = {
         row.cells[0]: row.cells[1]
-        for row in section(report_of(SPANS), "What empty_cache was worth").rows
+        for row in section(report_of(SPANS), "Effect of empty_cache").rows
     }
-    assert answers["What came back"].startswith(
-        "cached blocks 0.1953 GiB, operator workspace 0.0000"
+    assert answers["Released"].startswith(
+        "reserved, not allocated: 0.1953 GiB; operator workspace: 0.0000"
     )
-    assert "HCCL" in answers["What came back"]
-    assert "after warm_up: 0.1250 GiB cached" in answers["Shrink once"]
-    assert "gave back 0.0977 GiB, measured by the experiment" in answers["Shrink once"]
-    assert answers["Gain or cost"].startswith(
-        "hidden cost: 2 call(s) while requests ran, 4.00 ms of waiting"
-    )
+    assert "HCCL" in answers["Released"]
+    left = answers["Releasable after warm-up"]
+    assert "after warm_up: reserved, not allocated: 0.1250 GiB" in left
+    assert "released 0.0977 GiB, measured by the experiment" in left
+    assert answers["Cost"].startswith("2 call(s) while requests ran: waited 4.00 ms")
 
 
 def test_an_experiment_says_what_it_changed_and_what_it_missed() -> None:
@@ -101,4 +101,4 @@ def test_no_line_is_wider_than_asked_for() -> None:
 def test_markdown_has_the_same_cells() -> None:
     text = render_markdown(report_of(SPANS))
     assert "| in a step | runner.py:7 |" in text
-    assert "What empty\\_cache was worth" in text or "What empty_cache was worth" in text
+    assert "Effect of empty\\_cache" in text

@@ -27,10 +27,10 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.spans import Edge
 from vllm_memprof.report import render_json
+from vllm_memprof.report.documents.report import head, verdict
 from vllm_memprof.report.html import render_html, script_json, sort_value
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.findings import finding_views
-from vllm_memprof.report.sections.head import head, verdict
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -43,9 +43,7 @@ def test_the_figures_are_those_of_the_other_formats(name: str) -> None:
 def test_the_figures_of_a_run_out_of_memory() -> None:
     report = oom_report()
     page = check_page(report)
-    assert (
-        "out of memory: 58.00 of 60.00 GiB reserved, of which no tensor used 3.00 GiB" in page.text
-    )
+    assert "out of memory: 58.00 of 60.00 GiB reserved, 3.00 GiB of it not allocated" in page.text
     assert [band["phase"] for band in page.data[0]["views"][0]["timeline"]["bands"]] == [
         "weight_load",
         "oom",
@@ -56,7 +54,7 @@ def test_the_figures_of_a_run_out_of_memory() -> None:
 def test_the_figures_of_logs(log) -> None:
     for run in read_log(str(log)):
         page = check_page(build_report(run))
-        assert "a log tells of no moments in time: there is no timeline" in page.text
+        assert "a log names no moments in time: there is no timeline" in page.text
 
 
 def check_page(report: Report) -> Page:
@@ -65,10 +63,10 @@ def check_page(report: Report) -> Page:
     assert len(source.encode()) < 6_000_000
     page = Page(source)
     flat = " ".join(page.text.split())
-    for text in [verdict(report), *(text for _, text in head(report))]:
+    for text in [verdict(report), *(line.value for line in head(report))]:
         assert " ".join(text.split()) in flat
     for view in finding_views(report):
-        for text in (view.id, view.price, view.title, view.evidence, *view.actions):
+        for text in (view.id, view.price, view.title, view.evidence, view.action):
             assert " ".join(text.split()) in flat
     same_tables(page, report)
     same_plots(page.data[0], json.loads(render_json(report)))
@@ -81,7 +79,7 @@ def same_tables(page: Page, report: Report) -> None:
     found = page.tables[len(page.tables) - len(wanted) :]
     for section, table in zip(wanted, found, strict=True):
         assert table.caption == section.title
-        assert table.rows == [[row.cells[0].strip(), *row.cells[1:]] for row in section.rows]
+        assert table.rows == [[row.first, *row.cells[1:]] for row in section.rows]
         assert [title for title in table.columns if title != "name"] == [
             c.title for c in section.columns if c.title
         ]
@@ -105,7 +103,10 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             assert levels["KV cache"] == (
                 rank["budget"]["kv_cache_bytes"] if granted is None else granted
             )
-            assert levels.get("honest KV cache") == rank["budget"]["fits_request_kv_cache_bytes"]
+            assert (
+                levels.get("KV cache that fits the request")
+                == rank["budget"]["fits_request_kv_cache_bytes"]
+            )
         if view["timeline"] is None:
             continue
         sizes = [[row["bytes"] for row in moment["rows"]] for moment in rank["device_memory"]]
@@ -365,8 +366,10 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     assert "Between those shown, and in report.json" in page.text
     assert len(page.data[0]["labels"]) == 512
     assert "TP300" in {view["labels"] for view in page.data[0]["views"]}  # outliers are kept
-    skew = next(table for table in page.tables if table.caption == "Ranks beside each other")
-    headroom = next(row for row in skew.rows if row[0] == "headroom")
+    skew = next(
+        table for table in page.tables if table.caption == "Figures by rank: least, most, median"
+    )
+    headroom = next(row for row in skew.rows if row[0] == "spare at the serving peak")
     assert headroom[2] == "TP300"
 
 

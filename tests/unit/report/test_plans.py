@@ -15,8 +15,10 @@ from scripts.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
-from vllm_memprof.report.plans import COLUMNS, PlansTable, render_plans_json, render_sweep_csv
-from vllm_memprof.report.plans_html import curves, render_sweep_html
+from vllm_memprof.report import render_table
+from vllm_memprof.report.curves import curves
+from vllm_memprof.report.html import render_html
+from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
 
 GIB = 1 << 30
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -66,7 +68,7 @@ FIT = Fit(
 def drawn(found: Sweep | Fit, width: int) -> str:
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as capture:
-        console.print(PlansTable(found))
+        console.print(render_table(found))
     return capture.get()
 
 
@@ -86,17 +88,17 @@ def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
     text = drawn(FIT, width)
     assert max(map(len, text.splitlines())) <= width
     joined = " ".join(text.split())
-    assert "answer: smallest devices 4 (the sizes that the heads allow: 1, 2, 4)" in joined
-    assert "use: --tensor-parallel-size 4" in joined
+    assert "answer smallest devices 4 (the sizes that the heads allow: 1, 2, 4)" in joined
+    assert "use --tensor-parallel-size 4" in joined
     assert "KV tokens 200,000 < 300,000" in joined
 
 
 def test_no_answer_has_no_flag() -> None:
     nothing = replace(FIT, answer=None, tries=FIT.tries[:2])
     text = drawn(nothing, 100)
-    assert "answer:  none" in text
-    assert "use:" not in text
-    assert json.loads(render_plans_json(nothing))["flag"] is None
+    assert "answer  none" in text
+    assert "use" not in text.split("answer")[1]
+    assert json.loads(render_result_json(nothing))["flag"] is None
 
 
 def test_the_csv_is_tidy_and_unknown_is_empty() -> None:
@@ -118,17 +120,17 @@ def test_the_columns_are_documented() -> None:
 
 def test_json_obeys_its_schema() -> None:
     for name, found in (("sweep", SWEEP), ("fit", FIT), ("fit", replace(FIT, answer=None))):
-        assert_obeys(name, render_plans_json(found))
-    bent = json.loads(render_plans_json(SWEEP))
+        assert_obeys(name, render_result_json(found))
+    bent = json.loads(render_result_json(SWEEP))
     bent["rows"][0]["tokens"] = "many"
     assert list(problems(schema_of("sweep"), bent)) != []
 
 
 def test_json_has_the_rows_whole() -> None:
-    data = json.loads(render_plans_json(SWEEP))
+    data = json.loads(render_result_json(SWEEP))
     assert data["schema"] == "memprof.sweep/1"
     assert [PlanRow.from_json(row) for row in data["rows"]] == SWEEP.rows
-    assert json.loads(render_plans_json(FIT))["flag"] == "--tensor-parallel-size 4"
+    assert json.loads(render_result_json(FIT))["flag"] == "--tensor-parallel-size 4"
 
 
 def test_curves_are_the_rows() -> None:
@@ -162,7 +164,7 @@ def hostile() -> Sweep:
 
 @pytest.mark.parametrize("sweep", [SWEEP, hostile()], ids=["sweep", "hostile"])
 def test_the_page_holds_every_plan_and_nothing_that_runs(sweep: Sweep) -> None:
-    text = render_sweep_html(sweep)
+    text = render_html(sweep)
     page = Page(text)
     assert len(page.tables) == 1
     assert len(page.tables[0].rows) == len(sweep.rows)
@@ -186,7 +188,7 @@ def test_the_page_in_a_browser(
     chromium: Browser, tmp_path: Path, sweep: Sweep, width: int, dark: bool
 ) -> None:
     chromium.events.clear()
-    (tmp_path / "sweep.html").write_text(render_sweep_html(sweep), encoding="utf-8")
+    (tmp_path / "sweep.html").write_text(render_html(sweep), encoding="utf-8")
     chromium.size(width, 900, dark)
     chromium.open(tmp_path / "sweep.html")
     assert chromium.value("document.documentElement.scrollWidth") <= width

@@ -93,11 +93,11 @@ def test_memory_that_sleep_unmapped_is_off_the_stack(unmapped, tensors, cached) 
         )
     )
     stacks = [{owner.name: owner.bytes[i] for owner in line.owners} for i in range(2)]
-    assert (stacks[0]["tensors: other"], stacks[0]["cached by torch"]) == (gib(40), gib(1))
+    assert (stacks[0]["tensors: other"], stacks[0]["reserved, not allocated"]) == (gib(40), gib(1))
     assert stacks[1].get("tensors: not divided") == (
         None if tensors is None else gib(tensors)
     )  # 0 is no owner
-    assert stacks[1]["cached by torch"] == gib(cached)
+    assert stacks[1]["reserved, not allocated"] == gib(cached)
     assert line.in_use == [gib(41), gib(41 - unmapped)]
 
 
@@ -242,7 +242,7 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["device total"] == rank.device_total_bytes
         assert found["requested"] == budget.requested_bytes
         assert found["KV cache"] == budget.engine_kv_cache_bytes
-        assert found["honest KV cache"] == budget.fits_request_kv_cache_bytes
+        assert found["KV cache that fits the request"] == budget.fits_request_kv_cache_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
         for part in [*(term for term in budget.terms if term.subtracted), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
@@ -268,9 +268,9 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
     steps, _ = waterfall(report, replace(rank, budget=halved))
     levels_hold(steps)
     assert {step.title: step.bytes for step in steps}[
-        "rest of the equation"
+        "other steps of the equation"
     ] == granted // 2 - granted
-    assert {step.title: step.bytes for step in steps}["residual"] == 7
+    assert {step.title: step.bytes for step in steps}["granted - recomputed"] == 7
     fixed = replace(
         rank.budget,
         override="kv_cache_memory_bytes",
@@ -313,7 +313,7 @@ def test_ranks_that_agree_in_print_share_a_view() -> None:
 
 def test_skew_has_least_most_and_median() -> None:
     report = report_of("skewed_tp2")
-    row = next(row for row in plots(report).skew if row.title == "KV cache granted")
+    row = next(row for row in plots(report).skew if row.title == "KV cache granted by the engine")
     sizes = [rank.budget.engine_kv_cache_bytes for rank in report.ranks]
     assert row.bytes == sizes
     assert (row.least, row.least_label, row.most, row.most_label) == (
@@ -340,7 +340,7 @@ def test_of_many_ranks_the_outliers_are_kept() -> None:
     drawn = plots(replace(report, ranks=ranks))
     assert len(drawn.views) == MOST_VIEWS
     assert any(view.labels == "TP300" for view in drawn.views)
-    headroom = next(row for row in drawn.skew if row.title == "headroom")
+    headroom = next(row for row in drawn.skew if row.title == "spare at the serving peak")
     assert (headroom.least_label, headroom.spread) == ("TP300", gib(3))
     assert "TP300" not in drawn.folded.split(", ")
     shown = sum(view.ranks for view in drawn.views)

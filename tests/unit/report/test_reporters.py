@@ -32,10 +32,10 @@ from vllm_memprof.report import (
     write_atomically,
     write_reports,
 )
+from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
 from vllm_memprof.report.sections.base import fold
-from vllm_memprof.report.sections.head import verdict
 from vllm_memprof.report.trace import render_trace
 
 WIDTHS = (80, 120, 200)
@@ -190,7 +190,7 @@ def test_a_run_under_way_is_not_called_dead() -> None:
 
 def test_the_verdict_comes_first_and_last() -> None:
     lines = table(report_of("skewed_tp2"), 200).splitlines()
-    wanted = "KV cache 44.05 GiB, 641,536 tokens on TP1, the least of 2 ranks; equation E4 balanced to the byte"
+    wanted = "KV cache 44.05 GiB, 641,536 tokens on TP1, the least of 2 ranks; equation E4 recomputed: equal to the byte"
     assert lines[-1].startswith(wanted)
     assert any(line.startswith(f"verdict  {wanted}") for line in lines[:8])
 
@@ -204,8 +204,8 @@ def test_verdicts() -> None:
     assert verdict(report_of("killed_tp2", exit_reason=None)) == "no KV cache was sized"
     run = recorded("graph_tp2")
     for change, text in (
-        ({"weights_bytes": 1}, "equation not balanced on TP0-TP1"),
-        ({"weights_bytes": None}, "equation not checked on every rank"),
+        ({"weights_bytes": 1}, "equation recomputed: differs on TP0-TP1"),
+        ({"weights_bytes": None}, "equation not recomputed on every rank"),
         ({"kv_cache_memory_bytes_arg": 5}, "fixed by --kv-cache-memory-bytes"),
     ):
         changed = [
@@ -234,7 +234,7 @@ def test_a_verdict_names_ranks_that_nobody_knows() -> None:
     )
     said = "6 of 8 ranks differ and were not run"
     assert one.startswith(
-        f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 balanced"
+        f"KV cache 44.30 GiB, 645,120 tokens on TP0; {said}; equation E4 recomputed"
     )
     two = verdict(build_report(replace(run, info=replace(run.info, ranks=ranks))))
     assert two.startswith(f"KV cache 44.30 GiB, 645,120 tokens on TP0-TP1; {said}; equation E4")
@@ -259,7 +259,7 @@ def test_an_exception_is_told_once_where_it_began() -> None:
     assert notes == ["TP0-TP1: graph_capture raised RuntimeError: no"]
 
 
-def test_a_run_without_a_budget_has_no_honest_one() -> None:
+def test_a_run_without_a_budget_has_none_that_fits_the_request() -> None:
     figures = {
         "device_total_bytes": gib(60),
         "gpu_memory_utilization": 0.9,
@@ -267,7 +267,7 @@ def test_a_run_without_a_budget_has_no_honest_one() -> None:
     }
     text = table(build_report(run_of(process([], figures))), 120)
     assert "not recomputed, unknown: peak_activation, non_torch" in text
-    assert "Honest budget" not in text
+    assert "fits the request" not in text
 
 
 def test_modelled_figures_are_marked_on_a_simulated_device_only() -> None:
@@ -356,7 +356,7 @@ def test_without_a_terminal_there_are_no_escapes() -> None:
 def test_an_ascii_terminal_can_print_it() -> None:
     text = table(report_of("graph_tp2"), 80, "ascii")
     assert "9.75 > 17.69" in text
-    assert "residual ok" in text
+    assert "ok granted - recomputed: equal" in text
 
 
 def test_fixed_width_wins_over_the_console_s() -> None:
@@ -458,7 +458,7 @@ def test_markdown_fits_into_a_comment_whatever_a_run_says() -> None:
     assert len(text.encode()) < 60_000
     assert "497 more in report.json" in text
     assert "Too long for a comment, in report.json: Phases, GiB" in text
-    assert "## KV budget" in text  # what fits is there
+    assert "## KV cache budget" in text  # what fits is there
 
 
 @pytest.mark.parametrize(

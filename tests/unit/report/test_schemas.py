@@ -19,8 +19,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report import render_json
-from vllm_memprof.report.check import render_check_json
-from vllm_memprof.report.diff import render_diff_json
+from vllm_memprof.report.results import render_result_json
 
 
 def schema_of(name: str) -> dict[str, Any]:
@@ -74,12 +73,12 @@ def test_reports_of_an_oom_and_of_many_ranks(tmp_path) -> None:
 
 @pytest.mark.parametrize(("a", "b"), sorted({(a, b) for a, b, _ in DIFFS.values()}))
 def test_comparisons(a: str, b: str) -> None:
-    assert_obeys("diff", render_diff_json(diff_of(a, b)))
+    assert_obeys("diff", render_result_json(diff_of(a, b)))
 
 
 @pytest.mark.parametrize("case", sorted({case for case, _ in CHECKS.values()}, key=str))
 def test_checks(case: tuple[str, str, str | None]) -> None:
-    assert_obeys("check", render_check_json(check_result(*case)))
+    assert_obeys("check", render_result_json(check_result(*case)))
 
 
 @pytest.fixture

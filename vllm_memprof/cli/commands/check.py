@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import printed, write_out
+from vllm_memprof.cli.show import DRAWN, Lang, check_format, draw, write_out
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-FORMATS = ("table", "markdown", "json", "github")
+FORMATS = (*DRAWN, "json", "github")
 #: Exit status of a run that is over its budget.
 OVER_BUDGET = 1
 
@@ -47,9 +47,10 @@ def check(
         typer.Option(
             "--format",
             metavar="F",
-            help="table, markdown, json; github: annotations and a job summary.",
+            help="table, markdown, html, json; github: annotations and a job summary.",
         ),
     ] = "table",
+    lang: Lang = "en",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -107,8 +108,7 @@ def check(
     """
     from vllm_memprof.check.check import check_report
 
-    if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    check_format(format_name, output, lang=lang, formats=FORMATS)
     room = _margin(margin)
     if init:
         _refuse(
@@ -136,7 +136,7 @@ def check(
     result = check_report(report, limits, before)
     if update:
         result = _tighten(result, text, budget, report, before, room, force)
-    _write(result, format_name, output, junit, budget)
+    _write(result, format_name, output, junit, budget, lang)
     if not result.ok:
         raise typer.Exit(OVER_BUDGET)
     return None
@@ -269,18 +269,29 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _write(
-    result: CheckResult, format_name: str, output: Path | None, junit: Path | None, budget: Path
+    result: CheckResult,
+    format_name: str,
+    output: Path | None,
+    junit: Path | None,
+    budget: Path,
+    lang: str,
 ) -> None:
     if junit is not None:
         from vllm_memprof.report.check_junit import render_check_junit
 
         write_out(render_check_junit(result), junit)
-    write_out(render(result, format_name, budget, to_file=output is not None), output)
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if format_name == "github" and summary:
-        from vllm_memprof.report.check import render_check_markdown
+    if format_name == "json":
+        from vllm_memprof.report.results import render_result_json
 
-        _append(Path(summary), render_check_markdown(result))
+        write_out(render_result_json(result), output)
+    elif format_name == "github":
+        from vllm_memprof.report.check_github import render_check_github
+
+        write_out(render_check_github(result, _in_repository(budget)), output)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            _append(Path(summary), draw(result, "markdown"))
+    else:
+        write_out(draw(result, format_name, to_file=output is not None, lang=lang), output)
 
 
 def _append(path: Path, text: str) -> None:
@@ -289,25 +300,6 @@ def _append(path: Path, text: str) -> None:
             stream.write(text)
     except OSError as exc:
         raise MemprofError(f"cannot write the job summary {path}: {exc.strerror or exc}") from exc
-
-
-def render(result: CheckResult, format_name: str, budget: Path, to_file: bool = False) -> str:
-    """Return the check as text, ending in a newline."""
-    from vllm_memprof.report.check import (
-        render_check_json,
-        render_check_markdown,
-        render_check_table,
-    )
-
-    if format_name == "json":
-        return render_check_json(result)
-    if format_name == "markdown":
-        return render_check_markdown(result)
-    if format_name == "github":
-        from vllm_memprof.report.check_github import render_check_github
-
-        return render_check_github(result, _in_repository(budget))
-    return printed(render_check_table(result), to_file)
 
 
 def _in_repository(path: Path) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import printed, write_out
-from vllm_memprof.errors import UsageError
+from vllm_memprof.cli.show import DRAWN, Lang, check_format, draw, write_out
 from vllm_memprof.sources import read_report
-
-if TYPE_CHECKING:
-    from vllm_memprof.compare.diff import Diff
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-FORMATS = ("table", "markdown", "json")
+FORMATS = (*DRAWN, "json")
 
 
 @app.command()
@@ -24,8 +20,9 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="The run to start from.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
     format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="table, markdown, json.")
+        str, typer.Option("--format", metavar="F", help="table, markdown, html, json.")
     ] = "table",
+    lang: Lang = "en",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
@@ -43,22 +40,13 @@ def diff(
 
     Exit status 0: compared, whatever differs. 2: a wrong argument. 3: a run cannot be read.
     """
-    if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    check_format(format_name, output, lang=lang, formats=FORMATS)
     from vllm_memprof.compare.diff import diff_reports
 
-    write_out(
-        render(diff_reports(read_report(a), read_report(b)), format_name, output is not None),
-        output,
-    )
-
-
-def render(found: Diff, format_name: str, to_file: bool = False) -> str:
-    """The comparison as text, ending in a newline."""
-    from vllm_memprof.report.diff import render_diff_json, render_diff_markdown, render_diff_table
-
+    found = diff_reports(read_report(a), read_report(b))
     if format_name == "json":
-        return render_diff_json(found)
-    if format_name == "markdown":
-        return render_diff_markdown(found)
-    return printed(render_diff_table(found), to_file)
+        from vllm_memprof.report.results import render_result_json
+
+        write_out(render_result_json(found), output)
+    else:
+        write_out(draw(found, format_name, to_file=output is not None, lang=lang), output)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import check_format, check_lang, render, write_out
+from vllm_memprof.cli.show import Lang, check_format, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered
+from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -27,12 +28,7 @@ def explain(
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
     ] = "table",
-    lang: Annotated[
-        str,
-        typer.Option(
-            "--lang", metavar="L", help="Language of a table or of markdown: en, zh (Chinese)."
-        ),
-    ] = "en",
+    lang: Lang = "en",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
@@ -56,13 +52,12 @@ def explain(
             "--format trace needs a recorded run: a log tells of no moments in time",
             hint="--format csv",
         )
-    check_format(format_name, output)
-    check_lang(lang, format_name)
+    check_format(format_name, output, lang=lang)
     reports = read_reports(logs)
     if format_name == "html":
         from vllm_memprof.report.html import render_html
 
-        write_out(render_html(*reports), output)
+        write_out(render_html(*reports, lang=lang), output)
         return
     if format_name == "csv":
         from vllm_memprof.frames.csv import report_csv
@@ -120,7 +115,8 @@ def _overview(reports: list[Report], format_name: str, lang: str) -> str:
     from vllm_memprof.report.language import language
     from vllm_memprof.report.markdown import start_lines
 
-    lines = [language(lang)("frame", f"{len(reports)} engine starts"), ""]
+    starts = text("{count} engine starts", count=len(reports))
+    lines = [language(lang)(starts), ""]
     lines += [
         f"{number}. {line}" for number, line in enumerate(start_lines(reports, lang), start=1)
     ]

@@ -9,6 +9,7 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
+from vllm_memprof.cli.show import Lang
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -51,6 +52,7 @@ def offline(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -67,4 +69,4 @@ def offline(
         sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],
     )  # fmt: skip
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

@@ -9,6 +9,7 @@ import typer
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.show import Lang
 from vllm_memprof.errors import UsageError
 
 Ranks = Annotated[
@@ -33,6 +34,7 @@ def plan(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -69,7 +71,7 @@ def plan(
         asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
             asked, fit, want or [], headroom, between, step,
-            run_dir, format_name, quiet, not no_cache,
+            run_dir, format_name, lang, quiet, not no_cache,
         )  # fmt: skip
         raise typer.Exit(status)
     for name, value in given.items():
@@ -80,4 +82,4 @@ def plan(
         "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet,
         ranks=ranks, rank=rank,
     )  # fmt: skip
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

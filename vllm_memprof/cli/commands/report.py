@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import check_format, check_lang, pieces, write_out
+from vllm_memprof.cli.show import Lang, check_format, pieces, write_out
 from vllm_memprof.sources import build_run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -20,12 +20,7 @@ def report(
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv, trace."),
     ] = "table",
-    lang: Annotated[
-        str,
-        typer.Option(
-            "--lang", metavar="L", help="Language of a table or of markdown: en, zh (Chinese)."
-        ),
-    ] = "en",
+    lang: Lang = "en",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
@@ -37,8 +32,7 @@ def report(
     opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
     process per rank.
     """
-    check_format(format_name, output)
-    check_lang(lang, format_name)
+    check_format(format_name, output, lang=lang)
     write_out(
         pieces(build_run(run_dir), format_name, to_file=output is not None, lang=lang), output
     )

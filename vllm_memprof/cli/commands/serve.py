@@ -6,6 +6,7 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
+from vllm_memprof.cli.show import Lang
 
 app = typer.Typer(**shared.APP_SETTINGS)
 
@@ -17,6 +18,7 @@ def serve(
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
+    lang: Lang = "en",
     quiet: shared.Quiet = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -32,4 +34,4 @@ def serve(
     request = shared.request(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet
     )
-    raise typer.Exit(shared.run(request, format_name))
+    raise typer.Exit(shared.run(request, format_name, lang))

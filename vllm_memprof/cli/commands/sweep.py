@@ -13,6 +13,7 @@ from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.fit import check_setup, plan_of
+from vllm_memprof.cli.show import Lang, check_format, draw
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**engine.APP_SETTINGS)
 
-FORMATS = ("table", "json", "csv")
+FORMATS = ("table", "markdown", "json", "csv")
 #: Exit status: every plan has its row, and none of them started.
 NONE_STARTED = 1
 
@@ -78,8 +79,12 @@ def sweep(
     ] = None,
     device: engine.Device = "auto",
     format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="What is printed: table, json or csv.")
+        str,
+        typer.Option(
+            "--format", metavar="F", help="What is printed: table, markdown, json or csv."
+        ),
     ] = "table",
+    lang: Lang = "en",
     quiet: engine.Quiet = False,
     startup_timeout: engine.Timeout = engine.DEFAULT_TIMEOUT_S,
     python: engine.Python = None,
@@ -107,8 +112,7 @@ def sweep(
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep
 
-    if format_name not in FORMATS:
-        raise UsageError(f"--format {format_name!r} is not known", hint=", ".join(FORMATS))
+    check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
         raise UsageError("--jobs must be at least 1")
     knobs = parse_over(over or [])
@@ -129,7 +133,7 @@ def sweep(
     except Interrupted as error:
         progress.close()
         if error.sweep is not None:
-            _write(error.sweep, folder)
+            _write(error.sweep, folder, lang)
             done, all_of = len(error.sweep.rows), len(job.plans)
             print(
                 f"memprof: {error}: {done} of {all_of} plans are made; the same command continues",
@@ -138,8 +142,8 @@ def sweep(
         raise typer.Exit(128 + error.number) from None
     finally:
         progress.close()
-    written = _write(found, folder)
-    _print(found, format_name)
+    written = _write(found, folder, lang)
+    _print(found, format_name, lang)
     print(
         f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
         file=sys.stderr,
@@ -172,26 +176,24 @@ class _Pool:
         return run_here(tasks, watcher, self._jobs or default_jobs([task.plan for task in tasks]))
 
 
-def _write(found: Sweep, folder: Path) -> list[str]:
+def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
     """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.report.plans import render_plans_json, render_sweep_csv
+    from vllm_memprof.report.results import render_result_json, render_sweep_csv
 
-    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_plans_json(found)}
+    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
     try:
-        from vllm_memprof.report.plans_html import render_sweep_html
-
-        made["sweep.html"] = render_sweep_html(found)
+        made["sweep.html"] = draw(found, "html", lang=lang)
     except MemprofError as error:
         print(f"memprof: no sweep.html: {error.message}", file=sys.stderr)
-    for name, text in made.items():
-        write_atomically(folder / name, text)
+    for name, content in made.items():
+        write_atomically(folder / name, content)
     return list(made)
 
 
-def _print(found: Sweep, format_name: str) -> None:
+def _print(found: Sweep, format_name: str, lang: str) -> None:
     if format_name == "csv":
-        from vllm_memprof.report.plans import render_sweep_csv
+        from vllm_memprof.report.results import render_sweep_csv
 
         sys.stdout.write(render_sweep_csv(found))
         return
-    shared.print_plans(found, format_name)
+    shared.print_plans(found, format_name, lang)

@@ -1,49 +1,28 @@
-"""What every section is made of: columns, rows, remarks, and the folding of ranks that agree."""
+"""What the tables of reports share: ranks that agree folded into one, figures as cells."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 
-from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, RankReport, RunSummary
+from vllm_memprof.report.document import PLAIN, Row
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_bytes, format_gib
 
-NOT_MEASURED = "NOT MEASURED"
-#: Marks a figure that the profile of a simulated device sets.
-MODELLED_MARK = "(m)"
 #: Groups of ranks that get a table of their own; the rest is in report.json.
 SHOWN_GROUPS = 4
+#: Width of a line from which on tables gain columns.
+WIDE = 110
 
-#: Row styles: a reporter maps them to its own means.
-PLAIN, TOTAL, MUTED, BAD, GOOD = "plain", "total", "muted", "bad", "good"
-
-
-@dataclass(frozen=True)
-class Column:
-    title: str
-    right: bool = True  # aligned to the right
-
-
-@dataclass(frozen=True)
-class Row:
-    cells: list[str]
-    indent: int = 0  # of the first cell
-    style: str = PLAIN
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table with its title and the remarks below it."""
-
-    title: str
-    columns: list[Column]
-    rows: list[Row]
-    notes: list[str] = field(default_factory=list)
+GIB, BYTES = text("GiB"), text("bytes")
+UNKNOWN = text("unknown")
+#: How a figure was come by, in words.
+HOW = {MEASURED: text("measured"), INFERRED: text("derived"), MODELLED: text("modelled")}
 
 
 def fold(labels: Sequence[str]) -> str:
-    """``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
+    """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
     runs: list[list[tuple[str, int | None]]] = []
     for label in labels:
         match = re.fullmatch(r"(.*?)(\d+)", label)
@@ -66,7 +45,7 @@ def fold(labels: Sequence[str]) -> str:
 def group_ranks(
     ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]
 ) -> list[list[RankReport]]:
-    """Ranks with equal keys together, in the order of the first of each."""
+    """Return ranks with equal keys together, in the order of the first of each."""
     groups: dict[Hashable, list[RankReport]] = {}
     for rank in ranks:
         groups.setdefault(key(rank), []).append(rank)
@@ -77,23 +56,52 @@ def labels_of(ranks: Iterable[RankReport]) -> str:
     return fold([rank.label for rank in ranks])
 
 
-def amount(title: str, size: int | None, style: str = PLAIN) -> Row:
-    return Row([title, format_gib(size, 4), format_bytes(size)], style=style)
+def modelled(title: str, mark: bool) -> str:
+    """Return a title, marked where a simulated device's profile sets its figure."""
+    return text("{title} (m)", title=title) if mark else title
 
 
-def priced(title: str, size: int | None, tokens: int | None, style: str = PLAIN) -> Row:
-    return Row([title, format_gib(size, 4), format_bytes(size), format_bytes(tokens)], style=style)
+def amount(title: str, size: int | None, style: str = PLAIN, mark: str = "") -> Row:
+    return Row([title, format_gib(size, 4), format_bytes(size)], style=style, mark=mark)
 
 
 def number(value: float | int | None, spec: str = "") -> str:
     return "-" if value is None else format(value, spec)
 
 
-def failed(name: str, expected: int | None, found: int | None) -> str:
-    return f"✗ {name}: {format_bytes(expected)} expected, {format_bytes(found)} found"
+def failed(name: str, expected: int | None, found: int | None) -> Text:
+    return text(
+        "✗ {name}: {expected:bytes} expected, {found:bytes} found",
+        name=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def more_groups(groups: Sequence[object], where: str) -> list[str]:
+    """Return the note on groups of ranks that are not shown."""
+    count = len(groups) - SHOWN_GROUPS
+    if count <= 0:
+        return []
+    return [text("{count} more groups of ranks are in {where}", count=count, where=where)]
 
 
 def least_grant(ranks: Sequence[RankReport]) -> RankReport | None:
-    """The rank with the smallest KV cache, with which all of them serve; None where none was granted."""
+    """Return the rank with the smallest KV cache, which all of them serve with; None: no grant."""
     known = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
     return min(known, key=lambda rank: rank.budget.engine_kv_cache_bytes or 0, default=None)
+
+
+def engine_text(run: RunSummary) -> str:
+    """Return the engine of a run with its version."""
+    engine = " ".join(part for part in (run.engine, run.engine_version) if part)
+    return engine or text("engine unknown")
+
+
+def device_text(run: RunSummary) -> str:
+    """Return the device of a run, and what simulates it."""
+    device = run.device or text("device unknown")
+    if not run.simulated:
+        return device
+    profile = run.device_profile or UNKNOWN
+    return text("{device} [simulated: profile {profile}]", device=device, profile=profile)

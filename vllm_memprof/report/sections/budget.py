@@ -1,66 +1,69 @@
-"""The budget equation with every term, and the honest budget beside it."""
+"""The budget equation with every term, and the KV cache that fits the request beside it."""
 
 from __future__ import annotations
 
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.model import (
-    INFERRED,
-    MODELLED,
-    Budget,
-    Correction,
-    RankReport,
-    Report,
-    TermRow,
-)
+from vllm_memprof.accounting.model import INFERRED, MODELLED, Budget, RankReport, Report, TermRow
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
-from vllm_memprof.report.sections.base import (
+from vllm_memprof.report.document import (
     BAD,
     GOOD,
-    MODELLED_MARK,
     MUTED,
     NOT_MEASURED,
-    SHOWN_GROUPS,
+    PLAIN,
     TOTAL,
     Column,
     Row,
     Section,
+)
+from vllm_memprof.report.sections.base import (
+    BYTES,
+    GIB,
+    SHOWN_GROUPS,
+    UNKNOWN,
     amount,
     failed,
     group_ranks,
     labels_of,
+    modelled,
+    more_groups,
     number,
-    priced,
 )
-from vllm_memprof.units import format_gib
+from vllm_memprof.text import join, text
+from vllm_memprof.units import format_bytes, format_gib
 
 
 def budget_sections(report: Report) -> list[Section]:
-    """The equation with every term, and the honest budget; ranks that agree to the byte share a table."""
+    """Return both tables of each group of ranks that agree to the byte."""
     log = report.run.source == "log"  # may end with what was asked for
     known = [
         rank
         for rank in report.ranks
-        if _has_budget(rank.budget) or (log and rank.budget.requested is not None)
+        if rank.budget.engine_kv_cache_bytes is not None
+        or any(term.bytes is not None for term in rank.budget.terms)
+        or (log and rank.budget.requested is not None)
     ]
     groups = group_ranks(known, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
     groups.sort(key=lambda members: _granted(members[0]))
     found = []
     for members in groups[:SHOWN_GROUPS]:
+        budget = members[0].budget
         found.append(_equation_section(report, members))
-        if members[0].budget.kv_cache_bytes is not None and _anything_not_subtracted(
-            report, members[0].budget
-        ):
-            found.append(_honest_section(report, members))
-    if len(groups) > SHOWN_GROUPS and found:
-        found[-1].notes.append(
-            f"{len(groups) - SHOWN_GROUPS} more groups of ranks are in report.json"
-        )
+        if budget.kv_cache_bytes is not None and _anything_not_subtracted(report, budget):
+            found.append(_fits_request_section(report, members))
+    if found:
+        found[-1].notes.extend(more_groups(groups, "report.json"))
     return found
 
 
+def term_title(report: Report, term: TermRow) -> str:
+    """Return a term's title, marked where a simulated device's profile has a part in it."""
+    return modelled(title_of(term.name), report.run.simulated and is_device_wide(term.name))
+
+
 def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
-    """A log may print none of the items; then a note of the equation says so."""
+    """Return False for a log that prints none of the items: a note of the equation says so."""
     return any(
         report.run.source != "log" or item.bytes is not None for item in budget.not_subtracted
     )
@@ -71,165 +74,185 @@ def _granted(rank: RankReport) -> int:
     return 1 << 62 if granted is None else granted
 
 
-def _has_budget(budget: Budget) -> bool:
-    """Whether there is more to show than what was asked for."""
-    figures = [budget.engine_kv_cache_bytes, *(term.bytes for term in budget.terms)]
-    return any(figure is not None for figure in figures)
-
-
 def _equation_section(report: Report, members: list[RankReport]) -> Section:
-    budget = members[0].budget
-    charged = [term for term in budget.terms if term.subtracted]
+    rank, budget = members[0], members[0].budget
+    total = amount(text("device total"), rank.device_total_bytes)
+    if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
+        total = Row([text("device total, derived"), format_gib(derived), "-"])
     rows = [
-        _device_total(members[0]),
-        Row(["× gpu_memory_utilization", number(budget.gpu_memory_utilization), ""]),
-        amount("= requested", budget.requested_bytes, TOTAL),
-        *(amount(f"- {term_title(report, term)}", term.bytes) for term in charged),
-        amount("= KV cache, recomputed", budget.kv_cache_bytes, TOTAL),
-        amount("  KV cache, the engine's figure", budget.engine_kv_cache_bytes),
-        _residual(budget),
+        total,
+        Row(["gpu_memory_utilization", number(budget.gpu_memory_utilization), ""], mark="×"),
+        amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
-    reported = [term for term in budget.terms if not term.subtracted and term.bytes is not None]
+    if not budget.override:
+        rows += [
+            amount(term_title(report, term), term.bytes, mark="-")
+            for term in budget.terms
+            if term.subtracted
+        ]
     rows += [
-        amount(f"  {term_title(report, term)}, not charged", term.bytes, MUTED) for term in reported
+        amount(text("KV cache, recomputed"), budget.kv_cache_bytes, TOTAL, "="),
+        amount(text("KV cache granted by the engine"), budget.engine_kv_cache_bytes),
     ]
-    if budget.override:
-        rows = [rows[0], rows[1], rows[2], *rows[-3 - len(reported) :]]
-    title = f"KV budget, equation {budget.equation or 'unknown'}"
-    return Section(
-        f"{title}, {labels_of(members)}",
-        [Column("", right=False), Column("GiB"), Column("bytes")],
-        rows,
-        _equation_notes(report, budget),
+    if budget.residual_bytes is None:
+        rows.append(Row([text("granted - recomputed"), "-", "-"], style=MUTED))
+    else:
+        size = f"{budget.residual_bytes:+,}" if budget.residual_bytes else "0"
+        size += f" ±{budget.tolerance_bytes:,}" if budget.tolerance_bytes else ""
+        rows.append(
+            Row([text("granted - recomputed: equal"), "", size], style=GOOD, mark="✓")
+            if budget.balanced
+            else Row([text("granted - recomputed: differs"), "", size], style=BAD, mark="✗")
+        )
+    rows += [
+        amount(text("{term}, not subtracted", term=term_title(report, term)), term.bytes, MUTED)
+        for term in budget.terms
+        if not term.subtracted and term.bytes is not None
+    ]
+    title = text(
+        "KV cache budget, equation {equation}, {labels}",
+        equation=budget.equation or UNKNOWN,
+        labels=labels_of(members),
     )
-
-
-def _device_total(rank: RankReport) -> Row:
-    """As it was read; else what the request is a share of, as far as its digits go."""
-    if rank.device_total_bytes is None and (total := device_total(rank)) is not None:
-        return Row(["  device total, inferred", format_gib(total), "-"])
-    return amount("  device total", rank.device_total_bytes)
+    columns = [Column("", right=False), Column(GIB), Column(BYTES)]
+    return Section(title, columns, rows, _equation_notes(report, budget))
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
     if budget.equation is None:
-        release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
         if report.run.source == "log" and report.run.engine_version is None:
             return [
-                "the log tells neither the release nor an equation: its figures are shown as they are"
+                text(
+                    "the log names neither the release nor an equation: its figures are shown as "
+                    "they are"
+                )
             ]
+        release = " ".join(part for part in (report.run.engine, report.run.engine_version) if part)
         return [
-            f"no equation is known for {release or 'this engine'}: its figures are shown as they are"
+            text(
+                "no equation is known for {release}: its figures are shown as they are",
+                release=release or text("this engine"),
+            )
         ]
-    notes = [f"{budget.equation}: {budget.formula}", f"source: {budget.cite}"]
+    notes: list[str] = [
+        f"{budget.equation}: {budget.formula}",
+        text("source: {cite}", cite=budget.cite),
+    ]
     if report.run.engine_version is None or report.run.source == "log":
-        notes.append(f"chosen by {budget.chosen_by}")
+        notes.append(text("chosen by {reason}", reason=budget.chosen_by))
     if budget.override:
-        notes.append(f"a fixed size replaced the equation: --{budget.override.replace('_', '-')}")
+        option = f"--{budget.override.replace('_', '-')}"
+        notes.append(text("a fixed size replaced the equation: {option}", option=option))
     elif budget.kv_cache_bytes is None:
         missing = [term.name for term in budget.terms if term.subtracted and term.bytes is None]
         missing = (["requested"] if budget.requested is None else []) + missing
-        notes.append(f"not recomputed, unknown: {', '.join(missing)}")
-        implied = budget.implied_requested_bytes
+        notes.append(text("not recomputed, unknown: {names}", names=", ".join(missing)))
         implied_term = budget.implied_term(divisor_of(budget.equation))
         if implied_term is not None:
             name, size = implied_term
-            notes.append(f"the engine's figure leaves {format_gib(size)} GiB for {name}")
-        if implied is not None:
             notes.append(
-                f"the terms and the engine's figure together: {format_gib(implied)} GiB were requested"
+                text("the granted KV cache leaves {size:gib} GiB for {name}", size=size, name=name)
+            )
+        if budget.implied_requested_bytes is not None:
+            notes.append(
+                text(
+                    "the terms and the granted KV cache add up to a request of {size:gib} GiB",
+                    size=budget.implied_requested_bytes,
+                )
             )
     if (
         budget.kv_cache_bytes is not None
         and budget.not_subtracted
         and not _anything_not_subtracted(report, budget)
     ):
+        items = join("; ", [item.title for item in budget.not_subtracted])
         notes.append(
-            f"charged by no term, and not in the log: {'; '.join(item.title for item in budget.not_subtracted)}"
+            text("not subtracted by the equation, and not in the log: {items}", items=items)
         )
-    notes += [
+    return notes + [
         failed(check.name, check.expected, check.found)
         for check in budget.checks
-        if not check.ok and check.ok is not None
+        if check.ok is False
     ]
-    return notes
 
 
-def _residual(budget: Budget) -> Row:
-    if budget.residual_bytes is None:
-        return Row(["  residual", "-", "-"], style=MUTED)
-    verdict = "✓" if budget.balanced else "✗"
-    size = f"{budget.residual_bytes:+,}" if budget.residual_bytes else "0"
-    size += f" ±{budget.tolerance_bytes:,}" if budget.tolerance_bytes else ""
-    return Row([f"  residual {verdict}", "", size], style=GOOD if budget.balanced else BAD)
-
-
-def _honest_section(report: Report, members: list[RankReport]) -> Section:
+def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
+    """Return the table from the KV cache of the equation to the one that fits the request."""
     budget = members[0].budget
-    rows = [priced("  KV cache, recomputed", budget.kv_cache_bytes, budget.kv_tokens)]
-    notes = []
+
+    def row(
+        title: str, size: int | None, tokens: int | None, style: str = PLAIN, mark: str = ""
+    ) -> Row:
+        cells = [title, format_gib(size, 4), format_bytes(size), format_bytes(tokens)]
+        return Row(cells, style=style, mark=mark)
+
+    rows = [row(text("KV cache, recomputed"), budget.kv_cache_bytes, budget.kv_tokens)]
+    notes: list[str] = []
     for item in budget.not_subtracted:
-        mark = f" {MODELLED_MARK}" if item.how == MODELLED else ""
         if item.bytes is None:
-            notes.append(f"{item.title}: {NOT_MEASURED} ({item.reason})")
+            notes.append(
+                text(
+                    "{title}: {not_measured} ({reason})",
+                    title=item.title,
+                    not_measured=NOT_MEASURED,
+                    reason=item.reason,
+                )
+            )
         else:
-            rows.append(priced(f"- {item.title}{mark}", item.bytes, item.kv_tokens))
-    rows.append(
-        priced(
-            "= honest KV cache",
-            budget.fits_request_kv_cache_bytes,
-            budget.fits_request_kv_tokens,
-            TOTAL,
+            title = modelled(item.title, item.how == MODELLED)
+            rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
+    fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
+    rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
+    if fits is not None and budget.kv_cache_bytes is not None:
+        fewer = (
+            None if None in (tokens, budget.kv_tokens) else (tokens or 0) - (budget.kv_tokens or 0)
         )
-    )
-    honest = budget.fits_request_kv_cache_bytes
-    if honest is not None and budget.kv_cache_bytes is not None:
-        fewer = None
-        if budget.kv_tokens is not None and budget.fits_request_kv_tokens is not None:
-            fewer = budget.fits_request_kv_tokens - budget.kv_tokens
-        rows.append(priced("  difference", honest - budget.kv_cache_bytes, fewer))
-    for row in budget.corrections:
-        rows.append(priced(f"  {row.title}", row.bytes, row.kv_tokens, MUTED))
-        notes.append(f"{row.title}: {row.formula}")
-        notes += _difference(budget, row)
-    inferred = [
+        rows.append(row(text("difference"), fits - budget.kv_cache_bytes, fewer))
+    for other in budget.corrections:
+        rows.append(row(other.title, other.bytes, other.kv_tokens, MUTED))
+        notes.append(text("{title}: {formula}", title=other.title, formula=other.formula))
+        items = [
+            item
+            for item in budget.not_subtracted
+            if item.name in other.parts and item.bytes is not None
+        ]
+        if budget.kv_cache_bytes is not None and items:
+            less = budget.kv_cache_bytes - other.bytes
+            total = sum(item.bytes for item in items if item.bytes is not None)
+            if abs(less - total) <= budget.tolerance_bytes:
+                parts = join(
+                    " + ",
+                    [
+                        text("{size:gib} {title}", size=item.bytes, title=item.title)
+                        for item in items
+                    ],
+                )
+                notes.append(
+                    text(
+                        "{size:gib} GiB less = {parts}, each to its printed digits",
+                        size=less,
+                        parts=parts,
+                    )
+                )
+    derived = [
         item.title
         for item in budget.not_subtracted
         if item.how == INFERRED and item.bytes is not None
     ]
-    if inferred:
-        notes.append(f"inferred: {'; '.join(inferred)}")
-    if honest is not None and budget.kv_cache_bytes is not None:
-        least = [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
-        takes = budget.takes_fixed_size
-        if (
-            takes
-            and 0 < honest < budget.kv_cache_bytes
-            and all(other is not None and other >= honest for other in least)
-        ):
-            notes.append(f"--kv-cache-memory-bytes {honest} makes the engine keep to it")
-    columns = [Column("", right=False), Column("GiB"), Column("bytes"), Column("KV tokens")]
-    return Section(
-        f"Honest budget: what {labels_of(members)} held and no term charges", columns, rows, notes
+    if derived:
+        notes.append(text("derived: {titles}", titles=join("; ", derived)))
+    least = [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
+    if (
+        fits is not None
+        and budget.kv_cache_bytes is not None
+        and budget.takes_fixed_size
+        and 0 < fits < budget.kv_cache_bytes
+        and all(other is not None and other >= fits for other in least)
+    ):
+        notes.append(text("--kv-cache-memory-bytes {size} grants exactly this", size=fits))
+    columns = [Column("", right=False), Column(GIB), Column(BYTES), Column(text("KV tokens"))]
+    title = text(
+        "KV cache that fits the request: held memory that the equation does not subtract, {labels}",
+        labels=labels_of(members),
     )
-
-
-def _difference(budget: Budget, row: Correction) -> list[str]:
-    """What the other reading charges and this one does not, as a sum, within the printed digits."""
-    items = [
-        item for item in budget.not_subtracted if item.name in row.parts and item.bytes is not None
-    ]
-    if budget.kv_cache_bytes is None or not items:
-        return []
-    less = budget.kv_cache_bytes - row.bytes
-    total = sum(item.bytes for item in items if item.bytes is not None)
-    if abs(less - total) > budget.tolerance_bytes:
-        return []
-    parts = " + ".join(f"{format_gib(item.bytes)} {item.title}" for item in items)
-    return [f"{format_gib(less)} GiB less = {parts}, each to its printed digits"]
-
-
-def term_title(report: Report, term: TermRow) -> str:
-    """As the tables name it, marked where a simulated device's profile has a part in it."""
-    mark = f" {MODELLED_MARK}" if report.run.simulated and is_device_wide(term.name) else ""
-    return title_of(term.name) + mark
+    return Section(title, columns, rows, notes)

@@ -2,97 +2,107 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
-from vllm_memprof.report.sections.base import (
+from vllm_memprof.report.document import (
     MUTED,
     NOT_MEASURED,
     PLAIN,
-    SHOWN_GROUPS,
     TOTAL,
     Column,
     Row,
     Section,
+)
+from vllm_memprof.report.sections.base import (
+    BYTES,
+    GIB,
+    HOW,
+    SHOWN_GROUPS,
     group_ranks,
     labels_of,
 )
+from vllm_memprof.text import text
 from vllm_memprof.units import format_bytes, format_gib
 
 #: Moments at which a reader wants the whole device: the latest of them that a rank reached.
 _DEVICE_MOMENTS = ("warm_up", "kv_cache_alloc", "profile_run", "weight_load", "device_init")
-
-
 #: Parts of torch's segments, which two rows divide in another way.
 _SEGMENTS = "allocated and cached"
-_READINGS = {"components": "the runtime's counters", "processes": "the driver's list of processes"}
+_READINGS = {
+    "components": text("the runtime's counters"),
+    "processes": text("the driver's list of processes"),
+}
 
 
 def device_sections(report: Report, wide: bool) -> list[Section]:
-    """The device by owner at the end of the start-up, or as far as a rank got; owners without bytes in a note."""
-    found = []
+    """Return the device by owner at the end of the start-up, or as far as a rank got.
+
+    Owners without bytes are in a note.
+    """
     moments: dict[str, tuple[str, DeviceMemory]] = {}
     for rank in report.ranks:
-        found_at = ((phase, device_after(rank.phases, phase)) for phase in _DEVICE_MOMENTS)
-        for phase, memory in found_at:
-            if memory is not None:
+        for phase in _DEVICE_MOMENTS:
+            if (memory := device_after(rank.phases, phase)) is not None:
                 moments[rank.label] = phase, memory
                 break
     known = [rank for rank in report.ranks if rank.label in moments]
-    groups = group_ranks(known, lambda rank: repr(moments[rank.label]))
-    for members in groups[:SHOWN_GROUPS]:
+    columns = [
+        Column(text("Owner"), right=False),
+        Column(GIB),
+        Column(BYTES),
+        Column(text("How"), right=False),
+        *([Column(text("Read from"), right=False)] if wide else []),
+    ]
+    found = []
+    for members in group_ranks(known, lambda rank: repr(moments[rank.label]))[:SHOWN_GROUPS]:
         phase, memory = moments[members[0].label]
-        columns = [
-            Column("Owner", right=False),
-            Column("GiB"),
-            Column("bytes"),
-            Column("how", right=False),
-        ]
-        columns += [Column("from", right=False)] if wide else []
-        title = f"Device memory after {phase}, {labels_of(members)}"
-        found.append(Section(title, columns, _rows(memory, wide), _notes(memory, members)))
+        title = text(
+            "Device memory after {phase}, {labels}", phase=phase, labels=labels_of(members)
+        )
+        rows = [replace(row, cells=row.cells[: len(columns)]) for row in _rows(memory)]
+        found.append(Section(title, columns, rows, _notes(memory, members)))
     return found
 
 
-def _rows(memory: DeviceMemory, wide: bool) -> list[Row]:
-    """Owners that hold something, with what they are made of; the books are closed by the last two rows."""
+def _rows(memory: DeviceMemory) -> list[Row]:
+    """Return the owners that hold something, with their parts; all but the parts add up."""
     rows = []
     for row in memory.rows:
         if row.bytes:
-            rows.append(_row(row, wide))
+            rows.append(_row(row))
         parts = [part for part in memory.parts if part.bytes and part.part_of == row.component]
-        rows += [_row(part, wide) for part in parts if len(parts) > 1]
+        rows += [_row(part) for part in parts if len(parts) > 1]
         if row.component == "cached":
             rows += [
-                _row(part, wide)
-                for part in memory.parts
-                if part.bytes and part.part_of == _SEGMENTS
+                _row(part) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS
             ]
-    unaccounted = memory.unaccounted_bytes
-    blank = [""] if wide else []
-    rows.append(
-        Row(
-            ["unaccounted", format_gib(unaccounted, 4), format_bytes(unaccounted), "", *blank],
-            style=MUTED,
-        )
-    )
+    rest = memory.unaccounted_bytes
     total = None
-    if unaccounted is not None:
-        total = sum(row.bytes for row in memory.rows if row.bytes is not None) + unaccounted
-    rows.append(
-        Row(["= device total", format_gib(total, 4), format_bytes(total), "", *blank], style=TOTAL)
-    )
-    return rows
+    if rest is not None:
+        total = sum(row.bytes for row in memory.rows if row.bytes is not None) + rest
+    unaccounted = text("unaccounted")
+    return [
+        *rows,
+        Row([unaccounted, format_gib(rest, 4), format_bytes(rest), "", ""], style=MUTED),
+        Row(
+            [text("device total"), format_gib(total, 4), format_bytes(total), "", ""],
+            style=TOTAL,
+            mark="=",
+        ),
+    ]
 
 
-def _row(row: ComponentRow, wide: bool) -> Row:
+def _row(row: ComponentRow) -> Row:
     is_part = row.part_of is not None
-    title = f"of which {row.component}" if is_part else row.component
+    title = text("of which {name}", name=row.component) if is_part else row.component
     cells = [
         title,
         format_gib(row.bytes, 4),
         format_bytes(row.bytes),
-        row.how,
-        *([row.source] if wide else []),
+        HOW.get(row.how, row.how),
+        row.source,
     ]
     return Row(cells, int(is_part), MUTED if is_part else PLAIN)
 
@@ -100,13 +110,29 @@ def _row(row: ComponentRow, wide: bool) -> Row:
 def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
     empty = [row.component for row in memory.rows if row.bytes == 0]
     unknown = [row.component for row in memory.rows if row.bytes is None]
-    notes = [f"0 bytes: {', '.join(empty)}"] if empty else []
-    notes += [f"{NOT_MEASURED}: {', '.join(unknown)}"] if unknown else []
+    notes: list[str] = []
+    if empty:
+        notes.append(text("0 bytes: {owners}", owners=", ".join(empty)))
+    if unknown:
+        notes.append(
+            text("{not_measured}: {what}", not_measured=NOT_MEASURED, what=", ".join(unknown))
+        )
     notes += [
-        f"{_READINGS.get(what, what)}: {NOT_MEASURED} ({why})"
+        text(
+            "{title}: {not_measured} ({reason})",
+            title=_READINGS.get(what, what),
+            not_measured=NOT_MEASURED,
+            reason=why,
+        )
         for what, why in members[0].unread.items()
     ]
     left = [rank.spare_bytes for rank in members if rank.spare_bytes is not None]
-    return notes + (
-        [f"headroom at the worst moment seen: {format_gib(min(left), 4)} GiB"] if left else []
-    )
+    if left:
+        notes.append(
+            text(
+                "spare at the serving peak: {size:gib4} GiB (device total less all that is held at "
+                "the worst known moment, with the granted KV cache in use)",
+                size=min(left),
+            )
+        )
+    return notes

@@ -7,32 +7,27 @@ from dataclasses import replace
 from vllm_memprof.accounting.growth import UNACCOUNTED, Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import TORCH_ROWS
-from vllm_memprof.report.sections.base import (
-    MODELLED_MARK,
-    SHOWN_GROUPS,
-    Column,
-    Row,
-    Section,
-    group_ranks,
-    labels_of,
-)
+from vllm_memprof.report.document import Column, Row, Section
+from vllm_memprof.report.sections.base import SHOWN_GROUPS, WIDE, group_ranks, labels_of
+from vllm_memprof.text import join, text
 from vllm_memprof.units import format_mib, sum_or_none
 
 #: The rows of torch's segments are one column here: the table of phases divides them.
 _SEGMENTS = "torch"
 _COMMUNICATOR = "communicator:"
 _COMMUNICATORS = "communicators"
-_OTHERS = "the rest"
+_OTHERS = text("other\nowners")
 #: Characters between two columns, and those that a table needs at its sides.
 _GAP, _SIDES = 2, 2
-#: Characters of a line from which on communicators get columns of their own.
-_WIDE = 110
 _TITLES = {
-    "npu_workspace": "workspace",
-    "npu_workspace_and_other": "workspace+other",
-    "other_processes": "others",
-    "communicators_unnamed": "hccl rest",
-    "other_non_torch": "undivided",
+    "torch": text("torch"),
+    "communicators": text("HCCL"),
+    "unaccounted": text("unaccounted"),
+    "npu_workspace": text("operator\nworkspace"),
+    "npu_workspace_and_other": text("workspace\nand other"),
+    "other_processes": text("other\nprocesses"),
+    "communicators_unnamed": text("HCCL,\nunnamed"),
+    "other_non_torch": text("other\nnon-torch"),
 }
 #: Phases with a table of their own.
 _ELSEWHERE = ("empty_cache",)
@@ -41,10 +36,13 @@ _LISTED_PASSAGES = 8
 
 
 def growth_sections(report: Report, width: int) -> list[Section]:
-    """Growth by phase and owner, MiB; owners and phases without any are left out."""
+    """Return growth by phase and owner, MiB; owners and phases without any are left out."""
     found = []
     tables = {rank.label: _bundled(growth_by_owner(rank)) for rank in report.ranks}
-    groups = group_ranks(report.ranks, lambda rank: repr([_key(row) for row in tables[rank.label]]))
+    groups = group_ranks(
+        report.ranks,
+        lambda rank: repr([(row.place, list(row.owners.items())) for row in tables[rank.label]]),
+    )
     for members in groups[:SHOWN_GROUPS]:
         section = _section(report, members, tables[members[0].label], width)
         if section is not None:
@@ -53,31 +51,25 @@ def growth_sections(report: Report, width: int) -> list[Section]:
 
 
 def _bundled(table: list[Growth]) -> list[Growth]:
-    """Passages through the same place as one row where they are many, at the first of them."""
+    """Return passages through the same place as one row where they are many, at the first."""
     places: dict[tuple[str, int], list[Growth]] = {}
     for row in table:
         if row.phase not in _ELSEWHERE:
             places.setdefault((row.place, row.depth), []).append(row)
     found = []
     for rows in places.values():
-        found += rows if len(rows) <= _LISTED_PASSAGES else [_added(rows)]
+        if len(rows) > _LISTED_PASSAGES:
+            names = dict.fromkeys(name for row in rows for name in row.owners)
+            owners = {name: sum_or_none([row.owners.get(name) for row in rows]) for name in names}
+            rows = [replace(rows[0], phase=f"{rows[0].phase} x{len(rows)}", owners=owners)]
+        found += rows
     return sorted(found, key=lambda row: (row.order, row.after is None))
-
-
-def _added(rows: list[Growth]) -> Growth:
-    names = dict.fromkeys(name for row in rows for name in row.owners)
-    owners = {name: sum_or_none([row.owners.get(name) for row in rows]) for name in names}
-    return replace(rows[0], phase=f"{rows[0].phase} x{len(rows)}", owners=owners)
-
-
-def _key(row: Growth) -> tuple[str, list[tuple[str, int | None]]]:
-    return row.place, list(row.owners.items())
 
 
 def _section(
     report: Report, members: list[RankReport], table: list[Growth], width: int
 ) -> Section | None:
-    grown = [(row, _merge_communicators(row.owners, table, width)) for row in table]
+    grown = [(row, _merge_communicators(row.owners, width)) for row in table]
     grown = [(row, owners) for row, owners in grown if any(owners.values())]
     if not grown:
         return None
@@ -93,29 +85,32 @@ def _section(
         cells = [format_mib(owners.get(name)) for name in shown]
         cells += [format_mib(sum_or_none([owners.get(name) for name in folded]))] if folded else []
         rows.append(Row([_place(row), *cells], row.depth))
-    titles = [_title(name) for name in shown]
-    columns = [Column("Phase", right=False), *(Column(title) for title in titles)]
-    columns += [Column(_OTHERS)] if folded else []
-    notes = [f"the rest: {', '.join(_title(name) for name in folded)}"] if folded else []
+    columns = [
+        Column(text("Phase"), right=False),
+        *(Column(_title(name)) for name in shown),
+        *([Column(_OTHERS)] if folded else []),
+    ]
+    notes: list[str] = []
+    if folded:
+        owned = join(", ", [_title(name) for name in folded])
+        notes.append(text("other owners: {owners}", owners=owned))
     if report.run.simulated:
-        notes.append(f"all but torch is what the device's profile sets {MODELLED_MARK}")
+        notes.append(text("all but torch is set by the profile of the simulated device (m)"))
     if any(row.after is not None for row, _ in grown):
-        notes.append("before a phase: since the end of the one above it, in no phase at all")
-    title = f"Growth by owner, MiB, {labels_of(members)}"
+        notes.append(text("before a phase: since the end of the phase in the row above it"))
+    title = text("Growth by owner, MiB, {labels}", labels=labels_of(members))
     return Section(title, columns, rows, notes)
 
 
-def _merge_communicators(
-    owners: dict[str, int | None], table: list[Growth], width: int
-) -> dict[str, int | None]:
-    """Torch as one owner; the communicators as one where they are many."""
+def _merge_communicators(owners: dict[str, int | None], width: int) -> dict[str, int | None]:
+    """Return torch as one owner, and the communicators as one where they are many."""
     torch = sum_or_none([owners[name] for name in TORCH_ROWS if name in owners])
     outside = {
         _SEGMENTS: torch,
         **{name: size for name, size in owners.items() if name not in TORCH_ROWS},
     }
     named = [name for name in outside if name.startswith(_COMMUNICATOR)]
-    if len(named) <= (3 if width >= _WIDE else 1):
+    if len(named) <= (3 if width >= WIDE else 1):
         return outside
     together = sum_or_none([outside.pop(name) for name in named])
     return {_SEGMENTS: outside.pop(_SEGMENTS), _COMMUNICATORS: together, **outside}
@@ -127,21 +122,24 @@ def _fitting(
     grown: list[tuple[Growth, dict[str, int | None]]],
     width: int,
 ) -> list[str]:
-    """The owners whose columns fit the line, in their order; those that moved least give way to a last column.
+    """Return the owners whose columns fit the line, in their order.
 
-    Torch and what is not accounted for stay in any case.
+    Those that moved least give way to a last column; torch and what is not accounted for stay.
     """
     phases = max(2 * row.depth + len(_place(row)) for row, _ in grown)
     sizes = {
         name: _GAP
-        + max(len(_title(name)), *(len(format_mib(owners.get(name))) for _, owners in grown))
+        + max(
+            *(len(line) for line in _title(name).split("\n")),
+            *(len(format_mib(owners.get(name))) for _, owners in grown),
+        )
         for name in names
     }
     ranked = sorted(names, key=lambda name: (name not in (_SEGMENTS, UNACCOUNTED), -moved[name]))
     left = width - _SIDES - phases
     if sum(sizes.values()) <= left:
         return names
-    left -= _GAP + max(len(_OTHERS), max(sizes.values()) - _GAP)
+    left -= max(_GAP + len("owners"), *sizes.values())
     kept = []
     for name in ranked:
         if name not in (_SEGMENTS, UNACCOUNTED) and sizes[name] > left:
@@ -152,7 +150,7 @@ def _fitting(
 
 
 def _place(row: Growth) -> str:
-    return row.phase if row.after is None else f"before {row.phase}"
+    return row.phase if row.after is None else text("before {phase}", phase=row.phase)
 
 
 def _title(name: str) -> str:

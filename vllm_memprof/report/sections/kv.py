@@ -2,94 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
-from vllm_memprof.accounting.model import Kv, Report
+from vllm_memprof.accounting.model import Kv, RankReport, Report
+from vllm_memprof.report.document import TOTAL, Column, Row, Section
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
-    TOTAL,
-    Column,
-    Row,
-    Section,
     failed,
     group_ranks,
     labels_of,
     number,
 )
+from vllm_memprof.text import join, text
 from vllm_memprof.units import format_bytes, format_gib
 
 
 def kv_sections(report: Report) -> list[Section]:
-    """Tokens, blocks, concurrency; then the layers by the layout of their blocks."""
+    """Return tokens, blocks and concurrency; then the layers by the layout of their blocks."""
+
+    def shown(rank: RankReport) -> Hashable:
+        kv = rank.kv  # budgets that differ without changing the plan do not matter here
+        checks = [(check.name, check.ok) for check in kv.checks]
+        return repr((kv.tokens, kv.blocks, kv.planned_bytes, kv.groups, checks))
+
     known = [
         rank for rank in report.ranks if rank.kv.blocks is not None or rank.kv.tokens is not None
     ]
     found = []
-    for members in group_ranks(known, lambda rank: repr(_shown(rank.kv)))[:SHOWN_GROUPS]:
+    for members in group_ranks(known, shown)[:SHOWN_GROUPS]:
         kv = members[0].kv
+        concurrency = "-" if kv.max_concurrency is None else f"{kv.max_concurrency:.2f}x"
         rows = [
-            Row(["KV cache tokens", format_bytes(kv.tokens)], style=TOTAL),
-            Row(["max concurrency at max_model_len", _concurrency(kv)], style=TOTAL),
-            Row(["max_model_len, tokens", format_bytes(kv.max_model_len)]),
-            Row(["blocks", format_bytes(kv.blocks)]),
-            Row(["block size, tokens", format_bytes(kv.block_size)]),
-            Row(["bytes per token", number(kv.bytes_per_token, ",")]),
-            Row(["bytes per block", format_bytes(kv.bytes_per_block)]),
-            Row(["planned, GiB", format_gib(kv.planned_bytes, 4)]),
+            Row([text("KV cache tokens"), format_bytes(kv.tokens)], style=TOTAL),
+            Row([text("max concurrency at max_model_len"), concurrency], style=TOTAL),
+            Row([text("max_model_len, tokens"), format_bytes(kv.max_model_len)]),
+            Row([text("blocks"), format_bytes(kv.blocks)]),
+            Row([text("block size, tokens"), format_bytes(kv.block_size)]),
+            Row([text("bytes per token"), number(kv.bytes_per_token, ",")]),
+            Row([text("bytes per block"), format_bytes(kv.bytes_per_block)]),
+            Row([text("planned, GiB"), format_gib(kv.planned_bytes, 4)]),
         ]
-        notes = (
-            ["inferred from the printed tokens and size of the KV cache: blocks and bytes"]
-            if kv.inferred
-            else []
-        )
-        notes += _override(kv)
-        notes += [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
-        passed = [c.name for c in kv.checks if c.ok]
-        if passed:
-            notes.append(f"✓ {len(passed)} of {len(kv.checks)} cross-checks hold" + _unchecked(kv))
+        title = text("KV cache, {labels}", labels=labels_of(members))
         columns = [Column("", right=False), Column("")]
-        found.append(Section(f"KV cache, {labels_of(members)}", columns, rows, notes))
+        found.append(Section(title, columns, rows, _notes(kv)))
         if kv.groups:
             found.append(_kv_groups(kv))
     return found
 
 
-def _shown(kv: Kv) -> tuple[object, ...]:
-    """What the tables say of a rank; budgets that differ without changing the plan do not matter here."""
-    return (
-        kv.tokens,
-        kv.blocks,
-        kv.planned_bytes,
-        kv.groups,
-        [(check.name, check.ok) for check in kv.checks],
-    )
-
-
-def _unchecked(kv: Kv) -> str:
-    unknown = [check.name for check in kv.checks if check.ok is None]
-    return f"; unknown: {'; '.join(unknown)}" if unknown else ""
-
-
-def _override(kv: Kv) -> list[str]:
-    if kv.override_blocks is None and not is_overridden_by_an_unknown(kv):
-        return []
-    given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
-    text = f"--num-gpu-blocks-override{given} replaced the number of blocks"
-    return [
-        text
-        + (
-            f"; the budget holds {format_bytes(kv.fitting_blocks)}"
-            if kv.fitting_blocks is not None
-            else ""
+def _notes(kv: Kv) -> list[str]:
+    notes: list[str] = []
+    if kv.inferred:
+        notes.append(
+            text("blocks and bytes are derived from the printed tokens and size of the KV cache")
         )
-    ]
-
-
-def _concurrency(kv: Kv) -> str:
-    return "-" if kv.max_concurrency is None else f"{kv.max_concurrency:.2f}x"
+    if kv.override_blocks is not None or is_overridden_by_an_unknown(kv):
+        given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
+        replaced = text(
+            "--num-gpu-blocks-override{given} replaced the number of blocks", given=given
+        )
+        if kv.fitting_blocks is not None:
+            fits = text("{count:,} blocks fit the budget", count=kv.fitting_blocks)
+            replaced = join("; ", [replaced, fits])
+        notes.append(replaced)
+    notes += [failed(c.name, c.expected, c.found) for c in kv.checks if c.ok is False]
+    passed = sum(1 for check in kv.checks if check.ok)
+    if passed:
+        parts = [
+            text("✓ {passed} of {count} cross-checks hold", passed=passed, count=len(kv.checks))
+        ]
+        unknown = [check.name for check in kv.checks if check.ok is None]
+        if unknown:
+            parts.append(text("unknown: {names}", names=join("; ", unknown)))
+        notes.append(join("; ", parts))
+    return notes
 
 
 def _kv_groups(kv: Kv) -> Section:
-    titles = ["Layers", "Block, tokens", "Page, bytes", "Bytes/token", "dtype"]
+    columns = [
+        Column(text("Type"), right=False),
+        Column(text("Layers")),
+        Column(text("Block, tokens")),
+        Column(text("Page, bytes")),
+        Column(text("Bytes/token")),
+        Column(text("dtype")),
+    ]
     rows = [
         Row(
             [
@@ -103,6 +101,4 @@ def _kv_groups(kv: Kv) -> Section:
         )
         for group in kv.groups
     ]
-    return Section(
-        "KV layers by type", [Column("Type", right=False), *(Column(t) for t in titles)], rows
-    )
+    return Section(text("KV layers by type"), columns, rows)

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import NotMeasured, RankReport, Report
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.sections.base import (
+from vllm_memprof.report.document import (
     BAD,
-    MODELLED_MARK,
     MUTED,
     NOT_MEASURED,
     PLAIN,
-    SHOWN_GROUPS,
     Column,
     Row,
     Section,
+)
+from vllm_memprof.report.sections.base import (
+    SHOWN_GROUPS,
     fold,
     group_ranks,
     labels_of,
+    modelled,
 )
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB, format_gib
 
 #: Passages of the same phase in a row that are still listed one by one.
 _LISTED_PASSAGES = 8
 #: Ranks, or ranges of them, that a row names.
 _LISTED_RANKS = 4
+_SECONDS = text("s")
 
 _PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with its count
 
@@ -45,20 +49,25 @@ class _Passage:
 
 
 def phase_section(report: Report, wide: bool) -> Section:
-    """Phases x memory, before and after, in the order in which they occurred; ranks that print alike share a row."""
+    """Return phases x memory, before and after, in the order in which they occurred.
+
+    Ranks that print alike share a row.
+    """
     digits = _digits(report)
-    mark = f" {MODELLED_MARK}" if report.run.simulated else ""
-    fields = [("Reserved", "reserved_bytes"), ("Allocated peak", "allocated_peak_bytes")]
-    fields += [("Allocated", "allocated_bytes")] if wide else []
-    fields += [(f"Non-torch{mark}", "non_torch_bytes")]
-    fields += [("Free", "device_free_bytes")] if wide else []
+    fields: list[tuple[str, str]] = [
+        (text("Reserved"), "reserved_bytes"),
+        (text("Allocated peak"), "allocated_peak_bytes"),
+        *([(text("Allocated"), "allocated_bytes")] if wide else []),
+        (modelled(text("Non-torch"), report.run.simulated), "non_torch_bytes"),
+        *([(text("Free"), "device_free_bytes")] if wide else []),
+    ]
     names = [name for _, name in fields]
 
     per_rank = {rank.label: _passages(rank) for rank in report.ranks}
     rows: list[tuple[str, Row]] = []
     hidden = False
     for key in _merged_order(list(per_rank.values())):
-        groups: dict[tuple[str, ...], list[tuple[str, _Passage]]] = {}
+        groups: dict[tuple[str, ...], _Group] = {}
         for label, passages in per_rank.items():
             if key in passages:
                 cells = tuple(_edges(passages[key], name, digits) for name in names)
@@ -67,46 +76,56 @@ def phase_section(report: Report, wide: bool) -> Section:
                 )
         shown = _extremes(groups, names)
         hidden |= len(shown) < len(groups)
-        for texts in shown:
-            rows.append(
-                (
-                    fold([label for label, _ in groups[texts]]),
-                    _phase_row(groups[texts], list(texts[:-1])),
-                )
-            )
+        for cells in shown:
+            members = groups[cells]
+            first = members[0][1]
+            known = [passage.seconds for _, passage in members if passage.seconds is not None]
+            seconds = text("open") if first.open else f"{max(known):.2f}" if known else "-"
+            style = BAD if first.open else PLAIN
+            row = Row([first.name, seconds, *cells[:-1]], first.depth, style)
+            rows.append((fold([label for label, _ in members]), row))
     log = report.run.source == "log"
-    gaps = (
-        {} if log else _gaps(report, list(per_rank))
-    )  # few logs print a moment: a note names the others
-    rows += [
-        (labels, Row([phase, "", NOT_MEASURED, *[""] * (len(fields) - 1)], 0, MUTED))
-        for phase, labels in gaps.items()
-    ]
-    columns = [Column("Phase", right=False), Column("s"), *(Column(title) for title, _ in fields)]
     everyone = fold(list(per_rank))
-    title = "Phases, GiB before → after"
-    if any(labels != everyone for labels, _ in rows):
-        columns.insert(1, Column("Rank", right=False))
+    if not log:  # few logs print a moment: a note names the others
+        gaps: dict[str, list[str]] = {}
+        for gap in report.not_measured:
+            labels = list(per_rank) if gap.labels is None else gap.labels
+            gaps.setdefault(gap.phase, []).extend(labels)
+        for phase, lacking in gaps.items():
+            cells = ("", NOT_MEASURED, *[""] * (len(fields) - 1))
+            ranks = fold([label for label in per_rank if label in lacking])
+            rows.append((ranks, Row([phase, *cells], 0, MUTED)))
+    columns = [
+        Column(text("Phase"), right=False),
+        Column(_SECONDS),
+        *(Column(title) for title, _ in fields),
+    ]
+    if any(ranks != everyone for ranks, _ in rows):
+        title = text("Phases, GiB before → after")
+        columns.insert(1, Column(text("Rank"), right=False))
         plain = [
-            Row([row.cells[0], _short(labels), *_tight(row, wide)], row.indent, row.style)
-            for labels, row in rows
+            replace(row, cells=[row.cells[0], _short(ranks), *_tight(row, wide)])
+            for ranks, row in rows
         ]
     else:
-        title += (
-            f", {everyone}" if len(report.ranks) == 1 else f", {everyone} alike" if everyone else ""
-        )
+        title = text("Phases, GiB before → after")
+        if len(report.ranks) == 1:
+            title = text("Phases, GiB before → after, {labels}", labels=everyone)
+        elif everyone:
+            title = text("Phases, GiB before → after, {labels} alike", labels=everyone)
         plain = [row for _, row in rows]
     if log:  # a log tells of moments, not of time
-        at = next(i for i, column in enumerate(columns) if column.title == "s")
+        at = next(i for i, column in enumerate(columns) if column.title is _SECONDS)
         del columns[at]
-        plain = [
-            Row([*row.cells[:at], *row.cells[at + 1 :]], row.indent, row.style) for row in plain
-        ]
+        plain = [replace(row, cells=[*row.cells[:at], *row.cells[at + 1 :]]) for row in plain]
     notes = _phase_notes(report)
     if hidden:
         notes.append(
-            f"of more than {SHOWN_GROUPS} groups of ranks, the largest and those that differ most from the middle; "
-            "report.json has every rank"
+            text(
+                "of more than {count} groups of ranks, the largest and those that differ most from "
+                "the median; report.json has every rank",
+                count=SHOWN_GROUPS,
+            )
         )
     return Section(title, columns, plain, notes)
 
@@ -115,7 +134,7 @@ _Group = list[tuple[str, _Passage]]
 
 
 def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[tuple[str, ...]]:
-    """Keys of the groups that are shown, in their order: the largest, and those farthest from the middle rank."""
+    """Return the keys of the groups that are shown: the largest, those farthest from the median."""
     if len(groups) <= SHOWN_GROUPS:
         return list(groups)
     readings = {key: _readings(members[0][1], names) for key, members in groups.items()}
@@ -126,7 +145,7 @@ def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[t
         middle.append(known[len(known) // 2] if known else None)
 
     def distance(key: tuple[str, ...]) -> float:
-        """Bytes of the figure that differs most; a passage that is open, or lacks a figure, is the farthest."""
+        """Return the bytes by which a figure differs most; inf for an open or a missing one."""
         pairs = list(zip(readings[key], middle, strict=True))
         if groups[key][0][1].open or any(
             (size is None) != (usual is None) for size, usual in pairs
@@ -150,81 +169,79 @@ def _readings(passage: _Passage, names: list[str]) -> list[int | None]:
 
 
 def _short(labels: str) -> str:
-    """The ranks of a row, as many as a column has room for."""
+    """Return the ranks of a row, as many as a column has room for."""
     parts = labels.split(", ")
     return (
         labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
     )
 
 
-def _gaps(report: Report, everyone: list[str]) -> dict[str, str]:
-    """Phases without figures, with the ranks that lack them; the reasons are in the notes."""
-    labels: dict[str, list[str]] = {}
-    for gap in report.not_measured:
-        labels.setdefault(gap.phase, []).extend(everyone if gap.labels is None else gap.labels)
-    return {
-        phase: fold([label for label in everyone if label in found])
-        for phase, found in labels.items()
-    }
-
-
 def _tight(row: Row, wide: bool) -> list[str]:
-    """A column for the ranks leaves a narrow table no room for blanks."""
+    """Return a row's cells, without blanks where a column for the ranks leaves no room for them."""
     return row.cells[1:] if wide else [cell.replace(" → ", "→") for cell in row.cells[1:]]
 
 
-def _phase_row(members: list[tuple[str, _Passage]], cells: list[str]) -> Row:
-    first = members[0][1]
-    known = [passage.seconds for _, passage in members if passage.seconds is not None]
-    seconds = "open" if first.open else f"{max(known):.2f}" if known else "-"
-    return Row([first.name, seconds, *cells], first.depth, BAD if first.open else PLAIN)
-
-
 def _phase_notes(report: Report) -> list[str]:
-    notes = [] if report.ranks else ["no worker got far enough to report anything"]
+    notes: list[str] = []
+    if not report.ranks:
+        notes.append(text("no worker got far enough to report anything"))
     if len(report.ranks) > 1 and report.run.source != "log":
-        notes.append("seconds are those of the slowest rank")
-    ended = "was under way" if report.run.status == "running" else "was not finished"
+        notes.append(text("seconds are those of the slowest rank"))
     for members in group_ranks(report.ranks, lambda rank: tuple(rank.open_phases)):
-        if members[0].open_phases:
-            notes.append(f"{labels_of(members)}: {' > '.join(members[0].open_phases)} {ended}")
+        if phases := " > ".join(members[0].open_phases):
+            labels = labels_of(members)
+            notes.append(
+                text("{labels}: {phases} was under way", labels=labels, phases=phases)
+                if report.run.status == "running"
+                else text("{labels}: {phases} was not finished", labels=labels, phases=phases)
+            )
     notes += _folded_notes((rank, _raised(rank)) for rank in report.ranks)
     notes += _folded_notes(
-        (rank, [f"memprof's hook failed, {error}" for error in rank.errors])
+        (rank, [text("memprof's hook failed, {error}", error=error) for error in rank.errors])
         for rank in report.ranks
     )
     gaps: dict[tuple[str, str], list[NotMeasured]] = {}
     for gap in report.not_measured:
         gaps.setdefault((gap.reason, fold(gap.labels or [])), []).append(gap)
     for (reason, labels), members_of in gaps.items():
-        where = f" on {labels}" if labels else ""
+        what = ", ".join(gap.phase for gap in members_of)
         notes.append(
-            f"{NOT_MEASURED}{where}: {', '.join(gap.phase for gap in members_of)} ({reason})"
+            text(
+                "NOT MEASURED on {labels}: {what} ({reason})",
+                labels=labels,
+                what=what,
+                reason=reason,
+            )
+            if labels
+            else text("NOT MEASURED: {what} ({reason})", what=what, reason=reason)
         )
     return notes
 
 
-def _raised(rank: RankReport) -> list[str]:
-    """Exceptions that left a phase, each where it began: the phases around it only passed it on."""
+def _raised(rank: RankReport) -> list[Text]:
+    """Return the exceptions that left a phase, each where it began, not where it was passed on."""
     inner = {row.parent: row.error for row in rank.phases if row.error}
     return [
-        f"{row.phase} raised {row.error}"
+        text("{phase} raised {error}", phase=row.phase, error=row.error)
         for row in rank.phases
         if row.error and inner.get(row.order) != row.error
     ]
 
 
-def _folded_notes(per_rank: Iterable[tuple[RankReport, list[str]]]) -> list[str]:
-    """Each text once, with the ranks that it holds for."""
-    labels: dict[str, list[str]] = {}
+def _folded_notes(per_rank: Iterable[tuple[RankReport, list[Text]]]) -> list[Text]:
+    """Return each note once, with the ranks that it holds for."""
+    labels: dict[Text, list[str]] = {}
     for rank, found in per_rank:
-        for text in found:
-            labels.setdefault(text, []).append(rank.label)
-    return [f"{fold(list(dict.fromkeys(names)))}: {text}" for text, names in labels.items()]
+        for note in found:
+            labels.setdefault(note, []).append(rank.label)
+    return [
+        text("{labels}: {note}", labels=fold(list(dict.fromkeys(names))), note=note)
+        for note, names in labels.items()
+    ]
 
 
 def _digits(report: Report) -> int:
-    """Two digits as in the engine's log; four where a whole run stays below 1 GiB of torch memory."""
+    """Return 2 as in the engine's log; 4 where a whole run stays below 1 GiB of torch memory."""
     snapshots = [row.after for rank in report.ranks for row in rank.phases if row.after is not None]
     peaks = [s.reserved_peak_bytes or s.reserved_bytes or 0 for s in snapshots]
     return 4 if 0 < max(peaks, default=0) < GIB else 2
@@ -241,7 +258,7 @@ def _edges(passage: _Passage, name: str, digits: int) -> str:
 
 
 def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
-    """A rank's phases by name, in the order of their start; many of a kind within one parent become one."""
+    """Return a rank's phases by name, by start; many of a kind within one parent become one."""
     keys: dict[int | None, _PhaseKey] = {None: ()}
     found: list[tuple[int, _PhaseKey, _Passage]] = []
     for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
@@ -259,7 +276,7 @@ def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
 
 
 def _bundles(rows: list[Span]) -> list[list[Span]]:
-    """Rows one by one, or those that ended as one where they are many."""
+    """Return rows one by one, or those that ended as one where they are many."""
     ended = [row for row in rows if not row.open]
     if len(ended) <= _LISTED_PASSAGES:
         return [[row] for row in rows]
@@ -288,7 +305,7 @@ def _phase_name(row: Span) -> str:
 
 
 def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
-    """One order for all ranks: a phase that a rank alone has comes after that rank's previous one."""
+    """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
     order: list[_PhaseKey] = []
     known: set[_PhaseKey] = set()
     for passages in per_rank:

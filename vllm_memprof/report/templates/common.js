@@ -3,6 +3,13 @@
 
 const CONFIG = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
 
+// A word of the page in its language, by its English template.
+const WORDS = JSON.parse((document.getElementById("words") || { textContent: "{}" }).textContent);
+
+function say(template, params) {
+  return (WORDS[template] || template).replace(/\{(\w+)\}/g, (_, name) => params[name]);
+}
+
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }

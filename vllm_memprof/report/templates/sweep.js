@@ -18,7 +18,7 @@ function curve(data, found, figure) {
   const failed = found.failed;
   if (failed.places.length) {
     traces.push({
-      type: "scatter", mode: "markers", name: "did not come up", x: failed.places, y: failed.places.map(() => 0), yaxis: "y2",
+      type: "scatter", mode: "markers", name: say("did not come up"), x: failed.places, y: failed.places.map(() => 0), yaxis: "y2",
       marker: { size: 9, symbol: "x", color: colour("error") }, text: failed.texts.map(plain), hovertemplate: "%{text}<extra></extra>", showlegend: true,
     });
   }
@@ -52,7 +52,7 @@ function start(run) {
 
   selector.addEventListener("change", () => {
     draw();
-    run.querySelector(".controls [role=status]").textContent = "Showing " + data.figures[Number(selector.value)].title;
+    run.querySelector(".controls [role=status]").textContent = say("Showing {what}", { what: data.figures[Number(selector.value)].title });
   });
   run.querySelector("form.controls").addEventListener("submit", (event) => event.preventDefault());
   draw();

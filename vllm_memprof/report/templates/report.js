@@ -2,7 +2,7 @@
 
 // Owner -> colour, by the first rule that fits.
 const COLOURS = [
-  [/^tensors: weights/, "weights"], [/^tensors: KV/, "kv"], [/^tensors: other/, "tensors"], [/^tensors/, "undivided"], [/^cached/, "cached"],
+  [/^tensors: weights/, "weights"], [/^tensors: KV/, "kv"], [/^tensors: other/, "tensors"], [/^tensors/, "undivided"], [/^cached|^reserved/, "cached"],
   [/^context/, "context"], [/^communicator/, "communicator"], [/^atb/, "atb"], [/^graph/, "graph"],
   [/^runtime|^cann_/, "runtime"], [/workspace/, "workspace"], [/^unaccounted/, "rest"], [/./, "others"],
 ];
@@ -24,7 +24,7 @@ function timeline(view, gib, byReading) {
   const line = view.timeline;
   const at = places(line.moments, byReading);
   const x = line.moments.map((moment, i) => (byReading ? i : moment.seconds));
-  const where = line.moments.map((m) => plain(m.edge + " " + m.phase + ", " + m.seconds.toFixed(3) + " s"));
+  const where = line.moments.map((m) => plain((m.edge === "before" ? say("before {phase}", { phase: m.phase }) : say("after {phase}", { phase: m.phase })) + ", " + m.seconds.toFixed(3) + " s"));
   const size = (bytes) => (bytes === null ? null : bytes / gib);
   const last = x[x.length - 1];
   const shades = {};
@@ -33,23 +33,24 @@ function timeline(view, gib, byReading) {
     shades[name] = (shades[name] || 0) + 1;
     const pattern = { shape: ["", "/", "\\", "x", "-", "|", "+", "."][(shades[name] - 1) % 8], size: 6, fgcolor: colour("page") };
     return {
-      type: "scatter", mode: "lines", stackgroup: "owners", name: plain(owner.name) + (owner.how === "modelled" ? " (m)" : ""), x: x, y: owner.bytes.map(size),
+      type: "scatter", mode: "lines", stackgroup: "owners", name: plain(owner.title) + (owner.how === "modelled" ? " (m)" : ""), x: x, y: owner.bytes.map(size),
       line: { width: 0.6, color: colour("page") }, fillcolor: colour(name), fillpattern: { ...pattern, bgcolor: colour(name) },
       hovertemplate: "%{y:.4f} GiB",
     };
   });
   traces.push({
-    type: "scatter", mode: "lines+markers", name: "in use, as read", x: x, y: line.in_use.map(size), text: where,
+    type: "scatter", mode: "lines+markers", name: say("in use, as read"), x: x, y: line.in_use.map(size), text: where,
     line: { width: 1.2, color: colour("text") }, marker: { size: 4, color: colour("text") },
     hovertemplate: "%{y:.4f} GiB, %{text}",
   });
   for (const what of ["in use", "allocated"]) {
     const peaks = line.peaks.filter((peak) => peak.what === what);
     if (!peaks.length) continue;
+    const title = what === "in use" ? say("peak in use") : say("peak allocated");
     traces.push({
-      type: "scatter", mode: "markers", name: "peak " + what, x: peaks.map((p) => at(p.seconds)), y: peaks.map((p) => size(p.bytes)),
+      type: "scatter", mode: "markers", name: title, x: peaks.map((p) => at(p.seconds)), y: peaks.map((p) => size(p.bytes)),
       marker: { size: 10, symbol: "diamond" + (what === "in use" ? "" : "-open"), color: colour("budget"), line: { width: 2, color: colour("budget") } },
-      text: peaks.map((p) => plain(what + " " + p.where + (p.exact ? "" : ", time not known"))), hovertemplate: "%{y:.4f} GiB, %{text}",
+      text: peaks.map((p) => plain(p.where + (p.exact ? "" : say(", time not known")))), hovertemplate: "%{y:.4f} GiB, %{text}",
     });
   }
   const drawn = narrow() ? 340 : 460, rows = narrow() ? traces.length : Math.ceil(traces.length / 6);
@@ -57,7 +58,7 @@ function timeline(view, gib, byReading) {
   const layout = base(28 + drawn + below, { l: 46, r: 12, t: 28, b: below });
   layout.hovermode = "x unified";
   layout.uniformtext = { mode: "hide", minsize: 9 };
-  layout.xaxis = { ...layout.xaxis, title: { text: byReading ? "readings, in their order" : "seconds", standoff: 4 }, range: [Math.min(0, x[0]), last || 1], anchor: "y2" };
+  layout.xaxis = { ...layout.xaxis, title: { text: byReading ? say("readings, in their order") : say("seconds"), standoff: 4 }, range: [Math.min(0, x[0]), last || 1], anchor: "y2" };
   layout.yaxis = { ...layout.yaxis, title: { text: "GiB" }, domain: [0.24, 1], rangemode: "tozero" };
   layout.legend = { orientation: "h", traceorder: "normal", y: -54 / drawn, yanchor: "top", font: { size: 11 } };
   layout.shapes = [];
@@ -79,7 +80,7 @@ function timeline(view, gib, byReading) {
   for (const band of bands.filter((each) => each.phase === "oom")) {
     layout.shapes.push({ type: "line", x0: band.from, x1: band.from, y0: 0.24, y1: 1, yref: "paper", line: { color: colour("error"), width: 2 } });
     layout.annotations.push({
-      x: band.from, y: 0.62, yref: "paper", xanchor: band.from > last / 2 ? "right" : "left", showarrow: false, text: "out of memory",
+      x: band.from, y: 0.62, yref: "paper", xanchor: band.from > last / 2 ? "right" : "left", showarrow: false, text: say("out of memory"),
       bgcolor: colour("page"), font: { size: 12, color: colour("error") },
     });
   }
@@ -91,20 +92,20 @@ function timeline(view, gib, byReading) {
     marker: { color: bands.map((b) => colour(b.end === null || b.phase === "oom" ? "error" : "cached")), line: { width: 1, color: colour("page") } },
     text: bands.map((b) => plain(b.phase)), textposition: "inside", insidetextanchor: "middle", textangle: 0,
     textfont: { color: bands.map((b) => colour(b.end === null || b.phase === "oom" ? "page" : "text")), size: 11 },
-    hovertemplate: bands.map((b) => plain(b.phase) + (b.end === null ? ", never left" : ", " + (b.end - b.start).toFixed(3) + " s") + "<extra></extra>"),
+    hovertemplate: bands.map((b) => plain(b.phase) + (b.end === null ? say(", never left") : ", " + (b.end - b.start).toFixed(3) + " s") + "<extra></extra>"),
   });
-  const levels = [["device total", view.device_total_bytes, "solid", "soft"], ["requested", view.requested_bytes, "dash", "budget"]];
+  const levels = [[say("device total"), view.device_total_bytes, "solid", "soft"], [say("requested"), view.requested_bytes, "dash", "budget"]];
   for (const [name, bytes, dash, tone] of levels) {
     if (bytes === null) continue;
     layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: size(bytes), y1: size(bytes), line: { color: colour(tone), width: 2, dash: dash } });
     layout.annotations.push({
-      xref: "paper", x: 0.004, y: size(bytes), xanchor: "left", yanchor: name === "requested" ? "top" : "bottom", showarrow: false,
+      xref: "paper", x: 0.004, y: size(bytes), xanchor: "left", yanchor: dash === "dash" ? "top" : "bottom", showarrow: false,
       text: name + " " + size(bytes).toFixed(2) + " GiB", font: { size: 11, color: colour(tone === "soft" ? "text" : tone) },
     });
   }
   line.peaks.forEach((peak) => {
     layout.annotations.push({
-      x: at(peak.seconds), y: size(peak.bytes), text: "peak " + plain(peak.what) + "<br>" + size(peak.bytes).toFixed(2) + " GiB",
+      x: at(peak.seconds), y: size(peak.bytes), text: (peak.what === "in use" ? say("peak in use") : say("peak allocated")) + "<br>" + size(peak.bytes).toFixed(2) + " GiB",
       arrowcolor: colour("text"), arrowhead: 2, arrowwidth: 1, ax: peak.what === "in use" && at(peak.seconds) < 0.8 * last ? 44 : -44, ay: peak.what === "in use" ? -46 : -60,
       bgcolor: colour("page"), bordercolor: colour("line"), borderpad: 3, font: { size: 11 },
     });
@@ -113,7 +114,7 @@ function timeline(view, gib, byReading) {
     const worst = line.in_use.findIndex((bytes) => bytes === line.worst_bytes);
     if (worst !== -1) {
       layout.annotations.push({
-        x: x[worst], y: size(line.worst_bytes), text: "most in use<br>" + size(line.worst_bytes).toFixed(2) + " GiB",
+        x: x[worst], y: size(line.worst_bytes), text: say("most in use") + "<br>" + size(line.worst_bytes).toFixed(2) + " GiB",
         arrowcolor: colour("text"), arrowhead: 2, arrowwidth: 1, ax: -60, ay: 60, bgcolor: colour("page"), bordercolor: colour("line"), borderpad: 3, font: { size: 11 },
       });
     }
@@ -172,7 +173,7 @@ function skew(data) {
   const every = Math.ceil(data.labels.length / (narrow() ? 6 : 16));
   const ticks = data.labels.map((_, rank) => rank).filter((rank) => rank % every === 0);
   layout.xaxis = { ...layout.xaxis, tickvals: ticks, ticktext: ticks.map((rank) => plain(data.labels[rank])), range: [-0.5, data.labels.length - 0.5] };
-  layout.yaxis = { ...layout.yaxis, title: { text: "MiB against the median rank" } };
+  layout.yaxis = { ...layout.yaxis, title: { text: say("MiB against the median rank") } };
   layout.legend = { orientation: "h", y: -0.15, yanchor: "top" };
   layout.showlegend = true;
   layout.bargap = 0.5;
@@ -211,7 +212,7 @@ function start(run) {
 
   function choose() {
     for (const panel of run.querySelectorAll(".view")) panel.hidden = Number(panel.dataset.view) !== shown();
-    run.querySelector(".controls [role=status]").textContent = "Showing " + data.views[shown()].labels;
+    run.querySelector(".controls [role=status]").textContent = say("Showing {what}", { what: data.views[shown()].labels });
     draw();
   }
 

@@ -1,0 +1,71 @@
+"""The templates of the package: every literal of ``text`` and ``join``, and the words of the page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+
+import vllm_memprof
+
+PACKAGE = Path(vllm_memprof.__file__).parent
+_IN_PAGES = re.compile(r'\bsay\(\s*"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Template:
+    where: str  # file:line
+    english: str
+    names: frozenset[str] | None  # given to it; None: not seen in the source
+
+
+def parameters(template: str) -> list[str]:
+    """Return the parameters of a template with their specs, sorted."""
+    return sorted(
+        f"{name}:{spec}" for _, name, spec, _ in Formatter().parse(template) if name is not None
+    )
+
+
+def in_source(source: str, where: str) -> Iterator[Template]:
+    """Yield the templates of a module; of a table of templates, those that it is made of.
+
+    Raises:
+        ValueError: a template is not a literal, so that nobody can look it up.
+    """
+    calls = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("text", "join")
+        and node.args
+    ]
+    tables = any(isinstance(call.args[0], ast.Subscript) for call in calls)
+    for call in calls:
+        place, first = f"{where}:{call.lineno}", call.args[0]
+        if isinstance(first, ast.Subscript):
+            continue
+        if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+            raise ValueError(f"{place}: {ast.unparse(first)} is not a literal")
+        names = [keyword.arg for keyword in call.keywords]
+        joined = ast.unparse(call.func) == "join"
+        unknown = joined or None in names or (tables and not names)
+        yield Template(place, first.value, None if unknown else frozenset(map(str, names)))
+
+
+def every_template() -> list[Template]:
+    """Return the templates of the package and of its pages."""
+    found: list[Template] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if path.name != "text.py" and "vllm_memprof.text import" in source:
+            found += in_source(source, str(path.relative_to(PACKAGE)))
+    for path in sorted((PACKAGE / "report" / "templates").iterdir()):
+        found += [
+            Template(path.name, english, None)
+            for english in _IN_PAGES.findall(path.read_text(encoding="utf-8"))
+        ]
+    return found

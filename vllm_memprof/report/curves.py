@@ -1,0 +1,126 @@
+"""The curves of a sweep, as its page draws them: a ``Sweep`` enters, plain figures leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
+from vllm_memprof.text import join, text
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A quantity that the curves can show."""
+
+    name: str  # of a ``PlanRow``
+    title: str
+    unit: str  # tokens | GiB | requests
+
+
+FIGURES = (
+    Figure("tokens", text("KV tokens"), "tokens"),
+    Figure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
+    Figure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
+    Figure("fits_request_kv_cache_bytes", text("KV cache that fits the request, GiB"), "GiB"),
+    Figure("spare_bytes", text("Spare, GiB"), "GiB"),
+    Figure("max_concurrency", text("Requests of max_model_len"), "requests"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Plans that differ in one option alone, in the order of its values."""
+
+    name: str  # the values of the other options
+    places: list[float]  # on the axis
+    values: list[str]
+    figures: dict[
+        str, list[int | float | None]
+    ]  # by name; None: not known, or the plan did not come up
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Plans that did not come up: they have no figure to be drawn at."""
+
+    places: list[float]
+    texts: list[str]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Everything against one option."""
+
+    knob: str
+    ticks: list[tuple[float, str]]
+    others: int  # options that the lines differ in
+    lines: list[Line]
+    failed: Marks
+    text: str
+
+
+def curves(sweep: Sweep) -> list[Curve]:
+    """Return one for each option of several values."""
+    return [_curve(sweep, knob) for knob in sweep.knobs if len(knob.values) > 1]
+
+
+def _curve(sweep: Sweep, knob: Knob) -> Curve:
+    places = _places(knob.values)
+    others = [
+        other.name for other in sweep.knobs if other.name != knob.name and len(other.values) > 1
+    ]
+    groups: dict[str, list[PlanRow]] = {}
+    for row in sweep.rows:
+        name = ", ".join(f"{other} {row.values.get(other, '-')}" for other in others)
+        groups.setdefault(name, []).append(row)
+    lines, failed = [], Marks([], [])
+    for name, rows in groups.items():
+        rows = sorted(rows, key=lambda row: places[row.values[knob.name]])
+        lines.append(
+            Line(
+                name=name or sweep.model,
+                places=[places[row.values[knob.name]] for row in rows],
+                values=[row.values[knob.name] for row in rows],
+                figures={
+                    f.name: [getattr(row, f.name) if row.ok else None for row in rows]
+                    for f in FIGURES
+                },
+            )
+        )
+        for row in (row for row in rows if not row.ok):
+            failed.places.append(places[row.values[knob.name]])
+            failed.texts.append(
+                f"{knob.name} {row.values[knob.name]}{', ' + name if name else ''}: {row.reason}"
+            )
+    parts = [text("one line")]
+    if others:
+        parts = [
+            text(
+                "{count} lines, one for each combination of {options}; lines that agree cover each "
+                "other",
+                count=len(lines),
+                options=", ".join(others),
+            )
+        ]
+    parts.append(text("points are plans, what is between them was not planned"))
+    if failed.places:
+        parts.append(
+            text("red crosses below: {count} plans that did not come up", count=len(failed.places))
+        )
+    ticks = sorted((place, value) for value, place in places.items())
+    return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts))
+
+
+def _places(values: list[str]) -> dict[str, float]:
+    """Return where values stand: numbers as they are, names one after the other in their order."""
+    try:
+        numbers = {value: float(value) for value in values}
+    except ValueError:
+        numbers = {}
+    if (
+        not numbers
+        or len(set(numbers.values())) < len(values)
+        or any(abs(n) == float("inf") for n in numbers.values())
+    ):
+        return {value: float(place) for place, value in enumerate(values)}
+    return numbers

@@ -1,0 +1,90 @@
+"""The one form that every report has before a renderer draws it: head, findings, tables, verdict.
+
+A builder in ``documents/`` makes a ``Document`` of a report, a comparison, a check, a sweep or a
+search; ``table``, ``markdown`` and ``html`` draw any of them. Words are ``Text``, names and figures
+plain str, so that ``language`` can put the whole document into another language.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm_memprof.text import text
+
+#: Styles of rows and lines: a renderer maps them to its own means.
+PLAIN, TOTAL, MUTED, BAD, GOOD = "plain", "total", "muted", "bad", "good"
+#: Style of a line that a shell takes.
+CODE = "code"
+
+NOT_MEASURED = text("NOT MEASURED")
+#: Marks a figure that the profile of a simulated device sets.
+MODELLED_MARK = "(m)"
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    right: bool = True  # aligned to the right
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: list[str]
+    indent: int = 0  # of the first cell
+    style: str = PLAIN
+    mark: str = ""  # before the first cell: = - × ✓ ✗
+
+    @property
+    def first(self) -> str:
+        """The first cell behind its mark."""
+        return f"{self.mark} {self.cells[0]}" if self.mark else self.cells[0]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with its title and the notes below it."""
+
+    title: str
+    columns: list[Column]
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line above or below the tables."""
+
+    name: str
+    value: str
+    style: str = PLAIN
+    summary: bool = False  # belongs to the first sentence, where a format has one
+
+
+@dataclass(frozen=True)
+class FindingView:
+    """A finding, the ranks it concerns folded."""
+
+    severity: str  # error | warning | info
+    severity_word: str
+    id: str
+    labels: str  # "" where it concerns the run
+    price: str  # "0.30 GiB, 4,352 tokens of KV cache", "" where it has none
+    title: str
+    evidence: str
+    action: str  # "" where there is none
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report of any kind, in the order in which it is read."""
+
+    kind: str  # report | diff | check | sweep | fit
+    title: str
+    head: list[Line]
+    sections: list[Section]
+    verdict: str  # "" where there is none
+    verdict_style: str = TOTAL
+    findings: list[FindingView] | None = None  # None: this kind has none
+    tail: list[Line] = field(default_factory=list)
+    badge: Line | None = None  # the outcome in a word or two, good or bad
+    whole: str = "report.json"  # what holds what a short format leaves out

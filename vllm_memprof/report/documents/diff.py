@@ -1,0 +1,559 @@
+"""The document of a comparison of two runs: causes first, then inputs, terms and moments."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from vllm_memprof.accounting.model import RunSummary
+from vllm_memprof.accounting.quantities import (
+    KV_TITLES,
+    NEVER_MODELLED_ROWS,
+    is_device_wide,
+    title_of,
+)
+from vllm_memprof.compare.causes import (
+    BLOCKS,
+    METHOD,
+    MIXED,
+    RANK,
+    REQUEST,
+    RESIDUAL,
+    ROUNDING,
+    SIZE,
+    STATE,
+    UNKNOWN,
+    Cause,
+    Side,
+)
+from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
+from vllm_memprof.compare.phases import PhaseDiff
+from vllm_memprof.report.document import (
+    BAD,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    Column,
+    Document,
+    Line,
+    Row,
+    Section,
+)
+from vllm_memprof.report.sections.base import (
+    SHOWN_GROUPS,
+    WIDE,
+    device_text,
+    engine_text,
+    fold,
+    modelled,
+    more_groups,
+    number,
+)
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import GIB, format_bytes, format_gib
+
+#: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
+_OF_OWNERS = {"initial_non_torch", "non_torch"}
+_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "unaccounted"}
+_PHASE_FIELDS = (
+    (text("Reserved"), "reserved_bytes"),
+    (text("Allocated peak"), "allocated_peak_bytes"),
+    (text("Allocated"), "allocated_bytes"),
+    (text("Non-torch"), "non_torch_bytes"),
+    (text("Free"), "device_free_bytes"),
+)
+#: Those that a narrow table has.
+_NARROW_FIELDS = ("reserved_bytes", "allocated_peak_bytes", "non_torch_bytes")
+#: Terms with a mark or a title of their own.
+_TERMS = {
+    "device_total": ("", text("device total")),
+    "requested": ("=", text("requested")),
+    "kv_cache": ("=", text("KV cache granted by the engine")),
+    "residual": ("", text("granted - recomputed")),
+    "fits_request_kv_cache": ("", text("KV cache that fits the request")),
+}
+_KINDS = {
+    "model": text("model"),
+    "engine": text("engine"),
+    "device": text("device"),
+    "version": text("version"),
+    "environment": text("environment"),
+    "argument": text("argument"),
+    "setting": text("setting"),
+}
+#: Values of so many characters are cut to what differs.
+_LONG = 32
+#: A cause that changes tokens and no bytes.
+_TOKENS_ALONE = text("tokens only")
+#: What the causes of a kind have in common, in the order of the sentence.
+_SUMMARY = {
+    REQUEST: text("another request"),
+    METHOD: text("subtracted by one equation only"),
+    MIXED: text("quantities that a run does not separate"),
+    STATE: text("subtracted by both, of another size"),
+    SIZE: text("a fixed size"),
+    RANK: text("another rank has the least"),
+    RESIDUAL: text("granted and recomputed differ"),
+    ROUNDING: text("rounding"),
+    UNKNOWN: text("unknown"),
+}
+_WHY = {
+    REQUEST: text("requested"),
+    STATE: text("subtracted by both"),
+    SIZE: "--kv-cache-memory-bytes",
+    RESIDUAL: text("granted and recomputed differ"),
+    UNKNOWN: text("unexplained"),
+    BLOCKS: _TOKENS_ALONE,
+}
+_STYLES = {RESIDUAL: BAD, UNKNOWN: BAD, ROUNDING: MUTED, BLOCKS: MUTED}
+_DIFFERENCE = text("B - A, bytes")
+
+
+def diff_document(diff: Diff, width: int) -> Document:
+    """Return the whole comparison, its tables laid out for lines of ``width`` characters."""
+    served = diff.served
+    granted = (None, None) if served is None else (served.a_granted, served.b_granted)
+    result = verdict(diff)
+    head = [
+        Line("A", _run(diff.a, granted[0], diff.a_kv_tokens)),
+        Line("B", _run(diff.b, granted[1], diff.b_kv_tokens)),
+        Line(text("B - A"), result),
+    ]
+    if served is not None and (causes := _causes(served)):
+        head.append(Line(text("causes"), causes))
+    head += [Line(text("note"), note) for note in diff.notes]
+    wide = width >= WIDE
+    found = []
+    if served is not None:
+        found.append(_cause_section(diff, served, _label(served, diff.ranks), wide))
+        found += _other_ranks(diff, served, wide)
+    found.append(_changed_section(diff))
+    if served is not None:
+        found.append(_term_section(diff, served))
+        found += _phase_section(diff, served, width)
+        found += _owner_sections(served)
+    found += _kv_section(diff)
+    found += _finding_section(diff)
+    return Document("diff", result, head, found, result, whole=text("the JSON"))
+
+
+def verdict(diff: Diff) -> Text:
+    """Return the result in one sentence."""
+    served = diff.served
+    size = None if served is None else served.difference_bytes
+    if served is None or size is None:
+        return text("no difference of KV cache to explain")
+    told = text("the same KV cache")
+    if size:
+        told = text("KV cache differs by {difference}", difference=_difference(size))
+    if diff.difference_tokens is not None:
+        tokens = _signed(diff.difference_tokens)
+        told = text("{difference}, {tokens} tokens", difference=told, tokens=tokens)
+    unknown = sum(cause.bytes or 0 for cause in served.causes if cause.kind == UNKNOWN)
+    if served.causes_bytes != size:
+        rest = text("the causes do not add up to it")
+    elif unknown:
+        rest = text("of it unexplained: {difference}", difference=_difference(unknown))
+    elif "log" not in (diff.a.source, diff.b.source):
+        rest = text("the causes add up to it to the byte")
+    elif served.tolerance_bytes:
+        rest = text(
+            "the causes add up to it within the printed digits, ±{tolerance:,} bytes",
+            tolerance=served.tolerance_bytes,
+        )
+    else:
+        rest = text("the causes add up to it within the printed digits")
+    return join("; ", [told, rest])
+
+
+def _difference(size: int) -> Text:
+    """Return GiB where they show anything, and bytes."""
+    if abs(size) >= GIB // 200:
+        return text("{gib} GiB ({size:+,} bytes)", gib=_signed_gib(size), size=size)
+    return text("{size:+,} bytes", size=size)
+
+
+def _run(run: RunSummary, granted: int | None, tokens: int | None) -> Text:
+    told = join(", ", [run.model, engine_text(run), device_text(run), run.status])
+    if granted is None:
+        return told
+    size = text("KV cache {size:gib4} GiB", size=granted)
+    if tokens is not None:
+        size = text("{size}, {tokens:,} tokens", size=size, tokens=tokens)
+    return text("{run}: {kv_cache}", run=told, kv_cache=size)
+
+
+def _causes(served: RankDiff) -> Text:
+    parts = []
+    for kind, title in _SUMMARY.items():
+        sizes = [cause.bytes for cause in served.causes if cause.kind == kind and cause.bytes]
+        size = sum(sizes)
+        if sizes and abs(size) >= GIB // 200:
+            parts.append(text("{title} {gib} GiB", title=title, gib=_signed_gib(size)))
+        elif sizes:
+            parts.append(text("{title} {size:+,} bytes", title=title, size=size))
+    return join("; ", parts)
+
+
+def _label(served: RankDiff, ranks: Sequence[RankDiff]) -> str:
+    """Return the ranks that the causes of ``served`` hold for."""
+    alike = [rank for rank in ranks if rank.a_label == rank.b_label and _key(rank) == _key(served)]
+    if served.a_label == served.b_label and alike:
+        return fold([rank.a_label for rank in alike])
+    return _pair(served)
+
+
+def _pair(rank: RankDiff) -> str:
+    if rank.a_label == rank.b_label:
+        return rank.b_label
+    return text("{a} of A, {b} of B", a=rank.a_label, b=rank.b_label)
+
+
+def _key(rank: RankDiff) -> Hashable:
+    causes = tuple((cause.names, cause.bytes) for cause in rank.causes if cause.bytes)
+    return rank.a_granted, rank.b_granted, causes
+
+
+def _other_ranks(diff: Diff, served: RankDiff, wide: bool) -> list[Section]:
+    groups: dict[Hashable, list[RankDiff]] = {}
+    for rank in diff.ranks:
+        if _key(rank) != _key(served):
+            groups.setdefault(_key(rank), []).append(rank)
+    found = [
+        _cause_section(
+            diff, members[0], fold([rank.b_label for rank in members]), wide, others=True
+        )
+        for members in list(groups.values())[:SHOWN_GROUPS]
+    ]
+    if found:
+        found[-1].notes.extend(more_groups(list(groups), text("the JSON")))
+    return found
+
+
+def _cause_section(
+    diff: Diff, rank: RankDiff, label: str, wide: bool, others: bool = False
+) -> Section:
+    priced = any(cause.kv_tokens is not None for cause in rank.causes)
+    columns = [
+        Column("", right=False),
+        Column(text("A holds")),
+        Column(text("B holds")),
+        *([Column(text("KV cache, GiB"))] if wide else []),
+        Column(text("KV cache, bytes")),
+        *([Column(text("tokens"))] if priced else []),
+        *([Column(text("Why"), right=False)] if wide else []),
+    ]
+
+    def row(title: str, held: Sequence[str], gib: str, size: str, tokens: str, why: str = "",
+            style: str = PLAIN, mark: str = "") -> Row:  # fmt: skip
+        cells = [title, *held, *([gib] if wide else []), size]
+        cells += [*([tokens] if priced else []), *([why] if wide else [])]
+        return Row(cells, style=style, mark=mark)
+
+    def total(title: str, size: int | None, tokens: int | None, mark: str) -> Row:
+        sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
+        return row(title, ["", ""], *sizes, style=TOTAL, mark=mark)
+
+    shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
+    rows = [total(text("KV cache of A"), rank.a_granted, diff.a_kv_tokens, "")]
+    for cause in shown:
+        why = _why(rank, cause)
+        sizes = (_signed_gib(cause.bytes, 4), _signed(cause.bytes))
+        rows.append(
+            row(
+                _cause_title(diff, cause),
+                [_held(cause, cause.a), _held(cause, cause.b)],
+                *(("", "") if why is _TOKENS_ALONE else sizes),
+                _signed(cause.kv_tokens),
+                why,
+                _STYLES.get(cause.kind, PLAIN),
+            )
+        )
+    rows.append(total(text("KV cache of B"), rank.b_granted, diff.b_kv_tokens, "="))
+    size, causes = rank.difference_bytes, rank.causes_bytes
+    if size is None or causes is None:
+        unknown = row(text("B - A = sum of the causes: unknown"), ["", ""], "", "", "", style=MUTED)
+        title = text("KV cache budgets, {labels}", labels=label)
+    else:
+        good = size == causes
+        added_up = text("B - A = sum of the causes")
+        gib = _signed_gib(size, 4)
+        unknown = row(added_up, ["", ""], gib, _signed(size), "", style=GOOD if good else BAD,
+                      mark="✓" if good else "✗")  # fmt: skip
+        what = text("KV cache budget") if others else text("KV cache")
+        known = {"what": what, "difference": _difference(size), "labels": label}
+        title = (
+            text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they add up "
+                "to it.",
+                **known,
+            )
+            if good
+            else text(
+                "{what} differs by {difference}, {labels}. Causes, largest first; they do not add "
+                "up to it.",
+                **known,
+            )
+        )
+    return Section(title, columns, [*rows, unknown], _cause_notes(rank, shown, brief=others))
+
+
+def _cause_notes(rank: RankDiff, shown: Sequence[Cause], brief: bool) -> list[str]:
+    notes: list[str] = []
+    sides = [side for cause in shown for side in (cause.a, cause.b)]
+    if not brief and any(not side.subtracts and side.held_bytes is not None for side in sides):
+        notes.append(text("GiB; in brackets: held, not subtracted by that run's equation"))
+    same: list[str] = [
+        cause.title for cause in rank.causes if cause.bytes == 0 and cause.kind == STATE
+    ]
+    if any(cause.kind == REQUEST and cause.bytes == 0 for cause in rank.causes):
+        same.append(text("requested"))
+    if same:
+        notes.append(text("the same in both, to the byte: {titles}", titles=join(", ", same)))
+    if any(cause.kind == UNKNOWN for cause in rank.causes) and rank.difference_bytes is not None:
+        notes.append(text("unknown: not recorded by a run; what the granted KV cache leaves"))
+    notes += _owner_notes(rank)
+    if rank.tolerance_bytes:
+        notes.append(
+            text(
+                "from printed digits: the difference is known to ±{tolerance:,} bytes",
+                tolerance=rank.tolerance_bytes,
+            )
+        )
+    return notes
+
+
+def _owner_notes(rank: RankDiff) -> list[Text]:
+    """Return the owners of non-torch memory, where counters of the device name them."""
+    if not any(set(cause.names) & _OF_OWNERS for cause in rank.causes if cause.bytes):
+        return []
+    owners = [
+        owner
+        for owner in rank.owners
+        if owner.phase == "profile_run" and owner.component not in _NOT_OWNERS
+    ]
+    parts = [
+        f"{owner.component} {_signed(_less(owner.b, owner.a))}"
+        for owner in owners
+        if owner.a is not None and owner.b is not None and owner.a != owner.b
+    ]
+    if not parts or {owner.component for owner in owners} <= {"npu_workspace", "other_non_torch"}:
+        return []
+    told = ", ".join(parts)
+    return [
+        text("non-torch memory after profile_run by owner, B - A, bytes: {owners}", owners=told)
+    ]
+
+
+def _cause_title(diff: Diff, cause: Cause) -> str:
+    simulated = diff.a.simulated or diff.b.simulated
+    title = modelled(cause.title, simulated and any(map(is_device_wide, cause.names)))
+    return text("unknown: {title}", title=title) if cause.kind == UNKNOWN else title
+
+
+def _held(cause: Cause, side: Side) -> str:
+    """Return what a run held, GiB; in brackets what its equation does not subtract."""
+    if not side.subtracts or side.subtracted_bytes is None:
+        return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
+    over = None if side.held_bytes is None else side.held_bytes - side.subtracted_bytes
+    if not over or len(side.subtracts) == len(cause.names):
+        return format_gib(side.subtracted_bytes, 4)
+    return f"{format_gib(side.subtracted_bytes, 4)} ({format_gib(over, 4)})"
+
+
+def _why(rank: RankDiff, cause: Cause) -> str:
+    if cause.kind not in (METHOD, MIXED):
+        return _WHY.get(cause.kind, "")
+    names = (rank.a_equation, rank.b_equation)
+    a, b = names if names[0] != names[1] and None not in names else ("A", "B")
+    if not cause.a.subtracts or not cause.b.subtracts:
+        return text("subtracted by {equation} only", equation=a if cause.a.subtracts else b)
+
+    def subtracted(side: Side) -> str:
+        if len(side.subtracts) == len(cause.names):
+            return text("all of it")
+        return join(" + ", [title_of(name) for name in side.subtracts])
+
+    return text(
+        "{a}: {a_parts}; {b}: {b_parts}",
+        a=a,
+        a_parts=subtracted(cause.a),
+        b=b,
+        b_parts=subtracted(cause.b),
+    )
+
+
+def _changed_section(diff: Diff) -> Section:
+    if not diff.changed:
+        return Section(text("Inputs that differ: none that the records hold"), [], [])
+    columns = [Column("", right=False), Column("A", right=False), Column("B", right=False)]
+    rows: list[Row] = []
+    kinds: set[str] = set()
+    for change in diff.changed:
+        if change.kind not in kinds:
+            rows.append(Row([_KINDS.get(change.kind, change.kind), "", ""], style=MUTED))
+        kinds.add(change.kind)
+        rows.append(Row([change.name, *_given(change.a, change.b)], indent=1))
+    return Section(text("Inputs that differ"), columns, rows)
+
+
+def _given(a: str | None, b: str | None) -> tuple[str, str]:
+    """Return both values; of two long paths what differs."""
+    if a is None or b is None or min(len(a), len(b)) < _LONG:
+        return ("-" if a is None else a, "-" if b is None else b)
+    left, right = a.split("/"), b.split("/")
+    same = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), 0)
+    return (f"…/{'/'.join(left[same:])}", f"…/{'/'.join(right[same:])}") if same > 1 else (a, b)
+
+
+def _term_section(diff: Diff, rank: RankDiff) -> Section:
+    rows = []
+    for term in rank.terms:
+        if term.a is None and term.b is None:
+            continue
+        if term.name == "gpu_memory_utilization":
+            rows.append(Row([term.name, number(term.a), number(term.b), ""], mark="×"))
+            continue
+        mark, title = _term(diff, term)
+        style = TOTAL if term.name in ("requested", "kv_cache") else PLAIN
+        cells = [_level(term.a), _level(term.b), _signed(_less(term.b, term.a))]
+        rows.append(Row([title, *cells], style=style, mark=mark))
+    columns = [
+        Column("", right=False),
+        Column(text("A, GiB")),
+        Column(text("B, GiB")),
+        Column(_DIFFERENCE),
+    ]
+    formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
+    notes = [f"{run}, {equation}: {formula}" for run, equation, formula in formulas if formula]
+    title = text("Budget equations, term by term, {labels}", labels=_pair(rank))
+    return Section(title, columns, rows, notes)
+
+
+def _term(diff: Diff, term: TermDiff) -> tuple[str, str]:
+    """Return a term's mark and title."""
+    if term.name in _TERMS:
+        return _TERMS[term.name]
+    simulated = diff.a.simulated or diff.b.simulated
+    title = modelled(title_of(term.name), simulated and is_device_wide(term.name))
+    if term.a_subtracted or term.b_subtracted:
+        return "-", title
+    return "", text("{term}, not subtracted", term=title)
+
+
+def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
+    # the phase around an empty_cache ends with its reading
+    shown = [row for row in rank.phases if row.path[-1] != "empty_cache"]
+    if not shown:
+        return []
+    wide = width >= WIDE
+    fields = [
+        (title, name) for title, name in _PHASE_FIELDS if width >= 160 or name in _NARROW_FIELDS
+    ]
+    simulated = diff.a.simulated or diff.b.simulated
+    columns = [
+        Column(text("Phase"), right=False),
+        *([Column(text("s"))] if wide else []),
+        *(
+            Column(modelled(title, simulated and name == "non_torch_bytes"))
+            for title, name in fields
+        ),
+    ]
+    rows = []
+    for row in shown:
+        title = row.path[-1]
+        if not row.a_count or not row.b_count:
+            title = text("{phase} ({run} only)", phase=title, run="A" if row.a_count else "B")
+        seconds = [_seconds(row)] if wide else []
+        cells = [_after(*row.values(name), wide) for _, name in fields]
+        rows.append(Row([title, *seconds, *cells], indent=len(row.path) - 1))
+    pair = _pair(rank)
+    title = (
+        text("Phases, GiB after each: A → B and the difference, {labels}", labels=pair)
+        if wide
+        else text("Phases, GiB after each: B and its difference to A, {labels}", labels=pair)
+    )
+    return [Section(title, columns, rows)]
+
+
+def _seconds(row: PhaseDiff) -> str:
+    texts = ["-" if value is None else f"{value:.1f}" for value in (row.a_seconds, row.b_seconds)]
+    return " → ".join(texts)
+
+
+def _after(a: int | None, b: int | None, wide: bool) -> str:
+    if a is None or b is None:
+        return f"{format_gib(a)} → {format_gib(b)}" if wide or b is None else format_gib(b)
+    change = "=" if a == b else _signed_gib(b - a)
+    return (
+        f"{format_gib(a)} → {format_gib(b)} {change:>6}" if wide else f"{format_gib(b)} {change:>6}"
+    )
+
+
+def _owner_sections(rank: RankDiff) -> list[Section]:
+    columns = [
+        Column(text("Owner"), right=False),
+        Column(text("A, GiB")),
+        Column(text("B, GiB")),
+        Column(_DIFFERENCE),
+    ]
+    found = []
+    for phase, edge in dict.fromkeys((owner.phase, owner.edge) for owner in rank.owners):
+        rows = []
+        for owner in rank.owners:
+            rest = owner.component == "unaccounted"
+            if (owner.phase, owner.edge) == (phase, edge) and (owner.a or owner.b or rest):
+                title = text("unaccounted") if rest else owner.component
+                change = _signed(_less(owner.b, owner.a))
+                cells = [title, _level(owner.a), _level(owner.b), change]
+                rows.append(Row(cells, style=MUTED if rest else PLAIN))
+        labels = _pair(rank)
+        title = (
+            text("Device memory before {phase}, {labels}", phase=phase, labels=labels)
+            if edge == "before"
+            else text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
+        )
+        found.append(Section(title, columns, rows))
+    return found
+
+
+def _kv_section(diff: Diff) -> list[Section]:
+    rows = []
+    for row in diff.kv:
+        if row.a is None and row.b is None:
+            continue
+        less = _less(row.b, row.a)
+        change = f"{less:+.2f}" if isinstance(less, float) else _signed(less)
+        cells = [number(row.a, ","), number(row.b, ",")]
+        if row.name == "max_concurrency":
+            cells = ["-" if value is None else f"{value:.2f}x" for value in (row.a, row.b)]
+        style = TOTAL if row.name == "tokens" else PLAIN
+        rows.append(Row([KV_TITLES[row.name], *cells, change], style=style))
+    columns = [Column("", right=False), Column("A"), Column("B"), Column(text("B - A"))]
+    return [Section(text("KV cache"), columns, rows)] if rows else []
+
+
+def _finding_section(diff: Diff) -> list[Section]:
+    rows = [Row([name, text("A only")]) for name in diff.a_findings]
+    rows += [Row([name, text("B only")]) for name in diff.b_findings]
+    columns = [Column("", right=False)] * 2
+    return [Section(text("Findings of one run only"), columns, rows)] if rows else []
+
+
+def _level(value: int | float | None) -> str:
+    shown = format_gib(value, 4)
+    return "0.0000" if shown == "-0.0000" else shown
+
+
+def _less(left: int | float | None, right: int | float | None) -> int | float | None:
+    return None if left is None or right is None else left - right
+
+
+def _signed(value: int | float | None) -> str:
+    return "-" if value is None else f"{value:+,}" if value else "0"
+
+
+def _signed_gib(value: int | float | None, digits: int = 2) -> str:
+    if value is None:
+        return "-"
+    return f"{'+' if value > 0 else ''}{format_gib(value, digits)}"

@@ -1,0 +1,166 @@
+"""The document of one run's report."""
+
+from __future__ import annotations
+
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
+from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections.base import UNKNOWN, fold, least_grant
+from vllm_memprof.report.sections.findings import finding_views
+from vllm_memprof.text import Text, join, text
+
+_STATUS = {
+    "ok": text("ok"),
+    "running": text("running"),
+    "failed": text("failed"),
+    "oom": text("oom"),
+    "truncated": text("truncated"),
+}
+
+
+def report_document(report: Report, width: int) -> Document:
+    """Return the whole report, its tables laid out for lines of ``width`` characters."""
+    status = report.run.status
+    good = GOOD if status in ("ok", "running") else BAD
+    return Document(
+        kind="report",
+        title=report.run.model,
+        head=head(report),
+        findings=finding_views(report),
+        sections=sections(report, width),
+        verdict=verdict(report),
+        badge=Line("", _STATUS.get(status, status), good),
+    )
+
+
+def head(report: Report) -> list[Line]:
+    """Return the lines that name a run."""
+    run = report.run
+    engine = " ".join(part for part in (run.engine, run.engine_version) if part)
+    ended_well = run.status in ("ok", "running")
+    notes = list(run.notes)
+    if run.source == "log" and not any(rank.phases for rank in report.ranks):
+        notes.append(text("no phase was measured: the log holds no snapshot of memory"))
+    return [
+        Line(text("model"), run.model, TOTAL, summary=True),
+        Line(text("engine"), engine or text("engine unknown"), summary=True),
+        Line(text("device"), _device(report), summary=True),
+        Line(text("command"), " ".join(run.command) or "-", CODE),
+        Line(text("status"), _status(report), PLAIN if ended_well else BAD),
+        Line(text("verdict"), verdict(report), summary=True),
+        *(Line(text("note"), note) for note in notes),
+    ]
+
+
+def verdict(report: Report) -> Text:
+    """Return the result in one sentence: KV cache granted, equation recomputed, what fits."""
+    least = least_grant(report.ranks)
+    if least is None or least.budget.engine_kv_cache_bytes is None:
+        if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
+            return _out_of_memory(report)
+        if not report.run.exit_reason:
+            return text("no KV cache was sized")
+        return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
+    budget = least.budget
+    not_run = (report.run.ranks or {}).get("not_run") or []
+    size = text("KV cache {size:gib} GiB", size=budget.engine_kv_cache_bytes)
+    granted = size
+    if least.kv.tokens is not None:
+        granted = text("{size}, {tokens:,} tokens", size=size, tokens=least.kv.tokens)
+    if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
+        granted = text(
+            "{granted} on {label}, the least of {count} ranks",
+            granted=granted,
+            label=least.label,
+            count=len(report.ranks),
+        )
+    elif not_run:
+        labels = fold([rank.label for rank in report.ranks])
+        granted = text("{granted} on {labels}", granted=granted, labels=labels)
+    elif len(report.ranks) > 1:
+        granted = text("{granted} on every rank", granted=granted)
+    parts = [_out_of_memory(report)] if report.run.status == "oom" else []
+    parts.append(granted)
+    if not_run:
+        parts.append(
+            text(
+                "{count} of {world_size} ranks differ and were not run",
+                count=len(not_run),
+                world_size=report.world_size,
+            )
+        )
+    parts.append(_recomputed(report))
+    if budget.fits_request_kv_cache_bytes is not None:
+        fits = text("fits the request: {size:gib} GiB", size=budget.fits_request_kv_cache_bytes)
+        if budget.fits_request_kv_tokens is not None:
+            fits = text(
+                "{size}, {tokens:,} tokens", size=fits, tokens=budget.fits_request_kv_tokens
+            )
+        parts.append(fits)
+    return join("; ", parts)
+
+
+def _out_of_memory(report: Report) -> Text:
+    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None) or {}
+    reserved, total, idle = (
+        oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation")
+    )
+    if reserved is None or total is None:
+        return text("out of memory")
+    if idle is None:
+        return text(
+            "out of memory: {reserved:gib} of {total:gib} GiB reserved",
+            reserved=reserved,
+            total=total,
+        )
+    return text(
+        "out of memory: {reserved:gib} of {total:gib} GiB reserved, {idle:gib} GiB of it not "
+        "allocated",
+        reserved=reserved,
+        total=total,
+        idle=idle,
+    )
+
+
+def _recomputed(report: Report) -> Text:
+    if any(rank.budget.override for rank in report.ranks):
+        return text("fixed by --kv-cache-memory-bytes")
+    if wrong := [rank.label for rank in report.ranks if rank.budget.balanced is False]:
+        return text("equation recomputed: differs on {labels}", labels=fold(wrong))
+    if any(rank.budget.balanced is None for rank in report.ranks):
+        if len(report.ranks) > 1:
+            return text("equation not recomputed on every rank")
+        return text("equation not recomputed")
+    equation = report.ranks[0].budget.equation
+    if any(rank.budget.tolerance_bytes for rank in report.ranks):
+        return text("equation {equation} recomputed: equal within rounding", equation=equation)
+    return text("equation {equation} recomputed: equal to the byte", equation=equation)
+
+
+def _device(report: Report) -> str:
+    run = report.run
+    name = run.device or UNKNOWN
+    total = next(
+        (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
+    )
+    if total:
+        name = text("{device}, {total:gib} GiB", device=name, total=total)
+    if not run.simulated:
+        return name
+    return text(
+        "{device} [simulated: profile {profile}; non-torch figures are modelled (m)]",
+        device=name,
+        profile=run.device_profile or UNKNOWN,
+    )
+
+
+def _status(report: Report) -> str:
+    run = report.run
+    status = _STATUS.get(run.status, run.status)
+    parts = [status if run.seconds is None else join(", ", [status, f"{run.seconds:.1f} s"])]
+    if run.exit_code:
+        parts.append(text("exit status {code}", code=run.exit_code))
+    told = join(", ", parts)
+    return (
+        text("{status}: {reason}", status=told, reason=run.exit_reason) if run.exit_reason else told
+    )

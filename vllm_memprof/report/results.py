@@ -1,0 +1,62 @@
+"""Comparisons, checks, sweeps and searches as JSON; sweeps as csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from vllm_memprof.check.check import CheckResult
+from vllm_memprof.compare.diff import Diff
+from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
+
+#: Columns of the csv behind one for each option that was varied, which bear the options' own
+#: names. Bytes are integers, an empty cell is unknown. ``docs/concepts/plans.md`` explains each.
+COLUMNS = (
+    "status",
+    "reason",
+    "devices",
+    "kv_cache_bytes",
+    "tokens",
+    "max_concurrency",
+    "max_model_len",
+    "fits_request_kv_cache_bytes",
+    "fits_request_tokens",
+    "spare_bytes",
+    "spare_beside_held_bytes",
+    "spare_at_profile_peak_bytes",
+    "device_total_bytes",
+    "gpu_memory_utilization",
+    "requested_bytes",
+    *(f"{name}_bytes" for name in TERMS),
+    "equation",
+    "balanced",
+    "simulated",
+    "seconds",
+    "cached",
+    "run",
+    "run_id",
+)
+
+
+def render_result_json(found: Diff | CheckResult | Sweep | Fit) -> str:
+    """Return it as text; the first key names the schema."""
+    return json.dumps(found.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def render_sweep_csv(sweep: Sweep) -> str:
+    """Return one row per plan, in the order of the combinations."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*(knob.name for knob in sweep.knobs), *COLUMNS])
+    for row in sweep.rows:
+        values = [row.values.get(knob.name) for knob in sweep.knobs]
+        writer.writerow([*values, *(_cell(row, name) for name in COLUMNS)])
+    return text.getvalue()
+
+
+def _cell(row: PlanRow, name: str) -> object:
+    if name.removesuffix("_bytes") in TERMS:
+        return row.terms.get(name.removesuffix("_bytes"))
+    value = getattr(row, name)
+    return str(value).lower() if isinstance(value, bool) else value
