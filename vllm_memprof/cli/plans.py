@@ -1,4 +1,4 @@
-"""What ``plan --fit`` and ``sweep`` share: progress, where plans run, how the result is written."""
+"""Shared by ``plan --fit`` and ``sweep``: progress, and how the result is printed."""
 
 from __future__ import annotations
 
@@ -96,14 +96,18 @@ class LiveProgress(PlainProgress):
         self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
 
 
+def can_repaint() -> bool:
+    """Return True where stderr is a terminal whose lines can be repainted."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
 def progress(total: int | None, quiet: bool) -> PlainProgress:
-    """A live one on a terminal, plain lines elsewhere."""
-    can_repaint = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    return LiveProgress(total) if can_repaint and not quiet else PlainProgress(total)
+    """Return a live display on a terminal, plain lines elsewhere."""
+    return LiveProgress(total) if can_repaint() and not quiet else PlainProgress(total)
 
 
 def describe(row: PlanRow, how: str) -> str:
-    """A plan in one line."""
+    """Return a plan in one line."""
     title = " ".join(f"{name}={value}" for name, value in row.values.items())
     if row.ok:
         text = f"KV cache {format_gib(row.kv_cache_bytes)} GiB, {format_bytes(row.tokens)} tokens"

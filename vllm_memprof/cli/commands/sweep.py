@@ -143,7 +143,12 @@ def sweep(
     finally:
         progress.close()
     written = _write(found, folder, lang)
-    _print(found, format_name, lang)
+    if format_name == "csv":
+        from vllm_memprof.report.results import render_sweep_csv
+
+        sys.stdout.write(render_sweep_csv(found))
+    else:
+        shared.print_plans(found, format_name, lang)
     print(
         f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
         file=sys.stderr,
@@ -188,12 +193,3 @@ def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
     for name, content in made.items():
         write_atomically(folder / name, content)
     return list(made)
-
-
-def _print(found: Sweep, format_name: str, lang: str) -> None:
-    if format_name == "csv":
-        from vllm_memprof.report.results import render_sweep_csv
-
-        sys.stdout.write(render_sweep_csv(found))
-        return
-    shared.print_plans(found, format_name, lang)
