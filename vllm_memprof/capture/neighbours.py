@@ -75,13 +75,7 @@ class Neighbours:
         if os.environ.get(ENV_DCMI) == "0":
             self._give_up(f"{ENV_DCMI}=0")
             return None
-        library = None
-        for name in _LIBRARIES:
-            with contextlib.suppress(OSError):
-                library = ctypes.CDLL(name)
-                if hasattr(library, "dcmi_get_device_resource_info"):
-                    break
-                library = None
+        library = _load()
         if library is None:
             self._give_up(f"no {_LIBRARIES[0]} here: the driver's management library")
             return None
@@ -110,8 +104,17 @@ class Neighbours:
         return reason
 
 
+def _load() -> ctypes.CDLL | None:
+    for name in _LIBRARIES:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            if hasattr(library, "dcmi_get_device_resource_info"):
+                return library
+    return None
+
+
 def _logic_id(device: int) -> int:
-    """The driver's number of a device, after ``ASCEND_RT_VISIBLE_DEVICES``."""
+    """Return the driver's number of a device, after ``ASCEND_RT_VISIBLE_DEVICES``."""
     function: Any = getattr(loaded_library(), "aclrtGetLogicDevIdByUserDevId", None)
     logic = ctypes.c_int32()
     if function is not None and function(ctypes.c_int32(device), ctypes.byref(logic)) == 0:
