@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.render import check_table, diff_table, outline, table
 from tests.support.runs import check_result, diff_of, reports_of
 from vllm_memprof.accounting import Report
-from vllm_memprof.check.check import CheckResult
+from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.report import render_markdown
 from vllm_memprof.report.check_github import render_check_github

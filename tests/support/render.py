@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 
 from tests.support.page import Page
 from vllm_memprof.accounting import Report
-from vllm_memprof.check.check import CheckResult
+from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.report import render_table
 from vllm_memprof.report.html import render_html

@@ -8,7 +8,7 @@ from typing import Any
 from tests.unit.accounting.builders import DATA, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.check import CheckResult, check_report
+from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.loader import load_run

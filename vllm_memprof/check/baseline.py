@@ -1,7 +1,7 @@
-"""Whether a baseline can be compared with a run: two reports enter, what tells them apart leaves.
+"""Decide whether a baseline can be compared with a run: two reports enter, differences leave.
 
-Comparable are runs of the same model, engine and version, device, number of ranks, and arguments, settings and
-variables that bear on memory. What neither decides nor can be told is a remark.
+Comparable are runs of the same model, engine and version, device, number of ranks, and arguments,
+settings and variables that bear on memory. What neither decides nor can be told is a remark.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.compare.changes import Change, changes
+from vllm_memprof.text import Text, text
+
+_NOTHING = text("nothing")
 
 #: Kinds of ``compare.changes`` -> names that decide; None: all of them but those below.
 _DECIDING: dict[str, tuple[str, ...] | None] = {
@@ -88,35 +91,37 @@ class Difference:
     run: str | None
 
     @property
-    def text(self) -> str:
-        """As part of a sentence: ``model A in the baseline, B in the run``."""
-        a, b = ("nothing" if value is None else value for value in (self.baseline, self.run))
-        return f"{self.what} {a} in the baseline, {b} in the run"
+    def sentence(self) -> Text:
+        """Return a part of a sentence: ``model A in the baseline, B in the run``."""
+        a, b = (_NOTHING if value is None else value for value in (self.baseline, self.run))
+        return text("{what} {a} in the baseline, {b} in the run", what=self.what, a=a, b=b)
 
 
 def differences(baseline: Report, run: Report) -> list[Difference]:
-    """What keeps the two from being compared, the widest first; empty: comparable."""
-    found = changes(baseline, run)
+    """Return what keeps the two from being compared, the widest first; empty: comparable."""
     return [
         Difference(_title(change), change.a, change.b)
-        for change in found
+        for change in changes(baseline, run)
         if _decides(change) and not _printed_alike(change, baseline, run)
     ]
 
 
-def remarks(baseline: Report, run: Report) -> list[str]:
-    """What differs and does not forbid a comparison, as sentences."""
-    told = [
-        change
+def remarks(baseline: Report, run: Report) -> list[Text]:
+    """Return what differs and does not forbid a comparison, as sentences."""
+    lines = [
+        text(
+            "differs from the baseline: {what} {a} → {b}",
+            what=_title(change),
+            a=change.a or "-",
+            b=change.b or "-",
+        )
         for change in changes(baseline, run)
         if change.kind in _REMARKED and not _decides(change)
     ]
-    lines = [
-        f"differs from the baseline: {_title(change)} {change.a or '-'} → {change.b or '-'}"
-        for change in told
-    ]
     if "log" in (baseline.run.source, run.run.source):
-        lines.append("what a log does not tell of model, device and arguments was not compared")
+        lines.append(
+            text("what a log does not tell of model, device and arguments was not compared")
+        )
     return lines
 
 
@@ -125,35 +130,30 @@ def _title(change: Change) -> str:
 
 
 def _decides(change: Change) -> bool:
+    """Return whether a change bears on memory, so that it forbids a comparison."""
     if change.kind not in _DECIDING:
         return False
-    names = _DECIDING[change.kind]
+    names, name = _DECIDING[change.kind], change.name
     if names is not None:
-        return change.name in names
+        return name in names
     if change.kind == "argument":
-        return change.name not in _ARGUMENTS_OF_NO_WEIGHT
-    return change.kind != "environment" or _bears_on_memory(change)
-
-
-def _bears_on_memory(change: Change) -> bool:
-    name = change.name
+        return name not in _ARGUMENTS_OF_NO_WEIGHT
+    if change.kind != "environment":
+        return True
     if name in _VARIABLES_OF_NO_WEIGHT or name.endswith(_ENDS_OF_NO_WEIGHT) or "_LOG" in name:
         return False
     return not any(value is not None and value.startswith("/") for value in (change.a, change.b))
 
 
 def _printed_alike(change: Change, baseline: Report, run: Report) -> bool:
-    """Whether two sizes of a device are one, as far as a log prints it."""
+    """Return whether two sizes of a device are one, as far as a log prints it."""
     if (change.kind, change.name) != ("device", "device total"):
         return False
-    pair = [
-        next((rank for rank in report.ranks if rank.device_total_bytes), None)
-        for report in (baseline, run)
-    ]
-    slack = sum(_half_unit(rank) for rank in pair)
-    sizes = [rank.device_total_bytes or 0 for rank in pair if rank is not None]
+    ranks = [rank for report in (baseline, run) if (rank := _first_sized(report)) is not None]
+    slack = sum(rank.half_units.get("device_total_bytes", 0) for rank in ranks)
+    sizes = [rank.device_total_bytes or 0 for rank in ranks]
     return len(sizes) == 2 and abs(sizes[0] - sizes[1]) <= slack
 
 
-def _half_unit(rank: RankReport | None) -> int:
-    return 0 if rank is None else rank.half_units.get("device_total_bytes", 0)
+def _first_sized(report: Report) -> RankReport | None:
+    return next((rank for rank in report.ranks if rank.device_total_bytes), None)

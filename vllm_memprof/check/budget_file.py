@@ -1,4 +1,4 @@
-"""The budget file of ``memprof check``: its text enters, limits leave, or all of its mistakes with their lines."""
+"""The budget file of ``memprof check``: text enters, limits leave, or all mistakes in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class BudgetFile:
-    """What a budget file asks for."""
+    """The limits and the forbidden findings of a budget file."""
 
     name: str
     limits: list[Limit]
@@ -53,15 +53,15 @@ class BudgetFile:
 
 
 def parse_budget(text: str, name: str) -> BudgetFile:
-    """The limits of a budget file.
+    """Read the limits of a budget file.
 
     Args:
         text: TOML.
         name: of the file, for messages.
 
     Raises:
-        UsageError: it is not TOML, has an unknown key, a value of a wrong type or unit, or no limit; every mistake is
-            named with its line.
+        UsageError: it is not TOML, has an unknown key, a value of a wrong type or unit, or no
+            limit; every mistake is named with its line.
     """
     try:
         data = tomllib.loads(text)
@@ -106,7 +106,7 @@ def _names(table: str) -> list[str]:
 
 
 class _Reader:
-    """Collects the limits and the mistakes of one file."""
+    """Collect the limits and the mistakes of one file."""
 
     def __init__(self, text: str) -> None:
         self.limits: list[Limit] = []
@@ -117,7 +117,7 @@ class _Reader:
 
     @property
     def hint(self) -> str | None:
-        """The keys of the tables in which one was not known."""
+        """Return the keys of the tables in which one was not known."""
         tables = [table for table in (BUDGET, REGRESSION) if table in self._misread]
         return (
             "; ".join(f"keys of [{table}]: {', '.join(_names(table))}" for table in tables) or None
@@ -163,10 +163,8 @@ class _Reader:
             place = self._line_with(item, line)
             if item not in FINDINGS:
                 near = _nearest(item, FINDINGS)
-                self._wrong(
-                    place,
-                    f"{FAIL_ON}: unknown finding {item!r}{f': did you mean {near}?' if near else ''}",
-                )
+                meant = f": did you mean {near}?" if near else ""
+                self._wrong(place, f"{FAIL_ON}: unknown finding {item!r}{meant}")
             else:
                 self.fail_on[item] = place
         return None
@@ -184,7 +182,7 @@ class _Reader:
         self.mistakes.append((_place(line), what))
 
     def _line_of(self, table: str | None, name: str) -> int | None:
-        """Number of the line on which a key stands, or a table begins."""
+        """Return the number of the line on which a key stands, or a table begins."""
         quoted = rf"[\"']?{re.escape(name)}[\"']?"
         below = re.compile(rf"\s*{quoted}\s*[.=]")
         dotted = re.compile(rf"\s*{table}\s*(\.|=.*[\s{{,])\s*{quoted}\s*=")  # also an inline table
@@ -203,7 +201,7 @@ class _Reader:
         return None
 
     def _line_with(self, item: str, start: int | None) -> int | None:
-        """The line at or after ``start`` that holds a text."""
+        """Return the line at or after ``start`` that holds a text."""
         numbers = range(start or 1, len(self._lines) + 1)
         return next((number for number in numbers if item in self._lines[number - 1]), start)
 
@@ -215,7 +213,7 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _nearest_key(table: str, name: str) -> str:
-    """What may have been meant, as the end of a sentence."""
+    """Return what may have been meant, as the end of a sentence."""
     for other in (table, REGRESSION if table == BUDGET else BUDGET):
         if name in _names(other):
             return f": it belongs into [{other}]"
@@ -241,7 +239,7 @@ def _kind(value: Any) -> str:
 
 
 def _parse(key: Key, value: Any) -> tuple[int | None, Fraction | None]:
-    """(amount, percentage) of a value; one of them is None.
+    """Return (amount, percentage) of a value; one of them is None.
 
     Raises:
         ValueError: it is neither an amount in the key's unit nor a percentage that the key takes.

@@ -1,7 +1,7 @@
-"""What ``memprof check`` can hold a run to: the figures, and the keys of a budget file. ``check.check`` walks them.
+"""The figures that ``memprof check`` can hold a run to, and the keys of a budget file.
 
-A figure is read on every rank, in the quantities of ``accounting.quantities``, so that a limit means the same
-under every equation. What is not known has no value and a reason; it is never 0.
+A figure is read on every rank, in the quantities of ``accounting.quantities``, so that a limit
+means the same under every equation. What is not known has no value and a reason; it is never 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
 from vllm_memprof.record.spans import edges_of
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
 
 BYTES, TOKENS, FINDING, STATUS = "bytes", "tokens", "finding", "status"
@@ -19,7 +20,7 @@ AT_LEAST, AT_MOST = "at least", "at most"
 BUDGET, REGRESSION = "budget", "regression"
 #: What a percentage is a percentage of.
 OF_BASELINE, OF_LARGEST = "the baseline", "the largest KV cache"
-#: What a rank is held against in [regression]: the same rank of the baseline, or the worst one of it.
+#: What a rank is held against in [regression]: the same rank of the baseline, or its worst one.
 SAME_RANK, WORST_RANK = "same rank", "worst rank"
 
 
@@ -40,13 +41,12 @@ class Figure:
     """A figure that limits are set on."""
 
     name: str
-    title: str
+    title: Text
     unit: str  # bytes | tokens
     value: Callable[[RankReport, bool], int | None]  # of a rank of a run that is simulated or not
     phase: str  # its absence explains the absence of the figure
-    printed: tuple[
-        tuple[str, ...], ...
-    ] = ()  # of a log: figures it is made of, the first of these that are known
+    #: Of a log: figures that it is made of, the first of these that are known.
+    printed: tuple[tuple[str, ...], ...] = ()
     per_rank: bool = True  # False: one figure per group of ranks, the largest less the smallest
     device_wide: bool = False  # modelled where the device is simulated
     varies_bytes: int = 0  # from start to start; a proposed limit leaves at least so much room
@@ -56,8 +56,9 @@ class Figure:
 class Key:
     """A key of a budget file: the figure it limits, and from which side.
 
-    In ``[regression]`` the limit is what the baseline had, less or plus what is allowed. The KV cache is held against
-    the rank of the baseline that had the least, because all ranks serve with the least, whichever has it.
+    In ``[regression]`` the limit is what the baseline had, less or plus what is allowed. The KV
+    cache is held against the rank of the baseline that had the least, because all ranks serve with
+    the least, whichever has it.
     """
 
     table: str  # budget | regression
@@ -68,21 +69,13 @@ class Key:
     against: str = WORST_RANK  # same rank | worst rank, of the baseline
 
 
-def _granted(rank: RankReport, simulated: bool) -> int | None:
-    return rank.budget.engine_kv_cache_bytes
-
-
-def _tokens(rank: RankReport, simulated: bool) -> int | None:
-    return rank.kv.tokens
-
-
 def of_quantity(
     name: str,
     phase: str,
     printed: tuple[tuple[str, ...], ...] = (),
     varies_bytes: int = 0,
 ) -> Figure:
-    """Return the figure that holds a rank to a quantity of ``accounting.quantities``."""
+    """Return the figure of a quantity of ``accounting.quantities``."""
 
     def read(rank: RankReport, simulated: bool) -> int | None:
         return held_quantities(rank, simulated)[name]
@@ -100,35 +93,44 @@ def of_quantity(
     )
 
 
+def _granted(rank: RankReport, simulated: bool) -> int | None:
+    return rank.budget.engine_kv_cache_bytes
+
+
 def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
-    """The largest of all moments, without its sign."""
-    sizes = [
-        abs(edge.owners.unaccounted_bytes)
-        for _, edge in edges_of(rank.phases)
-        if edge.owners is not None and edge.owners.unaccounted_bytes is not None
-    ]
-    return max(sizes, default=None)
+    """Return the largest remainder of all edges, without its sign."""
+    memories = [edge.owners for _, edge in edges_of(rank.phases) if edge.owners is not None]
+    sizes = [memory.unaccounted_bytes for memory in memories]
+    return max((abs(size) for size in sizes if size is not None), default=None)
 
 
-def _headroom(rank: RankReport, simulated: bool) -> int | None:
+def _spare(rank: RankReport, simulated: bool) -> int | None:
     """Known once the KV cache stands: before, most of the device is free and says nothing."""
     stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
     return rank.spare_bytes if stands else None
 
 
+_KV_CACHE_BYTES = (("kv_cache_bytes",),)
+_VARIES = 16 * MIB
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
         Figure(
             "kv_cache",
-            "KV cache",
+            text("KV cache"),
             BYTES,
             _granted,
             "profile_run",
-            printed=(("kv_cache_bytes",),),
-            varies_bytes=16 * MIB,
+            _KV_CACHE_BYTES,
+            varies_bytes=_VARIES,
         ),
-        Figure("kv_cache_tokens", "KV cache", TOKENS, _tokens, "profile_run"),
+        Figure(
+            "kv_cache_tokens",
+            text("KV cache"),
+            TOKENS,
+            lambda rank, simulated: rank.kv.tokens,
+            "profile_run",
+        ),
         of_quantity("weights", "weight_load", (("weights_bytes",),)),
         of_quantity(
             "peak_activation",
@@ -146,36 +148,36 @@ FIGURES: dict[str, Figure] = {
                 ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
                 ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
             ),
-            varies_bytes=16 * MIB,
+            varies_bytes=_VARIES,
         ),
-        of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=16 * MIB),
+        of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=_VARIES),
         Figure(
             "unaccounted",
-            "unaccounted, the most at any moment",
+            text("unaccounted, the most at any moment"),
             BYTES,
             _unaccounted,
             "profile_run",
             device_wide=True,
-            varies_bytes=16 * MIB,
+            varies_bytes=_VARIES,
         ),
         Figure(
             "headroom",
-            "headroom at the worst moment",
+            text("spare at the worst moment"),
             BYTES,
-            _headroom,
+            _spare,
             "kv_cache_alloc",
             device_wide=True,
-            varies_bytes=16 * MIB,
+            varies_bytes=_VARIES,
         ),
         Figure(
             "rank_skew",
-            "KV cache, most less least",
+            text("KV cache, most less least"),
             BYTES,
             _granted,
             "profile_run",
-            printed=(("kv_cache_bytes",),),
+            _KV_CACHE_BYTES,
             per_rank=False,
-            varies_bytes=16 * MIB,
+            varies_bytes=_VARIES,
         ),
     )
 }
@@ -205,7 +207,7 @@ KEYS: tuple[Key, ...] = (
 
 
 def figure_of(key: Key) -> Figure:
-    """The figure that a key limits."""
+    """Return the figure that a key limits."""
     return FIGURES[key.figure]
 
 
@@ -214,52 +216,50 @@ FAIL_ON = "fail_on"
 
 
 def read_figure(report: Report, figure: Figure) -> list[Reading]:
-    """A figure on every rank, or per group of ranks where it compares them; never empty."""
+    """Read a figure on every rank, or per group of ranks where it compares them; never empty."""
     if not report.ranks:
-        return [Reading(None, "", None, reason="no worker was recorded")]
-    readings = [_reading(report, rank, figure) for rank in report.ranks]
+        return [Reading(None, "", None, reason=text("no worker was recorded"))]
+    readings = []
+    for rank in report.ranks:
+        value = figure.value(rank, report.run.simulated)
+        reason = _why_unknown(report, rank, figure) if value is None else None
+        known = (
+            names
+            for names in figure.printed
+            if value is not None and all(rank.figures.get(name) is not None for name in names)
+        )
+        half_unit = sum(rank.half_units.get(name, 0) for name in next(known, ()))
+        readings.append(Reading(rank.rank, rank.label, value, half_unit, reason))
     return readings if figure.per_rank else _spreads(report, readings)
 
 
-def _reading(report: Report, rank: RankReport, figure: Figure) -> Reading:
-    value = figure.value(rank, report.run.simulated)
-    if value is None:
-        return Reading(rank.rank, rank.label, None, reason=_why_unknown(report, rank, figure))
-    return Reading(rank.rank, rank.label, value, _half_unit(rank, figure))
-
-
-def _half_unit(rank: RankReport, figure: Figure) -> int:
-    for names in figure.printed:
-        if all(rank.figures.get(name) is not None for name in names):
-            return sum(rank.half_units.get(name, 0) for name in names)
-    return 0
-
-
-def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> str:
+def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> Text:
     if report.run.source == "log":
-        return "the log does not print it"
+        return text("the log does not print it")
     for row in report.not_measured:
         if row.phase == figure.phase and (row.labels is None or rank.label in row.labels):
-            return f"{row.phase}: {row.reason}"
+            return text("{phase}: {reason}", phase=row.phase, reason=row.reason)
     if rank.open_phases:
-        return f"the rank did not finish {rank.open_phases[-1]}"
+        return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
     if figure.name in QUANTITIES:
         evidence = Evidence(rank.figures, rank.phases, report.run.simulated)
-        return str(QUANTITIES[figure.name].reading(evidence).reason)
-    return f"no record of it, run {report.run.status}"
+        reason = QUANTITIES[figure.name].reading(evidence).reason
+        if reason is not None:
+            return reason
+    return text("no record of it, run {status}", status=report.run.status)
 
 
 def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
-    """The largest less the smallest of ranks that hold the same layers; the label is that of the smallest."""
+    """Return the largest less the smallest of ranks that hold the same layers.
+
+    The label is that of the smallest.
+    """
     unknown = [reading for reading in readings if reading.value is None]
     if unknown:
         return unknown
-    if (
-        report.run.source == "log"
-        and len(readings) > 1
-        and any(reading.rank is None for reading in readings)
-    ):
-        return [Reading(None, "", None, reason="the log does not name its ranks")]
+    unnamed = any(reading.rank is None for reading in readings)
+    if report.run.source == "log" and len(readings) > 1 and unnamed:
+        return [Reading(None, "", None, reason=text("the log does not name its ranks"))]
     groups: dict[tuple[int | None, int | None], list[tuple[int, Reading]]] = {}
     for rank, reading in zip(report.ranks, readings, strict=True):
         groups.setdefault((rank.dp_rank, rank.pp_rank), []).append((reading.value or 0, reading))

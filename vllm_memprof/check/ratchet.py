@@ -1,4 +1,4 @@
-"""Proposes a budget file from a run, and tightens one. Text enters, text leaves; no limit is loosened unless asked.
+"""Propose a budget file from a run, and tighten one; no limit is loosened unless asked.
 
 A proposed limit is the figure of the run's worst rank with a margin on the allowed side.
 """
@@ -42,9 +42,7 @@ class Margin:
     """Room between a figure and the limit that is made of it."""
 
     percent: Fraction  # 1/100 is 1%
-    least: bool = (
-        True  # where a figure varies from start to start, not less than ``Figure.varies_bytes``
-    )
+    least: bool = True  # at least ``Figure.varies_bytes``, where a figure varies between starts
 
     def room(self, value: int, figure: Figure) -> int:
         share = math.ceil(value * self.percent)
@@ -70,7 +68,7 @@ class Ratchet:
 
 
 def propose_budget(report: Report, margin: Margin) -> str:
-    """A budget file that the run keeps to, every limit with the figure it comes from.
+    """Return a budget file that the run keeps to, every limit with the figure it comes from.
 
     Raises:
         UsageError: no figure was measured.
@@ -97,10 +95,11 @@ def propose_budget(report: Report, margin: Margin) -> str:
 def _heading(report: Report, margin: Margin) -> list[str]:
     run = report.run
     engine = " ".join(part for part in (run.engine, run.engine_version) if part) or "engine unknown"
-    named = f"{run.model}, {engine}, {run.device or 'device unknown'}{', simulated' if run.simulated else ''}"
+    device = (run.device or "device unknown") + (", simulated" if run.simulated else "")
+    named = _one_line(f"{run.model}, {engine}, {device}")
     count = "1 rank" if len(report.ranks) == 1 else f"{len(report.ranks)} ranks"
     return [
-        f"# Proposed by memprof check --init: {_one_line(named)}, {count}.",
+        f"# Proposed by memprof check --init: {named}, {count}.",
         f"# Margin: {margin.text}.",
         "# Every limit holds for every rank; sizes are bytes, MiB (2**20) or GiB (2**30).",
     ]
@@ -117,11 +116,12 @@ def _proposal(report: Report, key: Key, margin: Margin) -> str:
         return f"# {key.name}: not measured ({_one_line(str(reason))})"
     limit = _toml(_written(_with_margin(value, key, figure, margin), key, margin))
     in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
-    return f"{f'{key.name} = {limit}':<{_COLUMN}}# {format_bytes(value)} {figure.unit}{in_gib} in the run"
+    measured = f"{format_bytes(value)} {figure.unit}{in_gib} in the run"
+    return f"{f'{key.name} = {limit}':<{_COLUMN}}# {measured}"
 
 
 def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
-    """(the figure nearest to its limit, why it is not known); one rank that does not tell is enough for the latter."""
+    """Return (the figure nearest to its limit, why it is not known on one of the ranks)."""
     readings = read_figure(report, figure_of(key))
     for reading in readings:
         if reading.value is None:
@@ -136,7 +136,10 @@ def _with_margin(value: int, key: Key, figure: Figure, margin: Margin) -> int:
 
 
 def _written(amount: int, key: Key, margin: Margin) -> int | str:
-    """An amount as a file has it: rounded to the allowed side where it has a margin, exact bytes where it has none."""
+    """Return an amount as a file has it.
+
+    Rounded to the allowed side where it has a margin, exact bytes where it has none.
+    """
     if figure_of(key).unit != BYTES or not margin.percent:
         return amount
     unit, name, digits = (GIB, "GiB", 2) if amount >= GIB else (MIB, "MiB", 1)
@@ -154,9 +157,10 @@ def _toml(value: int | str) -> str:
 def tighten_budget(
     text: str, name: str, report: Report, margin: Margin, force: bool = False
 ) -> Ratchet:
-    """A budget file whose limits are the run's figures with a margin, where that is tighter; the rest stays as it is.
+    """Return a budget file whose limits are the run's figures with a margin, where that is tighter.
 
-    Comments, order and everything else of the text are kept. Percentages, findings and [regression] are not touched.
+    Comments, order and everything else of the text are kept. Percentages, findings and
+    [regression] are not touched.
 
     Args:
         text: of the budget file.
@@ -206,7 +210,7 @@ def _tighter(amount: int, limit: Limit) -> bool:
 
 
 def _verify(before: str, after: str, wanted: dict[str, int], name: str) -> None:
-    """Nothing but the wanted limits may have changed: a form of TOML that the writer does not know must not slip."""
+    """Raise where more than the wanted limits changed: a form of TOML that is not written right."""
 
     def limits(text: str) -> dict[tuple[str, str], Any]:
         parsed = parse_budget(text, name)

@@ -81,17 +81,24 @@ def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:
         place = paths.index(path) + 1
     found = []
     for path in paths:
-        rows = left.get(path, []), right.get(path, [])
-        seconds = [[row.seconds for row in side if row.seconds is not None] for side in rows]
+        passed_a, passed_b = left.get(path, []), right.get(path, [])
         found.append(
             PhaseDiff(
                 path,
-                *map(len, rows),
-                *(fsum(known) if known else None for known in seconds),  # alike on every Python
-                *(side[-1].after if side else None for side in rows),
+                len(passed_a),
+                len(passed_b),
+                _seconds(passed_a),
+                _seconds(passed_b),
+                passed_a[-1].after if passed_a else None,
+                passed_b[-1].after if passed_b else None,
             )
         )
     return found
+
+
+def _seconds(passages: list[Span]) -> float | None:
+    known = [span.seconds for span in passages if span.seconds is not None]
+    return fsum(known) if known else None  # the same digits on every Python
 
 
 def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:

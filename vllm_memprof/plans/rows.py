@@ -1,7 +1,6 @@
-"""What one plan comes to, as a row; and what a search or a sweep over plans found. Reporters start from these.
+"""Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
 
-``plan_row`` makes the row from a run and its report. Bytes are integers, None is unknown. The keys of ``to_json`` are
-read by programs (``memprof.sweep/1``, ``memprof.fit/1``): they may grow, never change.
+``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.accounting.spare import spare_with_kv_cache
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import one_line
@@ -24,7 +24,7 @@ TERMS = ("weights", "peak_activation", "non_torch")
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One plan. Of several ranks the least KV cache and headroom, with which all of them have to do."""
+    """One plan. Of several ranks the least KV cache and spare memory: all ranks serve with that."""
 
     values: dict[str, str]  # option -> value as asked for
     status: str  # ok | oom | failed
@@ -34,28 +34,23 @@ class PlanRow:
     run: str | None = None  # its run folder, relative to that of the sweep
     seconds: float | None = None  # that the plan took, also where it was not run again
     cached: bool = False  # the plan had been made before
-    final: bool = (
-        True  # False: ended by a deadline, a signal or the host, so that it is worth another try
-    )
+    final: bool = True  # False: ended by a deadline, a signal or the host; another try may succeed
     device_total_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     requested_bytes: int | None = None
     terms: dict[str, int | None] = field(default_factory=dict)  # TERMS, bytes
-    kv_cache_bytes: int | None = (
-        None  # the engine's grant; where it refused to start, what its equation gives
-    )
+    #: Granted by the engine; where it refused to start, what its equation gives.
+    kv_cache_bytes: int | None = None
     fits_request_kv_cache_bytes: int | None = None
     tokens: int | None = None
     fits_request_tokens: int | None = None
     max_model_len: int | None = None
     max_concurrency: float | None = None  # at max_model_len
-    concurrency_at: dict[int, float | None] = field(
-        default_factory=dict
-    )  # length in tokens -> requests at once
-    spare_beside_held_bytes: int | None = None  # beside the honest budget and the KV cache
-    spare_at_profile_peak_bytes: int | None = (
-        None  # beside the worst moment of the profile run and the KV cache
-    )
+    #: Length in tokens -> requests at once.
+    concurrency_at: dict[int, float | None] = field(default_factory=dict)
+    spare_beside_held_bytes: int | None = None  # with the KV cache, beside all else that was held
+    #: With the KV cache, beside the worst moment of the profile run.
+    spare_at_profile_peak_bytes: int | None = None
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
@@ -84,7 +79,7 @@ class PlanRow:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlanRow:
-        """The row again, from what ``to_json`` gave.
+        """Read a row from what ``to_json`` gave.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -183,11 +178,11 @@ class Fit:
 def plan_row(
     run: Run, report: Report, values: Mapping[str, str], lengths: Sequence[int] = ()
 ) -> PlanRow:
-    """What a plan came to.
+    """Return the row of a plan.
 
     Args:
         run: the loaded run folder.
-        report: its closed books.
+        report: of the run.
         values: option -> value, as asked for.
         lengths: tokens of a request for which the concurrency is wanted.
     """
@@ -203,12 +198,12 @@ def plan_row(
             (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
         ),
     )
-    granted = [rank for rank in report.ranks if _kv_cache(rank) is not None]
+    granted = [rank for rank in report.ranks if granted_bytes(rank) is not None]
     if not granted:
         return row
-    least = min(granted, key=lambda rank: _kv_cache(rank) or 0)
+    least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
     budget, kv = least.budget, least.kv
-    headrooms = [spare_with_kv_cache(rank) for rank in report.ranks]
+    spares = [spare_with_kv_cache(rank) for rank in report.ranks]
     plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
     balanced = [rank.budget.balanced for rank in report.ranks]
     return replace(
@@ -216,7 +211,7 @@ def plan_row(
         gpu_memory_utilization=budget.gpu_memory_utilization,
         requested_bytes=budget.requested_bytes,
         terms={name: budget.term(name) for name in TERMS},
-        kv_cache_bytes=_kv_cache(least),
+        kv_cache_bytes=granted_bytes(least),
         fits_request_kv_cache_bytes=_least(
             [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
         ),
@@ -227,20 +222,15 @@ def plan_row(
         concurrency_at={
             length: None if plan is None else concurrency_at(plan, length) for length in lengths
         },
-        spare_beside_held_bytes=_least([honest for honest, _ in headrooms]) if row.ok else None,
-        spare_at_profile_peak_bytes=_least([peak for _, peak in headrooms]) if row.ok else None,
+        spare_beside_held_bytes=_least([beside for beside, _ in spares]) if row.ok else None,
+        spare_at_profile_peak_bytes=_least([peak for _, peak in spares]) if row.ok else None,
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )
 
 
-def _kv_cache(rank: RankReport) -> int | None:
-    granted = rank.budget.engine_kv_cache_bytes
-    return rank.budget.kv_cache_bytes if granted is None else granted
-
-
 def _least(sizes: Sequence[int | None]) -> int | None:
-    """The least; None where one of them is unknown."""
+    """Return the least; None where one of them is unknown."""
     return (
         None if None in sizes else min((size for size in sizes if size is not None), default=None)
     )

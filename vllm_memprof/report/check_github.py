@@ -6,7 +6,7 @@ packages/core, command.ts.)
 
 from __future__ import annotations
 
-from vllm_memprof.check.check import CheckResult, Outcome
+from vllm_memprof.check.outcomes import CheckResult, Outcome
 from vllm_memprof.report.documents.check import sentences, verdict
 
 #: In a message; and in a property besides these.

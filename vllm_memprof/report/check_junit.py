@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from vllm_memprof.check.check import CheckResult, Outcome
+from vllm_memprof.check.outcomes import CheckResult, Outcome
 from vllm_memprof.report.document import Line
 from vllm_memprof.report.documents.check import head, sentences, verdict
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 
-from vllm_memprof.check.check import CheckResult
+from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
 

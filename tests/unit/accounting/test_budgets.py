@@ -1,4 +1,4 @@
-"""The KV cache that fits the request: each item from the figures of a measurement on hardware, and what is missing."""
+"""The KV cache that fits the request: each item from a measurement on hardware."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def items(
 
 
 def test_the_decomposition_of_the_measured_cards() -> None:
-    """The two profiling methods differ by 0.90 GiB: 0.35 + 0.26 + 0.30, each printed with two digits."""
+    """The two profiling methods differ by 0.90 GiB: 0.35 + 0.26 + 0.30, as printed."""
     found = items()
     printed = {
         name: f"{(found[name].bytes or 0) / GIB:.2f}"
@@ -79,7 +79,7 @@ def test_the_decomposition_of_the_measured_cards() -> None:
     assert found["reserved_not_allocated"].bytes == gib(9.75) - gib(9.45)  # 0.30
     assert found["non_torch_cleared"].bytes == gib(1.07) - gib(
         0.91
-    )  # 0.16, charged by neither method
+    )  # 0.16, subtracted by neither method
     total = sum(
         found[name].bytes or 0
         for name in ("initial_non_torch", "persistent_torch", "reserved_not_allocated")
@@ -88,7 +88,7 @@ def test_the_decomposition_of_the_measured_cards() -> None:
 
 
 def test_the_authors_own_correction() -> None:
-    """He charged the context, what empty_cache freed, and the tensors outside the weights: 43.54 of 44.30 GiB."""
+    """Less the context, what empty_cache freed, and tensors outside the weights: 43.54 of 44.30."""
     found = items()
     charged = [
         found[name] for name in ("persistent_torch", "initial_non_torch", "non_torch_cleared")
@@ -165,7 +165,7 @@ def test_a_neighbour_s_memory_is_not_taken_for_the_context() -> None:
 
 
 def test_non_torch_that_came_after_profiling() -> None:
-    """1.30 at the end, 1.07 was the peak of the profile run, 0.07 of the rest came with the graphs: 0.16 is late."""
+    """1.30 at the end, 1.07 at the peak of profiling, 0.07 came with the graphs: 0.16 is late."""
     capture = span(
         "graph_capture", snapshot(non_torch_bytes=gib(0.91)), snapshot(non_torch_bytes=gib(0.98)), 3
     )
@@ -207,7 +207,7 @@ def test_an_unknown_budget_fits_nothing() -> None:
 def test_what_fits_is_the_equation_s_less_every_item(
     granted: int, sizes: list[int | None], change: int, data: st.DataObject
 ) -> None:
-    """To the byte; an item that grows takes exactly as much; one that is needed and unknown leaves nothing known."""
+    """To the byte; an item that grows takes as much; a required one that is unknown leaves None."""
     given_items = [
         NotSubtracted(f"i{n}", "t", size, "measured", "f", "s", required=size is not None)
         for n, size in enumerate(sizes)

@@ -269,11 +269,11 @@ def test_e4_is_the_engine_s_arithmetic(
     changed = evaluate(E4, {**values, "weights_bytes": weights + change}).kv_cache_bytes
     assert result is not None
     assert changed is not None
-    # a float of this size has room for a fraction of a byte: it may round, or be cut, by less than one
+    # a float of this size has a fraction of a byte: it may round, or be cut, by less than one
     assert abs((result - changed) - change) <= (0 if float(total * utilization).is_integer() else 1)
 
 
-#: One release per row of the table, and the figures that its engine reads, with what it computes of them.
+#: One release per row of the table, the figures that its engine reads, and its result.
 def _e1(f: dict[str, Any]) -> int:
     return int(max(f["device_total_bytes"] * f["gpu_memory_utilization"] - f["consumed_bytes"], 0))
 
@@ -376,7 +376,7 @@ def _plain_less(f: dict[str, Any], name: str) -> int:
 
 
 def test_the_request_is_rounded_up_from_0_14_on() -> None:
-    """vllm/v1/worker/utils.py::request_memory came with 0.14.0; 0.13.0 keeps the float and cuts the difference."""
+    """request_memory came with 0.14.0; 0.13.0 keeps the float and cuts the difference."""
     values = figures(device_total_bytes=1001, gpu_memory_utilization=0.5, requested_bytes=None)
     values |= {"weights_bytes": 100, "peak_activation_bytes": 10, "non_torch_increase_bytes": 1}
     budgets = {}

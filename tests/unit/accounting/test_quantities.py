@@ -137,7 +137,7 @@ def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command
 
 
 def test_a_neighbour_is_none_of_the_increase() -> None:
-    """It holds the same all the time, so what the run itself took since the start is not changed."""
+    """It holds the same all the time: what the run took since the start is not changed."""
     for listed in (LISTED, None):
         report = build_report(run_beside("0.23.0", listed))
         assert held_quantities(report.ranks[0], simulated=False)["non_torch"] == gib(0.56)

@@ -1,4 +1,4 @@
-"""Headroom, the worst moment of a profile run, and runs of the older methods under hooks."""
+"""Spare memory, the worst moment of a profile run, and runs of the older methods under hooks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_old_peak_does_not_count_again() -> None:
     assert spare(spans, 100) == 55
 
 
-def test_without_a_reading_there_is_no_headroom() -> None:
+def test_without_a_reading_nothing_is_known_to_be_spare() -> None:
     assert spare([], 100) is None
     assert spare([span("weight_load", None, snapshot())], 100) is None
     assert spare([span("weight_load", None, at(free=1))], None) is None
@@ -64,12 +64,12 @@ def test_the_profile_s_worst_moment_may_lie_inside_it() -> None:
 
 
 @given(frees=st.lists(st.integers(0, 100), min_size=1, max_size=8))
-def test_headroom_is_never_more_than_what_was_free(frees: list[int]) -> None:
+def test_no_more_is_spare_than_was_free(frees: list[int]) -> None:
     spans = [span("request", None, at(free), order=i) for i, free in enumerate(frees)]
     assert spare(spans, 100) == min(frees)
 
 
-def test_a_recorded_run_has_a_headroom() -> None:
+def test_a_recorded_run_has_spare_memory() -> None:
     for rank in build_report(recorded("graph_tp2")).ranks:
         least = min(
             s.device_free_bytes
@@ -81,13 +81,13 @@ def test_a_recorded_run_has_a_headroom() -> None:
         assert 0 < rank.spare_bytes <= least
 
 
-# -- older methods under hooks: nothing but snapshots and what the engine granted ------------------------------------
+# -- older methods under hooks: nothing but snapshots and what the engine granted ----------
 
 
 def old_run(
     version: str, values: dict[str, Any], free: int, granted: int, neighbour: int = 0
 ) -> Report:
-    """A worker whose engine keeps no reading: around the last empty_cache 9.45 GiB allocated, 13.30 at the peak."""
+    """A worker whose engine keeps no reading: 9.45 GiB allocated, 13.30 at the peak."""
     before = snapshot(
         device_total_bytes=TOTAL,
         device_free_bytes=TOTAL - gib(19.13) - gib(1.07) - neighbour,
@@ -158,7 +158,7 @@ def test_e3_charges_the_neighbour_and_says_so() -> None:
     assert found.action == ""
 
 
-# -- the layout of a KV cache of which a log prints tokens and GiB ----------------------------------------------------
+# -- the layout of a KV cache of which a log prints tokens and GiB ---------------------------
 
 
 def test_one_multiple_in_the_range_is_the_layout() -> None:

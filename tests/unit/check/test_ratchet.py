@@ -1,4 +1,4 @@
-"""Proposed budget files pass their own run; the ratchet never loosens, and touches nothing but limits."""
+"""Proposed budget files pass their own run; the ratchet never loosens, and changes limits alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.check import check_report
 from vllm_memprof.check.limits import BUDGET, KEYS, TOKENS, figure_of
+from vllm_memprof.check.outcomes import check_report
 from vllm_memprof.check.ratchet import Margin, propose_budget, tighten_budget
 from vllm_memprof.errors import UsageError
 from vllm_memprof.logs.to_record import read_log

@@ -16,7 +16,7 @@ from tests.support.runs import check_result
 from tests.unit.accounting.builders import recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.check import CheckResult, check_report
+from vllm_memprof.check.outcomes import CheckResult, check_report
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
 from vllm_memprof.report.documents.check import sentences

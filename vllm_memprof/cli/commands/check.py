@@ -15,7 +15,7 @@ from vllm_memprof.sources import read_report
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.check.budget_file import BudgetFile
-    from vllm_memprof.check.check import CheckResult
+    from vllm_memprof.check.outcomes import CheckResult
     from vllm_memprof.check.ratchet import Margin
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -106,7 +106,7 @@ def check(
     Exit status 0: within budget. 1: over budget. 2: a wrong argument, a mistake in the budget file,
     or a baseline that cannot be compared. 3: a run cannot be read.
     """
-    from vllm_memprof.check.check import check_report
+    from vllm_memprof.check.outcomes import check_report
 
     check_format(format_name, output, lang=lang, formats=FORMATS)
     room = _margin(margin)
@@ -218,7 +218,7 @@ def _refuse_other(baseline: Report, report: Report) -> None:
 
     found = differences(baseline, report)
     if found:
-        text = "\n  ".join(f"{row.text}" for row in found)
+        text = "\n  ".join(f"{row.sentence}" for row in found)
         hint = "a baseline of the same set-up, or --force to compare all the same"
         raise UsageError(f"the baseline cannot be compared with the run:\n  {text}", hint=hint)
 
@@ -236,7 +236,7 @@ def _tighten(
     from dataclasses import replace
 
     from vllm_memprof.check.budget_file import parse_budget
-    from vllm_memprof.check.check import check_report
+    from vllm_memprof.check.outcomes import check_report
     from vllm_memprof.check.ratchet import tighten_budget
 
     if not result.outcomes[0].ok:

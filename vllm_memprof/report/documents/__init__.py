@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.check.check import CheckResult
+from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.report.document import Document

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_memprof.accounting.model import MODELLED, RunSummary
-from vllm_memprof.check.check import CheckResult, Judged, Outcome
 from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
+from vllm_memprof.check.outcomes import CheckResult, Judged, Outcome
 from vllm_memprof.report.document import (
     BAD,
     GOOD,

@@ -6,7 +6,8 @@ from collections.abc import Hashable
 
 from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import Kv, RankReport, Report
-from vllm_memprof.report.document import TOTAL, Column, Row, Section
+from vllm_memprof.accounting.quantities import KV_TITLES
+from vllm_memprof.report.document import PLAIN, TOTAL, Column, Row, Section
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
     failed,
@@ -16,6 +17,8 @@ from vllm_memprof.report.sections.base import (
 )
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_bytes, format_gib
+
+_FIRST = ("tokens", "max_concurrency")
 
 
 def kv_sections(report: Report) -> list[Section]:
@@ -33,14 +36,14 @@ def kv_sections(report: Report) -> list[Section]:
     for members in group_ranks(known, shown)[:SHOWN_GROUPS]:
         kv = members[0].kv
         concurrency = "-" if kv.max_concurrency is None else f"{kv.max_concurrency:.2f}x"
+        figures = {name: format_bytes(getattr(kv, name)) for name in KV_TITLES}
+        figures["max_concurrency"] = concurrency
+        figures["bytes_per_token"] = number(kv.bytes_per_token, ",")
         rows = [
-            Row([text("KV cache tokens"), format_bytes(kv.tokens)], style=TOTAL),
-            Row([text("max concurrency at max_model_len"), concurrency], style=TOTAL),
-            Row([text("max_model_len, tokens"), format_bytes(kv.max_model_len)]),
-            Row([text("blocks"), format_bytes(kv.blocks)]),
-            Row([text("block size, tokens"), format_bytes(kv.block_size)]),
-            Row([text("bytes per token"), number(kv.bytes_per_token, ",")]),
-            Row([text("bytes per block"), format_bytes(kv.bytes_per_block)]),
+            *(
+                Row([title, figures[name]], style=TOTAL if name in _FIRST else PLAIN)
+                for name, title in KV_TITLES.items()
+            ),
             Row([text("planned, GiB"), format_gib(kv.planned_bytes, 4)]),
         ]
         title = text("KV cache, {labels}", labels=labels_of(members))

@@ -1,4 +1,4 @@
-"""Every limit in both directions, what is not measured, regressions that were planted, baselines that are another."""
+"""Every limit in both directions, what is not measured, planted regressions, other baselines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.check.baseline import differences
 from vllm_memprof.check.budget_file import parse_budget
-from vllm_memprof.check.check import CheckResult, Outcome, check_report
 from vllm_memprof.check.limits import AT_LEAST, BUDGET, FIGURES, KEYS, REGRESSION, SAME_RANK
+from vllm_memprof.check.outcomes import CheckResult, Outcome, check_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge
 
-#: What the recorded runs hold, read off their reports: key -> (run, figure of the worst rank, that rank).
+#: Read off the reports of recorded runs: key -> (run, figure of the worst rank, that rank).
 MEASURED = {
     "min_kv_cache": ("skewed_tp2", 47_303_029_760, "TP1"),
     "min_kv_cache_tokens": ("graph_tp2", 645_120, "TP0"),
@@ -260,7 +260,7 @@ def planted(report: Report, key: str, factor: float) -> Report:
 
 @pytest.mark.parametrize("key", PLANT)
 def test_a_planted_regression_of_1_percent(key: str) -> None:
-    """Caught by a limit of 0.5%, passed by one of 2%; and the other way round a gain is no regression."""
+    """Caught by a limit of 0.5%, passed by one of 2%; a gain is no regression."""
     baseline = report_of("skewed_tp2" if "skew" in key else "graph_tp2")
     worse, better = (0.99, 1.01) if key.endswith("drop") else (1.01, 0.99)
     run = planted(baseline, key, worse)
@@ -369,7 +369,8 @@ def test_a_report_json_is_judged_as_its_run_folder(run: str) -> None:
 def test_an_older_equation_is_read_in_the_same_quantities() -> None:
     """E2 charges one absolute peak; weights and activations are taken apart (vllm-ascend 0.13)."""
     report = report_of("recorded_013_tp2")
-    text = "[budget]\nmax_weights = '9.2GiB'\nmax_peak_activation = '4.3GiB'\nmax_non_torch = '1.5GiB'\n"
+    text = "[budget]\nmax_weights = '9.2GiB'\nmax_peak_activation = '4.3GiB'\n"
+    text += "max_non_torch = '1.5GiB'\n"
     result = check(report, text)
     assert result.ok
     weights, peak = (found.judged[0].value for found in result.outcomes[1:3])

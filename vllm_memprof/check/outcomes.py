@@ -1,22 +1,20 @@
-"""Holds a report to a budget file: limits enter, one outcome per limit leaves, with every rank's figure and margin.
+"""Hold a report to a budget file: one outcome per limit, with every rank's figure and margin.
 
-Nothing passes unseen: a limit on a figure that is not known fails with the reason, and so does a run that did not end
+A limit on a figure that is not known fails with the reason, and so does a run that did not end
 well, whatever its figures are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_memprof.accounting.findings import blind_ranks
-from vllm_memprof.accounting.model import MEASURED, MODELLED, Finding, Report, RunSummary
+from vllm_memprof.accounting.model import MEASURED, MODELLED, Report, RunSummary
 from vllm_memprof.check.baseline import differences, remarks
 from vllm_memprof.check.budget_file import BudgetFile, Limit
 from vllm_memprof.check.limits import (
     AT_LEAST,
-    AT_MOST,
     BUDGET,
     FAIL_ON,
     FINDING,
@@ -27,10 +25,13 @@ from vllm_memprof.check.limits import (
     figure_of,
     read_figure,
 )
+from vllm_memprof.text import Text, text
+from vllm_memprof.units import minus
 
 CHECK_SCHEMA = "memprof.check/1"
-#: Begins the reason of a forbidden finding that was not found because the run lacks what it is made of.
+#: Begins the reason of a forbidden finding that could not have been found in the run.
 NOT_JUDGED = "not judged"
+_WELL, _NO_FINDING = text("the run ended well"), text("no such finding")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class Judged:
     baseline: int | None = None
     half_unit: int = 0  # of the printed digits: of the figure, and of the baseline's
     reason: str | None = None  # why value or limit is None; of a finding, its title
-    margin: int | None = None  # room that is left; negative: over the limit by so much
+    margin: int | None = None  # what is left to the limit; negative: over it by so much
 
     @property
     def within_digits(self) -> bool:
-        """Whether the figure before its rounding may lie on the other side of the limit."""
+        """True where the figure before its rounding may lie on the other side of the limit."""
         return self.margin is not None and (
             0 <= self.margin < self.half_unit or -self.half_unit <= self.margin < 0
         )
@@ -78,7 +79,7 @@ class Outcome:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether it fails for a figure that is not known."""
+        """True where it fails for a figure that is not known."""
         if self.unit in (FINDING, STATUS):
             return any((row.reason or "").startswith(NOT_JUDGED) for row in self.judged)
         return any(row.value is None or row.limit is None for row in self.judged)
@@ -118,7 +119,6 @@ class CheckResult:
         return not self.failures
 
     def to_json(self) -> dict[str, Any]:
-        """``memprof.check/1``."""
         return {
             "schema": CHECK_SCHEMA,
             "ok": self.ok,
@@ -132,7 +132,7 @@ class CheckResult:
 
 
 def check_report(report: Report, budget: BudgetFile, baseline: Report | None = None) -> CheckResult:
-    """Every limit of a budget file, in its order, after the run's own end.
+    """Check the run's own end, every limit of a budget file in its order, then its findings.
 
     Args:
         report: the run that is checked.
@@ -145,30 +145,30 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
     """
     if budget.needs_baseline and baseline is None:
         raise ValueError("[regression] has limits and there is no baseline")
-    outcomes = [_ended(report)]
-    outcomes += [_outcome(report, limit, baseline) for limit in budget.limits]
-    outcomes += [_finding(report, name, line) for name, line in budget.fail_on.items()]
-    notes = _notes(report, baseline)
     return CheckResult(
-        report.run, budget.name, outcomes, None if baseline is None else baseline.run, notes
+        report.run,
+        budget.name,
+        [
+            _ended(report),
+            *(_outcome(report, limit, baseline) for limit in budget.limits),
+            *(_finding(report, name, line) for name, line in budget.fail_on.items()),
+        ],
+        None if baseline is None else baseline.run,
+        _notes(report, baseline),
     )
 
 
 def _ended(report: Report) -> Outcome:
-    """The run's own end: figures of a run that failed are no figures of a run that serves."""
-    status = str(report.run.to_json()["status"])
-    running = report.run.status == "running"
-    text = (
-        "it is still running, or nobody was left to write its end"
-        if running
-        else report.run.exit_reason
-    )
-    reason = (
-        None
-        if status == "ok"
-        else f"status {report.run.status if running else status}{f': {text}' if text else ''}"
-    )
-    return Outcome("run", "status", "the run ended well", STATUS, "", "ok", None, [_stated(reason)])
+    """Judge the run's own end: a run that failed has no figures of a run that serves."""
+    status, why = str(report.run.to_json()["status"]), report.run.exit_reason
+    if report.run.status == "running":
+        status, why = "running", text("it is still running, or nobody was left to write its end")
+    reason: Text | None = None
+    if status != "ok":
+        reason = text("status {status}", status=status)
+        if why:
+            reason = text("{what}: {reason}", what=reason, reason=why)
+    return Outcome("run", "status", _WELL, STATUS, "", "ok", None, [_stated(reason)])
 
 
 def _stated(reason: str | None) -> Judged:
@@ -176,18 +176,34 @@ def _stated(reason: str | None) -> Judged:
 
 
 def _finding(report: Report, name: str, line: int | None) -> Outcome:
-    found = [finding for finding in report.findings if finding.id == name]
-    rows = [_found(finding) for finding in found] or [
-        Judged(rank.rank, rank.label, None, None, False, reason=f"{NOT_JUDGED}: {reason}")
+    rows = [
+        Judged(
+            finding.rank,
+            finding.label or "",
+            None,
+            None,
+            False,
+            reason=text("{what}: {reason}", what=finding.title, reason=finding.evidence)
+            if finding.evidence
+            else finding.title,
+        )
+        for finding in report.findings
+        if finding.id == name
+    ]
+    rows = rows or [
+        Judged(
+            rank.rank,
+            rank.label,
+            None,
+            None,
+            False,
+            reason=text("not judged: {reason}", reason=reason),
+        )
         for rank, reason in blind_ranks(report, name)
     ]
-    rows = rows or [_stated(None)]
-    return Outcome(BUDGET, f"{FAIL_ON} {name}", "no such finding", FINDING, "", name, line, rows)
-
-
-def _found(finding: Finding) -> Judged:
-    text = f"{finding.title}: {finding.evidence}" if finding.evidence else finding.title
-    return Judged(finding.rank, finding.label or "", None, None, False, reason=text)
+    return Outcome(
+        BUDGET, f"{FAIL_ON} {name}", _NO_FINDING, FINDING, "", name, line, rows or [_stated(None)]
+    )
 
 
 def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
@@ -195,10 +211,10 @@ def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
     readings = read_figure(report, figure)
     if limit.key.table == REGRESSION:
         assert baseline is not None
-        before = _before(
-            limit, read_figure(baseline, figure), [reading.label for reading in readings]
-        )
-        judged = [_regressed(reading, limit, before[reading.label]) for reading in readings]
+        before = read_figure(baseline, figure)
+        judged = [
+            _regressed(reading, limit, _before(limit, before, reading)) for reading in readings
+        ]
     else:
         judged = [_held_to(reading, limit, _allowed(limit, reading.whole)) for reading in readings]
     return Outcome(
@@ -215,43 +231,38 @@ def _outcome(report: Report, limit: Limit, baseline: Report | None) -> Outcome:
 
 
 def _allowed(limit: Limit, whole: int | None) -> int | None:
-    """The amount that a limit speaks of; a percentage of something, down to the whole unit."""
+    """Return the amount of a limit; of a percentage of something, down to the whole unit."""
     if limit.percent is None:
         return limit.amount
     return None if whole is None else int(limit.percent * whole)
 
 
-def _before(limit: Limit, readings: list[Reading], labels: list[str]) -> Mapping[str, Reading]:
-    """What each rank is held against, by its label."""
+def _before(limit: Limit, readings: list[Reading], rank: Reading) -> Reading:
+    """Return the baseline's reading that a rank is held against."""
     if limit.key.against == SAME_RANK:
-        same = {reading.label: reading for reading in readings}
-        return {label: same.get(label, _no_rank(label)) for label in labels}
-    unknown = next((reading for reading in readings if reading.value is None), None)
+        missing = Reading(
+            None, rank.label, None, reason=text("no rank {label} in it", label=rank.label)
+        )
+        return next((reading for reading in readings if reading.label == rank.label), missing)
     pick = min if limit.key.sense == AT_LEAST else max
-    worst = unknown or pick(readings, key=lambda reading: reading.value or 0)
-    return dict.fromkeys(labels, worst)
-
-
-def _no_rank(label: str) -> Reading:
-    return Reading(None, label, None, reason=f"no rank {label} in it")
+    unknown = next((reading for reading in readings if reading.value is None), None)
+    return unknown or pick(readings, key=lambda reading: reading.value or 0)
 
 
 def _regressed(reading: Reading, limit: Limit, before: Reading) -> Judged:
-    if before.value is None:
-        return replace(
-            _held_to(reading, limit, None), reason=f"the baseline does not tell: {before.reason}"
-        )
     allowed = _allowed(limit, before.value)
-    assert allowed is not None
+    if before.value is None or allowed is None:
+        reason = text("the baseline does not tell: {reason}", reason=before.reason)
+        return replace(_held_to(reading, limit, None), reason=reason)
     bound = before.value - allowed if limit.key.sense == AT_LEAST else before.value + allowed
     judged = _held_to(reading, limit, bound)
     return replace(judged, baseline=before.value, half_unit=reading.half_unit + before.half_unit)
 
 
 def _held_to(reading: Reading, limit: Limit, bound: int | None) -> Judged:
-    margin = None
-    if reading.value is not None and bound is not None:
-        margin = bound - reading.value if limit.key.sense == AT_MOST else reading.value - bound
+    margin = minus(bound, reading.value)
+    if margin is not None and limit.key.sense == AT_LEAST:
+        margin = -margin
     return Judged(
         rank=reading.rank,
         label=reading.label,
@@ -265,11 +276,13 @@ def _held_to(reading: Reading, limit: Limit, bound: int | None) -> Judged:
 
 
 def _notes(report: Report, baseline: Report | None) -> list[str]:
-    notes = []
+    notes: list[str] = []
     if report.run.source == "log":
-        notes.append("read from log text: every figure is known to its last printed digit")
+        notes.append(text("read from log text: every figure is known to its last printed digit"))
     if baseline is not None:
-        apart = differences(baseline, report)
-        notes += [f"not comparable, compared all the same: {change.text}" for change in apart]
+        notes += [
+            text("not comparable, compared all the same: {difference}", difference=apart.sentence)
+            for apart in differences(baseline, report)
+        ]
         notes += remarks(baseline, report)
     return notes

@@ -1,0 +1,35 @@
+"""Figures that can be limited: those of the table of quantities, and why one is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.accounting.builders import recorded
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.quantities import QUANTITIES
+from vllm_memprof.check.limits import FIGURES, KEYS, figure_of, of_quantity, read_figure
+
+
+def test_a_figure_of_the_table_has_its_title_and_reach() -> None:
+    shared = set(FIGURES) & set(QUANTITIES)
+    assert shared == {"weights", "peak_activation", "non_torch", "graph"}
+    for name in shared:
+        row = QUANTITIES[name]
+        assert (FIGURES[name].title, FIGURES[name].device_wide) == (row.title, row.device_wide)
+
+
+def test_every_key_has_a_figure() -> None:
+    assert {figure_of(key).name for key in KEYS} == set(FIGURES)
+
+
+def test_a_figure_without_a_reading_has_the_reason_of_its_quantity() -> None:
+    report = build_report(recorded("recorded_tp2"))
+    bare = [replace(rank, figures={}, phases=[]) for rank in report.ranks]
+    for rank in range(len(bare)):
+        bare[rank] = replace(
+            bare[rank], budget=replace(bare[rank].budget, terms=[], not_subtracted=[])
+        )
+    figure = of_quantity("persistent_torch", "profile_run")
+    readings = read_figure(replace(report, ranks=bare), figure)
+    assert {reading.value for reading in readings} == {None}
+    assert {reading.reason for reading in readings} == {"no profile run was recorded"}
