@@ -129,7 +129,7 @@ class Try:
     value: str
     row: PlanRow
     holds: bool
-    missing: list[str]  # what it does not hold, in words; empty where it holds
+    missing: list[str]  # conditions that it does not meet, in words; empty where it passes
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -59,9 +59,7 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
-            devices_of(
-                plan.engine_args
-            )  # a size that is no number is refused before anything is made
+            devices_of(plan.engine_args)  # refuses a size that is no number
             self.plans.append(plan)
 
 
@@ -115,10 +113,8 @@ def split_values(text: str) -> list[str]:
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     """Return ``reports/sweep-<model>-<digest>``, the same for the same sweep."""
-    base = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60]
-        or "model"
-    )
+    model = plan.model.rstrip("/").rsplit("/", 1)[-1]
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:60] or "model"
     digest = hashlib.sha256(json.dumps(_request(plan, knobs)).encode()).hexdigest()[:8]
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
@@ -169,11 +165,9 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
             knobs=job.knobs,
             rows=[rows[place] for place in sorted(rows)],
             seconds=round(time.monotonic() - started_s, 1),
-            notes=[]
-            if interrupted is None
-            else [f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made"],
         )
         if interrupted is not None:
+            found.notes.append(f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made")
             interrupted.sweep = found
             raise interrupted
         return found

@@ -363,5 +363,5 @@ def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: P
     done = call(env, tmp_path, "plan", *args)
     assert done.returncode == 1
     assert "answer:  none" in done.stdout
-    assert "no value tried holds what is wanted" in done.stdout
+    assert "no value tried passes every --want" in done.stdout
     assert json.loads((tmp_path / "fit" / "fit.json").read_text())["answer"] is None
