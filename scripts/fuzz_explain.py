@@ -36,6 +36,7 @@ from vllm_memprof.logs.figures import parse_lines  # noqa: E402
 from vllm_memprof.logs.lines import read_chunks, read_lines  # noqa: E402
 from vllm_memprof.logs.starts import StartSorter  # noqa: E402
 from vllm_memprof.logs.to_record import to_runs  # noqa: E402
+from vllm_memprof.record.codec import to_json  # noqa: E402
 from vllm_memprof.record.loader import Run  # noqa: E402
 
 #: A round that takes longer is a hang.
@@ -142,7 +143,7 @@ def explain(data: bytes, allowed: Facts | None) -> None:
     if allowed is not None:
         assert facts <= allowed, f"figures that no clean line holds: {sorted(facts - allowed)}"
     for run in runs:
-        report = build_report(run).to_json()
+        report = to_json(build_report(run))
         assert report["run"]["source"] == "log"
         for rank in report["ranks"]:
             budget = rank["budget"]

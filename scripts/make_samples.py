@@ -58,7 +58,8 @@ SAMPLES = (
 #: A terminal's window around what rich printed.
 TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
 body {{ margin: 0; background: #16181d }}
-pre {{ margin: 0; padding: 16px 20px; color: #d6dae1; font: 13px/1.3 "DejaVu Sans Mono", monospace }}
+pre {{ margin: 0; padding: 16px 20px; color: #d6dae1 }}
+pre {{ font: 13px/1.3 "DejaVu Sans Mono", monospace }}
 </style><pre>{code}</pre>"""
 TERMINAL_COLUMNS = 110
 

@@ -15,6 +15,7 @@ import tomlkit
 from tests.golden.update import CHECKS, DIFFS
 from tests.support.record import Worker, read_record
 from tests.support.runs import DATA, LOGS, RUNS, check_result, diff_of, reports_of
+from tests.unit.accounting.builders import device_memory
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.report import render_json
@@ -62,10 +63,10 @@ def owners(rank: Json) -> dict[tuple[int, str], Json]:
     """(Order of the phase, edge) -> component -> bytes, what no owner explains included."""
     return {
         (memory["order"], memory["edge"]): {
-            **{row["component"]: row["bytes"] for row in memory["rows"]},
+            **{row["component"]: row["bytes"] for row in memory["owners"]},
             "unaccounted": memory["unaccounted_bytes"],
         }
-        for memory in rank["device_memory"]
+        for memory in device_memory(rank)
     }
 
 
@@ -236,18 +237,19 @@ def test_counters_of_the_trace_add_up_to_the_device_of_the_record(name: str) -> 
 @pytest.mark.parametrize(("a", "b"), sorted({(a, b) for a, b, _ in DIFFS.values()}))
 def test_causes_of_a_diff_add_up_to_the_engines_kv_caches(a: str, b: str) -> None:
     data = json.loads(render_result_json(diff_of(a, b)))
-    granted = data["served"]["kv_cache_bytes"]
+    served = data["served"]
+    granted = {"a": served["a_granted"], "b": served["b_granted"]}
     for side, name in (("a", a), ("b", b)):
         if not name.startswith("logs/"):
             workers, _ = read_record(DATA / name)
             assert data[side]["id"] == json.loads((DATA / name / "run.json").read_text())["id"]
-            label = data["served"][f"{side}_label"]
+            label = served[f"{side}_label"]
             assert granted[side] == workers[label].figures.get("kv_cache_bytes")
     if None in (granted["a"], granted["b"]):
-        assert granted["difference"] is None
+        assert served["difference_bytes"] is None
         return
-    assert granted["difference"] == granted["b"] - granted["a"]
-    assert sum(cause["bytes"] for cause in data["served"]["causes"]) == granted["difference"]
+    assert served["difference_bytes"] == granted["b"] - granted["a"]
+    assert sum(cause["bytes"] for cause in served["causes"]) == served["difference_bytes"]
 
 
 @pytest.mark.parametrize("case", sorted({case for case, _ in CHECKS.values()}, key=str))

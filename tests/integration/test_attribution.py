@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.engine import RunResult, finish, read_events, start_memprof
 from tests.support.planted import plant
+from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -88,12 +89,12 @@ def run(folder: Path, name: str, command: str, *args: str, env: dict[str, str]) 
 
 
 def device(report: dict[str, Any], rank: int = 0) -> list[dict[str, Any]]:
-    memory: list[dict[str, Any]] = report["ranks"][rank]["device_memory"]
+    memory: list[dict[str, Any]] = device_memory(report["ranks"][rank])
     return memory
 
 
 def rows(memory: dict[str, Any]) -> dict[str, int | None]:
-    return {row["component"]: row["bytes"] for row in memory["rows"]}
+    return {row["component"]: row["bytes"] for row in memory["owners"]}
 
 
 def at(report: dict[str, Any], phase: str, edge: str, rank: int) -> dict[str, int | None]:

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.engine import RunResult
+from tests.unit.accounting.builders import device_memory
 from vllm_memprof.sim.profiles import PROFILES_DIR, load_profile
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -52,8 +53,8 @@ def unaccounted(run: RunResult) -> set[Any]:
     return {
         memory["unaccounted_bytes"]
         for rank in run.report["ranks"]
-        for memory in rank["device_memory"]
-        if any(row["component"] == "free" and row["bytes"] is not None for row in memory["rows"])
+        for memory in device_memory(rank)
+        if any(row["component"] == "free" and row["bytes"] is not None for row in memory["owners"])
     }
 
 

@@ -188,8 +188,8 @@ def test_a_clean_run_finds_nothing(counted: tuple[RunResult, Path]) -> None:
     for rank in run.report["ranks"]:
         assert not any(call["while_serving"] for call in rank["empty_cache"])
         assert {call["by"] for call in rank["empty_cache"]} == {"engine"}
-        assert rank["empty_cache_summary"]["calls"] == 3
-        assert rank["empty_cache_summary"]["calls_at_end"] == len(rank["empty_cache"]) - 3
+        assert rank["reclaim"]["calls"] == 3
+        assert rank["reclaim"]["calls_at_end"] == len(rank["empty_cache"]) - 3
         assert rank["cycles"] == []
 
 
@@ -224,7 +224,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     taken = sum(call["refilled_bytes"] for call in serving)
     assert f"freed {sum(freed):,} bytes, {taken:,} of them reallocated" in again["evidence"]
     assert taken == sum(freed[:-1])  # by the next step; there is none after the last
-    assert rank["empty_cache_summary"]["calls_while_serving"] == len(serving)
+    assert rank["reclaim"]["calls_while_serving"] == len(serving)
     assert "hidden cost" in run.output
 
 
@@ -251,13 +251,13 @@ def test_an_experiment_adds_calls_that_are_memprof_s(run_memprof) -> None:
     [rank] = run.report["ranks"]
     own = [call for call in rank["empty_cache"] if call["by"] == "memprof"]
     assert [call["at"] for call in own] == ["weight_load", "profile_run", "warm_up"]
-    assert rank["empty_cache_summary"]["calls"] == 3  # the engine's own, as without the experiment
-    assert [row["at"] for row in rank["empty_cache_summary"]["own"]] == [
+    assert rank["reclaim"]["calls"] == 3  # the engine's own, as without the experiment
+    assert [row["at"] for row in rank["reclaim"]["own"]] == [
         "weight_load",
         "profile_run",
         "warm_up",
     ]
-    assert all(row["seconds"] > 0 for row in rank["empty_cache_summary"]["own"])
+    assert all(row["seconds"] > 0 for row in rank["reclaim"]["own"])
     assert rank["budget"]["balanced"] is True
     assert run.info["empty_cache_at"] == ["weight_load", "profile_run", "warm_up", "graph_capture"]
     assert "memprof itself called empty_cache" in run.output

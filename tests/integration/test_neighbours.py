@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.support.engine import finish, read_events, start_memprof, wait_until
+from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import GIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -50,9 +51,9 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     assert finish(first, first_dir).returncode == 0
     assert seen["initial_free_bytes"] <= seen["device_total_bytes"] - held
     start = next(
-        m for m in seen["device_memory"] if (m["phase"], m["edge"]) == ("hccl_init", "before")
+        m for m in device_memory(seen) if (m["phase"], m["edge"]) == ("hccl_init", "before")
     )
-    [others] = [row["bytes"] for row in start["rows"] if row["component"] == "other_processes"]
+    [others] = [row["bytes"] for row in start["owners"] if row["component"] == "other_processes"]
     assert others >= held
     assert start["unaccounted_bytes"] == 0
     findings = {finding["id"]: finding for finding in report["findings"]}

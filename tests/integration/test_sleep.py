@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.engine import MEMPROF, RunResult
 from tests.support.planted import plant
+from tests.unit.accounting.builders import device_memory
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -64,9 +65,9 @@ def test_five_clean_cycles_leave_nothing(run_memprof) -> None:
     asleep = next(phase["after"] for phase in rank["phases"] if phase["phase"] == "sleep")
     assert asleep["unmapped_bytes"] > granted - 64 * MIB
     assert asleep["unmapped_bytes"] == cycles[0]["used_bytes"] - cycles[0]["asleep_used_bytes"]
-    for memory in rank["device_memory"]:
+    for memory in device_memory(rank):
         if memory["phase"] in ("sleep", "wake_up"):
-            known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+            known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
             assert known + memory["unaccounted_bytes"] == rank["device_total_bytes"]
             assert memory["unaccounted_bytes"] == 0
     assert "Sleep and wake-up cycles" in run.output

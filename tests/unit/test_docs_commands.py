@@ -1,6 +1,7 @@
-"""Every command that README and docs show: run where no engine is needed, its options read where one is.
+"""Every command that README and docs show, with its options.
 
-A command that is in neither class fails here, so that none is passed over.
+It is run where no engine is needed; its options are read where one is. A command that is in neither
+class fails here, so that none is passed over.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NEED_ENGINE = {
 NEED_NOTHING = ("explain", "report", "diff", "check", "doctor", "sim list")
 #: What else the pages show, as a whole: how it is tested, or why not.
 OTHERS = {
-    "python3 -m venv .venv && .venv/bin/pip install .": "the wheel's installation is part of make test's own set-up",
+    "python3 -m venv .venv && .venv/bin/pip install .": "a part of make test's own set-up",
     "python -m pip install vllm-memprof": "the same from an index",
 }
 #: Arguments of the engine that the pages use; those of memprof are read by memprof itself.
@@ -86,7 +87,7 @@ def blocks() -> list[Block]:
         for number, match in enumerate(
             re.finditer(r"^```(\w*)\n(.*?)^```", page.read_text(), re.M | re.S), start=1
         ):
-            language, text = match.groups()
+            language, text = match[1], match[2].replace("\\\n", "")
             if language in ("console", "bash", "sh", "shell"):
                 lines = [
                     line
@@ -95,9 +96,9 @@ def blocks() -> list[Block]:
                 ]
                 commands = [line.removeprefix("$ ") for line in lines]
             elif language == "yaml":
-                commands = re.findall(r"run: >\n\s+(.*)", text) + re.findall(
-                    r"run: (?!>)(.*)", text
-                )
+                folded = re.findall(r"run: >\n((?: {10}.*\n)+)", text)
+                commands = [" ".join(lines.split()) for lines in folded]
+                commands += re.findall(r"run: (?!>)(.*)", text)
             else:
                 commands = [
                     line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")

@@ -17,6 +17,7 @@ from vllm_memprof.accounting.model import (
     Check,
     Kv,
     NotMeasured,
+    Oom,
     RankReport,
     Report,
     RunSummary,
@@ -45,15 +46,6 @@ REQUIRED_PHASES = (
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
 #: An equation, and how it was chosen.
 _Choice = tuple[equations.Equation | None, str | None]
-_OOM_KEYS = (
-    "requested_bytes",
-    "device_total_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "free_bytes",
-    "active_bytes",
-    "device",
-)
 
 
 def build_report(run: Run) -> Report:
@@ -378,43 +370,42 @@ def _kv_allocation(process: ProcessRecord) -> int | None:
     return minus(span.after.allocated_bytes, span.before.allocated_bytes)
 
 
-def _oom(run: Run, process: ProcessRecord) -> dict[str, Any] | None:
+def _oom(run: Run, process: ProcessRecord) -> Oom | None:
+    """Return the allocation that failed; what the engine's message says comes before readings."""
     span = first_of(process.phases, "oom")
     if span is None:
         return None
-    oom: dict[str, Any] = {key: span.detail.get(key) for key in _OOM_KEYS}
     snapshot = span.after or span.before or Snapshot(t_ns=0)
-    free = span.detail.get(
-        "device_free_bytes", snapshot.device_free_bytes
-    )  # the allocator's own at the failure
-    seen = {
-        "allocated_bytes": snapshot.allocated_bytes,
-        "reserved_bytes": snapshot.reserved_bytes,
-        "free_bytes": free,
-    }
-    oom.update({name: value for name, value in seen.items() if oom[name] is None})
-    if oom["free_bytes"] is None:
-        outside = minus(oom["device_total_bytes"], oom["reserved_bytes"])
-        oom["free_bytes"] = minus(outside, span.integer("non_torch_bytes"))
-    written = run.oom_counters.get(
-        -1 if process.identity.device_index is None else process.identity.device_index
+
+    def told(name: str, read: int | None = None) -> int | None:
+        value = span.integer(name)
+        return read if value is None else value
+
+    total = told("device_total_bytes")
+    allocated = told("allocated_bytes", snapshot.allocated_bytes)
+    reserved = told("reserved_bytes", snapshot.reserved_bytes)
+    # the allocator's own figure at the failure is nearer to it than a reading after it
+    free = told("free_bytes", told("device_free_bytes", snapshot.device_free_bytes))
+    if free is None:
+        free = minus(minus(total, reserved), span.integer("non_torch_bytes"))
+    # where only the peak of allocated memory is known, at least this much of the segments was free
+    held = told("allocated_peak_bytes") if allocated is None else allocated
+    index = process.identity.device_index
+    return Oom(
+        requested_bytes=told("requested_bytes"),
+        device_total_bytes=total,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        free_bytes=free,
+        active_bytes=told("active_bytes"),
+        device=span.string("device"),
+        fragmentation_bytes=minus(reserved, held),
+        other_bytes=minus(minus(total, free), reserved),
+        # the csv of torch_npu is rounded
+        components=run.oom_counters.get(-1 if index is None else index)
+        if snapshot.components is None
+        else snapshot.components,
     )
-    counters = written if snapshot.components is None else snapshot.components  # the csv is rounded
-    return {**oom, **_oom_divided(span, oom), "components": counters}
-
-
-def _oom_divided(span: Span, oom: dict[str, Any]) -> dict[str, int | None]:
-    """Reserved memory that no tensor held, and device memory that was not this allocator's.
-
-    Where only the peak of allocated memory is known, the first is what was free within the segments at the least.
-    """
-    peak = span.integer("allocated_peak_bytes")
-    allocated = oom["allocated_bytes"] if oom["allocated_bytes"] is not None else peak
-    used = minus(oom["device_total_bytes"], oom["free_bytes"])
-    return {
-        "fragmentation_bytes": minus(oom["reserved_bytes"], allocated),
-        "other_bytes": minus(used, oom["reserved_bytes"]),
-    }
 
 
 def _not_measured(

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Kv
 from vllm_memprof.accounting.owners import counter
-from vllm_memprof.accounting.reclaim import ENGINE, MEMPROF, Cycle, EmptyCacheCall, ReclaimSummary
+from vllm_memprof.accounting.reclaim import (
+    ENGINE,
+    MEMPROF,
+    Cycle,
+    EmptyCacheCall,
+    OwnCall,
+    ReclaimSummary,
+)
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, ancestors
@@ -252,21 +258,15 @@ def _left(snapshot: Snapshot | None) -> int | None:
     )
 
 
-def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> dict[str, Any]:
-    """OWN_KEYS of one of memprof's calls; what is kept, at the end of the start-up, else at the next reading."""
+def _own(spans: list[Span], call: EmptyCacheCall, left: Snapshot | None) -> OwnCall:
+    """Return one of memprof's calls; what is kept, at the end of the start-up, else later."""
     span = spans[call.order or 0]
     again, by = call.refilled_bytes, call.refilled_by
-    if left is not None and span.after is not None and left.t_ns > span.after.t_ns:
+    if left is not None and span.after is not None and (left.t_ns or 0) > (span.after.t_ns or 0):
         again, by = _compare(span, left), "the end of the start-up"
     freed = call.freed_bytes
     kept = None if freed is None or again is None else freed - again
-    return {
-        "at": call.at,
-        "seconds": call.seconds,
-        "freed_bytes": freed,
-        "kept_bytes": kept,
-        "kept_until": by,
-    }
+    return OwnCall(call.at, call.seconds, freed, kept, by)
 
 
 def _end_of_start_up(spans: list[Span]) -> tuple[str | None, Snapshot | None]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+
+from vllm_memprof.record.schema import PlannedRanks
 
 
-def rank_notes(ranks: dict[str, Any] | None) -> list[str]:
+def rank_notes(ranks: PlannedRanks | None) -> list[str]:
     """What a reader has to know of a plan that ran some of its ranks; nothing where all ran.
 
     Args:
-        ranks: ``RANKS`` keys of the run record, None for a run that has none.
+        ranks: of the run record, None for a run that has none.
     """
-    if not ranks or ranks.get("mode") == "all":
+    if ranks is None or ranks.mode == "all":
         return []
-    run, not_run = ranks.get("run") or [], ranks.get("not_run") or []
-    alike = {int(rank): others for rank, others in (ranks.get("alike") or {}).items()}
-    notes = [f"ranks run: {spans(run)} of {ranks.get('world_size')} ({ranks.get('why')})"]
+    run, not_run, alike = ranks.run, ranks.not_run, ranks.alike
+    notes = [f"ranks run: {spans(run)} of {ranks.world_size} ({ranks.why})"]
     if alike:
         same = "; ".join(
             f"{spans(others)} as rank {rank}" for rank, others in sorted(alike.items())

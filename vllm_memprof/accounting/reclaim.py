@@ -6,7 +6,8 @@ Plain data, part of the report model. Bytes are integers, None is unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from vllm_memprof.record.codec import computed
 
 ENGINE, MEMPROF = "engine", "memprof"
 
@@ -46,6 +47,7 @@ class EmptyCacheCall:
     )
 
     @property
+    @computed
     def freed_bytes(self) -> int | None:
         """Everything that came back, None where a part is unknown."""
         cached, other = self.freed_cached_bytes, self.freed_other_bytes
@@ -54,9 +56,6 @@ class EmptyCacheCall:
             if cached is None or other is None
             else cached + other + (self.freed_npu_workspace_bytes or 0)
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "chain": list(self.chain), "freed_bytes": self.freed_bytes}
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,16 @@ class Cycle:
     emptied: bool  # empty_cache was called in it, or between it and the one before
     emptied_inside: bool  # in it: what is cached after it is what the call left
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+
+@dataclass(frozen=True)
+class OwnCall:
+    """One of memprof's own calls of empty_cache (``--empty-cache-at``)."""
+
+    at: str | None  # the phase that had just ended
+    seconds: float | None
+    freed_bytes: int | None
+    kept_bytes: int | None  # of those, still free at the time of kept_until
+    kept_until: str | None  # the end of the start-up; for calls after it, the next reading
 
 
 @dataclass(frozen=True)
@@ -105,12 +112,4 @@ class ReclaimSummary:
     left_npu_workspace_bytes: int | None
     left_kv_tokens: int | None = None  # what both are worth
     freed_by_module: dict[str, int] | None = None  # of all calls; None where one was not read
-    own: list[dict[str, Any]] = field(default_factory=list)  # memprof's own calls: OWN_KEYS
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-#: Keys of ``ReclaimSummary.own``: the phase, seconds, bytes freed, and what of them was still free at the end of the
-#: start-up (for calls after it: at the next reading).
-OWN_KEYS = ("at", "seconds", "freed_bytes", "kept_bytes", "kept_until")
+    own: list[OwnCall] = field(default_factory=list)

@@ -7,7 +7,7 @@ well, whatever its figures are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 from vllm_memprof.accounting.findings import blind_ranks
 from vllm_memprof.accounting.model import MEASURED, MODELLED, Report, RunSummary
@@ -25,10 +25,12 @@ from vllm_memprof.check.limits import (
     figure_of,
     read_figure,
 )
+from vllm_memprof.record.codec import computed
+from vllm_memprof.record.spans import How
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus
 
-CHECK_SCHEMA = "memprof.check/1"
+CHECK_SCHEMA = "memprof.check/2"
 #: Begins the reason of a forbidden finding that could not have been found in the run.
 NOT_JUDGED = "not judged"
 _WELL, _NO_FINDING = text("the run ended well"), text("no such finding")
@@ -49,14 +51,12 @@ class Judged:
     margin: int | None = None  # what is left to the limit; negative: over it by so much
 
     @property
+    @computed
     def within_digits(self) -> bool:
         """True where the figure before its rounding may lie on the other side of the limit."""
         return self.margin is not None and (
             0 <= self.margin < self.half_unit or -self.half_unit <= self.margin < 0
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "within_digits": self.within_digits}
 
 
 @dataclass(frozen=True)
@@ -68,36 +68,24 @@ class Outcome:
     title: str
     unit: str  # bytes | tokens | finding | status
     sense: str  # at least | at most; "" where nothing is counted
-    written: str  # the limit as the file has it
+    #: The limit as the file has it.
+    written: str = field(metadata={"json": "limit"})
     line: int | None
-    judged: list[Judged]
-    how: str = MEASURED
+    judged: list[Judged] = field(metadata={"json": "readings"})
+    how: How = MEASURED
 
     @property
+    @computed
     def ok(self) -> bool:
         return all(row.ok for row in self.judged)
 
     @property
+    @computed
     def unmeasured(self) -> bool:
         """True where it fails for a figure that is not known."""
         if self.unit in (FINDING, STATUS):
             return any((row.reason or "").startswith(NOT_JUDGED) for row in self.judged)
         return any(row.value is None or row.limit is None for row in self.judged)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table,
-            "key": self.key,
-            "title": self.title,
-            "unit": self.unit,
-            "sense": self.sense,
-            "limit": self.written,
-            "line": self.line,
-            "ok": self.ok,
-            "not_measured": self.unmeasured,
-            "how": self.how,
-            "readings": [row.to_json() for row in self.judged],
-        }
 
 
 @dataclass(frozen=True)
@@ -106,29 +94,25 @@ class CheckResult:
 
     run: RunSummary
     budget: str  # name of the file
-    outcomes: list[Outcome]
+    outcomes: list[Outcome] = field(metadata={"json": "limits"})
     baseline: RunSummary | None = None
     notes: list[str] = field(default_factory=list)
+    SCHEMA: ClassVar[str] = CHECK_SCHEMA
+
+    @property
+    @computed
+    def failed(self) -> int:
+        """Return the number of limits that do not hold."""
+        return len(self.failures)
 
     @property
     def failures(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if not outcome.ok]
 
     @property
+    @computed
     def ok(self) -> bool:
         return not self.failures
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": CHECK_SCHEMA,
-            "ok": self.ok,
-            "failed": len(self.failures),
-            "budget": self.budget,
-            "run": self.run.to_json(),
-            "baseline": None if self.baseline is None else self.baseline.to_json(),
-            "notes": self.notes,
-            "limits": [outcome.to_json() for outcome in self.outcomes],
-        }
 
 
 def check_report(report: Report, budget: BudgetFile, baseline: Report | None = None) -> CheckResult:
@@ -160,7 +144,7 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
 
 def _ended(report: Report) -> Outcome:
     """Judge the run's own end: a run that failed has no figures of a run that serves."""
-    status, why = str(report.run.to_json()["status"]), report.run.exit_reason
+    status, why = str(report.run.outcome), report.run.exit_reason
     if report.run.status == "running":
         status, why = "running", text("it is still running, or nobody was left to write its end")
     reason: Text | None = None

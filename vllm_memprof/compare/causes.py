@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from vllm_memprof.accounting.decomposition import Decomposition, Line
 from vllm_memprof.accounting.model import Kv, RankReport
@@ -48,13 +47,6 @@ class Side:
     subtracted_bytes: int | None  # by its equation; 0: nothing of it; None: unknown
     subtracts: tuple[str, ...] = ()  # which of the quantities its equation subtracts
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "held_bytes": self.held_bytes,
-            "subtracted_bytes": self.subtracted_bytes,
-            "subtracts": list(self.subtracts),
-        }
-
 
 _NEITHER = Side(None, None)
 
@@ -70,17 +62,6 @@ class Cause:
     a: Side = _NEITHER
     b: Side = _NEITHER
     kv_tokens: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "names": list(self.names),
-            "title": self.title,
-            "kind": self.kind,
-            "bytes": self.bytes,
-            "kv_tokens": self.kv_tokens,
-            "a": self.a.to_json(),
-            "b": self.b.to_json(),
-        }
 
 
 def in_order(causes: Iterable[Cause]) -> list[Cause]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_memprof.accounting.model import Report
 
@@ -52,9 +51,6 @@ class Change:
     name: str
     a: str | None
     b: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def changes(a: Report, b: Report) -> list[Change]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 from vllm_memprof.accounting.decomposition import decompose, granted_bytes
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
@@ -15,10 +15,11 @@ from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.compare.causes import RANK, Cause, find_causes, in_order, in_tokens
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
+from vllm_memprof.record.codec import computed
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus, sum_or_none
 
-DIFF_SCHEMA = "memprof.diff/1"
+DIFF_SCHEMA = "memprof.diff/2"
 
 #: Figures of the KV cache that are compared, by their names in ``Kv``.
 _KV_FIGURES = (
@@ -42,9 +43,6 @@ class TermDiff:
     a_subtracted: bool | None = None  # None: no term of this run's equation
     b_subtracted: bool | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass(frozen=True)
 class RankDiff:
@@ -65,31 +63,15 @@ class RankDiff:
     b_formula: str | None = None
 
     @property
+    @computed
     def difference_bytes(self) -> int | None:
         return minus(self.b_granted, self.a_granted)
 
     @property
+    @computed
     def causes_bytes(self) -> int | None:
         """The sum of the causes; None where one of them is unknown."""
         return sum_or_none(cause.bytes for cause in self.causes)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "a_label": self.a_label,
-            "b_label": self.b_label,
-            "equation": {"a": self.a_equation, "b": self.b_equation},
-            "kv_cache_bytes": {
-                "a": self.a_granted,
-                "b": self.b_granted,
-                "difference": self.difference_bytes,
-            },
-            "causes": [cause.to_json() for cause in self.causes],
-            "causes_bytes": self.causes_bytes,
-            "tolerance_bytes": self.tolerance_bytes,
-            "terms": [row.to_json() for row in self.terms],
-            "phases": [row.to_json() for row in self.phases],
-            "device_memory": [row.to_json() for row in self.owners],
-        }
 
 
 @dataclass(frozen=True)
@@ -107,28 +89,12 @@ class Diff:
     notes: list[Text] = field(default_factory=list)
     a_findings: list[str] = field(default_factory=list)  # ids that B lacks
     b_findings: list[str] = field(default_factory=list)
+    SCHEMA: ClassVar[str] = DIFF_SCHEMA
 
     @property
+    @computed
     def difference_tokens(self) -> int | None:
         return minus(self.b_kv_tokens, self.a_kv_tokens)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": DIFF_SCHEMA,
-            "a": self.a.to_json(),
-            "b": self.b.to_json(),
-            "notes": self.notes,
-            "changed": [row.to_json() for row in self.changed],
-            "served": None if self.served is None else self.served.to_json(),
-            "kv": [row.to_json() for row in self.kv],
-            "kv_tokens": {
-                "a": self.a_kv_tokens,
-                "b": self.b_kv_tokens,
-                "difference": self.difference_tokens,
-            },
-            "ranks": [row.to_json() for row in self.ranks],
-            "findings": {"only_a": self.a_findings, "only_b": self.b_findings},
-        }
 
 
 def diff_reports(a: Report, b: Report) -> Diff:

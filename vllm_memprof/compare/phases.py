@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import fsum
-from typing import Any
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
@@ -44,17 +43,6 @@ class PhaseDiff:
             None if self.b is None else getattr(self.b, name),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.path[-1],
-            "path": list(self.path),
-            "count": {"a": self.a_count, "b": self.b_count},
-            "seconds": {"a": self.a_seconds, "b": self.b_seconds},
-            "after": {
-                name: dict(zip(("a", "b"), self.values(name), strict=True)) for name in FIELDS
-            },
-        }
-
 
 @dataclass(frozen=True)
 class OwnerDiff:
@@ -65,9 +53,6 @@ class OwnerDiff:
     component: str
     a: int | None
     b: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def phase_diffs(a: RankReport, b: RankReport) -> list[PhaseDiff]:

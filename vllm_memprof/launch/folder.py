@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import replace_file
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
 
 DIR_MODE = 0o700
@@ -71,5 +72,5 @@ def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Pa
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
     """Write ``run.json`` by atomic replacement, mode 0600."""
-    text = json.dumps(info.to_json(), indent=2, ensure_ascii=False)
+    text = json.dumps(to_json(info), indent=2, ensure_ascii=False)
     replace_file(run_dir / RUN_FILE, text + "\n")

@@ -34,7 +34,8 @@ from vllm_memprof.launch.verdict import (
 )
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
-from vllm_memprof.record.schema import ENGINE_LOG, RunInfo
+from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.schema import ENGINE_LOG, PlannedRanks, RunInfo
 from vllm_memprof.record.tail import EventTail
 
 _TICK_S = 0.1
@@ -365,7 +366,8 @@ class _EngineRun:
         for package, engine in (("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")):
             if self._info.engine is None and package in versions:
                 self._info.engine, self._info.engine_version = engine, versions[package]
-        self._info.ranks = self._progress.ranks
+        said = self._progress.ranks
+        self._info.ranks = None if said is None else from_json(PlannedRanks, said)
         if self._progress.soc and not self._info.simulated:
             self._info.device = self._progress.soc
 

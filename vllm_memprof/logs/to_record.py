@@ -17,6 +17,7 @@ from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
@@ -377,7 +378,7 @@ def _phases(worker: Worker) -> list[Span]:
             known["non_torch_bytes"] = initial
         if known:
             values = {field: int(figure.value) for field, figure in known.items()}
-            edges.setdefault(phase, {})[edge] = Snapshot.from_json(dict(values))
+            edges.setdefault(phase, {})[edge] = from_json(Snapshot, {"t_ns": None, **values})
             lines[phase] = max(figure.line for figure in known.values())
     spans: list[Span] = []
     for phase, found in edges.items():
@@ -436,12 +437,9 @@ def _oom_span(worker: Worker, order: int) -> Span:
         default=0,
     )
     fields = ("device_total_bytes", "allocated_bytes", "allocated_peak_bytes", "reserved_bytes")
-    snapshot = Snapshot.from_json(
-        {
-            **{name: sizes[name] for name in (*fields, "non_torch_bytes")},
-            "device_free_bytes": sizes["free_bytes"],
-        }
-    )
+    read = {name: sizes[name] for name in (*fields, "non_torch_bytes")}
+    read |= {"t_ns": None, "device_free_bytes": sizes["free_bytes"]}
+    snapshot = from_json(Snapshot, read)
     detail = {
         **sizes,
         "device": worker.device,

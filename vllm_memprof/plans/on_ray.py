@@ -25,6 +25,7 @@ from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import PLACES
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.redact import memory_env
 from vllm_memprof.units import one_line
 from vllm_memprof.version import __version__
@@ -142,7 +143,7 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(0o600)
-    return PlanRow.from_json(row)
+    return from_json(PlanRow, row)
 
 
 def make_plan(
@@ -158,12 +159,12 @@ def make_plan(
     host = socket.gethostname()
     if version != __version__:
         reason = f"node {host} has memprof {__version__}, the sweep was started by {version}"
-        return {}, PlanRow(dict(plan.values), "failed", reason, final=False).to_json()
+        return {}, to_json(PlanRow(dict(plan.values), "failed", reason, final=False))
     parent = Path(tempfile.mkdtemp(prefix="memprof-plan-"))
     try:
         run_dir = parent / "run"
         row = run_plan(plan, run_dir, {**os.environ, **env})
-        return read_files(run_dir), row.to_json()
+        return read_files(run_dir), to_json(row)
     finally:
         shutil.rmtree(parent, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
 from vllm_memprof.units import one_line
 
@@ -78,7 +79,7 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
         MemprofError: it cannot be written.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    content = {"key": key, "row": row.to_json()}
+    content = {"key": key, "row": to_json(row)}
     write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
 
 
@@ -86,7 +87,7 @@ def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
     """Return (key, row) of a complete folder; None where there is none, or another file."""
     try:
         data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
-        return data["key"], PlanRow.from_json(data["row"])
+        return data["key"], from_json(PlanRow, data["row"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -1,23 +1,25 @@
 """Rows of plans, and the results of a search or a sweep over plans, which reporters start from.
 
 ``plan_row`` makes a row from a run and its report. Bytes are integers, None is unknown.
+The keys of their JSON are read by programs (``memprof.sweep/2``, ``memprof.fit/2``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import ClassVar
 
 from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.accounting.spare import spare_with_kv_cache
+from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.units import one_line
 
-SWEEP_SCHEMA = "memprof.sweep/1"
-FIT_SCHEMA = "memprof.fit/1"
+SWEEP_SCHEMA = "memprof.sweep/2"
+FIT_SCHEMA = "memprof.fit/2"
 #: Terms of the budget that a row has, of the rank with the least KV cache.
 TERMS = ("weights", "peak_activation", "non_torch")
 
@@ -56,6 +58,7 @@ class PlanRow:
     balanced: bool | None = None
 
     @property
+    @computed
     def spare_bytes(self) -> int | None:
         """The lesser of both; the one that is known where the other is not."""
         known = [
@@ -68,27 +71,6 @@ class PlanRow:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
-
-    def to_json(self) -> dict[str, Any]:
-        data = dict(vars(self))
-        data["concurrency_at"] = {
-            str(length): value for length, value in self.concurrency_at.items()
-        }
-        data["spare_bytes"] = self.spare_bytes
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PlanRow:
-        """Read a row from what ``to_json`` gave.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["concurrency_at"] = {
-            int(length): value for length, value in data.get("concurrency_at", {}).items()
-        }
-        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -109,17 +91,7 @@ class Sweep:
     rows: list[PlanRow]
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SWEEP_SCHEMA,
-            "model": self.model,
-            "command": self.command,
-            "seconds": self.seconds,
-            "knobs": [dict(vars(knob)) for knob in self.knobs],
-            "rows": [row.to_json() for row in self.rows],
-            "notes": self.notes,
-        }
+    SCHEMA: ClassVar[str] = SWEEP_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -127,17 +99,9 @@ class Try:
     """One plan of a search."""
 
     value: str
-    row: PlanRow
+    row: PlanRow = field(metadata={"json": "plan"})
     holds: bool
     missing: list[str]  # conditions that it does not meet, in words; empty where it passes
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "holds": self.holds,
-            "missing": self.missing,
-            "plan": self.row.to_json(),
-        }
 
 
 @dataclass(frozen=True)
@@ -160,8 +124,10 @@ class Fit:
     )
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+    SCHEMA: ClassVar[str] = FIT_SCHEMA
 
     @property
+    @computed
     def flag(self) -> str | None:
         """What to give the engine."""
         return None if self.answer is None else f"{self.option} {self.answer}"
@@ -169,10 +135,6 @@ class Fit:
     @property
     def best(self) -> Try | None:
         return next((each for each in self.tries if each.value == self.answer), None)
-
-    def to_json(self) -> dict[str, Any]:
-        data = {**vars(self), "tries": [each.to_json() for each in self.tries], "flag": self.flag}
-        return {"schema": FIT_SCHEMA, **data}
 
 
 def plan_row(
@@ -186,7 +148,7 @@ def plan_row(
         values: option -> value, as asked for.
         lengths: tokens of a request for which the concurrency is wanted.
     """
-    status = report.run.to_json()["status"]
+    status = report.run.outcome
     row = PlanRow(
         values=dict(values),
         status="failed" if status not in ("ok", "oom") else status,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
@@ -167,16 +168,11 @@ def _load_info(path: Path) -> RunInfo:
         )
     _check_schema(data.get("schema"), RUN_SCHEMA, path)
     try:
-        info = RunInfo.from_json(data)
-    except TypeError as exc:
-        raise RunRecordError(f"{path} lacks a field of {RUN_SCHEMA}: {exc}") from exc
-    if (
-        not isinstance(info.model, str)
-        or not isinstance(info.command, list)
-        or not isinstance(info.status, str)
-    ):
-        raise RunRecordError(f"{path}: a field has the wrong type", hint="was it edited?")
-    return info
+        return from_json(RunInfo, data)
+    except ValueError as exc:
+        raise RunRecordError(
+            f"{path}: a field is missing or has the wrong type: {exc}", hint="was it edited?"
+        ) from exc
 
 
 def _check_schema(found: object, wanted: str, path: Path) -> None:
@@ -397,7 +393,7 @@ def _snapshot(event: Event) -> Snapshot | None:
     objects = {
         name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None
     }
-    return Snapshot.from_json({**checked, **objects})
+    return Snapshot(**{"t_ns": None, **checked, **objects})  # type: ignore[arg-type]
 
 
 def _sizes(name: str, value: Any) -> dict[str, Any]:

@@ -24,12 +24,14 @@ error                   where, message
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, ClassVar
+
+from vllm_memprof.record.codec import Allowed, Size
 
 RUN_SCHEMA = "memprof.run/1"
 EVENTS_SCHEMA = "memprof.events/1"
-REPORT_SCHEMA = "memprof.report/1"
+REPORT_SCHEMA = "memprof.report/2"
 
 #: Environment variable that switches capture on: the run folder. Without it the plugin is inert.
 ENV_RUN_DIR = "MEMPROF_RUN_DIR"
@@ -153,32 +155,38 @@ KV_PLAN = (
     "kv_transfer",  # a connector is configured: its tensors are padded
 )
 
-#: Keys of a ``ranks`` event and of ``ranks`` in run.json; ranks are numbered over all data-parallel replicas.
-RANKS = (
-    "mode",  # one | all | edges
-    "why",  # what chose the mode
-    "world_size",
-    "run",  # list: the ranks that are run
-    "alike",  # rank that is run, as text -> list of other ranks that hold the same and are not run
-    "not_run",  # list: ranks that hold something else than any rank that is run
-)
+
+@dataclass(frozen=True)
+class PlannedRanks:
+    """Which ranks of a plan are run, and which they stand for; numbered over all replicas."""
+
+    mode: Annotated[str, Allowed(("one", "all", "edges"))]
+    why: str | None  # what chose the mode
+    world_size: int
+    run: list[int]
+    alike: dict[int, list[int]]  # rank that is run -> others that hold the same and are not run
+    not_run: list[int]  # ranks that hold something else than any rank that is run
+
+
+#: Keys of a ``ranks`` event and of ``ranks`` in run.json.
+RANKS = tuple(key.name for key in fields(PlannedRanks))
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One reading of one device by one process. Integers of bytes; None is unknown, never 0."""
 
-    t_ns: int  # time.monotonic_ns()
-    device_total_bytes: int | None = None  # aclrtGetMemInfo / cudaMemGetInfo
-    device_free_bytes: int | None = None
-    allocated_bytes: int | None = None  # allocated_bytes.all.current
+    t_ns: int | None  # time.monotonic_ns(); None: not known, as in logs
+    device_total_bytes: Size | None = None  # aclrtGetMemInfo / cudaMemGetInfo
+    device_free_bytes: Size | None = None
+    allocated_bytes: Size | None = None  # allocated_bytes.all.current
     allocated_peak_bytes: int | None = (
         None  # allocated_bytes.all.peak: since the engine last reset it
     )
     allocated_run_peak_bytes: int | None = (
         None  # the same, folded over resets: since the process began
     )
-    reserved_bytes: int | None = None  # reserved_bytes.all.current
+    reserved_bytes: Size | None = None  # reserved_bytes.all.current
     reserved_peak_bytes: int | None = None
     reserved_run_peak_bytes: int | None = None
     npu_workspace_bytes: int | None = None  # operator workspace of all streams, outside reserved
@@ -203,13 +211,6 @@ class Snapshot:
     )
     npu_workspace_streams: dict[str, int] | None = None
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Snapshot:
-        return cls(**{key: data.get(key) for key in cls.__dataclass_fields__})  # type: ignore[arg-type]
 
 
 @dataclass
@@ -240,13 +241,5 @@ class RunInfo:
     )
     notes: list[str] = field(default_factory=list)
     empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
-    ranks: dict[str, Any] | None = None  # RANKS keys, of a plan whose engine has said so
-    schema: str = RUN_SCHEMA
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RunInfo:
-        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
-        return cls(**known)
+    ranks: PlannedRanks | None = None  # of a plan whose engine has said so
+    SCHEMA: ClassVar[str] = RUN_SCHEMA

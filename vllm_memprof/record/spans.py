@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from vllm_memprof.record.schema import Snapshot
+from vllm_memprof.record.codec import INLINE, OPTIONAL, Allowed, Spread, computed
+from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
+from vllm_memprof.units import minus
 
 BEFORE, AFTER = "before", "after"
+Side = Annotated[str, Allowed((BEFORE, AFTER))]
+#: Where a figure comes from: read from the device or the allocator, derived from other figures, or
+#: set by the profile of a simulated device.
+MEASURED, INFERRED, MODELLED = "measured", "inferred", "modelled"
+How = Annotated[str, Allowed((MEASURED, INFERRED, MODELLED))]
 
 
 @dataclass(frozen=True)
@@ -21,26 +29,17 @@ class ComponentRow:
 
     component: str
     bytes: int | None
-    how: str  # measured | inferred | modelled
+    how: How
     source: str = ""  # what the figure was read from
-    part_of: str | None = None  # the row or rows that hold it already; None: a row of its own
-
-    def to_json(self) -> dict[str, object]:
-        part = {} if self.part_of is None else {"part_of": self.part_of}
-        return {
-            "component": self.component,
-            "bytes": self.bytes,
-            "how": self.how,
-            "source": self.source,
-            **part,
-        }
+    #: The row or rows that hold it already; None: a row of its own.
+    part_of: str | None = field(default=None, metadata={"json": OPTIONAL})
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """The device by owner: the known rows and ``unaccounted_bytes`` add up to the device's total."""
 
-    rows: list[ComponentRow]
+    rows: list[ComponentRow] = field(metadata={"json": "owners"})
     unaccounted_bytes: int | None  # signed; None where the device's total is unknown
     parts: list[ComponentRow] = field(default_factory=list)  # held by rows already: not added
 
@@ -49,9 +48,10 @@ class DeviceMemory:
 class Edge:
     """One end of a span, as it was read."""
 
-    side: str  # before | after
-    snapshot: Snapshot
-    owners: DeviceMemory | None = None  # None: not divided
+    side: Side
+    snapshot: Snapshot = field(metadata={"json": INLINE})
+    #: None: not divided.
+    owners: DeviceMemory | None = field(default=None, metadata={"json": INLINE})
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,16 @@ class Span:
 
     phase: str
     order: int  # position by start within the process, from 0
-    id: int | None
     parent: int | None  # order of the enclosing span; None at the top level
     depth: int  # 0 at the top level
-    hook: str | None
-    edges: tuple[Edge, ...]  # those that were recorded, before, then after
+    #: Those that were recorded, before, then after.
+    edges: tuple[Edge, ...] = field(metadata={"json": Spread("side")})
     start_t_ns: int | None  # time.monotonic_ns()
     end_t_ns: int | None
     error: str | None = None  # the exception that left the phase
     detail: Mapping[str, object] = field(default_factory=dict)  # of both edges, the later one wins
+    id: int | None = field(default=None, compare=False, metadata={"json": False})  # in the file
+    hook: str | None = field(default=None, compare=False, metadata={"json": False})
 
     @property
     def before(self) -> Snapshot | None:
@@ -81,15 +82,27 @@ class Span:
         return None if edge is None else edge.snapshot
 
     @property
+    @computed
     def open(self) -> bool:
         """True when the process never left the phase: it died there, or is still inside."""
         return self.end_t_ns is None
 
     @property
+    @computed
     def seconds(self) -> float | None:
         if self.start_t_ns is None or self.end_t_ns is None:
             return None
         return (self.end_t_ns - self.start_t_ns) / 1e9
+
+    @property
+    @computed
+    def delta(self) -> dict[str, int | None] | None:
+        """Snapshot after less snapshot before, by field; None where either is unknown."""
+        before, after = self.before, self.after
+        if before is None or after is None:
+            return None
+        old, new = vars(before), vars(after)
+        return {name: minus(new[name], old[name]) for name in ("t_ns", *SNAPSHOT_FIELDS)}
 
     def edge(self, side: str) -> Edge | None:
         """Return the edge before or after; None where it was not recorded."""

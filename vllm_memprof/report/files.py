@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.files import write_atomically
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
 from vllm_memprof.report.json_text import json_pieces
 from vllm_memprof.report.markdown import render_markdown
@@ -19,7 +20,7 @@ def render_json(report: Report) -> str:
 
 def report_json(report: Report) -> Iterator[str]:
     """The same piece by piece, one rank at a time: for files."""
-    return json_pieces(report.to_json(each_rank=True))
+    return json_pieces(to_json(report, lazy=("ranks",)))
 
 
 def write_reports(report: Report, run_dir: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
@@ -72,7 +71,7 @@ class Plots:
     labels: list[str]  # of all ranks
     skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return what the page's script draws; rows of the skew only where the ranks differ."""
         rows = [
             {"title": row.title, "median": row.median, "bytes": row.bytes}

@@ -9,6 +9,7 @@ import json
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
+from vllm_memprof.record.codec import to_json
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
 #: names. Bytes are integers, an empty cell is unknown. ``docs/concepts/plans.md`` explains each.
@@ -41,7 +42,7 @@ COLUMNS = (
 
 def render_result_json(found: Diff | CheckResult | Sweep | Fit) -> str:
     """Return it as text; the first key names the schema."""
-    return json.dumps(found.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def render_sweep_csv(sweep: Sweep) -> str:

@@ -105,7 +105,7 @@ class _Reading:
 
     @property
     def t_ns(self) -> int:
-        return self.edge.snapshot.t_ns
+        return self.edge.snapshot.t_ns or 0
 
     @property
     def snapshot(self) -> Snapshot:
@@ -187,7 +187,7 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         cached.append(spare)
     until = min(
         (
-            row.before.t_ns
+            row.before.t_ns or 0
             for row in rank.phases
             if row.phase in _TENSORS_CHANGE and row.before is not None
         ),
@@ -225,7 +225,7 @@ def _grown(rank: RankReport) -> list[tuple[int, str, int]]:
         if row.phase in _TENSORS and row.before is not None and row.after is not None:
             size = minus(row.after.allocated_bytes, row.before.allocated_bytes)
             if size is not None and size > 0:
-                found.append((row.after.t_ns, _TENSORS[row.phase], size))
+                found.append((row.after.t_ns or 0, _TENSORS[row.phase], size))
     return found
 
 

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 from vllm_memprof.accounting.clock import host_starts, passages
-from vllm_memprof.accounting.model import RankReport, Report, snapshot_delta
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.record.spans import DeviceMemory, Span, edges_of
 from vllm_memprof.report.json_text import json_pieces
 
-Event = dict[str, Any]
+Event = dict[str, object]
 _PHASES = "phases"
 
 
@@ -49,11 +48,10 @@ def report_trace(report: Report) -> Iterator[str]:
             "--format trace: no phase was recorded, so there is nothing to draw",
             hint="--format table",
         )
-    run = report.run.to_json()
-    other = {
-        name: run[name]
-        for name in ("id", "model", "engine", "engine_version", "device", "status", "started")
-    }
+    run = report.run
+    names = ("id", "model", "engine", "engine_version", "device")
+    other = {name: getattr(run, name) for name in names}
+    other |= {"status": run.outcome, "started": run.started}
     return json_pieces(
         {"displayTimeUnit": "ms", "traceEvents": _events(report), "otherData": other}, levels=2
     )
@@ -122,7 +120,7 @@ def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
 
 def _slice(row: Span, times: tuple[int, int | None], track: int, thread: int, start: int) -> Event:
     begins, ends = times
-    delta = snapshot_delta(row.before, row.after) or {}
+    delta = row.delta or {}
     args = {"order": row.order, "open": row.open, "error": row.error}
     args |= {
         f"{name} change": size for name, size in delta.items() if name.endswith("_bytes") and size
@@ -147,27 +145,28 @@ def _lanes(rank: RankReport, times: dict[int, tuple[int, int | None]]) -> dict[i
     parents = {row.order: row.parent for row in rank.phases}
     stacks: list[list[int]] = []
     found: dict[int, int] = {}
+
+    def is_over(order: int, now: int) -> bool:
+        ends = times[order][1]
+        return ends is not None and ends <= now
+
     for order in sorted(times, key=lambda order: (times[order][0], order)):
         begins, ends = times[order]
         for stack in stacks:
-            while stack and stack[-1] != parents[order] and _is_over(times[stack[-1]][1], begins):
+            while stack and stack[-1] != parents[order] and is_over(stack[-1], begins):
                 stack.pop()
         around = [each for each in stacks if each and each[-1] == parents[order]]
-        fitting = [each for each in around if _is_within(ends, times[each[-1]][1])]
+        fitting = [
+            each
+            for each in around
+            if (outer := times[each[-1]][1]) is None or (ends is not None and ends <= outer)
+        ]
         stack = next(iter([*fitting, *(each for each in stacks if not each)]), [])
         if not any(each is stack for each in stacks):
             stacks.append(stack)
         stack.append(order)
         found[order] = next(i for i, each in enumerate(stacks) if each is stack)
     return found
-
-
-def _is_over(ends: int | None, now: int) -> bool:
-    return ends is not None and ends <= now
-
-
-def _is_within(inner: int | None, outer: int | None) -> bool:
-    return outer is None or (inner is not None and inner <= outer)
 
 
 def _named(kind: str, track: int, thread: int, args: Event) -> Event:

@@ -75,6 +75,16 @@ def run_of(*processes: ProcessRecord, **info: Any) -> Run:
     return Run(name="r", info=RunInfo(**values), processes=list(processes))
 
 
+def device_memory(rank: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the edges of a rank of a parsed report.json, each with its phase, order and side."""
+    return [
+        {"phase": phase["phase"], "order": phase["order"], "edge": side, **phase[side]}
+        for phase in rank["phases"]
+        for side in ("before", "after")
+        if phase[side] is not None
+    ]
+
+
 def recorded(name: str, **info: Any) -> Run:
     """A run of tests/data, with fields of its run.json replaced."""
     run = load_run(DATA / name)

@@ -18,6 +18,7 @@ from tests.support.render import table
 from tests.unit.accounting.builders import DATA
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report import render_json, render_markdown
@@ -130,4 +131,4 @@ def test_bytes_that_were_overwritten(place: int, junk: bytes) -> None:
             report = build_report(load_run(run))
         except RunRecordError:
             return
-    json.dumps(report.to_json())
+    json.dumps(to_json(report))

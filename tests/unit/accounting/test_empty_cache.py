@@ -221,12 +221,12 @@ def test_the_summary_leaves_out_the_shutdown_and_memprof_s_own() -> None:
     assert summary.freed_cached_bytes == (62 + 28) * MIB
     assert (summary.left_after, summary.left_cached_bytes) == ("warm_up", 30 * MIB)
     [own] = summary.own
-    assert (own["at"], own["freed_bytes"], own["kept_bytes"]) == (
+    assert (own.at, own.freed_bytes, own.kept_bytes) == (
         "warm_up",
         28 * MIB,
         0,
     )  # 28 MiB again at the call
-    assert own["kept_until"] == "the next call"
+    assert own.kept_until == "the next call"
 
 
 def test_an_experiment_of_the_start_up_is_judged_at_its_end() -> None:
@@ -237,8 +237,8 @@ def test_an_experiment_of_the_start_up_is_judged_at_its_end() -> None:
         phase("warm_up", 60, at(60, 10, 12), at(65, 10, 22), 3),
     ]
     [own] = report_of(spans).ranks[0].reclaim.own  # type: ignore[union-attr]
-    assert (own["freed_bytes"], own["kept_bytes"]) == (62 * MIB, 52 * MIB)
-    assert own["kept_until"] == "the end of the start-up"
+    assert (own.freed_bytes, own.kept_bytes) == (62 * MIB, 52 * MIB)
+    assert own.kept_until == "the end of the start-up"
 
 
 def test_older_records_are_read_as_before() -> None:

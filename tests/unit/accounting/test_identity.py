@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory
 
@@ -96,15 +98,15 @@ def test_every_edge_of_any_run_balances_in_the_report(
         span(phase, *pair, order=n)
         for n, (phase, pair) in enumerate(zip(PHASES, edges, strict=False))
     ]
-    (rank,) = build_report(run_of(process(spans), simulated=simulated)).to_json()["ranks"]
-    assert len(rank["device_memory"]) == 2 * len(spans)
-    for memory in rank["device_memory"]:
+    (rank,) = to_json(build_report(run_of(process(spans), simulated=simulated)))["ranks"]
+    assert len(device_edges(rank)) == 2 * len(spans)
+    for memory in device_edges(rank):
         pair = edges[memory["order"]]
         total = pair[0 if memory["edge"] == "before" else 1].device_total_bytes
-        known = sum(row["bytes"] for row in memory["rows"] if row["bytes"] is not None)
+        known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
         assert memory["unaccounted_bytes"] == (None if total is None else total - known)
-        assert all(type(row["bytes"]) in (int, type(None)) for row in memory["rows"])
-        assert {row["how"] for row in memory["rows"]} <= {"measured", "inferred", "modelled"}
+        assert all(type(row["bytes"]) in (int, type(None)) for row in memory["owners"])
+        assert {row["how"] for row in memory["owners"]} <= {"measured", "inferred", "modelled"}
 
 
 @settings(deadline=None)

@@ -21,6 +21,7 @@ from vllm_memprof.accounting.kv import (
 )
 from vllm_memprof.accounting.layers import LAYER_TYPES, Limits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv
+from vllm_memprof.record.codec import to_json
 
 PAGE, LAYERS = 262_144, 36  # 2 x 128 tokens x 4 KV heads x 128 x 2 bytes
 PER_BLOCK = PAGE * LAYERS
@@ -200,7 +201,7 @@ def test_an_override_replaces_the_blocks_of_the_budget(blocks: int, over: int) -
     assert all(check.ok for check in kv.checks)
     assert (kv.override_blocks, kv.fitting_blocks) == (blocks, 5040)
     assert max(0, blocks - (kv.fitting_blocks or 0)) == over
-    assert kv.to_json()["num_gpu_blocks_override"] == blocks
+    assert to_json(kv)["override_blocks"] == blocks
     ignored = build_kv(plan(num_gpu_blocks_override=blocks), 0, None)
     assert any("override" in check.name and check.ok is False for check in ignored.checks)
 

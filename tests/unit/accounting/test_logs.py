@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +17,7 @@ from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.report import render_json, render_markdown
 
@@ -112,7 +112,7 @@ def test_nothing_is_made_up(name: str) -> None:
         if budget.kv_cache_bytes is None:
             assert budget.residual_bytes is budget.fits_request_kv_cache_bytes is None
         assert report.ranks[0].spare_bytes is None
-        json.dumps(report.to_json(), allow_nan=False)
+        json.dumps(to_json(report), allow_nan=False)
 
 
 def test_a_request_that_is_not_printed_follows_from_the_rest() -> None:
@@ -135,17 +135,19 @@ def test_ooms_are_divided() -> None:
     (report,) = reports("vllm-project__vllm-ascend-1617.log")
     oom = rank_of(report).oom
     assert oom is not None
-    assert oom["requested_bytes"] == int(4.5 * GIB)
-    assert [round(oom[key] / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")] == [
+    assert oom.requested_bytes == int(4.5 * GIB)
+    assert [
+        round(getattr(oom, key) / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")
+    ] == [
         4.02,
         1.30,
     ]
     (shared,) = reports("vllm-project__vllm-ascend-19.log")
-    assert [(rank.oom or {})["device"] for rank in shared.ranks] == ["6", "4"]
+    assert [rank.oom.device for rank in shared.ranks] == ["6", "4"]
     for rank in shared.ranks:
         assert rank.oom is not None
         assert [
-            round(rank.oom[key] / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")
+            round(getattr(rank.oom, key) / GIB, 2) for key in ("fragmentation_bytes", "other_bytes")
         ] == [0.41, 50.30]
     assert {f.severity for f in shared.findings if f.id == "co-tenant"} == {"error"}
 
@@ -487,7 +489,7 @@ def test_the_layout_follows_from_tokens_and_size(methods: list[Report]) -> None:
     kv = rank_of(methods[2]).kv
     assert (kv.tokens, kv.blocks, kv.block_size) == (645_120, 5_040, 128)
     assert (kv.bytes_per_token, kv.bytes_per_block) == (73_728, 9_437_184)
-    assert kv.to_json()["how"] == "inferred"
+    assert to_json(kv)["inferred"] is True
 
 
 def test_the_request_is_a_share_of_the_total(methods: list[Report]) -> None:
@@ -513,9 +515,10 @@ def test_fragmentation_at_the_oom(methods: list[Report]) -> None:
     found = finding(methods[3], "fragmentation")
     assert round((found.bytes or 0) / GIB, 1) == 4.6
     assert "expandable_segments:True" in found.action
-    oom: dict[str, Any] = rank_of(methods[3]).oom or {}
-    assert round(oom["free_bytes"] / GIB, 2) == 0.43
-    assert oom["allocated_bytes"] is None
+    oom = rank_of(methods[3]).oom
+    assert oom is not None
+    assert round(oom.free_bytes / GIB, 2) == 0.43
+    assert oom.allocated_bytes is None
 
 
 def test_a_recorded_log_balances_on_both_ranks() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from vllm_memprof.accounting.model import Report, RunSummary
 from vllm_memprof.accounting.ranks import rank_notes, spans
 from vllm_memprof.compare.changes import changes
+from vllm_memprof.record.schema import PlannedRanks
 
 
 @pytest.mark.parametrize(
@@ -17,20 +20,25 @@ def test_spans(numbers, text):
     assert spans(numbers) == text
 
 
-@pytest.mark.parametrize("ranks", [None, {}, {"mode": "all", "run": [0, 1], "world_size": 2}])
+def planned(mode: str, world_size: int, run: list[int], **values: Any) -> PlannedRanks:
+    given = {"why": f"--ranks {mode}", "alike": {}, "not_run": [], **values}
+    return PlannedRanks(mode=mode, world_size=world_size, run=run, **given)
+
+
+@pytest.mark.parametrize("ranks", [None, planned("all", 2, [0, 1])])
 def test_nothing_to_say_where_all_ran(ranks):
     assert rank_notes(ranks) == []
 
 
 def test_what_was_run_what_is_assumed_and_what_is_not_known():
-    ranks = {
-        "mode": "one",
-        "why": "32 ranks, and this machine has 8 devices",
-        "world_size": 32,
-        "run": [0],
-        "alike": {"0": [1, 2, 3, 4, 5, 6, 7]},
-        "not_run": list(range(8, 32)),
-    }
+    ranks = planned(
+        "one",
+        32,
+        [0],
+        why="32 ranks, and this machine has 8 devices",
+        alike={0: [1, 2, 3, 4, 5, 6, 7]},
+        not_run=list(range(8, 32)),
+    )
     assert rank_notes(ranks) == [
         "ranks run: 0 of 32 (32 ranks, and this machine has 8 devices)",
         "ranks not run, assumed alike: 1-7 as rank 0",
@@ -40,15 +48,12 @@ def test_what_was_run_what_is_assumed_and_what_is_not_known():
 
 
 def test_edges():
-    ranks = {
-        "mode": "edges", "why": "--ranks edges", "world_size": 6, "run": [0, 2, 5], "alike": {"0": [1], "2": [3, 4]},
-        "not_run": [],
-    }  # fmt: skip
+    ranks = planned("edges", 6, [0, 2, 5], alike={0: [1], 2: [3, 4]})
     assert rank_notes(ranks)[1:] == ["ranks not run, assumed alike: 1 as rank 0; 3-4 as rank 2"]
 
 
 def report(command: list[str], world_size: int | None) -> Report:
-    ranks = None if world_size is None else {"mode": "one", "world_size": world_size, "run": [0]}
+    ranks = None if world_size is None else planned("one", world_size, [0])
     head = (
         "r",
         "hooks",

@@ -25,6 +25,7 @@ from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.compare.diff import Diff, diff_reports
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.codec import to_json
 
 RELEASES = [
     ("vllm-ascend", "0.7.3", "E1"),
@@ -452,18 +453,18 @@ def test_a_run_does_not_differ_from_itself(name: str) -> None:
 @pytest.mark.parametrize("b", RUNS)
 def test_a_report_read_again_gives_the_same_comparison(a: str, b: str) -> None:
     reports = build_report(recorded(a)), build_report(recorded(b))
-    again = [report_from_json(json.loads(json.dumps(report.to_json()))) for report in reports]
+    again = [report_from_json(json.loads(json.dumps(to_json(report)))) for report in reports]
     diff = diff_reports(*reports)
-    assert diff_reports(*again).to_json() == diff.to_json()
+    assert to_json(diff_reports(*again)) == to_json(diff)
     assert_adds_up(diff)
-    json.dumps(diff.to_json(), allow_nan=False)
+    json.dumps(to_json(diff), allow_nan=False)
 
 
 def test_a_report_of_an_older_release_is_read() -> None:
     """Without the figures, what its terms and items hold still gives the causes."""
     reports = []
     for name in ("skewed_tp2", "graph_tp2"):
-        data = json.loads(json.dumps(build_report(recorded(name)).to_json()))
+        data = json.loads(json.dumps(to_json(build_report(recorded(name)))))
         for rank in data["ranks"]:
             del rank["figures"]
         del data["run"]["versions"], data["run"]["env"]
@@ -476,15 +477,15 @@ def test_a_report_of_an_older_release_is_read() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ([], "list"),
+        ([], "an object is wanted"),
         ({}, "None"),
-        ({"schema": "memprof.report/2"}, "memprof.report/2"),
-        ({"schema": "memprof.report/1"}, "'run' is missing"),
+        ({"schema": "memprof.report/1"}, "memprof.report/1"),
+        ({"schema": "memprof.report/2"}, "'run' is missing"),
         (
-            {"schema": "memprof.report/1", "run": {"status": "ok", "command": []}, "ranks": []},
+            {"schema": "memprof.report/2", "run": {"status": "ok", "command": []}, "ranks": []},
             "missing",
         ),
-        ({"schema": "memprof.report/1", "run": 3, "ranks": []}, "of another kind"),
+        ({"schema": "memprof.report/2", "run": 3, "ranks": []}, "run: an object is wanted, not 3"),
     ],
 )
 def test_what_is_no_report_is_refused(data: Any, words: str) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.support.runs import LOGS, RUNS, report_of
+from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.frames.csv import COLUMNS, render_csv
 from vllm_memprof.logs.to_record import read_log
@@ -38,9 +39,9 @@ def test_pandas_gets_every_row_of_report_json(name: str) -> None:
     wanted = {}
     for rank in data["ranks"]:
         phases = {row["order"]: row for row in rank["phases"]}
-        for memory in rank["device_memory"]:
+        for memory in device_edges(rank):
             at = (rank["label"], memory["order"], memory["edge"])
-            for row in memory["rows"]:
+            for row in memory["owners"]:
                 wanted[("owner", *at, row["component"])] = (row["bytes"], row["how"])
             wanted[("owner", *at, "unaccounted")] = (memory["unaccounted_bytes"], "inferred")
             for row in memory["parts"]:

@@ -94,7 +94,7 @@ def starts(name: str) -> list[tuple[str, Report, dict[str, Any]]]:
         text = "\n".join(lines[int(span[1]) - 1 : int(span[2] or span[1])])
         workers = [process for process in run.processes if process.is_worker]
         for rank, process in zip(report.ranks, workers, strict=True):
-            named = {"device": (rank.oom or {}).get("device"), "label": rank.label}
+            named = {"device": rank.oom and rank.oom.device, "label": rank.label}
             found.append((text, report, {**plan, **process.figures, **named}))
     return found
 

@@ -16,6 +16,7 @@ from vllm_memprof.plans.plan_folder import is_complete, read_row, row_of, write_
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.files import write_reports
 from vllm_memprof.sources import build_run
@@ -126,7 +127,7 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
     assert row.spare_at_profile_peak_bytes is not None
     assert row.spare_at_profile_peak_bytes <= total - worst - rank.kv.planned_bytes
     assert row.spare_bytes == min(row.spare_beside_held_bytes, row.spare_at_profile_peak_bytes)
-    assert PlanRow.from_json(json.loads(json.dumps(row.to_json()))) == row
+    assert from_json(PlanRow, json.loads(json.dumps(to_json(row)))) == row
 
 
 def test_the_concurrency_at_full_length_is_the_engines(made: tuple[Path, PlanRow]) -> None:
@@ -151,7 +152,7 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert replace(found, cached=False) == row
     assert is_complete(target)
     assert read_row(target) == ("k", found)
-    assert build_run(target).to_json() == build_run(run_dir).to_json()
+    assert to_json(build_run(target)) == to_json(build_run(run_dir))
     assert store.take(None, PLAN, tmp_path / "none") is None
 
 

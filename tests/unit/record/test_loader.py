@@ -277,7 +277,7 @@ def test_wrong_types_in_run_json(folder: Path, change: dict[str, Any]) -> None:
 
 def test_fields_missing_from_run_json(folder: Path) -> None:
     (folder / "run.json").write_text('{"schema": "memprof.run/1"}')
-    with pytest.raises(RunRecordError, match="lacks a field"):
+    with pytest.raises(RunRecordError, match="field is missing .*'id' is missing"):
         load_run(folder)
 
 

@@ -68,7 +68,7 @@ def test_the_report_takes_the_reading_at_the_oom_and_else_the_file() -> None:
         run.oom_counters.update(csv)
         oom = build_report(run).ranks[0].oom
         assert oom is not None
-        return oom["components"]
+        return oom.components
 
     assert components(read, 1) == read
     assert components(None, 1) == csv[1]

@@ -1,4 +1,4 @@
-"""The templates of the package: every literal of ``text`` and ``join``, and the words of the page."""
+"""The templates of the package: literals of ``text`` and ``join``, and the words of the page."""
 
 from __future__ import annotations
 

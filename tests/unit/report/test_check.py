@@ -36,7 +36,7 @@ def test_all_reporters_give_the_same_figures(case: tuple[str, str, str | None]) 
     result = check_result(*case)
     data = json.loads(render_result_json(result))
     assert (data["schema"], data["ok"], data["failed"]) == (
-        "memprof.check/1",
+        "memprof.check/2",
         result.ok,
         len(result.failures),
     )

@@ -51,7 +51,7 @@ def texts(diff: Diff) -> dict[str, str]:
 def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
     diff = diff_of(a, b)
     data = json.loads(render_result_json(diff))
-    assert data["schema"] == "memprof.diff/1"
+    assert data["schema"] == "memprof.diff/2"
     for where, text in texts(diff).items():
         if where == "table 60":
             continue  # so narrow that figures are folded
@@ -59,7 +59,10 @@ def test_all_reporters_give_the_same_figures(a: str, b: str) -> None:
         for cause in data["served"]["causes"]:
             for figure in (cause["bytes"], cause["kv_tokens"]):
                 assert not figure or f"{figure:+,}" in flat, (where, cause["title"], figure)
-        for figure in (*data["served"]["kv_cache_bytes"].values(), *data["kv_tokens"].values()):
+        for figure in (
+            *(data["served"][name] for name in ("a_granted", "b_granted", "difference_bytes")),
+            *(data[name] for name in ("a_kv_tokens", "b_kv_tokens", "difference_tokens")),
+        ):
             assert figure is None or f"{figure:,}" in flat or f"{figure:+,}" in flat, (
                 where,
                 figure,

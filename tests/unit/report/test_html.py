@@ -19,6 +19,7 @@ from tests.support.many_ranks import write_many_ranks
 from tests.support.page import Page
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
+from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.report.test_plots import serving
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import Finding
@@ -109,9 +110,9 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             )
         if view["timeline"] is None:
             continue
-        sizes = [[row["bytes"] for row in moment["rows"]] for moment in rank["device_memory"]]
+        sizes = [[row["bytes"] for row in moment["owners"]] for moment in device_edges(rank)]
         known = {size for moment in sizes for size in moment}
-        known |= {moment["unaccounted_bytes"] for moment in rank["device_memory"]}
+        known |= {moment["unaccounted_bytes"] for moment in device_edges(rank)}
         for owner in view["timeline"]["owners"]:
             if not owner["name"].startswith("tensors"):
                 assert set(owner["bytes"]) <= known | {None}

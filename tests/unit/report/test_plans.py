@@ -15,6 +15,7 @@ from scripts.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
 from vllm_memprof.report.curves import curves
 from vllm_memprof.report.html import render_html
@@ -128,8 +129,8 @@ def test_json_obeys_its_schema() -> None:
 
 def test_json_has_the_rows_whole() -> None:
     data = json.loads(render_result_json(SWEEP))
-    assert data["schema"] == "memprof.sweep/1"
-    assert [PlanRow.from_json(row) for row in data["rows"]] == SWEEP.rows
+    assert data["schema"] == "memprof.sweep/2"
+    assert [from_json(PlanRow, row) for row in data["rows"]] == SWEEP.rows
     assert json.loads(render_result_json(FIT))["flag"] == "--tensor-parallel-size 4"
 
 

@@ -20,11 +20,13 @@ from tests.support.many_ranks import write_many_ranks
 from tests.support.page import Page
 from tests.support.render import table
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
+from tests.unit.accounting.builders import device_memory as device_edges
 from tests.unit.accounting.builders import gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.frames.csv import render_csv
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.codec import to_json
 from vllm_memprof.report import (
     render_json,
     render_markdown,
@@ -119,8 +121,8 @@ def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
         ]
         owners = [
             (row["component"], row["bytes"])
-            for memory in rank["device_memory"]
-            for row in memory["rows"]
+            for memory in device_edges(rank)
+            for row in memory["owners"]
         ]
         wanted += [("owner", *owner) for owner in owners]
         for kind, name, size in wanted:
@@ -482,7 +484,7 @@ def test_files_are_whole_private_and_replaced(tmp_path: Path) -> None:
     write_reports(report, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "report.md"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in tmp_path.iterdir())
-    assert json.loads((tmp_path / "report.json").read_text()) == report.to_json()
+    assert json.loads((tmp_path / "report.json").read_text()) == to_json(report)
     assert (tmp_path / "report.md").read_text() == render_markdown(report)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from scripts.write_schemas import schemas
 from tests.golden.update import CHECKS, DIFFS
 from tests.support.many_ranks import write_many_ranks
 from tests.support.runs import LOGS, RUNS, check_result, diff_of, oom_report
@@ -22,9 +23,14 @@ from vllm_memprof.report import render_json
 from vllm_memprof.report.results import render_result_json
 
 
+def test_the_files_are_those_of_the_types() -> None:
+    folder = files("vllm_memprof.report") / "schemas"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == schemas()
+
+
 def schema_of(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(
-        (files("vllm_memprof.report") / "schemas" / f"{name}-1.schema.json").read_text()
+        (files("vllm_memprof.report") / "schemas" / f"{name}-2.schema.json").read_text()
     )
     jsonschema.Draft202012Validator.check_schema(schema)
     return schema
@@ -107,15 +113,15 @@ def test_mistakes_are_refused(report: dict[str, Any]) -> None:
 
     phase = ("ranks", 0, "phases", 0)
     wrong = [
-        edited("schema", value="memprof.report/2"),
-        edited("run", "status", value="fine"),
+        edited("schema", value="memprof.report/1"),
+        edited("run", "outcome", value="fine"),
         edited("ranks", 1, "label"),
         edited(*phase, "after", "allocated_bytes", value=1.5),
         edited(*phase, "after", "allocated_bytes", value="12"),
         edited(*phase, "after", "device_free_bytes", value=-1),
-        edited(*phase, "delta", "reserved_bytes"),
-        edited("ranks", 0, "device_memory", 0, "rows", 0, "how", value="guessed"),
-        edited("ranks", 0, "device_memory", 0, "edge", value="during"),
+        edited(*phase, "delta", "reserved_bytes", value="5"),
+        edited(*phase, "after", "owners", 0, "how", value="guessed"),
+        edited(*phase, "after", "owners", value="none"),
         edited("ranks", 0, "budget", "terms", 0, "bytes", value=True),
         edited("findings", 0, "severity", value="fatal"),
     ]

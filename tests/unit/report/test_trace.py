@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import SECOND, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.errors import UsageError
 from vllm_memprof.logs.to_record import read_log
@@ -142,8 +143,8 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
         for event in of_kind(mine, "C"):
             counters[event["name"]].append(event["args"]["bytes"])
         wanted = defaultdict(list)
-        for memory in rank["device_memory"]:
-            rows = [(row["component"], row["bytes"]) for row in memory["rows"]]
+        for memory in device_edges(rank):
+            rows = [(row["component"], row["bytes"]) for row in memory["owners"]]
             rows += [("unaccounted", memory["unaccounted_bytes"])]
             rows += [
                 (f"{row['part_of']} / {row['component']}", row["bytes"]) for row in memory["parts"]

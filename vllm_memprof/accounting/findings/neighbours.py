@@ -58,18 +58,20 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
 
 
 def _at_the_oom(rank: RankReport) -> Iterator[Found]:
-    oom = rank.oom or {}
-    size, total = oom.get("other_bytes"), oom.get("device_total_bytes")
+    oom = rank.oom
+    if oom is None:
+        return
+    size, total = oom.other_bytes, oom.device_total_bytes
     if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
         return
     evidence = text(
         "total {total:gib} - free {free:gib} - reserved {reserved:gib} = {size:gib} GiB",
         total=total,
-        free=oom["free_bytes"],
-        reserved=oom["reserved_bytes"],
+        free=oom.free_bytes,
+        reserved=oom.reserved_bytes,
         size=size,
     )
-    device = oom["device"]
+    device = oom.device
     yield Found(
         evidence,
         size,

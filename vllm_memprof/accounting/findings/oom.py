@@ -55,24 +55,24 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         return
     oom = rank.oom
     around = [span.phase for span in ancestors(rank.phases, failure)]
-    missing = minus(oom["requested_bytes"], oom["free_bytes"])
+    missing = minus(oom.requested_bytes, oom.free_bytes)
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
     sizes = (
-        (text("{size:gib4} GiB were asked for", size=oom["requested_bytes"]), "requested_bytes"),
-        (text("{size:gib4} GiB free", size=oom["free_bytes"]), "free_bytes"),
-        (text("reserved {size:gib4} GiB", size=oom["reserved_bytes"]), "reserved_bytes"),
-        (text("allocated {size:gib4} GiB", size=oom["allocated_bytes"]), "allocated_bytes"),
+        (text("{size:gib4} GiB were asked for", size=oom.requested_bytes), "requested_bytes"),
+        (text("{size:gib4} GiB free", size=oom.free_bytes), "free_bytes"),
+        (text("reserved {size:gib4} GiB", size=oom.reserved_bytes), "reserved_bytes"),
+        (text("allocated {size:gib4} GiB", size=oom.allocated_bytes), "allocated_bytes"),
         (
-            text("outside this process's allocator {size:gib4} GiB", size=oom["other_bytes"]),
+            text("outside this process's allocator {size:gib4} GiB", size=oom.other_bytes),
             "other_bytes",
         ),
     )
-    evidence = join(", ", [said for said, name in sizes if oom[name] is not None])
+    evidence = join(", ", [said for said, name in sizes if getattr(oom, name) is not None])
     planned = next(
         (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
     )
     if planned is not None:
-        used = minus(oom["device_total_bytes"], oom["free_bytes"])
+        used = minus(oom.device_total_bytes, oom.free_bytes)
         grown = minus(used, minus(planned.device_total_bytes, planned.device_free_bytes))
         if grown:
             since = text("taken since kv_cache_alloc: {size:gib4} GiB", size=grown)
@@ -124,16 +124,18 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
         Set `expandable_segments:True` in the allocator's variable, and leave `max_split_size_mb`
         out: torch_npu refuses both together.
     """
-    oom = context.rank.oom or {}
-    size, wanted = oom.get("fragmentation_bytes"), oom.get("requested_bytes")
+    oom = context.rank.oom
+    if oom is None:
+        return
+    size, wanted = oom.fragmentation_bytes, oom.requested_bytes
     if size is None or size < WARNING_BYTES:
         return
-    reserved, free = oom["reserved_bytes"], oom["free_bytes"]
+    reserved, free = oom.reserved_bytes or 0, oom.free_bytes
     held = reserved - size
     parts = [
         text("reserved {size:gib} GiB", size=reserved),
         text("allocated {size:gib} GiB at its peak", size=held)
-        if oom["allocated_bytes"] is None
+        if oom.allocated_bytes is None
         else text("allocated {size:gib} GiB", size=held),
     ]
     if wanted is not None:

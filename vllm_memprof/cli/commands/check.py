@@ -167,7 +167,7 @@ def _margin(text: str | None) -> Margin:
 def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -> None:
     from vllm_memprof.check.ratchet import propose_budget
 
-    status = report.run.to_json()["status"]
+    status = report.run.outcome
     if status != "ok" and not force:
         hint = "take a run that ended well, or --force"
         what = f"the run has status {status}: its figures are no measure for others"

@@ -26,7 +26,6 @@ from vllm_memprof.compare.causes import (
     Side,
 )
 from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
-from vllm_memprof.compare.phases import PhaseDiff
 from vllm_memprof.report.document import (
     BAD,
     GOOD,
@@ -133,7 +132,11 @@ def diff_document(diff: Diff, width: int) -> Document:
         found += _phase_section(diff, served, width)
         found += _owner_sections(served)
     found += _kv_section(diff)
-    found += _finding_section(diff)
+    only = [Row([name, text("A only")]) for name in diff.a_findings]
+    only += [Row([name, text("B only")]) for name in diff.b_findings]
+    if only:
+        columns = [Column("", right=False)] * 2
+        found.append(Section(text("Findings of one run only"), columns, only))
     return Document("diff", result, head, found, result, whole=text("the JSON"))
 
 
@@ -254,14 +257,19 @@ def _cause_section(
         sizes = format_gib(size, 4), format_bytes(size), format_bytes(tokens)
         return row(title, ["", ""], *sizes, style=TOTAL, mark=mark)
 
+    simulated = diff.a.simulated or diff.b.simulated
     shown = [cause for cause in rank.causes if cause.bytes != 0 or cause.kind == BLOCKS]
     rows = [total(text("KV cache of A"), rank.a_granted, diff.a_kv_tokens, "")]
     for cause in shown:
         why = _why(rank, cause)
+        wide_of_device = simulated and any(map(is_device_wide, cause.names))
+        title = modelled(cause.title, wide_of_device)
+        if cause.kind == UNKNOWN:
+            title = text("unknown: {title}", title=title)
         sizes = (_signed_gib(cause.bytes, 4), _signed(cause.bytes))
         rows.append(
             row(
-                _cause_title(diff, cause),
+                title,
                 [_held(cause, cause.a), _held(cause, cause.b)],
                 *(("", "") if why is _TOKENS_ALONE else sizes),
                 _signed(cause.kv_tokens),
@@ -343,12 +351,6 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
     return [
         text("non-torch memory after profile_run by owner, B - A, bytes: {owners}", owners=told)
     ]
-
-
-def _cause_title(diff: Diff, cause: Cause) -> str:
-    simulated = diff.a.simulated or diff.b.simulated
-    title = modelled(cause.title, simulated and any(map(is_device_wide, cause.names)))
-    return text("unknown: {title}", title=title) if cause.kind == UNKNOWN else title
 
 
 def _held(cause: Cause, side: Side) -> str:
@@ -464,7 +466,8 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
         title = row.path[-1]
         if not row.a_count or not row.b_count:
             title = text("{phase} ({run} only)", phase=title, run="A" if row.a_count else "B")
-        seconds = [_seconds(row)] if wide else []
+        took = ["-" if each is None else f"{each:.1f}" for each in (row.a_seconds, row.b_seconds)]
+        seconds = [" → ".join(took)] if wide else []
         cells = [_after(*row.values(name), wide) for _, name in fields]
         rows.append(Row([title, *seconds, *cells], indent=len(row.path) - 1))
     pair = _pair(rank)
@@ -474,11 +477,6 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
         else text("Phases, GiB after each: B and its difference to A, {labels}", labels=pair)
     )
     return [Section(title, columns, rows)]
-
-
-def _seconds(row: PhaseDiff) -> str:
-    texts = ["-" if value is None else f"{value:.1f}" for value in (row.a_seconds, row.b_seconds)]
-    return " → ".join(texts)
 
 
 def _after(a: int | None, b: int | None, wide: bool) -> str:
@@ -531,13 +529,6 @@ def _kv_section(diff: Diff) -> list[Section]:
         rows.append(Row([KV_TITLES[row.name], *cells, change], style=style))
     columns = [Column("", right=False), Column("A"), Column("B"), Column(text("B - A"))]
     return [Section(text("KV cache"), columns, rows)] if rows else []
-
-
-def _finding_section(diff: Diff) -> list[Section]:
-    rows = [Row([name, text("A only")]) for name in diff.a_findings]
-    rows += [Row([name, text("B only")]) for name in diff.b_findings]
-    columns = [Column("", right=False)] * 2
-    return [Section(text("Findings of one run only"), columns, rows)] if rows else []
 
 
 def _level(value: int | float | None) -> str:

@@ -62,7 +62,7 @@ def verdict(report: Report) -> Text:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
     budget = least.budget
-    not_run = (report.run.ranks or {}).get("not_run") or []
+    not_run = report.run.ranks.not_run if report.run.ranks else []
     size = text("KV cache {size:gib} GiB", size=budget.engine_kv_cache_bytes)
     granted = size
     if least.kv.tokens is not None:
@@ -101,9 +101,10 @@ def verdict(report: Report) -> Text:
 
 
 def _out_of_memory(report: Report) -> Text:
-    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None) or {}
+    oom = next((rank.oom for rank in report.ranks if rank.oom is not None), None)
     reserved, total, idle = (
-        oom.get(f"{name}_bytes") for name in ("reserved", "device_total", "fragmentation")
+        getattr(oom, f"{name}_bytes", None)
+        for name in ("reserved", "device_total", "fragmentation")
     )
     if reserved is None or total is None:
         return text("out of memory")

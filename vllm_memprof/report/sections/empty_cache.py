@@ -170,7 +170,7 @@ def _experiments(report: Report) -> list[Section]:
     def sizes(rank: RankReport) -> Hashable:
         return repr(
             [
-                (call["at"], call["freed_bytes"], call["kept_bytes"], call["kept_until"])
+                (call.at, call.freed_bytes, call.kept_bytes, call.kept_until)
                 for call in own[rank.label]
             ]
         )
@@ -178,12 +178,12 @@ def _experiments(report: Report) -> list[Section]:
     rows = []
     for members in group_ranks(ranks, sizes):
         for i, call in enumerate(own[members[0].label]):
-            slowest = max((own[rank.label][i]["seconds"] or 0.0 for rank in members), default=0.0)
-            freed, kept = (format_gib(call[name], 4) for name in ("freed_bytes", "kept_bytes"))
-            until = str(call["kept_until"] or "-")
-            cells = [str(call["at"]), labels_of(members), f"{slowest * 1000:.2f}"]
+            slowest = max((own[rank.label][i].seconds or 0.0 for rank in members), default=0.0)
+            freed, kept = (format_gib(size, 4) for size in (call.freed_bytes, call.kept_bytes))
+            until = str(call.kept_until or "-")
+            cells = [str(call.at), labels_of(members), f"{slowest * 1000:.2f}"]
             rows.append(Row([*cells, freed, kept, until]))
-    reached = {call["at"] for rank in ranks for call in own[rank.label]}
+    reached = {call.at for rank in ranks for call in own[rank.label]}
     missed = [phase for phase in report.run.empty_cache_at if phase not in reached]
     notes: list[str] = [
         text("the experiment changed this run: its figures are not those of the engine alone")
@@ -279,7 +279,7 @@ def _releasable(summary: ReclaimSummary) -> str:
             text("operator workspace: {size:gib4} GiB", size=summary.left_npu_workspace_bytes)
         )
     measured = next(
-        (call["freed_bytes"] for call in summary.own if call["at"] == summary.left_after), None
+        (call.freed_bytes for call in summary.own if call.at == summary.left_after), None
     )
     if measured is not None:
         parts.append(

@@ -12,9 +12,9 @@ from vllm_memprof.units import format_bytes, format_gib
 def oom_sections(report: Report) -> list[Section]:
     """Return the counters of each rank that ran out of memory, as far as they were recorded."""
     counters = {
-        rank.label: rank.oom["components"]
+        rank.label: rank.oom.components
         for rank in report.ranks
-        if rank.oom is not None and rank.oom.get("components")
+        if rank.oom is not None and rank.oom.components
     }
     ranks = [rank for rank in report.ranks if rank.label in counters]
     columns = [

@@ -104,9 +104,13 @@ def phase_section(report: Report, wide: bool) -> Section:
         title = text("Phases, GiB before → after")
         columns.insert(1, Column(text("Rank"), right=False))
         plain = [
-            replace(row, cells=[row.cells[0], _short(ranks), *_tight(row, wide)])
-            for ranks, row in rows
+            replace(row, cells=[row.cells[0], _short(ranks), *row.cells[1:]]) for ranks, row in rows
         ]
+        if not wide:  # a column for the ranks leaves no room for blanks
+            plain = [
+                replace(row, cells=[cell.replace(" → ", "→") for cell in row.cells])
+                for row in plain
+            ]
     else:
         title = text("Phases, GiB before → after")
         if len(report.ranks) == 1:
@@ -174,11 +178,6 @@ def _short(labels: str) -> str:
     return (
         labels if len(parts) <= _LISTED_RANKS else f"{', '.join(parts[: _LISTED_RANKS - 1])}, ..."
     )
-
-
-def _tight(row: Row, wide: bool) -> list[str]:
-    """Return a row's cells, without blanks where a column for the ranks leaves no room for them."""
-    return row.cells[1:] if wide else [cell.replace(" → ", "→") for cell in row.cells[1:]]
 
 
 def _phase_notes(report: Report) -> list[str]:

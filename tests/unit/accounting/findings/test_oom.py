@@ -123,10 +123,10 @@ def test_a_recorded_failure_while_graphs_were_captured() -> None:
     assert report.run.status == "oom"
     assert rank.budget.residual_bytes == 0
     assert found.title == "The device ran out of memory in graph_capture"
-    assert found.bytes == rank.oom["requested_bytes"] - rank.oom["free_bytes"] > 0
+    assert found.bytes == rank.oom.requested_bytes - rank.oom.free_bytes > 0
     assert (
         f"--kv-cache-memory-bytes below {rank.budget.engine_kv_cache_bytes - found.bytes}"
         in found.action
     )
-    used = rank.oom["device_total_bytes"] - rank.oom["free_bytes"]
-    assert used == rank.oom["reserved_bytes"] + rank.oom["other_bytes"]
+    used = rank.oom.device_total_bytes - rank.oom.free_bytes
+    assert used == rank.oom.reserved_bytes + rank.oom.other_bytes
