@@ -15,47 +15,47 @@ _SIZE = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
 def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
-    """Bytes as GiB text without the unit, ``-`` where the figure is unknown."""
+    """Return bytes as GiB text without the unit, ``-`` where the figure is unknown."""
     if size_bytes is None:
         return "-"
     return f"{size_bytes / GIB:,.{digits}f}"
 
 
 def format_mib(size_bytes: int | None, digits: int = 1) -> str:
-    """Signed bytes as MiB text without the unit: ``+400.0``; empty for 0, ``?`` where the figure is unknown."""
+    """Return signed bytes as MiB text without the unit: ``+400.0``; empty for 0, ``?`` if unknown."""
     if size_bytes is None:
         return "?"
     return f"{size_bytes / MIB:+,.{digits}f}" if size_bytes else ""
 
 
 def format_bytes(size_bytes: int | None) -> str:
-    """Exact bytes with thousands separators, ``-`` where the figure is unknown."""
+    """Return exact bytes with thousands separators, ``-`` where the figure is unknown."""
     if size_bytes is None:
         return "-"
     return f"{size_bytes:,}"
 
 
 def parse_size(text: str) -> int:
-    """``"43.5GiB"``, ``"512MiB"``, ``"4096"`` to bytes.
+    """Return the bytes of ``"43.5GiB"``, ``"512MiB"``, ``"4096"``.
 
     Raises:
-        ValueError: not a size; decimal units (GB, MB) are refused because engines write GB and mean GiB.
+        ValueError: not a size; decimal units (GB, MB) are refused because engines write GB and
+            mean GiB.
     """
     match = _SIZE.match(text)
     if match is None or match.group(2).lower() not in _SUFFIX:
         raise ValueError(f"not a size: {text!r} (write bytes, or KiB, MiB, GiB)")
-    return round(
-        float(match.group(1).replace(",", "").replace("_", "")) * _SUFFIX[match.group(2).lower()]
-    )
+    number = float(match.group(1).replace(",", "").replace("_", ""))
+    return round(number * _SUFFIX[match.group(2).lower()])
 
 
 def minus(left: int | None, right: int | None) -> int | None:
-    """``left - right``; None where either is unknown."""
+    """Return ``left - right``; None where either is unknown."""
     return None if left is None or right is None else left - right
 
 
 def sum_or_none(sizes: Iterable[int | None]) -> int | None:
-    """The sum of sizes, None where one of them is unknown; 0 of none."""
+    """Return the sum of sizes, None where one of them is unknown; 0 of none."""
     known = list(sizes)
     return None if None in known else sum(size for size in known if size is not None)
 

@@ -29,8 +29,18 @@ _REQUESTS = ("requests", "req_states.req_id_to_index", "input_batch.req_id_to_in
 def enter(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("empty_cache") or not recorder.probe.is_ready():
         return
-    detail, workspace = _describe(recorder), workspace_wanted(recorder)
-    opened = recorder.begin("empty_cache", call.hook.id, detail, workspace)
+    thread, requests = threading.current_thread().name, running_requests(recorder)
+    own, caller = recorder.notes.own_empty_cache or (None, None)
+    detail: dict[str, object]
+    if caller == threading.get_ident():
+        detail = {"site": f"--empty-cache-at {own}", "thread": thread, "by": "memprof", "at": own,
+                  "requests": requests, "in_step": False}  # fmt: skip
+    else:
+        frame = sys._getframe(1)
+        site, function = find_site(frame)
+        detail = {"site": site, "function": function, "thread": thread, "chain": call_chain(frame),
+                  "requests": requests, "in_step": in_step(frame)}  # fmt: skip
+    opened = recorder.begin("empty_cache", call.hook.id, detail, workspace_wanted(recorder))
     call.token = opened, time.perf_counter_ns()
 
 
@@ -95,21 +105,3 @@ def call_after(recorder: Recorder, phase: str) -> None:
         device.empty_cache()
     finally:
         recorder.notes.own_empty_cache = None
-
-
-def _describe(recorder: Recorder) -> dict[str, object]:
-    frame = sys._getframe(2)
-    thread = threading.current_thread().name
-    own, caller = recorder.notes.own_empty_cache or (None, None)
-    if caller == threading.get_ident():
-        return {"site": f"--empty-cache-at {own}", "thread": thread, "by": "memprof", "at": own,
-                "requests": running_requests(recorder), "in_step": False}  # fmt: skip
-    site, function = find_site(frame)
-    return {
-        "site": site,
-        "function": function,
-        "thread": thread,
-        "chain": call_chain(frame),
-        "requests": running_requests(recorder),
-        "in_step": in_step(frame),
-    }

@@ -108,18 +108,25 @@ def describe_group(group: Any) -> list[Group]:
         key = (type(spec).__name__, int(spec.block_size), int(spec.page_size_bytes), dtype)
         counted[key] = counted.get(key, 0) + 1
         layouts.setdefault(key, layout(spec))
-    return [
-        {
-            "type": type_name,
-            "layers": layers,
-            "block_size": block_size,
-            "page_size_bytes": page_size,
-            "bytes_per_token": _per_token(type_name, layers * page_size, block_size),
-            "dtype": dtype,
-            "layout": layouts[type_name, block_size, page_size, dtype],
-        }
-        for (type_name, block_size, page_size, dtype), layers in counted.items()
-    ]
+    rows: list[Group] = []
+    for key, layers in counted.items():
+        type_name, block_size, page_size, dtype = key
+        per_token: int | float | None = None
+        if "Mamba" not in type_name and block_size > 0:
+            whole, rest = divmod(layers * page_size, block_size)
+            per_token = layers * page_size / block_size if rest else whole
+        rows.append(
+            {
+                "type": type_name,
+                "layers": layers,
+                "block_size": block_size,
+                "page_size_bytes": page_size,
+                "bytes_per_token": per_token,
+                "dtype": dtype,
+                "layout": layouts[key],
+            }
+        )
+    return rows
 
 
 #: Attributes of the engine's specs that a page and the blocks of a request are made of.
@@ -178,10 +185,3 @@ def max_concurrency(vllm_config: Any, config: Any) -> float | None:
     if compute is None or not config.kv_cache_groups:
         return None
     return float(compute(vllm_config, config))
-
-
-def _per_token(type_name: str, bytes_per_block: int, block_size: int) -> int | float | None:
-    if "Mamba" in type_name or block_size <= 0:
-        return None
-    whole, rest = divmod(bytes_per_block, block_size)
-    return bytes_per_block / block_size if rest else whole

@@ -9,6 +9,7 @@ reason. ``MEMPROF_DCMI=0`` keeps the library out of the engine's processes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from typing import Any
@@ -52,7 +53,11 @@ class Neighbours:
         )
         if status != 0:
             return None, None, self._give_up(f"dcmi_get_device_resource_info returned {status}")
-        own_pid, own = _own_pid(), None
+        # this process's number on the host where the runtime tells it, else its pid
+        host_pid: Any = getattr(loaded_library(), "aclrtDeviceGetBareTgid", None)
+        told = ctypes.c_int32()
+        known = host_pid is not None and host_pid(ctypes.byref(told)) == 0
+        own_pid, own = told.value if known else os.getpid(), None
         others: dict[str, int] = {}
         for row in self._rows[: min(count.value, _CAPACITY)]:
             if row.pid == own_pid:
@@ -60,12 +65,8 @@ class Neighbours:
             else:
                 others[str(row.pid)] = int(row.bytes)
         if own is None:
-            return (
-                None,
-                None,
-                f"the driver does not list process {own_pid}: "
-                "it may have another number on the host",
-            )
+            reason = f"the driver does not list process {own_pid}: "
+            return None, None, reason + "it may have another number on the host"
         return own, others, None
 
     def _ready(self) -> ctypes.CDLL | None:
@@ -105,27 +106,18 @@ class Neighbours:
 
 def _load() -> ctypes.CDLL | None:
     for name in _LIBRARIES:
-        try:
+        with contextlib.suppress(OSError):
             library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        if hasattr(library, "dcmi_get_device_resource_info"):
-            return library
+            if hasattr(library, "dcmi_get_device_resource_info"):
+                return library
     return None
 
 
 def _logic_id(device: int) -> int:
-    """The driver's number of a device, after ``ASCEND_RT_VISIBLE_DEVICES``."""
+    """Return the driver's number of a device, after ``ASCEND_RT_VISIBLE_DEVICES``."""
     function: Any = getattr(loaded_library(), "aclrtGetLogicDevIdByUserDevId", None)
     logic = ctypes.c_int32()
     if function is not None and function(ctypes.c_int32(device), ctypes.byref(logic)) == 0:
         return logic.value
     visible = [part.strip() for part in os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")]
     return int(visible[device]) if device < len(visible) and visible[device].isdigit() else device
-
-
-def _own_pid() -> int:
-    """Return this process's number on the host where the runtime tells it, else its pid."""
-    function: Any = getattr(loaded_library(), "aclrtDeviceGetBareTgid", None)
-    pid = ctypes.c_int32()
-    return pid.value if function is not None and function(ctypes.byref(pid)) == 0 else os.getpid()

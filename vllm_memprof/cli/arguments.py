@@ -71,24 +71,20 @@ def split_arguments(args: list[str], options: Iterable[OwnOption]) -> SplitArgum
             else:
                 own.append(_normalise(name))
         else:
+            if not equals:
+                if not rest or (rest[0].startswith("-") and rest[0] != "-"):
+                    found = f", got the option {rest[0]!r}" if rest else ""
+                    hint = f"for a value that begins with '-' write {name}=VALUE"
+                    raise UsageError(f"{name} needs a value{found}", hint=hint)
+                value = rest.pop(0)
             joint = "=" if name.startswith("--") else ""  # -o=DIR would be a folder named =DIR
-            own.append(f"{_normalise(name)}{joint}{value if equals else _take_value(name, rest)}")
+            own.append(f"{_normalise(name)}{joint}{value}")
     model, engine = _take_model(engine)
     return SplitArguments(own, model, engine)
 
 
 def _normalise(name: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else name
-
-
-def _take_value(name: str, rest: list[str]) -> str:
-    if not rest or (rest[0].startswith("-") and rest[0] != "-"):
-        found = f", got the option {rest[0]!r}" if rest else ""
-        raise UsageError(
-            f"{name} needs a value{found}",
-            hint=f"for a value that begins with '-' write {name}=VALUE",
-        )
-    return rest.pop(0)
 
 
 def _take_model(engine: list[str]) -> tuple[str | None, list[str]]:
@@ -116,12 +112,9 @@ class EngineCommand(TyperCommand):
         ctx.meta[ENGINE_ARGS] = split.engine
         wants_help = any(name in split.own for name in ctx.help_option_names)
         if split.model is None and not wants_help:
-            raise UsageError("MODEL is missing", hint=_model_hint(ctx.command_path, args))
+            hint = f"{ctx.command_path} MODEL [options of memprof and of vLLM in any order]"
+            if "-q" in args:
+                hint = "`-q VALUE` is vLLM's --quantization; write --quiet, or put -q after MODEL"
+            raise UsageError("MODEL is missing", hint=hint)
         tail = [] if split.model is None else ["--", split.model]
         return super().parse_args(ctx, [*split.own, *tail])
-
-
-def _model_hint(command: str, args: list[str]) -> str:
-    if "-q" in args:
-        return "`-q VALUE` is vLLM's --quantization; write --quiet, or put -q after MODEL"
-    return f"{command} MODEL [options of memprof and of vLLM in any order]"

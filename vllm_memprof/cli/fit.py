@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ import typer
 
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli.show import check_format
-from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ NoCache = Annotated[
 ]
 
 FORMATS = ("table", "markdown", "json")
-#: Exit status: no value tried holds what is wanted.
+#: Exit status: no value tried meets every condition.
 NO_ANSWER = 1
 #: Exit status: an answer, and values that do not stand in order.
 NOT_IN_ORDER = 4
@@ -92,12 +90,13 @@ def fit(
     Raises:
         MemprofError: a wrong argument, or a search that cannot be begun.
     """
+    from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.fit import FitJob, run_fit
     from vllm_memprof.plans.knobs import find_knob, parse_range, parse_step
     from vllm_memprof.plans.pool import Interrupted, run_here
     from vllm_memprof.plans.store import Store, model_config
+    from vllm_memprof.plans.sweep import PLANS_DIR
     from vllm_memprof.plans.wants import lengths, parse_wants
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.results import render_result_json
 
     check_format(format_name, lang=lang, formats=FORMATS)
@@ -106,7 +105,7 @@ def fit(
     low_high, each = parse_range(between), parse_step(step)
     check_setup(plan)
     space = knob.space(model_config(plan.model, plan.engine_args), *low_high, each)
-    folder = fresh_folder(folder, f"{plan.model.rstrip('/').rsplit('/', 1)[-1]}-fit-{knob.name}")
+    folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-fit-{knob.name}", PLANS_DIR)
     job = FitJob(
         replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,
         redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
@@ -125,7 +124,7 @@ def fit(
     best = found.best
     where = folder if best is None or best.row.run is None else folder / best.row.run
     what = "the plans are" if best is None else "the plan of the answer is"
-    print(f"memprof: {what} in {shared.short(where)}", file=sys.stderr)
+    print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
     if found.answer is None:
         return NO_ANSWER
     return 0 if found.ordered else NOT_IN_ORDER
@@ -154,46 +153,7 @@ def check_setup(plan: Plan) -> None:
     from vllm_memprof.sim.runtime import prepare_runtime
 
     device = parse_device(plan.own.get("device", "auto"))
-    if device.simulated:
-        assert device.profile is not None
+    if device.profile is not None:
         prepare_runtime(device.profile, plan.own.get("stack"))
     else:
-        if "stack" in plan.own:
-            raise UsageError(
-                "--stack names a simulated stack",
-                hint="add --device sim:910b, or leave --stack out",
-            )
-        require_device(device)
-
-
-def fresh_folder(given: Path | None, name: str) -> Path:
-    """Make the folder of a search; a folder that was given must be empty.
-
-    Raises:
-        UsageError: it holds something.
-        LaunchError: it cannot be made.
-    """
-    from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
-
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")
-    base = (
-        DEFAULT_PARENT / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-        if given is None
-        else given.expanduser()
-    )
-    try:
-        for number in range(1, 1000):
-            path = base if number == 1 else base.with_name(f"{base.name}-{number}")
-            path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
-            if not any(path.iterdir()):
-                (path / "plans").mkdir(mode=DIR_MODE)
-                return path.absolute()
-            if given is not None:
-                raise UsageError(
-                    f"run folder {path} is not empty",
-                    hint="give a new folder, or leave --run-dir out",
-                )
-    except OSError as error:
-        hint = "give a folder that you can write to with --run-dir DIR"
-        raise LaunchError(f"cannot make the folder {base}: {error.strerror}", hint=hint) from error
-    raise LaunchError(f"no free name for a folder next to {base}")
+        require_device(device, plan.own.get("stack"))

@@ -1,4 +1,4 @@
-"""What ``plan --fit`` and ``sweep`` share: progress, where plans run, how the result is written."""
+"""Shared by ``plan --fit`` and ``sweep``: progress, and how the result is printed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_memprof.cli.show import draw, write_out
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
@@ -84,9 +83,7 @@ class LiveProgress(PlainProgress):
     def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
         text = "; ".join(f"{task.plan.title} {seconds:.0f} s" for task, seconds in tasks)
         room = max(10, self._console.width - 55)
-        self._bar.update(
-            self._task, description=text if len(text) <= room else text[: room - 1] + "…"
-        )
+        self._bar.update(self._task, description=one_line(text, room))
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         super().finished(place, row, how)
@@ -99,14 +96,18 @@ class LiveProgress(PlainProgress):
         self._bar.console.print(f"memprof: {text}", soft_wrap=True, markup=False)
 
 
+def can_repaint() -> bool:
+    """Return True where stderr is a terminal whose lines can be repainted."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
 def progress(total: int | None, quiet: bool) -> PlainProgress:
-    """A live one on a terminal, plain lines elsewhere."""
-    can_repaint = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    return LiveProgress(total) if can_repaint and not quiet else PlainProgress(total)
+    """Return a live display on a terminal, plain lines elsewhere."""
+    return LiveProgress(total) if can_repaint() and not quiet else PlainProgress(total)
 
 
 def describe(row: PlanRow, how: str) -> str:
-    """A plan in one line."""
+    """Return a plan in one line."""
     title = " ".join(f"{name}={value}" for name, value in row.values.items())
     if row.ok:
         text = f"KV cache {format_gib(row.kv_cache_bytes)} GiB, {format_bytes(row.tokens)} tokens"
@@ -124,11 +125,3 @@ def print_plans(found: Sweep | Fit, format_name: str, lang: str) -> None:
         write_out(render_result_json(found), None)
     else:
         write_out(draw(found, format_name, lang=lang), None)
-
-
-def short(path: Path) -> str:
-    """A path as seen from here."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

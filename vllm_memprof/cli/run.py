@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
+from vllm_memprof.cli.plans import can_repaint
 from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.files import from_here
 from vllm_memprof.sources import build_run
 
 if TYPE_CHECKING:
     from vllm_memprof.launch.request import LaunchRequest
-    from vllm_memprof.launch.run import Job, Outcome, View
+    from vllm_memprof.launch.run import Job, Outcome
     from vllm_memprof.record.schema import RunInfo
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -119,21 +120,10 @@ def request(
     )
 
 
-def _make_view(request: LaunchRequest, job: Job) -> View:
-    """A live table on a terminal; plain lines for pipes, logs and ``--quiet``."""
-    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
-
-    title = f"memprof {request.mode} {request.model}"
-    show_output = request.mode == "serve" and not request.quiet
-    now_ns = time.monotonic_ns()
-    can_repaint = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    if can_repaint and not request.quiet:
-        return GuardedView(LiveView(title, now_ns, show_output))
-    return GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
-
-
 def run(request: LaunchRequest, format_name: str, lang: str) -> int:
     """Run the engine and print the report.
+
+    Progress is a live table on a terminal; plain lines in pipes, in logs and with ``--quiet``.
 
     Returns:
         The exit status: the engine's own, or 1 when it had none to give.
@@ -141,13 +131,19 @@ def run(request: LaunchRequest, format_name: str, lang: str) -> int:
     Raises:
         MemprofError: the engine could not be started.
     """
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
     from vllm_memprof.launch.prepare import prepare_job
     from vllm_memprof.launch.run import run_engine
 
     check_format(format_name, printed=True, lang=lang)
     job = prepare_job(request)
-    view = _make_view(request, job)
-
+    title = f"memprof {request.mode} {request.model}"
+    show_output = request.mode == "serve" and not request.quiet
+    now_ns = time.monotonic_ns()
+    if can_repaint() and not request.quiet:
+        view = GuardedView(LiveView(title, now_ns, show_output))
+    else:
+        view = GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
     printed = False
 
     def report_at_readiness(info: RunInfo) -> None:
@@ -201,14 +197,7 @@ def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> Non
     console.print(
         Text.assemble(
             ("memprof: ", "bold"),
-            f"run recorded in {_short(job.run_dir)}: report.md, report.json, engine.log",
+            f"run recorded in {from_here(job.run_dir)}: report.md, report.json, engine.log",
         ),
         soft_wrap=True,
     )
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

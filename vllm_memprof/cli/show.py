@@ -143,7 +143,7 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
         sys.stdout.writelines([text] if isinstance(text, str) else text)
         sys.stdout.flush()
         return
-    from vllm_memprof.report.files import write_atomically
+    from vllm_memprof.files import write_atomically
 
     if output.is_dir():
         raise UsageError(f"-o {output} is a folder", hint="give the name of a file")

@@ -54,11 +54,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     environ = os.environ if environ is None else environ
     if request.device.simulated:
         target = _simulated_target(request)
-    elif request.stack is not None:
-        hint = "add --device sim:910b, or leave --stack out"
-        raise UsageError("--stack names a simulated stack", hint=hint)
     else:
-        require_device(request.device)
+        require_device(request.device, request.stack)
         target = _Target(find_python(request.python), request.model)
     env_extra = dict(target.env)
     if request.empty_cache_at:
@@ -104,13 +101,19 @@ def _simulated_target(request: LaunchRequest) -> _Target:
 
 
 def require_device(
-    device: DeviceChoice, files: Mapping[str, tuple[str, ...]] = DEVICE_FILES
+    device: DeviceChoice,
+    stack: str | None = None,
+    files: Mapping[str, tuple[str, ...]] = DEVICE_FILES,
 ) -> None:
-    """Refuse a device that is not there, before the engine's slow start.
+    """Refuse a real device that is not there, before the engine's slow start.
 
     Raises:
+        UsageError: a stack is named, which only simulated devices have.
         LaunchError: none of the files that belong to this kind of device exists.
     """
+    if stack is not None:
+        hint = "add --device sim:910b, or leave --stack out"
+        raise UsageError("--stack names a simulated stack", hint=hint)
     wanted = files.get(device.kind, ())
     if wanted and not any(os.path.exists(path) for path in wanted):
         raise LaunchError(

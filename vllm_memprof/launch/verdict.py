@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
+from vllm_memprof.units import one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
 #: losing a worker.
@@ -21,6 +22,8 @@ _AT_ONCE_NS = 300_000_000
 #: late in noticing it.
 _SHUTDOWN_NS = 2_000_000_000
 
+#: Characters of an error's text in a reason.
+_MOST = 400
 _OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
@@ -172,13 +175,13 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if culprit.signal is None and line and not _GENERIC.search(line):
-            reason += f": {shorten(line)}"
+            reason += f": {one_line(line, _MOST)}"
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
         oom = bool(_OOM.search(message)) or progress.oom_message is not None
         what = "ran out of device memory" if oom else "failed"
-        return f"{name} {what} in {phase}: {shorten(message)}", oom
+        return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
     if seen.hung or seen.failed_before:
         what = "the engine failed"
     elif seen.engine_code is not None and seen.engine_code < 0:
@@ -190,7 +193,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     ]
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
-    return what + at + (f": {shorten(tail)}" if tail else ""), oom
+    return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
 
 
 def find_error_line(lines: list[str]) -> str | None:
@@ -198,9 +201,3 @@ def find_error_line(lines: list[str]) -> str | None:
     telling = [line for line in lines if not _GENERIC.search(line)]
     chosen = (telling or lines)[-1:]
     return _LOG_PREFIX.sub("", chosen[0]) if chosen else None
-
-
-def shorten(text: str, limit: int = 400) -> str:
-    """Return a text as one line of at most so many characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -19,15 +19,13 @@ from vllm_memprof.plans.wants import Want, misses
 #: Said below every answer of a bisection.
 ASSUMED = "values between those tried are taken to follow their neighbours"
 UNORDERED = (
-    "not in order: a value holds beyond one that does not, so a value that was not tried may be "
-    "better; "
-    "memprof sweep tries all of them"
+    "not in order: a value passes beyond one that does not, so a value that was not tried may be "
+    "better; memprof sweep tries all of them"
 )
 AFTER_THE_PLAN = (
     "headroom: device total less the KV cache and the most that all else held in the plan; what "
-    "comes after the plan "
-    "(captured graphs, pools that are first used in the warm-up) is not in it: ask for it with "
-    "--headroom"
+    "comes after the plan (captured graphs, pools that are first used in the warm-up) is not in "
+    "it: ask for it with --headroom"
 )
 
 
@@ -101,20 +99,16 @@ def _row(job: FitJob, value: str, number: int, pool: Pool, progress: Progress) -
 def _notes(job: FitJob, found: Found) -> list[str]:
     notes = []
     if found.answer is None:
-        notes.append(
-            "no value tried holds what is wanted" + ("" if job.knob.each else f"; {ASSUMED}")
-        )
+        none = "no value tried passes every --want"
+        notes.append(none if job.knob.each else f"{none}; {ASSUMED}")
     elif found.answer == job.space.values[-1] and job.knob.goal == "largest":
         notes.append(f"{found.answer} is the end of the range: --between LOW:HIGH looks beyond it")
     elif job.knob.each:
         notes.append("every smaller number that the heads allow was tried")
     else:
         after = job.space.values[job.space.values.index(found.answer) + 1]
-        notes.append(
-            f"the next value, {after}, does not hold; {ASSUMED}"
-            if after in found.tried
-            else ASSUMED
-        )
+        failed = f"the next value, {after}, does not pass; " if after in found.tried else ""
+        notes.append(failed + ASSUMED)
     if not found.ordered:
         notes.append(UNORDERED)
     return [*notes, AFTER_THE_PLAN]

@@ -122,10 +122,8 @@ def _devices(
     config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
 ) -> Space:
     if step is not None:
-        raise UsageError(
-            "--step means nothing with --fit devices",
-            hint="the sizes are those that the heads allow",
-        )
+        hint = "the sizes are those that the heads allow"
+        raise UsageError("--step means nothing with --fit devices", hint=hint)
     least, most = int(low or 1), int(high or MOST_DEVICES)
     sizes = [str(size) for size in tensor_parallel_sizes(config, most) if size >= least]
     if not sizes:
@@ -194,9 +192,9 @@ def find_knob(name: str) -> FitKnob:
     Raises:
         UsageError: there is none.
     """
-    wanted = name.strip().lower().replace("_", "-").removeprefix("--")
-    wanted = {"tensor-parallel-size": "devices", "tp": "devices"}.get(wanted, wanted)
-    found = next((knob for knob in KNOBS if knob.name == wanted), None)
+    asked = name.strip().lower().replace("_", "-").removeprefix("--")
+    asked = {"tensor-parallel-size": "devices", "tp": "devices"}.get(asked, asked)
+    found = next((knob for knob in KNOBS if knob.name == asked), None)
     if found is None:
         raise UsageError(
             f"--fit {name!r} is not known", hint=", ".join(knob.name for knob in KNOBS)

@@ -14,12 +14,13 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.plans.pool import Interrupted, Task, Watcher, caught_signals
+from vllm_memprof.launch.signals import catch_signals
+from vllm_memprof.plans.pool import Interrupted, Task, Watcher
 from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
@@ -69,8 +70,29 @@ def run_on_ray(
     import ray
 
     started = _connect(ray, address, jobs)
+    signals: list[int] = []
+    waiting, under_way = list(tasks), dict[Any, tuple[Task, float]]()
+    env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
     try:
-        yield from _run(ray, tasks, watcher, jobs)
+        make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
+        most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        with catch_signals(signals.append):
+            while waiting or under_way:
+                while waiting and len(under_way) < most and not signals:
+                    task = waiting.pop(0)
+                    under_way[make.remote(task.plan, __version__, env)] = (task, time.monotonic())
+                    watcher.started(task)
+                now = time.monotonic()
+                watcher.running([(task, now - since) for task, since in under_way.values()])
+                done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
+                if signals:
+                    count = f"{len(under_way)} plan{'s' if len(under_way) > 1 else ''}"
+                    watcher.ending(f"ending {count} on Ray")
+                    _cancel(ray, list(under_way), signals)
+                    raise Interrupted(signals[0])
+                for reference in done:
+                    task, _ = under_way.pop(reference)
+                    yield task, _collect(ray, reference, task)
     finally:
         if started:
             ray.shutdown()
@@ -94,34 +116,6 @@ def _connect(ray: Any, address: str, jobs: int | None) -> bool:
     return True
 
 
-def _run(
-    ray: Any, tasks: Sequence[Task], watcher: Watcher, jobs: int | None
-) -> Iterator[tuple[Task, PlanRow]]:
-    make = ray.remote(num_cpus=1, max_retries=0)(make_plan)
-    most = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
-    env = {name: value for name, value in memory_env(os.environ).items() if name not in PLACES}
-    waiting, under_way = list(tasks), dict[Any, tuple[Task, float]]()
-    with caught_signals() as signals:
-        while waiting or under_way:
-            while waiting and len(under_way) < most and not signals:
-                task = waiting.pop(0)
-                under_way[make.remote(task.plan, __version__, env)] = (task, time.monotonic())
-                watcher.started(task)
-            watcher.running(
-                [(task, time.monotonic() - since) for task, since in under_way.values()]
-            )
-            done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
-            if signals:
-                watcher.ending(
-                    f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''} on Ray"
-                )
-                _cancel(ray, list(under_way), signals)
-                raise Interrupted(signals[0])
-            for reference in done:
-                task, _ = under_way.pop(reference)
-                yield task, _collect(ray, reference, task)
-
-
 def _cancel(ray: Any, references: list[Any], signals: list[int]) -> None:
     """Interrupt the tasks, which ends their plans; after a while, or a second Ctrl-C, by force."""
     for reference in references:
@@ -142,14 +136,8 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
         files, row = ray.get(reference)
     except Exception as error:  # the worker died, or the node: Ray gives the reason
         text = str(error).strip() or type(error).__name__
-        reason = one_line(text.splitlines()[-1])
-        return PlanRow(
-            dict(task.plan.values),
-            "failed",
-            f"Ray: {reason}",
-            devices=task.plan.devices,
-            final=False,
-        )
+        reason, values = f"Ray: {one_line(text.splitlines()[-1])}", dict(task.plan.values)
+        return PlanRow(values, "failed", reason, devices=task.plan.devices, final=False)
     for name, content in files.items():
         path = task.run_dir / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,7 +148,7 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
 
 def make_plan(
     plan: Plan, version: str, env: dict[str, str]
-) -> tuple[dict[str, bytes], dict[str, Any]]:
+) -> tuple[dict[str, bytes], Mapping[str, object]]:
     """Make a plan on a node; return the files of the run folder, and the row as JSON.
 
     Args:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json, to_json
@@ -79,7 +80,7 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     content = {"key": key, "row": to_json(row)}
-    write_private(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
+    write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
@@ -96,23 +97,6 @@ def is_complete(run_dir: Path) -> bool:
     return read_row(run_dir) is not None and (
         (run_dir / REPORT_JSON).exists() or not (run_dir / RUN_FILE).exists()
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, mode 0600.
-
-    Raises:
-        MemprofError: it cannot be written.
-    """
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise MemprofError(
-            f"cannot write {path}: {error.strerror}", hint="is the disk full, the folder yours?"
-        ) from error
 
 
 def copy_folder(source: Path, target: Path) -> None:

@@ -6,18 +6,16 @@ plans under way, each at most once asked; what had ended before is kept.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 import psutil
 
+from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.plans.process import PlanProcess
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, Sweep
@@ -32,7 +30,7 @@ class Interrupted(Exception):
     """A signal (``number``) ended a sweep or a search; ``sweep`` has the plans made before it."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        super().__init__(f"interrupted by {signal_name(number)}")
         self.number = number
         self.sweep: Sweep | None = None
 
@@ -76,7 +74,8 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
         Interrupted: by a signal, after the plans under way have ended; their rows are not given.
     """
     waiting, under_way = list(tasks), list[tuple[Task, PlanProcess]]()
-    with caught_signals() as signals:
+    signals: list[int] = []
+    with catch_signals(signals.append):
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < jobs and not signals:
@@ -117,22 +116,3 @@ def _end(
     del signals[1:]
     for _, process in under_way:
         process.end("interrupted")
-
-
-@contextlib.contextmanager
-def caught_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and, unless it is ignored, SIGHUP in a list."""
-    found: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        found.append(number)
-
-    wanted = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        wanted.append(signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in wanted}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

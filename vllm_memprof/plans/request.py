@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def shares_nothing(self) -> bool:
-        """True for simulated devices or none; real devices serve one plan at a time."""
+        """Return True for simulated devices or none; real devices serve one plan at a time."""
         return self.own.get("device", "auto").partition(":")[0] in ("sim", "cpu")
 
     @property

@@ -101,7 +101,7 @@ class Try:
     value: str
     row: PlanRow = field(metadata={"json": "plan"})
     holds: bool
-    missing: list[str]  # what it does not hold, in words; empty where it holds
+    missing: list[str]  # conditions that it does not meet, in words; empty where it passes
 
 
 @dataclass(frozen=True)

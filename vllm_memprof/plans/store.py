@@ -104,16 +104,13 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         return None
     environ = os.environ if environ is None else environ
     env = {name: value for name, value in select_env(environ).items() if name not in PLACES}
+    own = {name: value for name, value in plan.own.items() if name not in ("device", "stack")}
     content = {
         "format": FORMAT,
         "memprof": [__version__, _sources_digest()],
         "model": [plan.model, *model],
         "arguments": normal_form(plan.engine_args),
-        "own": {
-            name: value
-            for name, value in sorted(plan.own.items())
-            if name not in ("device", "stack")
-        },
+        "own": own,
         "env": env,
         "stack": _stack_key(plan.own.get("stack")),
         "profile": flat_text(load_profile(profile or "910b")),
@@ -152,10 +149,8 @@ def _model_key(model: str, engine_args: tuple[str, ...]) -> tuple[str, ...] | No
         preset = find_preset(model)
         return None if preset is None else ("preset", preset.digest, *resolved.extra_args)
     folder = Path(resolved.path)
-    return ("folder", _folder_digest(folder), *resolved.extra_args) if folder.is_dir() else None
-
-
-def _folder_digest(folder: Path) -> str:
+    if not folder.is_dir():
+        return None
     digest = hashlib.sha256()
     read = {path for pattern in _MODEL_FILES for path in folder.glob(pattern)}
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
@@ -165,7 +160,7 @@ def _folder_digest(folder: Path) -> str:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         else:
             digest.update(str(path.stat().st_mtime_ns).encode())
-    return digest.hexdigest()
+    return "folder", digest.hexdigest(), *resolved.extra_args
 
 
 def model_config(model: str, engine_args: list[str]) -> dict[str, object] | None:

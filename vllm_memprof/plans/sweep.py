@@ -21,15 +21,10 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.plans.engine_args import devices_of, long_name, normal_form
-from vllm_memprof.plans.plan_folder import (
-    OUTPUT_FILE,
-    is_complete,
-    read_row,
-    write_private,
-    write_row,
-)
+from vllm_memprof.plans.plan_folder import OUTPUT_FILE, is_complete, read_row, write_row
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
@@ -64,9 +59,7 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
-            devices_of(
-                plan.engine_args
-            )  # a size that is no number is refused before anything is made
+            devices_of(plan.engine_args)  # refuses a size that is no number
             self.plans.append(plan)
 
 
@@ -120,10 +113,8 @@ def split_values(text: str) -> list[str]:
 
 def default_folder(plan: Plan, knobs: Sequence[Knob]) -> Path:
     """Return ``reports/sweep-<model>-<digest>``, the same for the same sweep."""
-    base = (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", plan.model.rstrip("/").rsplit("/", 1)[-1]).strip(".-")[:60]
-        or "model"
-    )
+    model = plan.model.rstrip("/").rsplit("/", 1)[-1]
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:60] or "model"
     digest = hashlib.sha256(json.dumps(_request(plan, knobs)).encode()).hexdigest()[:8]
     return DEFAULT_PARENT / f"sweep-{base}-{digest}"
 
@@ -174,11 +165,9 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
             knobs=job.knobs,
             rows=[rows[place] for place in sorted(rows)],
             seconds=round(time.monotonic() - started_s, 1),
-            notes=[]
-            if interrupted is None
-            else [f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made"],
         )
         if interrupted is not None:
+            found.notes.append(f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made")
             interrupted.sweep = found
             raise interrupted
         return found
@@ -278,7 +267,7 @@ def _folder(job: SweepJob) -> Iterator[None]:
                 text = f"{path} holds another sweep: {', '.join(other)} differ"
                 raise UsageError(text, hint=hint)
         else:
-            write_private(held, json.dumps(request, indent=1) + "\n")
+            write_atomically(held, json.dumps(request, indent=1) + "\n")
         yield
     finally:
         os.close(lock)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.errors import MemprofError
+from vllm_memprof.files import write_atomically
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import REPORT_JSON, REPORT_MD
 from vllm_memprof.report.json_text import json_pieces
@@ -33,30 +31,3 @@ def write_reports(report: Report, run_dir: Path) -> None:
     """
     for name, text in ((REPORT_JSON, report_json(report)), (REPORT_MD, [render_markdown(report)])):
         write_atomically(Path(run_dir) / name, text)
-
-
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Replaces a file; a reader sees the old one or the new one. Mode 0600.
-
-    Args:
-        path: the file.
-        text: all of it, or its pieces in their order.
-
-    Raises:
-        MemprofError: the file cannot be written; nothing is left behind.
-    """
-    temporary: str | None = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(
-            prefix=f".{path.name}.", dir=path.parent
-        )  # made with mode 0600
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.writelines([text] if isinstance(text, str) else text)
-        os.replace(temporary, path)
-    except OSError as exc:
-        raise MemprofError(
-            f"cannot write {path}: {exc.strerror}", hint="is the disk full, the folder yours?"
-        ) from exc
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)  # after a failure; replaced, it is gone

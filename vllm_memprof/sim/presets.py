@@ -196,9 +196,13 @@ def generate_model(preset: Preset) -> Path:
 
 def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) -> ResolvedModel:
     """Return a folder, or one in the cache with links to its files and those that it lacks."""
-    config = _read_config(folder)
-    if has_weights(folder) or config is None:
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None  # missing or damaged, which the engine says better
+    if has_weights(folder) or not isinstance(content, dict):
         return ResolvedModel(model, str(folder), source, [], {})
+    config = cast(ModelConfig, content)
     extra = _missing(user_args, {"--load-format": "dummy"})
     note = "the folder has no weights: --load-format dummy" if extra else ""
     stand_ins = []
@@ -220,15 +224,6 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     extra += _missing(user_args, {"--served-model-name": model})
     path = write_folder(target, made, linked=folder)
     return ResolvedModel(model, str(path), source, extra, _OFFLINE, note, tuple(stand_ins))
-
-
-def _read_config(folder: Path) -> ModelConfig | None:
-    """Read config.json; None where it is not there or damaged, which the engine says better."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return cast(ModelConfig, config) if isinstance(config, dict) else None
 
 
 def _stand_ins(config: ModelConfig, folder: Path) -> JsonFiles:
@@ -288,7 +283,7 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
 
 
 def _is_quantized(user_args: list[str]) -> bool:
-    """Return whether the user asks for vllm-ascend's own quantization."""
+    """Return True if the user asks for vllm-ascend's own quantization."""
     for index, arg in enumerate(user_args):
         name, equals, value = arg.partition("=")
         if name == "--quantization":

@@ -14,7 +14,6 @@ Keys of fused layers are those of their parts; of the experts the engine reads t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from vllm_memprof.sim.weights import ModelConfig, list_weights, text_config
 
@@ -59,20 +58,16 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
     if rules is None or weights is None:
         return None
     layers = text_config(config)["num_hidden_layers"]
-    types = {
-        name: _type(name, rules, layers)
-        for name in weights
-        if not re.search(r"\.experts\.[1-9]\d*\.", name)
-    }
+    types = {}
+    for name in weights:
+        if re.search(r"\.experts\.[1-9]\d*\.", name):
+            continue
+        types[name] = "FLOAT"  # only layers of the text model are quantized
+        match = re.fullmatch(
+            r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name
+        )
+        if match is not None and int(match[1]) < layers:
+            given = (type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2]))
+            types[name] = next(given, "FLOAT")
     whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
     return {"model_quant_type": whole, "version": "1.0.0", **types}
-
-
-def _type(name: str, rules: Mapping[str, str], layers: int) -> str:
-    """Return the type of a weight; only layers of the text model are quantized."""
-    match = re.fullmatch(r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    if match is None or int(match[1]) >= layers:
-        return "FLOAT"
-    return next(
-        (type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2])), "FLOAT"
-    )

@@ -11,6 +11,7 @@ to do.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -472,25 +473,17 @@ def find_python(version: str) -> str:
     for folder, pattern in ((pyenv, f"{version}.*"), (uv, f"cpython-{version}.*")):
         found = sorted(folder.glob(f"{pattern}/bin/python{version}"), reverse=True)
         candidates += map(str, found)
-    for candidate in candidates:
-        if candidate and _is_python(candidate, version):
-            return candidate
+    command = ["-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    for candidate in filter(None, candidates):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run([candidate, *command], capture_output=True, text=True, timeout=20)
+            if done.returncode == 0 and done.stdout.strip() == version:
+                return candidate
     raise SetupError(
         f"the stack needs Python {version}; neither PATH, pyenv nor uv has it",
         f"install it: apt install python{version}-venv, pyenv install {version}, "
         f"or uv python install {version}",
     )
-
-
-def _is_python(path: str, version: str) -> bool:
-    script = "import sys; print('%d.%d' % sys.version_info[:2])"
-    try:
-        done = subprocess.run(
-            [path, "-I", "-c", script], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and done.stdout.strip() == version
 
 
 def installed_versions(site_packages: Path) -> dict[str, str]:

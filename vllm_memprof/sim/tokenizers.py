@@ -70,7 +70,9 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
         number: {"content": text, **flags, "special": text.startswith(("<|", "<｜", "["))}
         for number, text in numbered.items()
     }
-    plain = [_byte_symbol(byte) for byte in range(_BYTES)]
+    # byte-level BPE: a byte is its own character, or one from U+0100 on if it does not print
+    hidden = [*range(33), *range(127, 161), 173]
+    plain = [chr(256 + hidden.index(b) if b in hidden else b) for b in range(_BYTES)]
     plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
     # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
     vocabulary = {text: number for number, text in enumerate([*before, *plain])}
@@ -139,11 +141,3 @@ def table_for(config: ModelConfig) -> TokenizerTable | None:
         "pad_token": "<|endoftext|>",
         "message": {"before": "<|im_start|>{role}\n", "after": "<|im_end|>\n"},
     }
-
-
-def _byte_symbol(byte: int) -> str:
-    """Return the character of a byte in byte-level BPE, from U+0100 on if it does not print."""
-    if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
-        return chr(byte)
-    unprintable = [*range(33), *range(127, 161), 173]
-    return chr(256 + unprintable.index(byte))

@@ -100,7 +100,14 @@ def list_weights(config: ModelConfig, draft: bool = False) -> dict[str, tuple[in
     if architecture is None:
         return None
     text = text_config(config)
-    weights = dict(_text_weights(architecture, text, tied=bool(config.get("tie_word_embeddings"))))
+    hidden, vocabulary, prefix = text["hidden_size"], text["vocab_size"], architecture.prefix
+    weights: dict[str, tuple[int, ...]] = {f"{prefix}.embed_tokens.weight": (vocabulary, hidden)}
+    for index in range(text["num_hidden_layers"]):
+        for name, shape in _layer(architecture, text, index):
+            weights[f"{prefix}.layers.{index}.{name}"] = shape
+    weights[f"{prefix}.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        weights["lm_head.weight"] = (vocabulary, hidden)
     if architecture.tower is not None:
         weights |= dict(architecture.tower(config["vision_config"]))
     if draft and architecture.draft is not None:
@@ -117,17 +124,6 @@ def count_parameters(config: ModelConfig, draft: bool = False) -> int | None:
 def text_config(config: ModelConfig) -> TextConfig:
     """Return the configuration of the text model, which may be a table of its own."""
     return cast(TextConfig, {**config, **config.get("text_config", {})})
-
-
-def _text_weights(architecture: Architecture, text: TextConfig, tied: bool) -> _Weights:
-    hidden, vocabulary, prefix = text["hidden_size"], text["vocab_size"], architecture.prefix
-    yield f"{prefix}.embed_tokens.weight", (vocabulary, hidden)
-    for index in range(text["num_hidden_layers"]):
-        for name, shape in _layer(architecture, text, index):
-            yield f"{prefix}.layers.{index}.{name}", shape
-    yield f"{prefix}.norm.weight", (hidden,)
-    if not tied:
-        yield "lm_head.weight", (vocabulary, hidden)
 
 
 def _layer(architecture: Architecture, text: TextConfig, index: int) -> _Weights:
@@ -150,7 +146,7 @@ def _grouped_attention(
     sinks: bool = False,
     gated: bool = False,
 ) -> Callable[[TextConfig, int], _Weights]:
-    """Attention with fewer key and value heads than query heads; ``gated``: queries with a gate."""
+    """Return attention with fewer key and value heads; ``gated``: queries with a gate."""
 
     def weights(text: TextConfig, index: int) -> _Weights:
         hidden, heads = text["hidden_size"], text["num_attention_heads"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.launch.test_session import FAKE
+from tests.unit.launch.test_run import FAKE
 from vllm_memprof.cli import COMMANDS
 
 MEMPROF = [sys.executable, "-m", "vllm_memprof"]

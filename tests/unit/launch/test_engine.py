@@ -182,10 +182,10 @@ def test_impossible_requests(wrong):
 def test_a_device_that_is_not_there(tmp_path):
     files = {"npu": (str(tmp_path / "davinci0"),)}
     with pytest.raises(LaunchError, match="this machine has none of"):
-        require_device(DeviceChoice("npu"), files)
-    require_device(DeviceChoice("auto"), files)
+        require_device(DeviceChoice("npu"), files=files)
+    require_device(DeviceChoice("auto"), files=files)
     (tmp_path / "davinci0").touch()
-    require_device(DeviceChoice("npu"), files)
+    require_device(DeviceChoice("npu"), files=files)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_ctrl_c_and_the_same_command_again(env: dict[str, str], tmp_path: Path) 
     slow = {**env, "FAKE_PLAN_SECONDS": "0.4"}
     code, stderr, children = interrupted_after(5, slow, tmp_path, *args)
     assert code == 130
-    assert "the same command goes on" in stderr
+    assert "the same command continues" in stderr
     wait_for(
         lambda: not any(psutil.pid_exists(pid) for pid in children), "plans outlived the sweep"
     )
@@ -363,5 +363,5 @@ def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: P
     done = call(env, tmp_path, "plan", *args)
     assert done.returncode == 1
     assert "answer:  none" in done.stdout
-    assert "no value tried holds what is wanted" in done.stdout
+    assert "no value tried passes every --want" in done.stdout
     assert json.loads((tmp_path / "fit" / "fit.json").read_text())["answer"] is None

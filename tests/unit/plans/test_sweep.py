@@ -188,12 +188,12 @@ def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
     assert (answer, ordered, notes[0]) == (
         "2",
         True,
-        f"the next value, 3, does not hold; {ASSUMED}",
+        f"the next value, 3, does not pass; {ASSUMED}",
     )
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], True))
     assert (answer, notes[0].startswith("3 is the end of the range")) == ("3", True)
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], False))
-    assert (answer, notes[0].startswith("no value tried holds")) == (None, True)
+    assert (answer, notes[0].startswith("no value tried passes")) == (None, True)
 
 
 def test_values_out_of_order_are_said(tmp_path: Path) -> None:

@@ -111,15 +111,8 @@ def check(
     check_format(format_name, output, lang=lang, formats=FORMATS)
     room = _margin(margin)
     if init:
-        _refuse(
-            {
-                "--budget": budget,
-                "--baseline": baseline,
-                "--junit": junit,
-                "--update-baseline": update,
-            },
-            "--init",
-        )
+        others = {"--budget": budget, "--baseline": baseline, "--junit": junit}
+        _refuse({**others, "--update-baseline": update}, "--init")
         return _propose(read_report(run), room, output, force)
     if budget is None:
         raise UsageError(
@@ -127,12 +120,17 @@ def check(
             hint=f"memprof check {run} --init -o budget.toml proposes one",
         )
     _refuse({} if update else {"--margin": margin}, "a check without --init or --update-baseline")
-    text = _read_text(budget)
-    limits = _parse(text, budget, baseline)
+    text, limits = _read_budget(budget, baseline)
     report = read_report(run)
     before = None if baseline is None else read_report(baseline)
     if before is not None and not force:
-        _refuse_other(before, report)
+        from vllm_memprof.check.baseline import differences
+
+        if found := differences(before, report):
+            reasons = "\n  ".join(f"{row.sentence}" for row in found)
+            hint = "a baseline of the same set-up, or --force to compare all the same"
+            what = f"the baseline cannot be compared with the run:\n  {reasons}"
+            raise UsageError(what, hint=hint)
     result = check_report(report, limits, before)
     if update:
         result = _tighten(result, text, budget, report, before, room, force)
@@ -172,9 +170,8 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
     status = report.run.outcome
     if status != "ok" and not force:
         hint = "take a run that ended well, or --force"
-        raise UsageError(
-            f"the run has status {status}: its figures are no measure for others", hint=hint
-        )
+        what = f"the run has status {status}: its figures are no measure for others"
+        raise UsageError(what, hint=hint)
     text = propose_budget(report, margin)
     if output is None:
         write_out(text, None)
@@ -187,40 +184,25 @@ def _propose(report: Report, margin: Margin, output: Path | None, force: bool) -
     typer.echo(f"memprof: wrote {output}", err=True)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as exc:
-        hint = "memprof check --init RUN -o FILE proposes one"
-        raise UsageError(
-            f"cannot read the budget file {path}: {exc.strerror or exc}", hint=hint
-        ) from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
-
-
-def _parse(text: str, path: Path, baseline: str | None) -> BudgetFile:
+def _read_budget(path: Path, baseline: str | None) -> tuple[str, BudgetFile]:
+    """Return the text of a budget file and its limits, which need a baseline or have none."""
     from vllm_memprof.check.budget_file import parse_budget
 
+    try:
+        text = path.read_bytes().decode()
+    except OSError as exc:
+        hint = "memprof check --init RUN -o FILE proposes one"
+        what = f"cannot read the budget file {path}: {exc.strerror or exc}"
+        raise UsageError(what, hint=hint) from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
     limits = parse_budget(text, str(path))
     if limits.needs_baseline and baseline is None:
-        raise UsageError(
-            f"[regression] of {path} needs a baseline",
-            hint="--baseline RUN, a run folder or a report.json",
-        )
+        hint = "--baseline RUN, a run folder or a report.json"
+        raise UsageError(f"[regression] of {path} needs a baseline", hint=hint)
     if baseline is not None and not limits.needs_baseline:
         raise UsageError(f"--baseline is given, and {path} has no limit in [regression]")
-    return limits
-
-
-def _refuse_other(baseline: Report, report: Report) -> None:
-    from vllm_memprof.check.baseline import differences
-
-    found = differences(baseline, report)
-    if found:
-        text = "\n  ".join(f"{row.sentence}" for row in found)
-        hint = "a baseline of the same set-up, or --force to compare all the same"
-        raise UsageError(f"the baseline cannot be compared with the run:\n  {text}", hint=hint)
+    return text, limits
 
 
 def _tighten(
@@ -240,19 +222,14 @@ def _tighten(
     from vllm_memprof.check.ratchet import tighten_budget
 
     if not result.outcomes[0].ok:
-        return replace(
-            result, notes=[*result.notes, f"{path} is left as it is: the run did not end well"]
-        )
+        note = f"{path} is left as it is: the run did not end well"
+        return replace(result, notes=[*result.notes, note])
     turned = tighten_budget(text, str(path), report, margin, force)
     if turned.text != text:
         _replace(path, turned.text)
     after = check_report(report, parse_budget(turned.text, str(path)), baseline)
-    done = (
-        turned.remarks
-        if turned.text != text
-        else [*turned.remarks, f"{path} is left as it is: no limit to tighten"]
-    )
-    return replace(after, notes=[*after.notes, *done])
+    kept = [f"{path} is left as it is: no limit to tighten"] if turned.text == text else []
+    return replace(after, notes=[*after.notes, *turned.remarks, *kept])
 
 
 def _replace(path: Path, text: str) -> None:
@@ -287,24 +264,17 @@ def _write(
     elif format_name == "github":
         from vllm_memprof.report.check_github import render_check_github
 
-        write_out(render_check_github(result, _in_repository(budget)), output)
+        # annotations name a file from the root of the repository
+        named, root = budget, os.environ.get("GITHUB_WORKSPACE")
+        if root and budget.resolve().is_relative_to(Path(root).resolve()):
+            named = budget.resolve().relative_to(Path(root).resolve())
+        write_out(render_check_github(result, named.as_posix()), output)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            _append(Path(summary), draw(result, "markdown"))
+            try:
+                with open(summary, "a", encoding="utf-8") as stream:
+                    stream.write(draw(result, "markdown"))
+            except OSError as exc:
+                what = f"cannot write the job summary {summary}: {exc.strerror or exc}"
+                raise MemprofError(what) from exc
     else:
         write_out(draw(result, format_name, to_file=output is not None, lang=lang), output)
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as exc:
-        raise MemprofError(f"cannot write the job summary {path}: {exc.strerror or exc}") from exc
-
-
-def _in_repository(path: Path) -> str:
-    """Return the path as an annotation names it: from the root of the repository."""
-    root = os.environ.get("GITHUB_WORKSPACE")
-    if root and path.resolve().is_relative_to(Path(root).resolve()):
-        return path.resolve().relative_to(Path(root).resolve()).as_posix()
-    return path.as_posix()

@@ -72,7 +72,18 @@ def explain(
     texts = [
         render(report, format_name, to_file=output is not None, lang=lang) for report in reports
     ]
-    write_out(_overview(reports, format_name, lang) + _together(texts, format_name), output)
+    if len(reports) == 1:
+        write_out(texts[0], output)
+    elif format_name == "json":
+        array = ",\n".join(content.rstrip("\n") for content in texts)
+        write_out(f"[\n{array}\n]\n", output)
+    else:
+        from vllm_memprof.report.language import language
+        from vllm_memprof.report.markdown import start_lines
+
+        lines = [language(lang)(text("{count} engine starts", count=len(reports))), ""]
+        lines += [f"{n}. {line}" for n, line in enumerate(start_lines(reports, lang), start=1)]
+        write_out("\n".join([*lines, "", *texts]), output)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
@@ -106,27 +117,3 @@ def read_reports(logs: list[str]) -> list[Report]:
     for blank in empty:
         typer.echo(f"memprof: {blank.message}", err=True)
     return reports
-
-
-def _overview(reports: list[Report], format_name: str, lang: str) -> str:
-    """Return a line per engine start where there are several; nothing in JSON."""
-    if len(reports) == 1 or format_name == "json":
-        return ""
-    from vllm_memprof.report.language import language
-    from vllm_memprof.report.markdown import start_lines
-
-    starts = text("{count} engine starts", count=len(reports))
-    lines = [language(lang)(starts), ""]
-    lines += [
-        f"{number}. {line}" for number, line in enumerate(start_lines(reports, lang), start=1)
-    ]
-    return "\n".join([*lines, "", ""])
-
-
-def _together(texts: list[str], format_name: str) -> str:
-    """Return several reports in one text: a JSON array, or one after the other."""
-    if len(texts) == 1:
-        return texts[0]
-    if format_name == "json":
-        return "[\n" + ",\n".join(text.rstrip("\n") for text in texts) + "\n]\n"
-    return "\n".join(texts)

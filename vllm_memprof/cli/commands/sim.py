@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from pathlib import Path
@@ -45,22 +44,21 @@ def setup(
 
     Goes on where an earlier setup stopped. A second run has nothing to do.
     """
+    from vllm_memprof.launch.signals import catch_signals
     from vllm_memprof.sim.setup import setup_stack
 
-    progress = _make_progress(quiet)
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
+        raise KeyboardInterrupt
+
+    plain = quiet or not sys.stderr.isatty()
+    progress = _PlainProgress(quiet) if plain else _LiveProgress()
     try:
-        result = setup_stack(stack, prefix, progress, force=force)
+        with catch_signals(interrupt):
+            result = setup_stack(stack, prefix, progress, force=force)
     finally:
-        signal.signal(signal.SIGTERM, before)
         progress.close()
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
-
-
-def _interrupt(*_: object) -> None:
-    """SIGTERM ends a setup as Ctrl-C does: its children too."""
-    raise KeyboardInterrupt
 
 
 @app.command("list")
@@ -68,8 +66,29 @@ def list_() -> None:
     """Show stacks, device profiles and model presets."""
     from rich.console import Console
 
+    from vllm_memprof.sim.presets import list_presets
+    from vllm_memprof.sim.profiles import list_profiles
+    from vllm_memprof.sim.runtime import stack_state
+    from vllm_memprof.sim.stacks import default_prefix, list_stacks
+
+    stacks = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
+    words = {"outdated": "set up again", "absent": "not set up"}
+    for stack in list_stacks():
+        prefix = default_prefix(stack.name)
+        state = stack_state(stack, prefix)
+        stacks.add_row(stack.name, words.get(state, state), str(prefix), stack.title)
+    columns = ("name", "also", ">GiB", ">context GiB", ">devices", "device")
+    profiles = _table("Simulated devices (--device sim:NAME)", *columns)
+    for profile in list_profiles():
+        sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
+        aliases, count = ", ".join(profile.aliases), str(profile.device.device_count)
+        profiles.add_row(profile.name, aliases, *sizes, count, profile.title)
+    presets = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
+    for preset in list_presets():
+        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
+        presets.add_row(preset.name, size, preset.what)
     console = Console(highlight=False)
-    for table in (_stack_table(), _profile_table(), _preset_table()):
+    for table in (stacks, profiles, presets):
         console.print(table)
         console.print()
 
@@ -114,54 +133,6 @@ def _table(title: str, *columns: str) -> Table:
         table.add_column(
             column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=first
         )
-    return table
-
-
-def _stack_table() -> Table:
-    from vllm_memprof.sim.runtime import stack_state
-    from vllm_memprof.sim.stacks import default_prefix, list_stacks
-
-    states = {
-        "ready": "ready",
-        "outdated": "set up again",
-        "incomplete": "incomplete",
-        "absent": "not set up",
-    }
-    table = _table("Engine stacks (--stack)", "name", "state", "folder", "contents")
-    for stack in list_stacks():
-        prefix = default_prefix(stack.name)
-        table.add_row(stack.name, states[stack_state(stack, prefix)], str(prefix), stack.title)
-    return table
-
-
-def _profile_table() -> Table:
-    from vllm_memprof.sim.profiles import list_profiles
-
-    table = _table(
-        "Simulated devices (--device sim:NAME)",
-        "name",
-        "also",
-        ">GiB",
-        ">context GiB",
-        ">devices",
-        "device",
-    )
-    for profile in list_profiles():
-        sizes = format_gib(profile.device.total_bytes), format_gib(profile.memory.context_bytes)
-        aliases = ", ".join(profile.aliases)
-        table.add_row(
-            profile.name, aliases, *sizes, str(profile.device.device_count), profile.title
-        )
-    return table
-
-
-def _preset_table() -> Table:
-    from vllm_memprof.sim.presets import list_presets
-
-    table = _table("Model presets (no weights, no hub needed)", "model", ">size", "what")
-    for preset in list_presets():
-        size = "" if preset.parameters is None else f"{preset.parameters / 1e9:.1f} B"
-        table.add_row(preset.name, size, preset.what)
     return table
 
 
@@ -231,9 +202,3 @@ class _LiveProgress:
         from rich.markup import escape
 
         return escape(text)
-
-
-def _make_progress(quiet: bool) -> _PlainProgress | _LiveProgress:
-    if quiet or not sys.stderr.isatty():
-        return _PlainProgress(quiet)
-    return _LiveProgress()

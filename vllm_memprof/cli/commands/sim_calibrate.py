@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.files import write_atomically
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.record.schema import RunInfo
-    from vllm_memprof.record.spans import Edge, Span
-    from vllm_memprof.sim.calibrate import Calibration, EdgeMemory, RankFacts
+    from vllm_memprof.sim.calibrate import RankFacts
 
 #: Beginning of a SoC name -> the profile of such devices.
 _BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
@@ -28,7 +28,6 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     """
     from vllm_memprof.accounting.build import build_report
     from vllm_memprof.record.loader import load_run
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.sim.calibrate import calibrate, profile_name, render
     from vllm_memprof.sim.profiles import find_profile, load_profile
 
@@ -47,18 +46,22 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     name = profile_name(output)
     if name == base_name:
         name = f"{name}-calibrated"
-    text = render(
-        calibration,
-        base_name,
-        base_path.read_text(encoding="utf-8"),
-        name,
-        _run_in_words(report, run_dir),
-    )
+    run = report.run
+    simulated = " (simulated)" if run.simulated else ""
+    source = f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, "
+    source += f"{run.device or 'an unknown device'}{simulated}"
+    text = render(calibration, base_name, base_path.read_text("utf-8"), name, source)
     if not output.parent.is_dir():
         raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
     write_atomically(output, text)
     load_profile(str(output))  # what was written can be read
-    return _summary(calibration, base_name, output)
+    told = [*calibration.settings, *calibration.workspace]
+    width = max(len(key) for key in [*(setting.key for setting in told), *calibration.silent])
+    lines = [f"{setting.key:<{width}}  {setting.value:>15,}  {setting.source}" for setting in told]
+    for key, why in calibration.silent.items():
+        lines.append(f"{key:<{width}}  {'-':>15}  from {base_name}: {why}")
+    rest = f"written: {output}; everything else is from {base_name}. "
+    return [*lines, f"{rest}Use it: --device sim:{output}"]
 
 
 def _base_of(run: RunInfo) -> str:
@@ -70,13 +73,6 @@ def _base_of(run: RunInfo) -> str:
     return next(
         (name for soc, name in _BY_SOC.items() if (run.device or "").startswith(soc)), _DEFAULT
     )
-
-
-def _run_in_words(report: Report, run_dir: Path) -> str:
-    device = report.run.device or "an unknown device"
-    simulated = " (simulated)" if report.run.simulated else ""
-    run = report.run
-    return f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, {device}{simulated}"
 
 
 def _best_rank(report: Report) -> RankReport:
@@ -101,21 +97,27 @@ def _best_rank(report: Report) -> RankReport:
 
 def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
     from vllm_memprof.record.spans import edges_of
-    from vllm_memprof.sim.calibrate import RankFacts
+    from vllm_memprof.sim.calibrate import EdgeMemory, RankFacts
 
+    edges = []
+    for span, edge in sorted(edges_of(rank.phases), key=lambda pair: pair[1].snapshot.t_ns or 0):
+        if edge.owners is not None:
+            streams = [
+                row.bytes
+                for row in edge.owners.parts
+                if row.bytes and row.component.startswith("npu_workspace_stream_")
+            ]
+            rows = {row.component: row.bytes for row in edge.owners.rows}
+            how = {row.component: row.how for row in edge.owners.rows}
+            largest_first = tuple(sorted(streams, reverse=True))
+            edges.append(EdgeMemory(span.phase, edge.side, rows, how, largest_first))
     opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]
     graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
     counted = [count for count in graphs if count is not None]
     return RankFacts(
         label=rank.label,
         device_total_bytes=rank.device_total_bytes,
-        edges=[
-            _edge_memory(span, edge)
-            for span, edge in sorted(
-                edges_of(rank.phases), key=lambda entry: entry[1].snapshot.t_ns or 0
-            )
-            if edge.owners is not None
-        ],
+        edges=edges,
         communicators=[span.integer("buffer_bytes") for span in opened],
         graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
         task_queue_level=_number(run.env.get("TASK_QUEUE_ENABLE"), 1),
@@ -125,33 +127,3 @@ def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
 
 def _number(text: str | None, default: int) -> int:
     return int(text) if text and text.isdigit() and int(text) > 0 else default
-
-
-def _edge_memory(span: Span, edge: Edge) -> EdgeMemory:
-    from vllm_memprof.sim.calibrate import EdgeMemory
-
-    assert edge.owners is not None
-    streams = [
-        row.bytes for row in edge.owners.parts if row.component.startswith("npu_workspace_stream_")
-    ]
-    return EdgeMemory(
-        phase=span.phase,
-        edge=edge.side,
-        rows={row.component: row.bytes for row in edge.owners.rows},
-        how={row.component: row.how for row in edge.owners.rows},
-        streams=tuple(sorted((size for size in streams if size), reverse=True)),
-    )
-
-
-def _summary(calibration: Calibration, base_name: str, output: Path) -> list[str]:
-    told = [*calibration.settings, *calibration.workspace]
-    width = max(len(key) for key in [*(setting.key for setting in told), *calibration.silent])
-    lines = [f"{setting.key:<{width}}  {setting.value:>15,}  {setting.source}" for setting in told]
-    lines += [
-        f"{key:<{width}}  {'-':>15}  from {base_name}: {why}"
-        for key, why in calibration.silent.items()
-    ]
-    return [
-        *lines,
-        f"written: {output}; everything else is from {base_name}. Use it: --device sim:{output}",
-    ]

@@ -15,6 +15,7 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.fit import check_setup, plan_of
 from vllm_memprof.cli.show import Lang, check_format, draw
 from vllm_memprof.errors import MemprofError, UsageError
+from vllm_memprof.files import from_here, write_atomically
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
@@ -142,9 +143,14 @@ def sweep(
     finally:
         progress.close()
     written = _write(found, folder, lang)
-    _print(found, format_name, lang)
+    if format_name == "csv":
+        from vllm_memprof.report.results import render_sweep_csv
+
+        sys.stdout.write(render_sweep_csv(found))
+    else:
+        shared.print_plans(found, format_name, lang)
     print(
-        f"memprof: {', '.join(written)} and the plans are in {shared.short(folder)}",
+        f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
         file=sys.stderr,
     )
     if not any(row.ok for row in found.rows):
@@ -177,7 +183,6 @@ class _Pool:
 
 def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
     """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.report.files import write_atomically
     from vllm_memprof.report.results import render_result_json, render_sweep_csv
 
     made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
@@ -188,12 +193,3 @@ def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
     for name, content in made.items():
         write_atomically(folder / name, content)
     return list(made)
-
-
-def _print(found: Sweep, format_name: str, lang: str) -> None:
-    if format_name == "csv":
-        from vllm_memprof.report.results import render_sweep_csv
-
-        sys.stdout.write(render_sweep_csv(found))
-        return
-    shared.print_plans(found, format_name, lang)

@@ -43,9 +43,16 @@ def load_requests(prompts: Path | None, texts: Sequence[str], images: Path | Non
     if prompts is not None:
         rows += _read_lines(prompts)
     if images is not None and not any("image" in row or "messages" in row for row in rows):
+        try:
+            listed = sorted(images.iterdir())
+        except OSError as error:
+            raise PromptError(f"--images {images}: {error.strerror or error}") from error
+        found = [path for path in listed if path.suffix.lower() in _IMAGE_SUFFIXES]
+        if not found:
+            raise PromptError(f"--images {images}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
         rows = [
             {"text": row["prompt"], "image": str(path)}
-            for path in _image_files(images)
+            for path in found
             for row in rows or [{"prompt": _DEFAULT_IMAGE_PROMPT}]
         ]
     return [_to_request(row, images) for row in rows or [{"prompt": _DEFAULT_PROMPT}]]
@@ -87,13 +94,3 @@ def _to_request(row: Row, images: Path | None) -> Row:
     kind = mimetypes.guess_type(path.name)[0] or "image/png"
     picture = {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{content}"}}
     return {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": text}]}]}
-
-
-def _image_files(folder: Path) -> list[Path]:
-    try:
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_SUFFIXES)
-    except OSError as error:
-        raise PromptError(f"--images {folder}: {error.strerror or error}") from error
-    if not found:
-        raise PromptError(f"--images {folder}: no image in it ({', '.join(_IMAGE_SUFFIXES)})")
-    return found

@@ -169,23 +169,19 @@ def _too_many(size: int, devices: int | None, host_bytes: int | None) -> str | N
 
 def _edges(world: World) -> list[Replica]:
     """Return the replicas that differ, each with its ends and the first of each kind of shard."""
-    by_shards: dict[tuple[Any, ...], int] = {}
-    for index in range(world.data):
-        by_shards.setdefault(
-            tuple(world.shard(index, rank) for rank in range(world.replica_size)), index
-        )
-    return [_edges_of(world, index) for index in sorted({0, world.data - 1, *by_shards.values()})]
-
-
-def _edges_of(world: World, index: int) -> Replica:
-    shards = [world.shard(index, rank) for rank in range(world.replica_size)]
-    ends = {rank: [rank] for rank in {0, world.replica_size - 1}}
-    first: dict[tuple[Any, ...], int] = {}
-    for rank, shard in enumerate(shards):
-        first.setdefault(shard, rank)
-        if rank not in ends:
-            ends.setdefault(first[shard], []).append(rank)
-    return Replica(index, {rank: sorted(set(ends[rank]) | {rank}) for rank in sorted(ends)})
+    ranks = range(world.replica_size)
+    shards = [tuple(world.shard(index, rank) for rank in ranks) for index in range(world.data)]
+    replicas = []
+    for index, own in enumerate(shards):
+        if index not in (0, world.data - 1) and own in shards[:index]:
+            continue
+        ends = {rank: {rank} for rank in (0, world.replica_size - 1)}
+        for rank, shard in enumerate(own):
+            if rank not in ends:
+                ends.setdefault(own.index(shard), set()).add(rank)
+        stands_for = {rank: sorted(others | {rank}) for rank, others in sorted(ends.items())}
+        replicas.append(Replica(index, stands_for))
+    return replicas
 
 
 def _alike(world: World, replicas: Sequence[Replica]) -> tuple[dict[int, list[int]], list[int]]:
