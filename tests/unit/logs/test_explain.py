@@ -79,7 +79,10 @@ def test_several_starts_begin_with_a_line_each(explain, format_name):
     lines = out.replace("\\", "").splitlines()
     assert lines[0] == "5 engine starts"
     assert [line[:2] for line in lines[2:7]] == ["1.", "2.", "3.", "4.", "5."]
-    assert "utilization 0.9; KV cache 40.35 GiB; equation E2 recomputed: equal within rounding" in lines[3]
+    assert (
+        "utilization 0.9; KV cache 40.35 GiB; equation E2 recomputed: equal within rounding"
+        in lines[3]
+    )
     _, one, _ = explain("--format", format_name, DATA / "vllm-project__vllm-27706.log")
     assert "engine starts" not in one
 
