@@ -1,6 +1,7 @@
 """A headless Chromium, driven over a pipe with its DevTools protocol. Standard library only, no driver program.
 
-For the tests of the page and for its screenshots. Nothing is installed: ``find_browser`` says what there is.
+For the tests of the page and for its screenshots. Nothing is installed: ``find_browser`` says what
+there is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the hand-made runs of this folder: ``python -m tests.data.make_runs``.
 
-Their figures are those of a measurement on two Ascend 910B cards (Qwen3-VL-8B-Instruct, TP=2, utilization 0.95),
-filled up to whole bytes; what that measurement did not print is chosen to fit.
+Their figures are those of a measurement on two Ascend 910B cards (Qwen3-VL-8B-Instruct, TP=2,
+utilization 0.95), filled up to whole bytes; what that measurement did not print is chosen to fit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Copies a recorded run here, without the names of the machine: ``python -m tests.data.take RUN_FOLDER NAME``.
 
-Only what the loader reads is taken: ``run.json`` and ``events/``. Figures, times and versions stay as recorded.
+Only what the loader reads is taken: ``run.json`` and ``events/``. Figures, times and versions stay
+as recorded.
 """
 
 from __future__ import annotations

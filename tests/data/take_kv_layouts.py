@@ -2,7 +2,8 @@
 
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_PLUGINS= ENGINE_PYTHON tests/data/take_kv_layouts.py
 
-No device is needed: the specs compute from their own fields and from a configuration that is given here.
+No device is needed: the specs compute from their own fields and from a configuration that is given
+here.
 """
 
 from __future__ import annotations

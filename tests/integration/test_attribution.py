@@ -20,7 +20,8 @@ TINY = ["memprof/tiny", "--max-model-len", "2048", "--gpu-memory-utilization", "
 EAGER = [*TINY, "--device", "sim:910b", "--enforce-eager"]
 TWO_GRAPHS = ["--compilation-config", json.dumps({"cudagraph_capture_sizes": [1, 2]})]
 BUFFERS = 2 * 200 * MIB
-#: What HCCL takes beside the buffers, with a process's first communicator: ``hccl_base_bytes`` of the profile.
+#: What HCCL takes beside the buffers, with a process's first communicator: ``hccl_base_bytes`` of
+#: the profile.
 HCCL_BASE = 76 * MIB
 
 #: Appends a line per call of the runtime's function, in the process that makes it.
@@ -44,7 +45,8 @@ def register():
     wrap(components, "_find", make)
 """
 
-#: A collective on torch's default group, which vllm-ascend gives no buffer size, inside the profile run.
+#: A collective on torch's default group, which vllm-ascend gives no buffer size, inside the profile
+#: run.
 DEFAULT_GROUP = """
 def register():
     def then(worker):
@@ -61,7 +63,8 @@ def register():
     when_worker_is_there(then)
 """
 
-#: 96 MiB straight from ACL, after the profile run. (aclrtMalloc adds 32 bytes, then takes whole pages.)
+#: 96 MiB straight from ACL, after the profile run. (aclrtMalloc adds 32 bytes, then takes whole
+#: pages.)
 PAST_TORCH = """
 def register():
     def then(worker):
@@ -163,7 +166,8 @@ def test_owners_are_what_the_device_s_profile_says(two_ranks: tuple[RunResult, P
         assert end["communicator:tp"] == BUFFERS
         assert end["atb"] == 96 * MIB
         assert end["graph"] > 0
-        # The warm-up queues its last operators and returns; after a request their workspace is there for certain.
+        # The warm-up queues its last operators and returns; after a request their workspace is
+        # there for certain.
         assert at(report, "shutdown", "before", rank)["npu_workspace"] >= 24 * MIB
         assert (end["other"], end["other_processes"], end["context"]) == (0, 0, start["context"])
         assert end["communicators_unnamed"] == HCCL_BASE

@@ -32,7 +32,8 @@ CHANGED = {
     "graph_capture_bytes": 3 * MIB,
 }
 WORKSPACE = {"AtbLinear": 40 * MIB}
-#: With torch_npu's task queue an operator may still be waiting where a phase ends: what is read there would be chance.
+#: With torch_npu's task queue an operator may still be waiting where a phase ends: what is read
+#: there would be chance.
 NO_QUEUE = {"TASK_QUEUE_ENABLE": "0"}
 
 

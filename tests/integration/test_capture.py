@@ -1,7 +1,7 @@
 """Capture inside the real engine on the simulated device: phases, the plan, and the engine's bytes left as they are.
 
-Uses the interpreter in MEMPROF_TEST_ENGINE_PYTHON with the present environment where that is set (an engine
-environment under construction), else the simulated stack.
+Uses the interpreter in MEMPROF_TEST_ENGINE_PYTHON with the present environment where that is set
+(an engine environment under construction), else the simulated stack.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ARGS = [
 ]
 ROOT = Path(__file__).parents[2]
 
-#: The engine core of a server with its workers, brought up and down; prints what the workers hold, in bytes.
+#: The engine core of a server with its workers, brought up and down; prints what the workers hold,
+#: in bytes.
 BRING_UP = """
 import json, sys
 

@@ -34,8 +34,9 @@ FINDINGS = {
     "residue-per-cycle",
 }
 
-#: Writes down every call of the allocator's function, with the whole stack: what the audit is held against. Its code
-#: passes for a file of torch's, so that it is no caller in the audit's eyes, whoever is wrapped around the other.
+#: Writes down every call of the allocator's function, with the whole stack: what the audit is held
+#: against. Its code passes for a file of torch's, so that it is no caller in the audit's eyes,
+#: whoever is wrapped around the other.
 COUNT = """
 import json, os, sys
 from pathlib import Path
@@ -65,7 +66,8 @@ def register():
     wrap(torch_npu._C, "_npu_emptyCache", make)
 """
 
-#: A step that takes 64 MiB for a moment and empties the cache, as a serving loop does that fears fragmentation.
+#: A step that takes 64 MiB for a moment and empties the cache, as a serving loop does that fears
+#: fragmentation.
 EMPTY_IN_STEP = """
 def register():
     def then(worker):
@@ -82,7 +84,8 @@ def register():
     when_worker_is_there(then)
 """
 
-#: vLLM's CUDA platform empties the cache before it reads memory around the weight load; its Ascend platform does not.
+#: vLLM's CUDA platform empties the cache before it reads memory around the weight load; its Ascend
+#: platform does not.
 EMPTY_IN_READING = """
 def register():
     from vllm_ascend.platform import NPUPlatform

@@ -92,8 +92,8 @@ def test_hybrid_and_expert_models(run_memprof, sim_stack, model, eager):
         assert kinds == ["FullAttentionSpec"]
         return
     assert kinds == ["FullAttentionSpec", *["MambaSpec"] * 3]
-    # A request of full length takes a block of each group of states, however long it is: tokens are the engine's
-    # figure for that length, and no multiple of it holds for another.
+    # A request of full length takes a block of each group of states, however long it is: tokens are
+    # the engine's figure for that length, and no multiple of it holds for another.
     kv = rank["kv"]
     growing = -(-kv["max_model_len"] // kv["groups"][0]["block_size"])
     assert kv["max_concurrency"] == kv["blocks"] / (growing + 3)

@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
 ARGS = ["--enforce-eager", "--max-model-len", "4096", "--gpu-memory-utilization", "0.5"]
 
-#: Prints what the engine itself exposes in bytes, from the worker object and from the KV configuration; releases differ
-#: in what they keep. The allocator's own counters come last: memprof must not have moved them either.
+#: Prints what the engine itself exposes in bytes, from the worker object and from the KV
+#: configuration; releases differ in what they keep. The allocator's own counters come last: memprof
+#: must not have moved them either.
 READ_FIGURES = """
 import json, sys
 from vllm import LLM

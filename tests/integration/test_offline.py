@@ -86,7 +86,8 @@ def test_14b_weights_print_what_a_user_saw_on_hardware(run_memprof):
     assert run.returncode == 0, run.output[-3000:]
     assert "Loading model weights took 27.5376 GB" in run.engine_log
     assert_balanced(run.report)
-    # Device pages that nobody touches cost no host memory: 27.5 GiB of weights, under 2 GiB resident.
+    # Device pages that nobody touches cost no host memory: 27.5 GiB of weights, under 2 GiB
+    # resident.
     assert 0 < max(host_rss(run)) < 2 * GIB
 
 
@@ -157,7 +158,8 @@ def test_mixture_of_experts_loads(run_memprof):
     )
     assert run.returncode == 0, run.output[-3000:]
     assert_balanced(run.report)
-    # 30.53 B parameters in bf16 over two ranks, plus the replicated part: between 28 and 30 GiB each.
+    # 30.53 B parameters in bf16 over two ranks, plus the replicated part: between 28 and 30 GiB
+    # each.
     for rank in run.report["ranks"]:
         terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
         assert 28 * GIB < terms["weights"] < 30 * GIB

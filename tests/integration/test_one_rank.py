@@ -27,7 +27,8 @@ NOT_COMPARED = {
 }
 TINY, EXPERTS = "memprof/tiny", "memprof/tiny-moe"
 EP = "--enable-expert-parallel"
-#: Name of a case -> model, arguments, what is run of it, as options. With graphs where the name says so.
+#: Name of a case -> model, arguments, what is run of it, as options. With graphs where the name
+#: says so.
 CASES = {
     "tp2": (TINY, ["--tensor-parallel-size=2"], ["--rank=0"]),
     "tp2-graphs": (TINY, ["--tensor-parallel-size=2"], ["--rank=0"]),

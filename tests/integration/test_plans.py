@@ -1,7 +1,7 @@
 """Sweeps and searches over plans of the real engine: rows for what came up and what did not, Ctrl-C and on again, Ray.
 
-The searches are held against sweeps over all their values. Both take a plan from the cache that the other made, so the
-engine runs once for each.
+The searches are held against sweeps over all their values. Both take a plan from the cache that the
+other made, so the engine runs once for each.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def test_24_plans_with_a_ctrl_c_after_5(place: Path) -> None:
     assert by_utilization == sorted(set(by_utilization))
 
 
-#: knob -> its values, what is wanted, and which rows of the sweep over all values hold that. Three cases; the plans of
-#: the first two are among the 24.
+#: knob -> its values, what is wanted, and which rows of the sweep over all values hold that. Three
+#: cases; the plans of the first two are among the 24.
 CASES: dict[str, tuple[list[str], list[str], Any]] = {
     "gpu-memory-utilization": (
         ["0.4", "0.5", "0.6", "0.7", "0.8", "0.9"],

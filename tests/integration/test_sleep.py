@@ -89,8 +89,9 @@ def test_a_leak_of_every_cycle_is_found_and_priced(run_memprof, tmp_path: Path) 
     assert [cycle["residue_bytes"] for cycle in rank["cycles"]][1:] == [lost] * 4
 
 
-#: Weight updates as trainers do them, by the engine's own three calls; the transfer hands the model its own weights.
-#: With ``growing`` each update needs a larger buffer than the one before, which no block in the cache can hold.
+#: Weight updates as trainers do them, by the engine's own three calls; the transfer hands the model
+#: its own weights. With ``growing`` each update needs a larger buffer than the one before, which no
+#: block in the cache can hold.
 UPDATE = """
 import sys
 from dataclasses import dataclass

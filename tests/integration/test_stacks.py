@@ -83,7 +83,8 @@ def test_every_rank_balances_to_the_byte(run_memprof, stack, tp, utilization):
 def test_the_old_release_reproduces_hardware_figures(run_memprof, mode):
     """Qwen3-VL-8B TP=2 by the old method: measured on 2 x Ascend 910B, weights 9.1948 GiB and KV cache 43.40 GiB.
 
-    Its equation has no term for graphs, so the figures of both modes are held against those of the run with graphs.
+    Its equation has no term for graphs, so the figures of both modes are held against those of the
+    run with graphs.
     """
     run = plan(run_memprof, OLD_STACK, "Qwen/Qwen3-VL-8B-Instruct", *REFERENCE_ARGS, *mode)
 
@@ -99,8 +100,8 @@ def test_the_old_release_reproduces_hardware_figures(run_memprof, mode):
     [weights_bytes] = weights
     assert weights_bytes == pytest.approx(9.1948 * GIB, rel=0.001)
     assert f"Loading model weights took {weights_bytes / GIB:.4f} GB" in run.engine_log
-    # Every process of this release imports torch_npu._inductor before it chooses its device, which leaves a context
-    # on the first device; the equation charges it to rank 0. (vllm-ascend#7107)
+    # Every process of this release imports torch_npu._inductor before it chooses its device, which
+    # leaves a context on the first device; the equation charges it to rank 0. (vllm-ascend#7107)
     first, second = [rank["budget"]["engine_kv_cache_bytes"] for rank in ranks]
     assert second - first == pytest.approx(CONTEXT_BYTES, abs=1)
     assert "co-tenant" not in [

@@ -1,8 +1,8 @@
 """A tiny model computes for real: its greedy tokens on the simulated device are those of a CPU.
 
-Both sides run in the engine's environment, from one checkpoint of fixed random weights: vLLM with vllm-ascend on the
-simulated device, and the generation of the transformers library on the CPU. vLLM itself has no kernels for a CPU in
-this environment.
+Both sides run in the engine's environment, from one checkpoint of fixed random weights: vLLM with
+vllm-ascend on the simulated device, and the generation of the transformers library on the CPU. vLLM
+itself has no kernels for a CPU in this environment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from tests.support.engine import run_in_engine
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
-#: Over the presets' configurations: few positions and experts, so that the table of the rotary embedding and the
-#: weights of all experts of a layer are within the limit of what computes, 1 MiB, as the other tensors are.
+#: Over the presets' configurations: few positions and experts, so that the table of the rotary
+#: embedding and the weights of all experts of a layer are within the limit of what computes, 1 MiB,
+#: as the other tensors are.
 SMALLER = {
     "memprof/tiny": {"max_position_embeddings": 512},
     "memprof/tiny-moe": {"max_position_embeddings": 512, "num_experts": 4},
 }
 NEW_TOKENS = 32
-#: Token ids of the prompts: one token, some, more than a block of the KV cache (128), and more than two blocks.
+#: Token ids of the prompts: one token, some, more than a block of the KV cache (128), and more than
+#: two blocks.
 PROMPTS = [
     [17],
     [5, 900, 33, 71],
@@ -33,7 +35,8 @@ PROMPTS = [
     [(i * i + 11) % 998 for i in range(300)],
 ]
 
-#: Writes the checkpoint to argv[1] and prints its greedy tokens, with the least gap between the two largest logits.
+#: Writes the checkpoint to argv[1] and prints its greedy tokens, with the least gap between the two
+#: largest logits.
 ON_CPU = """
 import json, sys, torch
 from pathlib import Path
@@ -65,8 +68,8 @@ with torch.no_grad():
 print("RESULT " + json.dumps({"tokens": tokens, "gaps": gaps}))
 """
 
-#: The same from the engine: every prompt on its own, then all in one batch. At most 256 tokens a step, so that their
-#: activations are within the limit too; the longest prompt takes two steps.
+#: The same from the engine: every prompt on its own, then all in one batch. At most 256 tokens a
+#: step, so that their activations are within the limit too; the longest prompt takes two steps.
 ON_DEVICE = """
 import json, sys
 from vllm import LLM, SamplingParams

@@ -12,7 +12,8 @@ from tests.shim.conftest import Sim
 
 SITE = Path(vllm_memprof.sim.__file__).parent / "site"
 
-#: `check` compares what the device has with the same in float64 on the CPU, rounded once to the type of the result.
+#: `check` compares what the device has with the same in float64 on the CPU, rounded once to the
+#: type of the result.
 PRELUDE = """
 import math, torch.nn.functional as F
 torch.manual_seed(7)
