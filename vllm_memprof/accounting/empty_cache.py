@@ -204,7 +204,9 @@ def _starts_before(span: Span, last: Span) -> bool:
     return span.start_t_ns <= last.end_t_ns
 
 
-def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> ReclaimSummary | None:
+def summarise_calls(
+    process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv
+) -> ReclaimSummary | None:
     """The engine's calls added up; None where nobody called."""
     if not calls:
         return None

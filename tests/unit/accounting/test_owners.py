@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, process, span
-from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.model import DeviceMemory
 from vllm_memprof.accounting.owners import ATB_POOL_BYTES, Owners, owners_of
 from vllm_memprof.accounting.quantities import others_at_start

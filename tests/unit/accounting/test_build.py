@@ -11,8 +11,8 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.build import REQUIRED_PHASES
 from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.not_measured import REQUIRED_PHASES
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import HookState
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS

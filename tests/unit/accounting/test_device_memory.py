@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory
