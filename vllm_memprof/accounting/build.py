@@ -76,10 +76,8 @@ def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None
     planners = [other for other in run.processes if other.kv_plan is not None]
     dp_rank = process.identity.dp_rank
     same_replica = [other for other in planners if other.identity.dp_rank == dp_rank]
-    if process.kv_plan is not None:
-        plan = process.kv_plan
-    else:
-        plan = next((other.kv_plan for other in (*same_replica, *planners)), None)
+    own = [process] if process.kv_plan is not None else []
+    plan = next((other.kv_plan for other in (*own, *same_replica, *planners)), None)
     allocated = None
     span = first_of(process.phases, "kv_cache_alloc")
     if span is not None and span.before is not None and span.after is not None:

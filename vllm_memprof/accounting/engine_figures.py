@@ -42,9 +42,9 @@ def engine_figures(
             figures["graph_bytes"] = None
         if equation is not None and equation.from_snapshots:
             _complete(figures, process, equation.from_snapshots)
-    if eager and equation is not None:
-        if any(term.name == "graph_estimate" for term in equation.terms):
-            figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
+    terms = () if equation is None else equation.terms
+    if eager and any(term.name == "graph_estimate" for term in terms):
+        figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
     return figures
 
 
