@@ -1,4 +1,4 @@
-"""The communicators of a rank: when each was first used, what it is configured to hold, and what was seen to come."""
+"""The communicators of a rank: first use, configured buffers, and growth at the first use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CommunicatorUse:
 
 
 def communicators_of(rank: RankReport) -> list[CommunicatorUse]:
-    """In the order of their first collectives."""
+    """Return the communicators of a rank in the order of their first collectives."""
     found = []
     for span in rank.phases:
         if span.phase != "communicator":

@@ -1,8 +1,9 @@
-"""The audit of ``empty_cache`` and the cycles of sleep mode and weight updates: a process enters, rows leave.
+"""Read the calls of ``empty_cache`` and the cycles of sleep mode and weight updates of a process.
 
-What ``empty_cache`` gives back on an NPU is cached blocks and the per-stream operator workspaces, after it has
-synchronised the device; communicators, ATB and graph memory are not its own (torch_npu 2.10:
-``NPUCachingAllocator.cpp::emptyCache``). Freed is the difference of the two readings around the call.
+On an NPU ``empty_cache`` synchronises the device and returns cached blocks and the per-stream
+operator workspaces, but not communicators, ATB or graph memory
+(torch_npu 2.10: ``NPUCachingAllocator.cpp::emptyCache``). Freed is the difference of the two
+readings around the call.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _START_UP_ENDS = ("warm_up", "graph_capture", "kv_cache_alloc", "profile_run")
 
 
 def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
-    """The calls of one process in their order, each once.
+    """Return the calls of one process in their order, each once.
 
-    A call is one while serving when the model runner held requests or ran a step; where the record does not say, when
-    it came after the engine was ready and before it began to shut down. An engine whose plan is ready serves nothing.
+    A call is one while serving when the model runner held requests or ran a step; where the record
+    does not say, when it came after the engine was ready and before it began to shut down. An
+    engine whose plan is ready serves nothing.
     """
     ready = min(
         (t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"),
@@ -95,7 +97,7 @@ def _call(spans: list[Span], span: Span, after_ready: bool, retries_before: int)
 
 
 def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
-    """What the runtime counts less for each of its modules after the call than before it."""
+    """Return how much less the runtime counts for each module after the call than before it."""
     if before.components is None or after.components is None:
         return None
     names = sorted({*before.components, *after.components})
@@ -103,9 +105,9 @@ def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
 
 
 def _refilled(spans: list[Span], span: Span) -> tuple[int | None, str | None]:
-    """Of what the call freed, the bytes that are taken again at the next reading that something can have happened by.
+    """Return the freed bytes that are held again at the next reading, and the name of that reading.
 
-    Cached memory that comes again is cached memory once more; what tensors hold by then is not counted as refilled.
+    Only memory that is cached again counts as refilled, not that which tensors hold by then.
     """
     later, where = _next_reading(spans, span)
     again = None if later is None else _compare(span, later)
@@ -134,7 +136,7 @@ def _cached(snapshot: Snapshot) -> int | None:
 
 
 def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str | None]:
-    """The next call's first reading, or the end of the next phase that begins after the call, whichever is first."""
+    """Return the next call's first reading or the end of the next phase, whichever is first."""
     for other in spans[span.order + 1 :]:
         if other.phase == "empty_cache":
             return other.before, "the next call"
@@ -150,7 +152,7 @@ def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str |
 
 
 def cycles(process: ProcessRecord) -> list[Cycle]:
-    """Sleeps with their wake-ups, then weight updates, numbered from 1 each; only those that were completed."""
+    """Return completed sleeps with their wake-ups, then weight updates, numbered from 1 each."""
     spans = process.phases
     done = [span for span in spans if not span.open and span.error is None]
     groups: list[list[Span]] = []
@@ -198,14 +200,16 @@ def _cycle_rows(spans: list[Span], kind: str, groups: Sequence[list[Span]]) -> l
 
 
 def _starts_before(span: Span, last: Span) -> bool:
-    """Whether a passage began before the end of another; by order where the clock is not known."""
+    """Return True where a span began before the end of another; by order without a clock."""
     if span.start_t_ns is None or last.end_t_ns is None:
         return span.order <= last.order
     return span.start_t_ns <= last.end_t_ns
 
 
-def summarise(process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv) -> ReclaimSummary | None:
-    """The engine's calls added up; None where nobody called."""
+def summarise_calls(
+    process: ProcessRecord, calls: list[EmptyCacheCall], kv: Kv
+) -> ReclaimSummary | None:
+    """Return the engine's calls added up; None where there is no call."""
     if not calls:
         return None
     every = [call for call in calls if call.by == ENGINE]

@@ -1,4 +1,4 @@
-"""What grew, by owner and phase: the differences of the divided device, between and within phases."""
+"""Memory growth by owner, within phases and between them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Growth:
 
 
 def growth_by_owner(rank: RankReport) -> list[Growth]:
-    """Growth in every phase of a rank, and between its outermost phases where something changed.
+    """Return growth in every phase of a rank, and between its outermost phases where any changed.
 
-    A phase's growth includes that of the phases inside it. What happened in no phase at all is in the gaps, so that
-    the outermost rows add up to the whole.
+    A phase's growth includes that of the phases inside it. Growth in no phase is in the rows
+    between, so that the outermost rows add up to the whole.
     """
     found: list[Growth] = []
     previous: tuple[str, DeviceMemory] | None = None

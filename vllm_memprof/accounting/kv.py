@@ -1,4 +1,4 @@
-"""KV-cache arithmetic: bytes to blocks to tokens, and the plan held against the budget and the allocation."""
+"""Convert KV-cache bytes to blocks and tokens; check the plan by the budget and the allocation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
 
-#: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by as much each.
-#: (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::NPUModelRunner._allocate_kv_cache_tensors)
+#: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
+#: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
+#: NPUModelRunner._allocate_kv_cache_tensors)
 PADDING_BYTES, _PADDED_TENSORS = 2 << 20, 2
 #: The check that holds the plan against the allocator.
 ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
@@ -68,18 +69,19 @@ def build_kv(
     return replace(kv, checks=checks)
 
 
-#: Tokens per block that an engine takes where nobody asks for another number; a log does not print it.
+#: Tokens per block that an engine takes by default; a log does not print it.
 _DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128, "vllm": 16}
-#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every known model.
+#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every
+#: known model.
 _BYTES_PER_TOKEN_STEP = 512
 
 
 def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
-    """Blocks and bytes per block of a plan of which a log prints the tokens alone.
+    """Infer blocks and bytes per block of a plan of which a log prints the tokens alone.
 
-    The size of the KV cache over its tokens leaves a narrow range for the bytes per token; the layout counts as
-    known only where a single multiple of 512 bytes lies in it, and where every layer grows with the length of a
-    request. What it gives is marked inferred.
+    The size of the KV cache over its tokens leaves a narrow range for the bytes per token. The
+    layout counts as known only where a single multiple of 512 bytes lies in it, and where every
+    layer grows with the length of a request. The result is marked inferred.
     """
     overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
     if kv.blocks is not None and not overridden:
@@ -113,22 +115,28 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
 
 
 def is_overridden_by_an_unknown(kv: Kv) -> bool:
-    """A log says that the blocks of the budget were replaced, and the number that ends its line may have been cut."""
+    """Return True where a log says that the budget's blocks were replaced, but not by how many.
+
+    The number ends the line and may have been cut.
+    """
     return kv.blocks is None and kv.fitting_blocks is not None
 
 
 def is_hybrid(kv: Kv) -> bool:
-    """Whether tokens / max_model_len is another number than the engine's concurrency: layers that do not grow alike."""
+    """Return True where tokens / max_model_len is not the engine's concurrency.
+
+    Then the layers do not all grow alike with the length of a request.
+    """
     if not kv.tokens or not kv.max_model_len or kv.max_concurrency is None:
         return False
     return abs(kv.tokens / kv.max_model_len - kv.max_concurrency) > 0.01 + 0.01 * kv.max_concurrency
 
 
 def blocks_per_request(kv: Kv) -> int | None:
-    """Blocks that one request of ``max_model_len`` tokens takes, None where the plan does not tell.
+    """Return the blocks of one request of ``max_model_len`` tokens, None where it is unknown.
 
-    vllm 0.23.0, vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config divides the blocks by this
-    whole number, so it can be read back from the concurrency.
+    vllm 0.23.0, vllm/v1/core/kv_cache_utils.py::get_max_concurrency_for_kv_cache_config divides the
+    blocks by this whole number, so it can be read back from the concurrency.
     """
     if not kv.blocks or not kv.max_concurrency:
         return None
@@ -136,9 +144,10 @@ def blocks_per_request(kv: Kv) -> int | None:
 
 
 def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
-    """Requests of ``length`` tokens that the planned blocks hold at once; None where a layer's rule is not known.
+    """Return how many requests of ``length`` tokens the planned blocks hold at once.
 
-    The engine's own figure is the same at ``max_model_len``: blocks over the blocks that one request takes.
+    None where a layer's rule is not known. The engine's own figure is the same at
+    ``max_model_len``: blocks over the blocks that one request takes.
     """
     kv = build_kv(plan, None, None)
     limits = Limits(
@@ -154,10 +163,11 @@ def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
 
 
 def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
-    """Tokens that a number of blocks holds, as the engine prints its "KV cache size".
+    """Return the tokens that a number of blocks holds, as the engine prints its "KV cache size".
 
-    vllm/v1/core/kv_cache_utils.py::_report_kv_cache_config: blocks of one group in tokens (to 0.19.1), then
-    int(concurrency x max_model_len) (0.20.2 to 0.33.0; update_kv_cache_capacity in the latest).
+    vllm/v1/core/kv_cache_utils.py::_report_kv_cache_config: blocks of one group in
+    tokens (to 0.19.1), then int(concurrency x max_model_len) (0.20.2 to 0.33.0;
+    update_kv_cache_capacity in the latest).
     """
     if kv.inferred:
         return None if kv.block_size is None else blocks * kv.block_size
@@ -189,10 +199,11 @@ def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
 def _bytes_per_block(
     groups: list[KvGroup], planned: int | None, blocks: int | None, count: int | None
 ) -> int | None:
-    """What one block takes on the device over all layers: the plan's own division.
+    """Return the bytes of one block on the device over all layers, as the plan divides them.
 
-    Several groups share pools, one per layer of the largest group; the layers of a single group have pages of their
-    own. (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups)
+    Several groups share pools, one per layer of the largest group; the layers of a single group
+    have pages of their own.
+    (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups)
     """
     if planned is not None and blocks and planned % blocks == 0:
         return planned // blocks
@@ -213,7 +224,10 @@ def _bytes_per_block(
 
 
 def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
-    """Blocks that the worker with the least room can hold: the engine serves with the minimum over workers."""
+    """Return the blocks that the worker with the least memory can hold.
+
+    The engine serves with the minimum over workers.
+    """
     available, planned = plan.get("available_bytes"), plan.get("planned_bytes")
     if (
         not isinstance(available, list)
@@ -278,7 +292,10 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
 
 
 def _request_blocks(kv: Kv, limits: Limits) -> int | None:
-    """Blocks that a request of full length takes over all groups; the layers of one group take them together."""
+    """Return the blocks of a request of full length over all groups.
+
+    The layers of one group share their blocks.
+    """
     needed = [request_blocks(group, limits) for group in kv.groups]
     if not needed or None in needed:
         return None
@@ -306,7 +323,10 @@ def _equal(name: str, expected: int | None, found: int | None) -> Check:
 
 
 def _allocated(planned: int | None, allocated: int | None, padding_bytes: int) -> Check:
-    """The allocator pads each tensor by some bytes, a KV connector by 2 MiB: within 1% the plan was kept."""
+    """Check that the plan was kept, within 1 % and the padding of a KV connector.
+
+    The allocator pads each tensor by some bytes, a KV connector by 2 MiB.
+    """
     ok = None
     if planned is not None and allocated is not None:
         ok = 0 <= allocated - planned <= planned // 100 + padding_bytes

@@ -1,7 +1,8 @@
 """KV cache by type of layer: bytes of a block and blocks of a request, as rows of a table.
 
-A group of layers as the ``kv_plan`` event describes it enters; what its type's formula gives leaves, None where the
-event lacks an ingredient or nobody has read the type. The engine's own figures are held against these.
+A group of layers as the ``kv_plan`` event describes it enters; the result of its type's formula
+leaves, None where the event lacks an ingredient or the type is unknown. The engine's own figures
+are compared with these.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def _latent(layout: _Layout, block: int) -> int | None:
     return int(block // (layout.get("compress_ratio") or 1) * heads * width * size)
 
 
-#: What makes a page of vllm-ascend's latent attention something else than latent vectors: caches of sparse attention
-#: in 8 bits with their scales, an indexer's cache that several ranks hold. Plain: the value of each without any of it.
+#: Keys by which a page of vllm-ascend's latent attention holds more than latent vectors (caches of
+#: sparse attention in 8 bits with their scales, an indexer's cache that several ranks hold), with
+#: the value of each where it does not.
 _PLAIN_LATENT = {
     "scale_dim": 0,
     "cache_sparse_sfa_c8": False,
@@ -99,7 +101,7 @@ _PLAIN_LATENT = {
 
 
 def _ascend_latent(layout: _Layout, block: int) -> int | None:
-    """The same latent vector; None where sparse attention adds something, or where the record does not tell."""
+    """Return the same latent vector; None where sparse attention adds to it, or may add to it."""
     if any(layout.get(name) != plain for name, plain in _PLAIN_LATENT.items()):
         return None
     heads, width, size = (
@@ -125,7 +127,10 @@ def _whole_length(layout: _Layout, block: int, limits: Limits) -> int | None:
 
 
 def _window(layout: _Layout, block: int, limits: Limits) -> int | None:
-    """The window and the tokens of one step; one more block, for a window need not begin at a block's beginning."""
+    """Return the blocks of the window and the tokens of one step, and one more.
+
+    A window need not begin at the beginning of a block.
+    """
     window, batch = layout.get("sliding_window"), limits.max_num_batched_tokens
     if window is None or batch is None or limits.max_model_len is None:
         return None
@@ -141,9 +146,10 @@ def _chunk(layout: _Layout, block: int, limits: Limits) -> int | None:
 
 
 def _states(layout: _Layout, block: int, limits: Limits) -> int | None:
-    """A state, and one per speculative token; one more where prefix caching aligns states with blocks.
+    """Return one state, one per speculative token, and one where prefix caching aligns them.
 
-    Without a mode the release is one from before 0.18, where it is one block or as many as the length has.
+    Without a mode the release is one from before 0.18, where it is one block or as many as the
+    length has.
     """
     speculative = int(layout.get("num_speculative_blocks") or 0)
     fixed = {"none": 1, "align": 2}.get(limits.mamba_cache_mode or "")

@@ -8,7 +8,7 @@ from vllm_memprof.record.schema import PlannedRanks
 
 
 def rank_notes(ranks: PlannedRanks | None) -> list[str]:
-    """What a reader has to know of a plan that ran some of its ranks; nothing where all ran.
+    """Return notes on a plan that ran only some of its ranks; none where all ran.
 
     Args:
         ranks: of the run record, None for a run that has none.
@@ -32,7 +32,7 @@ def rank_notes(ranks: PlannedRanks | None) -> list[str]:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """``0, 2-5`` for 0, 2, 3, 4, 5."""
+    """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][1] + 1:

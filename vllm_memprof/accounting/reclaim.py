@@ -1,4 +1,4 @@
-"""What the ledger says about memory that is given back and comes again: calls of empty_cache, cycles of sleep.
+"""Memory that is returned and allocated again: calls of empty_cache, cycles of sleep mode.
 
 Plain data, part of the report model. Bytes are integers, None is unknown.
 """
@@ -60,7 +60,7 @@ class EmptyCacheCall:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One sleep and wake-up, or one weight update: what the device holds more after it than after the one before.
+    """One sleep and wake-up, or one weight update, with the growth since the one before.
 
     The first is compared with the moment before it. Residues are signed.
     """
@@ -94,7 +94,7 @@ class OwnCall:
 
 @dataclass(frozen=True)
 class ReclaimSummary:
-    """The engine's calls until its shutdown added up, and what one call after the warm-up could return."""
+    """The engine's calls until its shutdown added up, and what is left to free after start-up."""
 
     calls: int
     calls_at_end: int  # in the shutdown or after it: in no other figure

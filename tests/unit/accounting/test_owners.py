@@ -1,4 +1,4 @@
-"""Who holds what outside torch: the books with counters, and each inference with its limits."""
+"""Owners of memory outside torch: by counters, and by each inference with its limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, process, span
-from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.model import DeviceMemory
 from vllm_memprof.accounting.owners import ATB_POOL_BYTES, Owners, owners_of
 from vllm_memprof.accounting.quantities import others_at_start
@@ -23,7 +23,7 @@ amount = st.integers(0, 2**34)
 def taken(
     t_ns: int, reserved: int = 0, workspace: int | None = 0, driver: bool = True, **held: int
 ) -> Snapshot:
-    """A reading that belongs together: torch, the counters, and the driver's figures. Sizes in bytes."""
+    """Return one consistent reading of torch, the counters and the driver. Sizes in bytes."""
     counters = {
         "RUNTIME": RUNTIME,
         "HCCL": 0,
@@ -288,8 +288,9 @@ def test_a_moment_at_which_workspace_is_not_read_keeps_both_together() -> None:
 
 
 def uncounted(t_ns: int, non_torch: int, workspace: int = 0) -> Snapshot:
-    return Snapshot(t_ns=t_ns, device_total_bytes=TOTAL, device_free_bytes=TOTAL - non_torch, allocated_bytes=0,
-                    reserved_bytes=0, npu_workspace_bytes=workspace, non_torch_bytes=non_torch)  # fmt: skip
+    return Snapshot(t_ns=t_ns, device_total_bytes=TOTAL, device_free_bytes=TOTAL - non_torch,
+                    allocated_bytes=0, reserved_bytes=0, npu_workspace_bytes=workspace,
+                    non_torch_bytes=non_torch)  # fmt: skip
 
 
 def test_without_counters_names_come_from_the_order_of_events() -> None:

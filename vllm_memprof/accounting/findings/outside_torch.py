@@ -45,7 +45,7 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
         Growth of the owner `other` in a phase, less that of the phases inside it, or between two
         phases; 16 MiB or more, and still held at the last reading before the shutdown. `other` is
         what the process holds of the device less torch, operator workspace, ATB and communicators
-        (`vllm_memprof/accounting/identity.py::device_memory`).
+        (`vllm_memprof/accounting/device_memory.py::device_memory`).
 
     To do:
         Find the library by the phase that the evidence names. Leave room for it with a smaller KV

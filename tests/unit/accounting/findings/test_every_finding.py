@@ -204,9 +204,9 @@ TABLE: dict[str, Row] = {
 FROM_HOOKS = {
     "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
     "kv-allocation-off-plan": "findings/test_kv_cache.py::test_a_kv_cache_that_is_not_the_plan",
-    "hook-not-bound": "test_report.py::test_hooks_in_trouble",
-    "hook-overwritten": "test_report.py::test_hooks_in_trouble",
-    "hook-never-called": "test_report.py::test_hooks_in_trouble",
+    "hook-not-bound": "test_build.py::test_hooks_in_trouble",
+    "hook-overwritten": "test_build.py::test_hooks_in_trouble",
+    "hook-never-called": "test_build.py::test_hooks_in_trouble",
     "allocation-outside-torch": "findings/test_outside_torch.py::"
     "test_memory_past_torch_after_profiling_is_not_subtracted",
     "communicator-buffers": "findings/test_outside_torch.py::"

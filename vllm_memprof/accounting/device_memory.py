@@ -1,8 +1,11 @@
-"""Divides a device among its owners at one moment. The rows and the remainder always add up to the total."""
+"""Divide the device by owner at one edge.
+
+The rows and ``unaccounted_bytes`` always add up to the device's total.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, ComponentRow, DeviceMemory
 from vllm_memprof.accounting.owners import (
@@ -10,6 +13,7 @@ from vllm_memprof.accounting.owners import (
     HCCL,
     RUNTIME,
     Communicator,
+    EdgeTime,
     Owners,
     counter,
     is_after,
@@ -21,31 +25,31 @@ from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Edge, Span
 from vllm_memprof.units import MIB, minus
 
-_NOBODY = Owners()
+_NO_OWNERS = Owners()
 
 
 def device_memory(
-    span: Span, edge: Edge, simulated: bool, owners: Owners = _NOBODY
+    span: Span, edge: Edge, simulated: bool, owners: Owners = _NO_OWNERS
 ) -> DeviceMemory:
     """Divide the device as one rank saw it at an edge of a phase.
 
-    ``cached`` is reserved less allocated. With the runtime's counters every owner outside torch has a row of its own;
-    without them the context and the communicators are inferred, and ``other_non_torch`` is the rest of what lies
-    outside torch's segments and the operator workspace. Memory that a simulated device's profile sets is marked
-    modelled.
+    ``cached`` is reserved less allocated. With the runtime's counters every owner outside torch has
+    a row of its own. Without them the context and the communicators are inferred, and
+    ``other_non_torch`` is the rest outside torch's segments and the operator workspace. Memory that
+    a simulated device's profile sets is marked modelled.
 
     Args:
         span: the phase.
         edge: one of its edges.
         simulated: the device's profile sets what lies outside torch.
-        owners: what the rest of the process's record tells, see ``owners.owners_of``.
+        owners: of the process, see ``owners.owners_of``.
 
     Returns:
-        Rows in bytes, None where unknown; ``unaccounted_bytes`` is the total less the known rows, None where the
-        total itself is unknown. ``parts`` are of which: they are in the rows already.
+        Rows in bytes, None where unknown. ``unaccounted_bytes`` is the total less the known rows,
+        None where the total is unknown. ``parts`` are contained in the rows.
     """
     snapshot = edge.snapshot
-    at = _At(owners, snapshot.t_ns or 0, span.order, edge.side)
+    at = _Edge(owners, snapshot.t_ns or 0, span.order, edge.side)
     rows = [
         ComponentRow(
             "allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
@@ -79,35 +83,35 @@ def device_memory(
     return DeviceMemory(rows, None if total is None else total - known, parts)
 
 
-class _At:
-    """A moment, and what is known of the process at it."""
+@dataclass(frozen=True)
+class _Edge:
+    """An edge, with the owners of its process."""
 
-    def __init__(self, owners: Owners, t_ns: int, order: int, edge: str) -> None:
-        self.owners, self.t_ns, self.order, self.edge = owners, t_ns, order, edge
+    owners: Owners
+    t_ns: int
+    order: int  # of the span
+    side: str  # before | after
+
+    def is_after(self, other: EdgeTime) -> bool:
+        return is_after(self.t_ns, self.order, self.side, other)
 
     def graph(self, runtime: int) -> int:
-        """The part of the runtime's counter that captured graphs account for, at most all of it."""
+        """Return the bytes of captured graphs in the runtime's counter, at most all of it."""
         size = 0
         for capture in self.owners.captures:
-            if capture.ends is not None and is_after(
-                self.t_ns, self.order, self.edge, capture.ends
-            ):
+            if capture.ends is not None and self.is_after(capture.ends):
                 size += capture.grown_bytes
-            elif is_after(self.t_ns, self.order, self.edge, capture.begins):
+            elif self.is_after(capture.begins):
                 size += max(0, runtime - capture.base_bytes)
         return min(size, runtime)
 
     def atb(self) -> int:
-        step = self.owners.atb
-        return (
-            step.bytes
-            if step is not None and is_after(self.t_ns, self.order, self.edge, step.since)
-            else 0
-        )
+        pool = self.owners.atb
+        return 0 if pool is None or not self.is_after(pool.since) else pool.bytes
 
 
-def _counted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
-    """Rows from the runtime's counters and the driver's figure of the process."""
+def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
+    """Return rows from the runtime's counters and the driver's figure of the process."""
     counters = snapshot.components
     rows = [_context(snapshot, at), *_named_communicators(counter(snapshot, HCCL), at)]
     rows += _application(snapshot, at)
@@ -131,7 +135,7 @@ def _counted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
     return rows
 
 
-def _context(snapshot: Snapshot, at: _At) -> ComponentRow:
+def _context(snapshot: Snapshot, at: _Edge) -> ComponentRow:
     own, counters = snapshot.process_bytes, snapshot.components
     if own is not None and counters is not None:
         size = own - sum(figures["bytes"] for figures in counters.values())
@@ -147,11 +151,11 @@ def _context(snapshot: Snapshot, at: _At) -> ComponentRow:
     return ComponentRow("context", carried, INFERRED, source)
 
 
-def _named_communicators(held: int | None, at: _At) -> list[ComponentRow]:
+def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
     known = at.owners.communicators
     if held is None:
         return [ComponentRow(each.name, None, INFERRED) for each in known]
-    shares = share_communicators(at.owners, held, at.t_ns, at.order, at.edge)
+    shares = share_communicators(at.owners, held, at.t_ns, at.order, at.side)
     by_name = {each.name: each for each in known}
     rows = [
         ComponentRow(name, size, INFERRED, _configured(by_name[name]))
@@ -176,14 +180,10 @@ def _configured(each: Communicator) -> str:
     return f"2 x {each.configured_bytes // 2 // MIB} MiB by {by}"
 
 
-def _application(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
-    """What the process asked the device for besides torch's segments: ATB's pool, and everything else."""
-    app, torch, workspace = (
-        counter(snapshot, APP),
-        torch_bytes(snapshot),
-        snapshot.npu_workspace_bytes,
-    )
-    beside = minus(app, torch)
+def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
+    """Return ATB's pool and the other allocations of the process besides torch's segments."""
+    workspace = snapshot.npu_workspace_bytes
+    beside = minus(counter(snapshot, APP), torch_bytes(snapshot))
     if beside is None:
         return [ComponentRow("atb", None, INFERRED), ComponentRow("other", None, MEASURED)]
     atb = max(0, min(at.atb(), beside - (workspace or 0)))
@@ -195,8 +195,8 @@ def _application(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
     return [*found, ComponentRow("other", beside - workspace - atb, MEASURED, source)]
 
 
-def _uncounted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
-    """Without counters: what the order of events tells, and the rest in one row."""
+def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
+    """Return, without counters, the owners known from events, and the rest in one row."""
     rest = _other_non_torch(snapshot)
     inferred: list[ComponentRow] = []
     context = at.owners.first_context
@@ -208,7 +208,7 @@ def _uncounted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
         )
     for each in at.owners.communicators if rest is not None else ():
         sizes = [size for size in (each.configured_bytes, each.seen_bytes) if size is not None]
-        present = is_after(at.t_ns, at.order, at.edge, each.begins)
+        present = at.is_after(each.begins)
         inferred.append(
             ComponentRow(
                 each.name, min(sizes, default=None) if present else 0, INFERRED, _configured(each)
@@ -225,7 +225,7 @@ def _uncounted(snapshot: Snapshot, at: _At) -> list[ComponentRow]:
 
 
 def _parts(snapshot: Snapshot) -> list[ComponentRow]:
-    """Of which: rows that are inside others."""
+    """Return the rows that are contained in others."""
     parts = []
     if snapshot.graph_pool_bytes is not None:
         parts.append(
@@ -250,13 +250,12 @@ def _parts(snapshot: Snapshot) -> list[ComponentRow]:
 def _modelled(row: ComponentRow) -> ComponentRow:
     if row.component in NEVER_MODELLED_ROWS:
         return row
-    return ComponentRow(
-        row.component, row.bytes, MODELLED, row.source, row.part_of
-    )  # replace() takes thrice as long
+    # replace() takes thrice as long
+    return ComponentRow(row.component, row.bytes, MODELLED, row.source, row.part_of)
 
 
 def _other_non_torch(snapshot: Snapshot) -> int | None:
-    """Non-torch memory less the operator workspace, as far as the workspace is known."""
+    """Return non-torch memory less the operator workspace where that is known, bytes."""
     non_torch = snapshot.non_torch_bytes
     if non_torch is None:
         used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)

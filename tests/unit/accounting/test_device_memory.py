@@ -1,4 +1,4 @@
-"""The device identity: whatever a snapshot knows, its rows and the remainder are the device's total."""
+"""Rows and remainder add up to the device total, whatever a snapshot knows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.identity import device_memory
+from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory
@@ -93,7 +93,7 @@ PHASES = (
 def test_every_edge_of_any_run_balances_in_the_report(
     edges: list[tuple[Snapshot, Snapshot]], simulated: bool
 ) -> None:
-    """As report.json has it, with the counters of components and what was measured of other processes."""
+    """As report.json has it, with the counters of components and the other processes."""
     spans = [
         span(phase, *pair, order=n)
         for n, (phase, pair) in enumerate(zip(PHASES, edges, strict=False))

@@ -1,0 +1,66 @@
+"""The phases of a start-up that a run has no record of, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_memprof.accounting.model import NotMeasured, RunSummary
+from vllm_memprof.record.loader import ProcessRecord
+
+#: Phases that every start-up passes.
+REQUIRED_PHASES = (
+    "device_init",
+    "hccl_init",
+    "weight_load",
+    "profile_run",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+)
+#: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
+_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
+
+
+def not_measured(
+    summary: RunSummary, workers: Sequence[tuple[str, ProcessRecord]], planned: bool
+) -> list[NotMeasured]:
+    """Return a row per absent phase and reason, with the ranks where it is not all of them.
+
+    Args:
+        summary: of the run.
+        workers: its workers by label.
+        planned: a process of the run recorded a KV plan.
+    """
+    if summary.source == "log":
+        seen = {span.phase for _, process in workers for span in process.phases}
+        absent = [phase for phase in REQUIRED_PHASES if phase not in seen]
+        return [NotMeasured(phase, "not in the log") for phase in absent]
+    rows: list[NotMeasured] = []
+    for phase in REQUIRED_PHASES:
+        reasons: dict[str, list[str]] = {}
+        for label, process in workers:
+            if not any(span.phase == phase for span in process.phases):
+                reason = _reason(summary, process, phase, planned)
+                reasons.setdefault(reason, []).append(label)
+        for reason, labels in reasons.items():
+            everyone = len(labels) == len(workers)
+            rows.append(NotMeasured(phase, reason, None if everyone else labels))
+    return rows
+
+
+def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:
+    if phase == "graph_capture" and summary.eager:
+        return "eager mode"
+    if phase in _AFTER_PLAN and summary.mode == "plan" and planned:
+        return "memprof plan stops after the KV plan"
+    states = {hook.state for hook in process.hooks.values() if hook.phase == phase}
+    if states and not states & {"bound", "pending"}:
+        return f"its hook is {', '.join(sorted(states)).replace('_', ' ')}"
+    seen = {span.phase for span in process.phases}
+    if seen.isdisjoint(REQUIRED_PHASES[REQUIRED_PHASES.index(phase) :]):
+        unfinished = [span.phase for span in process.phases if span.open]
+        if unfinished:
+            return f"not reached: {unfinished[-1]} was not finished"
+        if summary.status != "ok":
+            return "not reached"
+    return "no graph was captured" if phase == "graph_capture" else "no record of it"

@@ -1,0 +1,80 @@
+"""The head of a report: the run in short, and its workers by label."""
+
+from __future__ import annotations
+
+from vllm_memprof.accounting.model import RunSummary
+from vllm_memprof.accounting.ranks import rank_notes
+from vllm_memprof.record.loader import ProcessRecord, Run
+
+
+def summarise(run: Run) -> RunSummary:
+    """Return the run in short; what the run record lacks is taken from its processes."""
+    info = run.info
+    versions = dict(info.versions)
+    for process in run.processes:
+        versions.update(process.versions)
+    versions = {name.replace("_", "-"): version for name, version in versions.items()}
+    known = [name for name in ("vllm-ascend", "vllm") if name in versions]
+    engine = info.engine or (known[0] if known else None)
+    chips = [process.identity.soc for process in run.processes if process.identity.soc]
+    notes = [*rank_notes(info.ranks), *info.notes, *run.notes]
+    if info.empty_cache_at:
+        notes.insert(
+            0,
+            "experiment: memprof itself called empty_cache at the end of "
+            f"{', '.join(info.empty_cache_at)}; the run was changed by it",
+        )
+    return RunSummary(
+        id=info.id,
+        source=run.source,
+        status=info.status,
+        model=info.model,
+        mode=info.mode,
+        engine=engine,
+        engine_version=info.engine_version or versions.get(engine or ""),
+        # a launcher may know only the name of a profile
+        device=chips[0] if chips else info.device,
+        simulated=info.simulated,
+        device_profile=info.device_profile,
+        command=info.command,
+        started=info.started,
+        seconds=info.seconds,
+        exit_code=info.exit_code,
+        exit_reason=info.exit_reason,
+        truncated=run.truncated,
+        eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
+        notes=notes,
+        empty_cache_at=info.empty_cache_at,
+        ranks=info.ranks,
+        versions=versions,
+        env=dict(info.env),
+        host=info.host,
+        start_t_ns=info.start_t_ns,
+    )
+
+
+def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
+    """Return the workers with one label each; of a log, by replica and rank.
+
+    A label that several replicas have, as TP0, begins with the replica, or ends with the process.
+    """
+    workers = [process for process in run.processes if process.is_worker]
+    if run.source == "log":  # in the order of their lines
+        workers.sort(key=_replica_and_rank)
+    labels = []
+    for who in (process.identity for process in workers):
+        by_number = f"pid {who.pid}" if who.rank is None else f"rank {who.rank}"
+        labels.append(who.label or by_number)
+    found = []
+    for label, process in zip(labels, workers, strict=True):
+        who = process.identity
+        if labels.count(label) > 1:
+            shared = f"{label} pid {who.pid}"
+            label = shared if who.dp_rank is None else f"DP{who.dp_rank} {label}"
+        found.append((label, process))
+    return found
+
+
+def _replica_and_rank(process: ProcessRecord) -> tuple[int, bool, int]:
+    who = process.identity
+    return who.dp_rank or 0, who.rank is None, who.rank or 0
