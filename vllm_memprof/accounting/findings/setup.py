@@ -74,7 +74,7 @@ def hook_not_bound(context: Context) -> Iterator[Found]:
 
     Computed:
         The state of the hook when the process ended: missing or error
-        (`vllm_memprof/capture/hooks.py::HOOKS`).
+        (`vllm_memprof/capture/hooks/table.py::HOOKS`).
 
     To do:
         `memprof doctor` shows which hooks bind with the installed versions.
