@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe with its DevTools protocol. Standard library only, no driver program.
+"""Drive a headless Chromium for tests and screenshots.
 
 For the tests of the page and for its screenshots. Nothing is installed: ``find_browser`` says what
 there is.
@@ -33,13 +33,14 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no name resolves: the network is off
+    # no name resolves: the network is off
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-pipe",
 )
 
 
 def find_browser() -> str | None:
-    """Path of a Chromium or Chrome; None where this machine has none. ``MEMPROF_BROWSER`` names another one."""
+    """Return the path of a Chromium or Chrome, or ``MEMPROF_BROWSER``; None without one."""
     names = [os.environ["MEMPROF_BROWSER"]] if os.environ.get("MEMPROF_BROWSER") else NAMES
     return next((path for name in names if (path := shutil.which(name))), None)
 
@@ -209,7 +210,7 @@ class Browser:
         target.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, exceptions, dialogs, and requests for anything but files so far."""
+        """Return console errors and warnings, exceptions, dialogs, requests for non-files so far."""
         self.value("1")  # what came before has arrived
         found = []
         for event in self.events:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from vllm_memprof.units import format_bytes, format_gib, format_mib
 
-#: Format specs for quantities; each takes an integer of bytes, a count, or None where it is unknown.
+#: Format specs for quantities; each takes an integer of bytes, a count, or None where it is
+#: unknown.
 _QUANTITIES: dict[str, Callable[[int | float | None], str]] = {
     "gib": format_gib,
     "gib4": lambda size: format_gib(size, 4),

@@ -22,7 +22,7 @@ def format_gib(size_bytes: int | float | None, digits: int = 2) -> str:
 
 
 def format_mib(size_bytes: int | None, digits: int = 1) -> str:
-    """Return signed bytes as MiB text without the unit: ``+400.0``; empty for 0, ``?`` if unknown."""
+    """Return signed bytes as MiB text, ``+400.0``; empty for 0, ``?`` if unknown."""
     if size_bytes is None:
         return "?"
     return f"{size_bytes / MIB:+,.{digits}f}" if size_bytes else ""

@@ -1,4 +1,4 @@
-"""Closes the books of a run: device memory by owner, the KV budget equation recomputed, the honest budget, findings."""
+"""Account for a run: device memory by owner, the budget equation recomputed, findings."""
 
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report

@@ -1,4 +1,4 @@
-"""Times of a run on one axis: the monotonic clocks of its hosts enter, nanoseconds since the run's start leave."""
+"""Put the times of a run on one axis: monotonic clocks of hosts in, ns since its start out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MOMENTS = ("oom",)
 def host_starts(report: Report) -> dict[str | None, int]:
     """Host -> ns of its monotonic clock that count as the run's start.
 
-    On the launcher's host that is the launch; elsewhere the first reading, as clocks of two hosts have nothing in
-    common.
+    On the launcher's host that is the launch; elsewhere the first reading, because clocks of two
+    hosts have nothing in common.
     """
     first: dict[str | None, int] = {}
     for rank in report.ranks:
@@ -31,7 +31,7 @@ def host_starts(report: Report) -> dict[str | None, int]:
 
 
 def passages(rank: RankReport) -> dict[int, tuple[int, int | None]]:
-    """Order of a passage through a phase -> when it began and ended, ns; None where it was never left.
+    """Return for each span, by its order, when it began and ended, ns; None if never left.
 
     A passage without any time is left out.
     """

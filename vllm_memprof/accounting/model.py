@@ -1,7 +1,8 @@
-"""The ledger's result: what every reporter starts from, and ``report.json`` as other programs read it.
+"""The result of accounting: every reporter starts from it, and ``report.json`` is made of it.
 
-Made by ``accounting.build`` from a ``Run``; holds no file, no clock and no engine object. Bytes are integers, None is
-unknown. Its JSON is ``memprof.report/2``: fields may be added, none is renamed within it.
+Made by ``accounting.build`` from a ``Run``; holds no file, no clock and no engine object. Bytes are
+integers, None is unknown. Its JSON is ``memprof.report/2``: fields may be added, none is renamed
+within it.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Budget:
     @property
     @computed
     def implied_requested_bytes(self) -> int | None:
-        """The request that the subtracted terms and the granted KV cache give together, where none is known."""
+        """Return the request that the subtracted terms and the granted KV cache add up to."""
         sizes = [row.bytes for row in self.terms if row.subtracted]
         known = [size for size in sizes if size is not None]
         if (
@@ -169,7 +170,7 @@ class Budget:
         return sum(known) + self.engine_kv_cache_bytes
 
     def implied_term(self, divisor: int = 1) -> tuple[str, int] | None:
-        """(name, bytes) of the only unknown subtracted term, as far as the granted KV cache leaves it."""
+        """Return (name, bytes) of the only unknown term, as the granted KV cache leaves it."""
         missing = [row.name for row in self.terms if row.subtracted and row.bytes is None]
         granted, asked = self.engine_kv_cache_bytes, self.requested_bytes
         if len(missing) != 1 or granted is None or asked is None or self.override:

@@ -101,7 +101,7 @@ def phases(ranks: Iterable[RankSource]) -> pd.DataFrame:
     Columns after ``WHO``: phase (string), order (Int64, by start within the rank, from 0), parent
     (Int64, order of the enclosing passage, <NA> at the top), depth (Int64), seconds (Float64), open
     (boolean, the rank never left the phase), error (string, the exception that left it); then for
-    each of ``PHASE_FIELDS``: before, after and change in bytes, e.g. allocated_before_bytes (Int64).
+    each of ``PHASE_FIELDS``: before, after and change, e.g. allocated_before_bytes (Int64).
     """
     columns = {
         "phase": "string",
@@ -185,9 +185,9 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
 def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and figure of the KV-cache equation.
 
-    Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes (Int64),
-    half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks), subtracted
-    (boolean, of a term: the equation subtracts it), how (string, of what is not subtracted),
+    Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes
+    (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
+    subtracted (boolean, of a term: the equation subtracts it), how (string, of what is not subtracted),
     kv_tokens (Int64, KV cache tokens that the bytes would hold).
     """
     columns = {
@@ -259,8 +259,8 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
     Columns after ``WHO``: phase (string, the enclosing one), site (string, file.py:line of the
     caller), function (string), by (string: engine, memprof), seconds (Float64, with the wait for
     the device), while_serving (boolean), requests (Int64, held at the call),
-    freed_reserved_bytes, freed_npu_workspace_bytes, freed_other_bytes and refilled_bytes (Int64; the
-    last of what was freed, in use again at the next reading).
+    freed_reserved_bytes, freed_npu_workspace_bytes, freed_other_bytes and refilled_bytes (Int64;
+    the last: of what was freed, in use again at the next reading).
     """
     fields = {
         "phase": ("phase", "string"),

@@ -1,7 +1,7 @@
-"""A run folder becomes a ``Run``: what enters is files, what leaves is frozen facts without any file handle.
+"""Load a run folder: files enter, a frozen ``Run`` without any file handle leaves.
 
-Runs in the launcher or in ``memprof report``. Half a line left by a killed process is dropped and the run marked
-truncated; anything that is not a run record is refused with the path and what to try.
+Runs in the launcher or in ``memprof report``. Half a line left by a killed process is dropped and
+the run marked truncated; anything that is not a run record is refused with the path and a hint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process was. A rank alone never identifies it: under data parallelism several are rank 0."""
+    """Identity of a process. A rank alone is none: under data parallelism several are rank 0."""
 
     host: str | None = None
     pid: int | None = None
@@ -129,8 +129,8 @@ def load_run(run_dir: Path) -> Run:
         run_dir: the folder that holds ``run.json`` and ``events/``.
 
     Raises:
-        RunRecordError: there is no such folder, it is not a run folder, a file cannot be read or is not a
-            record, or another release with a different schema wrote it.
+        RunRecordError: there is no such folder, it is not a run folder, a file cannot be read or is
+            not a record, or another release with a different schema wrote it.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -447,9 +447,10 @@ def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
 def snapshot_frame(run: Run) -> pd.DataFrame:
     """One row per rank, phase and edge, in the order of ranks, then of time within each.
 
-    Columns: ``file`` (str), ``label`` (str, nullable), ``host`` (str), ``pid`` (Int64), ``rank`` (Int64, nullable),
-    ``order`` (Int64, position of the phase in its process), ``phase`` (str), ``edge`` (before | after),
-    ``t_ns`` (Int64, monotonic nanoseconds), and every snapshot field (Int64, bytes or a count; <NA> is unknown).
+    Columns: ``file`` (str), ``label`` (str, nullable), ``host`` (str), ``pid`` (Int64), ``rank``
+    (Int64, nullable), ``order`` (Int64, position of the phase in its process), ``phase`` (str),
+    ``edge`` (before | after), ``t_ns`` (Int64, monotonic nanoseconds), and every snapshot field
+    (Int64, bytes or a count; <NA> is unknown).
     Edges that were not recorded have no row.
     """
     import pandas as pd

@@ -1,8 +1,9 @@
-"""torch_npu's own account of an OOM: a csv of the runtime's counters, written with ``OOM_SNAPSHOT_ENABLE=1`` or ``2``.
+"""Read the csv of the runtime's counters that torch_npu writes at an OOM.
 
-``device_<index>_memUsageInfo_<local time>.csv`` in ``OOM_SNAPSHOT_PATH`` (the engine's working folder without it):
-module, current and peak size in MiB with four digits. The launcher copies the files of its run into the run folder; the
-loader reads them there. (torch_npu 2.10: ``NPUCachingAllocator.cpp::saveDevMemUsageInfo``,
+With ``OOM_SNAPSHOT_ENABLE=1`` or ``2`` it writes ``device_<index>_memUsageInfo_<local time>.csv`` to
+``OOM_SNAPSHOT_PATH`` (without it, the engine's working folder): module, current and peak size in
+MiB with four digits. The launcher copies the files of its run into the run folder, where the loader
+reads them. (torch_npu 2.10: ``NPUCachingAllocator.cpp::saveDevMemUsageInfo``,
 ``OptionsManager::GetOomSnapshotDumpPath``)
 """
 
@@ -50,7 +51,7 @@ def keep(env: Mapping[str, str], since_s: float, run_dir: Path) -> list[str]:
 
 
 def load(run_dir: Path) -> dict[int, Counters]:
-    """Counters by device from the files of a run folder; of several files of a device the last one counts."""
+    """Return counters by device of a run folder; of several files of a device, the last one."""
     found: dict[int, Counters] = {}
     for path in sorted((run_dir / OOM_DIR).glob("*.csv")):
         name = _NAME.fullmatch(path.name)
@@ -64,7 +65,7 @@ def load(run_dir: Path) -> dict[int, Counters]:
 
 
 def parse(text: str) -> Counters:
-    """``{module: {"bytes", "peak_bytes"}}``, exact to half a unit of the last printed digit (52 bytes)."""
+    """Return ``{module: {"bytes", "peak_bytes"}}``, exact to half the last digit (52 bytes)."""
     rows = (_ROW.fullmatch(line.strip()) for line in text.splitlines())
     return {
         row.group(1): {

@@ -1,25 +1,28 @@
-"""The run record: names and shapes shared by capture, launcher, loader and ledger. Standard library only.
+"""The run record: names and shapes shared by capture, launcher, loader and accounting.
 
-A run folder holds ``run.json`` (one object), ``events/<host>-<pid>.jsonl`` (one object per line, flushed per
-event), ``engine.log`` and the reports. Each event line has ``kind`` and ``t_ns`` (CLOCK_MONOTONIC); the other
-keys depend on the kind:
+Standard library only. A run folder holds ``run.json`` (one object),
+``events/<host>-<pid>.jsonl`` (one object per line, flushed per event), ``engine.log`` and the
+reports. Each event line has ``kind`` and ``t_ns`` (CLOCK_MONOTONIC); the other keys depend on the
+kind:
 
-======================  ==========================================================================================
+======================  ============================================================================
 kind                    keys
-======================  ==========================================================================================
-process (first line)    schema, host, pid, ppid, role, wall, argv, python, versions {package: version}
-identity                role, rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank, device_index, label,
-                        soc, world_size (null where unknown); may repeat, the last one counts
-hook                    hook, phase, need, state (pending|bound|missing|absent_ok|overwritten|never_called|error),
-                        target, detail
+======================  ============================================================================
+process (first line)    schema, host, pid, ppid, role, wall, argv, python,
+                        versions {package: version}
+identity                role, rank, local_rank, dp_rank, pp_rank, tp_rank, ep_rank, device_index,
+                        label, soc, world_size (null where unknown); may repeat, the last one counts
+hook                    hook, phase, need, target, detail, state (pending|bound|missing|absent_ok|
+                        overwritten|never_called|error)
 phase                   phase, edge (before|after), id, parent, hook, snapshot, error, detail
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ranks                   RANKS keys, of a plan: which ranks are run, and which ranks they stand for
 ready                   what (model|server|plan)
-unread                  what (components|processes), reason: a reading that this process does not get; once per reason
+unread                  what (components|processes), reason: a reading that this process does not
+                        get; once per reason
 error                   where, message
-======================  ==========================================================================================
+======================  ============================================================================
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ ENV_RUN_DIR = "MEMPROF_RUN_DIR"
 ENV_STRICT = "MEMPROF_STRICT"
 #: Phase after which the engine is to stop; set by ``memprof plan`` to ``kv_plan``.
 ENV_STOP_AFTER = "MEMPROF_STOP_AFTER"
-#: Phases, comma-separated, at whose end memprof itself empties the cache: an experiment that the user asked for.
+#: Phases, comma-separated, at whose end memprof itself empties the cache: an experiment that the
+#: user asked for.
 ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 
 RUN_FILE = "run.json"
@@ -72,7 +76,8 @@ PHASES = (
     "shutdown",
 )
 
-#: Phases at whose end an experiment may empty the cache: those that a worker leaves with its device in use.
+#: Phases at whose end an experiment may empty the cache: those that a worker leaves with its device
+#: in use.
 EMPTY_CACHE_AT = (
     "weight_load",
     "mm_profile",
@@ -113,7 +118,8 @@ SNAPSHOT_OBJECTS = (
     "other_processes",  # process, by its number on the host -> bytes
 )
 
-#: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says otherwise.
+#: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says
+#: otherwise.
 FIGURES = (
     "device_total_bytes",  # init_snapshot.total_memory
     "initial_free_bytes",  # init_snapshot.free_memory
@@ -143,14 +149,20 @@ KV_PLAN = (
     "available_bytes",  # list, one per worker: what the equation granted
     "planned_bytes",  # list, one per worker: what the plan's tensors sum to
     "bytes_per_token",  # per worker, all layers
-    "groups",  # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype", "layout"}
+    # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype",
+    # "layout"}
+    "groups",
     "gpu_memory_utilization",
     "num_gpu_blocks_override",  # --num-gpu-blocks-override, null where it was not given
-    "fitting_blocks",  # what the budget holds where an override replaced it; from logs, else by the ledger
-    "group_count",  # groups as the engine counts them: one that is listed in several rows counts once
-    "tokens_rule",  # concurrency | blocks: what the engine's KV cache size is made of, by its release
+    # what the budget holds where an override replaced it; from logs, else by the ledger
+    "fitting_blocks",
+    # groups as the engine counts them: one that is listed in several rows counts once
+    "group_count",
+    # concurrency | blocks: what the engine's KV cache size is made of, by its release
+    "tokens_rule",
     "context_parallel",  # ranks that share the tokens of a request
-    "max_num_batched_tokens",  # of one step, or of all steps in flight where the release counts those
+    # of one step, or of all steps in flight where the release counts those
+    "max_num_batched_tokens",
     "mamba_cache_mode",
     "kv_transfer",  # a connector is configured: its tensors are padded
 )

@@ -1,4 +1,4 @@
-"""A process's passages through phases: spans, their two edges, and the device by owner at each edge.
+"""Passages of a process through phases: spans, their edges, the device by owner at each edge.
 
 The loader makes spans from event files, logs from text; accounting adds the owners. Spans of a
 process are a list in the order of their start, and ``order`` is the position in it. Everything that
@@ -37,7 +37,7 @@ class ComponentRow:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The device by owner: the known rows and ``unaccounted_bytes`` add up to the device's total."""
+    """The device by owner: known rows and ``unaccounted_bytes`` add up to its total."""
 
     rows: list[ComponentRow] = field(metadata={"json": "owners"})
     unaccounted_bytes: int | None  # signed; None where the device's total is unknown

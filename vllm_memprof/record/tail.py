@@ -1,7 +1,7 @@
 """Incremental reader of a run's event files, for the launcher's live view. Standard library only.
 
-Runs in the launcher while the engine's processes append. A line counts once its newline is there, so an event
-that is still being written is delivered by a later poll, whole.
+Runs in the launcher while the engine's processes append. A line counts once its newline is there,
+so an event that is still being written is delivered by a later poll, whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class _Cursor:
 class EventTail:
     """Follows ``events/*.jsonl`` of one run folder.
 
-    The folder, the files and the lines may appear at any time. Lines that are not a JSON object are skipped and
-    counted in ``skipped_lines``; nothing here raises because of what a dying process left behind.
+    The folder, the files and the lines may appear at any time. Lines that are not a JSON object are
+    skipped and counted in ``skipped_lines``; nothing here raises because of what a dying process
+    left behind.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -36,7 +37,7 @@ class EventTail:
         self.skipped_lines = 0
 
     def poll(self) -> list[tuple[str, dict[str, Any]]]:
-        """Events completed since the last poll, as (file name, event), file by file in the order of their lines."""
+        """Return events completed since the last poll, as (file name, event), in their order."""
         found: list[tuple[str, dict[str, Any]]] = []
         try:
             paths = sorted(self._events_dir.glob("*.jsonl"))

@@ -14,7 +14,7 @@ from vllm_memprof.report.markdown import render_markdown
 
 
 def render_json(report: Report) -> str:
-    """``memprof.report/1`` as text; figures that JSON cannot hold (NaN) are refused rather than written."""
+    """Return the report as JSON text; refuse figures that JSON cannot hold (NaN)."""
     return "".join(report_json(report))
 
 

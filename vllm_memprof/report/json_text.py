@@ -1,7 +1,7 @@
 """Writes JSON piece by piece, so that a report of hundreds of ranks is never whole in memory.
 
-A value is spread over lines down to some level; below that an object is one line, and a list has a line per element.
-Readers see a row of the books per line, and the encoder in C does nearly all of the work.
+A value is spread over lines down to some level; below that an object is one line, and a list has a
+line per element. The encoder in C does nearly all of the work.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-#: Levels with a line per key: in a report, down to the keys of a phase or of a reading of the device.
+#: Levels with a line per key: in a report, down to the keys of a phase or of a reading of the
+#: device.
 _LEVELS = 5
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -19,7 +20,7 @@ def json_pieces(value: Any, levels: int = _LEVELS) -> Iterator[str]:
     """JSON text of a value, in pieces that make one document with a newline at its end.
 
     Args:
-        value: what ``json`` takes; an iterator stands for a list and is used up one element at a time.
+        value: what ``json`` takes; an iterator stands for a list, used one element at a time.
         levels: objects at this depth and below are one line each; the whole is depth 0.
 
     Raises:

@@ -8,8 +8,8 @@ import csv
 import io
 import itertools
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
