@@ -210,7 +210,7 @@ class Browser:
         target.write_bytes(base64.b64decode(shot["data"]))
 
     def complaints(self) -> list[str]:
-        """Return console errors and warnings, exceptions, dialogs, requests for non-files so far."""
+        """Return console errors, warnings, exceptions, dialogs, requests for non-files so far."""
         self.value("1")  # what came before has arrived
         found = []
         for event in self.events:

@@ -187,7 +187,7 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
 
     Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes
     (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
-    subtracted (boolean, of a term: the equation subtracts it), how (string, of what is not subtracted),
+    subtracted (boolean, of a term), how (string, of what the equation does not subtract),
     kv_tokens (Int64, KV cache tokens that the bytes would hold).
     """
     columns = {

@@ -1,6 +1,6 @@
 """Read the csv of the runtime's counters that torch_npu writes at an OOM.
 
-With ``OOM_SNAPSHOT_ENABLE=1`` or ``2`` it writes ``device_<index>_memUsageInfo_<local time>.csv`` to
+With ``OOM_SNAPSHOT_ENABLE=1`` or ``2``: ``device_<index>_memUsageInfo_<local time>.csv`` in
 ``OOM_SNAPSHOT_PATH`` (without it, the engine's working folder): module, current and peak size in
 MiB with four digits. The launcher copies the files of its run into the run folder, where the loader
 reads them. (torch_npu 2.10: ``NPUCachingAllocator.cpp::saveDevMemUsageInfo``,
