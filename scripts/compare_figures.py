@@ -41,6 +41,20 @@ RENAMED = {
 }
 #: Paths that changed, in this order: a pattern and what takes its place; None: not compared.
 MOVED: tuple[tuple[str, str | None], ...] = (
+    (r"\bempty_cache_summary\b", "reclaim"),
+    (r"\brequested_exact$", "requested"),
+    (r"\bnum_gpu_blocks_override$", "override_blocks"),
+    # of a comparison, which had an object per figure with one key per run
+    (r"phases\[[^]]*\]\.phase$", None),
+    (r"device_memory\[((?:before|after),[^]]*)\]", r"owners[\1]"),
+    (r"(phases\[[^]]*\])\.after\.(\w+)\.([ab])$", r"\1.\3.\2"),
+    (r"(phases\[[^]]*\])\.(count|seconds)\.([ab])$", r"\1.\3_\2"),
+    (r"\.kv_cache_bytes\.([ab])$", r".\1_granted"),
+    (r"\.kv_cache_bytes\.difference$", ".difference_bytes"),
+    (r"\.equation\.([ab])$", r".\1_equation"),
+    (r"^kv_tokens\.([ab])$", r"\1_kv_tokens"),
+    (r"^kv_tokens\.difference$", "difference_tokens"),
+    (r"^findings\.only_([ab])\b", r"\1_findings"),
     (r"device_memory\[[^]]*\]\.order$", None),  # of the phase that the owners lie in
     (r"device_memory\[(-?\d+),(\w+)\]\.rows\b", r"phases[\1].\2.owners"),
     (r"device_memory\[(-?\d+),(\w+)\]", r"phases[\1].\2"),
@@ -60,6 +74,12 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
         NEIGHBOUR,
     ),
     (
+        r"^diff .* (table\d+|markdown)",
+        r"^[+-](0|0\.25|0\.60|0\.95|3\.95|11\.87|268,435,456|647,680,102|1,023,489,740"
+        r"|4,241,280,205|12,747,649,126)$",
+        "the title of the causes has the difference that they add up to",
+    ),
+    (
         r"killed_tp2 (json|csv)",
         r"initial_non_torch",
         "known from the first reading, as diff knew it: report and diff read one table",
@@ -68,11 +88,11 @@ EXPECTED: tuple[tuple[str, str, str], ...] = (
 
 #: List of JSON -> what names an element; other lists count.
 KEYS = {
-    **dict.fromkeys(("rows", "owners", "parts"), ("component", "part_of")),
+    **dict.fromkeys(("rows", "owners", "parts"), ("edge", "component", "part_of")),
     **dict.fromkeys(("terms", "not_subtracted", "uncharged"), ("name",)),
     "ranks": ("label",),
     "phases": ("order",),
-    "device_memory": ("order", "edge"),
+    "device_memory": ("order", "edge", "component"),
     "findings": ("id", "label"),
     "causes": ("names",),
     "traceEvents": ("ph", "pid", "name", "ts"),
