@@ -228,7 +228,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     assert f"freed {sum(freed):,} bytes, {taken:,} of them reallocated" in again["evidence"]
     assert taken == sum(freed[:-1])  # by the next step; there is none after the last
     assert rank["reclaim"]["calls_while_serving"] == len(serving)
-    assert "hidden cost" in run.output
+    assert f"{len(serving)} call(s) while requests ran: waited" in " ".join(run.output.split())
 
 
 def test_a_reading_that_empties_the_cache_is_found(run_memprof, tmp_path: Path) -> None:
@@ -291,4 +291,5 @@ def test_workspace_that_the_budget_missed(run_memprof, tmp_path: Path) -> None:
     )  # one stream; a page of 2 MiB for 32 bytes more
     missed = finding(run, "non-torch-read-after-empty-cache")
     assert missed["bytes"] == last["freed_npu_workspace_bytes"]
-    assert "charged to nobody" in run.output
+    flat = " ".join(run.output.split())
+    assert "the equation does not subtract it, serving allocates it again" in flat
