@@ -15,7 +15,7 @@ from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
 from vllm_memprof.record.codec import Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
-from vllm_memprof.record.spans import INFERRED as INFERRED
+from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import MEASURED as MEASURED
 from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
@@ -217,7 +217,7 @@ class Kv:
     planned_bytes: int | None = None
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    inferred: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
+    derived: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
     override_blocks: int | None = (
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.equations import Figures
-from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, RankReport
+from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text
@@ -21,7 +21,7 @@ from vllm_memprof.units import GIB, minus
 CONTEXT_CEILING_BYTES = 1 * GIB
 #: Rows of a divided device that are torch's segments; and all that no profile of a simulated
 #: device sets.
-TORCH_ROWS = ("allocated", "cached", "unmapped")
+TORCH_ROWS = ("allocated", "reserved_not_allocated", "unmapped")
 NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools", "free")
 #: Figures of a KV cache -> their titles, in the order of the reports.
 KV_TITLES: dict[str, Text] = {
@@ -192,7 +192,7 @@ def _reserved_not_allocated(evidence: Evidence) -> Reading:
     size = minus(after.reserved_bytes, _allocated_before(evidence))
     if size is None:
         return Reading(None, source=source)
-    return Reading(size, INFERRED, "reserved - profile_before_allocated_peak", source)
+    return Reading(size, DERIVED, "reserved - profile_before_allocated_peak", source)
 
 
 def _used_at_start(evidence: Evidence) -> Reading:
@@ -237,7 +237,7 @@ def _other_processes_at_start(evidence: Evidence) -> Reading:
     if _initial_non_torch(evidence).bytes is None:
         return Reading(None)
     others = others_at_start(evidence.spans)
-    return Reading(0, INFERRED) if others is None else Reading(others)
+    return Reading(0, DERIVED) if others is None else Reading(others)
 
 
 def _non_torch(evidence: Evidence) -> Reading:
@@ -323,7 +323,7 @@ _ROWS = (
         _initial_non_torch,
         device_wide=True,
         without_neighbours=True,
-        how=INFERRED,
+        how=DERIVED,
         formula="initial_non_torch",
         source=text("the engine's first snapshot"),
         unknown=text("no start-up snapshot was recorded"),

@@ -383,17 +383,15 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    known = {
-        "t_ns": event.get("t_ns"),
-        **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data},
-    }
-    checked = {
-        name: _integer(name, value) for name, value in known.items() if name not in SNAPSHOT_OBJECTS
-    }
-    objects = {
-        name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None
-    }
-    return Snapshot(**{"t_ns": None, **checked, **objects})  # type: ignore[arg-type]
+    numbers: dict[str, int | None] = {"t_ns": _integer("t_ns", event.get("t_ns"))}
+    objects: dict[str, dict[str, Any]] = {}
+    for name, value in data.items():
+        if name in SNAPSHOT_OBJECTS:
+            if value is not None:
+                objects[name] = _sizes(name, value)
+        elif name in Snapshot.__dataclass_fields__:
+            numbers[name] = value if type(value) is int else _integer(name, value)
+    return Snapshot(**numbers, **objects)  # type: ignore[arg-type]
 
 
 def _sizes(name: str, value: Any) -> dict[str, Any]:
@@ -401,7 +399,11 @@ def _sizes(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r}, not an object")
     return {
-        str(key): _sizes(key, item) if isinstance(item, dict) else _integer(key, item)
+        str(key): item
+        if type(item) is int
+        else _sizes(key, item)
+        if isinstance(item, dict)
+        else _integer(key, item)
         for key, item in value.items()
     }
 

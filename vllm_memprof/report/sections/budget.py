@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.model import INFERRED, MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.document import (
     BAD,
@@ -237,7 +237,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     derived = [
         item.title
         for item in budget.not_subtracted
-        if item.how == INFERRED and item.bytes is not None
+        if item.how == DERIVED and item.bytes is not None
     ]
     if derived:
         notes.append(text("derived: {titles}", titles=join("; ", derived)))
