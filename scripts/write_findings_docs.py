@@ -47,6 +47,7 @@ SUBJECTS = {
     "outside_torch": "Outside torch",
     "empty_cache": "empty_cache",
     "cycles": "Cycles of sleep mode and weight updates",
+    "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
 }
@@ -138,7 +139,6 @@ EXAMPLES: dict[str, Example] = {
     "gb-is-gib": recorded("logs/recorded_tp2_0.23.0.log"),
     "graph-estimate-high": recorded("logs/wtdcode__vllm-backport-34.log"),
     "graph-not-charged": recorded("graph_tp2"),
-    "headroom-below-observed-peak": recorded("graph_tp2"),
     "hook-never-called": by_hand(lambda: _hook("never_called")),
     "hook-not-bound": by_hand(lambda: _hook("missing")),
     "hook-overwritten": by_hand(lambda: _hook("overwritten")),

@@ -377,6 +377,12 @@ _ROWS = (
         required=False,
     ),
     Quantity("mm_ipc", text("multi-modal decoding")),
+    # --- beside the KV cache at the serving peak, see ``accounting.spare``
+    Quantity("reserved_peak", text("reserved, peak of the profile run")),
+    Quantity("non_torch_peak", text("non-torch, peak of the profile run"), device_wide=True),
+    Quantity("late_torch", text("torch memory, after profiling")),
+    Quantity("late_device", text("non-torch, after profiling, graphs included"), device_wide=True),
+    Quantity("held_later", text("more, at a later moment"), device_wide=True),
     # --- terms of equations that hold several of them, see ``Term.parts``
     Quantity("peak_allocated", text("allocated peak")),
     Quantity("used_by_device", text("used on the device"), device_wide=True),

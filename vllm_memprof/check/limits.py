@@ -105,9 +105,7 @@ def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
 
 
 def _spare(rank: RankReport, simulated: bool) -> int | None:
-    """Known once the KV cache stands: before, most of the device is free and says nothing."""
-    stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
-    return rank.spare_bytes if stands else None
+    return rank.budget.spare_bytes
 
 
 _KV_CACHE_BYTES = (("kv_cache_bytes",),)
@@ -162,10 +160,10 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "headroom",
-            text("spare at the worst moment"),
+            text("spare at the serving peak"),
             BYTES,
             _spare,
-            "kv_cache_alloc",
+            "profile_run",
             device_wide=True,
             varies_bytes=_VARIES,
         ),

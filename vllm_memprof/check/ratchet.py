@@ -30,9 +30,10 @@ from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, parse_size
 #: Findings that a proposed file forbids, less those that its run has.
 _PROPOSED_FINDINGS = (
     "equation-unbalanced",
-    "headroom-below-observed-peak",
     "hook-never-called",
+    "kv-cache-beyond-device",
     "negative-kv",
+    "reserved-peak-beyond-device",
 )
 _COLUMN = 44  # where the remarks of a proposed file begin
 

@@ -124,7 +124,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     ]
     rest = [reading.memory.unaccounted_bytes for reading in drawn]
     owners.append(Owner("unaccounted", rest))
-    total, left = rank.device_total_bytes, rank.spare_bytes
+    total, left = rank.device_total_bytes, rank.budget.spare_bytes
     return Timeline(
         moments=[
             Moment((each.t_ns - start) / 1e9, each.span.phase, each.edge.side) for each in drawn

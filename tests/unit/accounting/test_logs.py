@@ -110,7 +110,7 @@ def test_nothing_is_made_up(name: str) -> None:
         if "kv_cache_bytes" not in start:
             assert budget.engine_kv_cache_bytes is None
         if budget.kv_cache_bytes is None:
-            assert budget.residual_bytes is budget.fits_request_kv_cache_bytes is None
+            assert budget.residual_bytes is budget.fits_request_bytes is None
         assert report.ranks[0].spare_bytes is None
         json.dumps(to_json(report), allow_nan=False)
 
@@ -370,7 +370,7 @@ def test_a_cpu_has_no_honest_budget(tmp_path: Path) -> None:
         "the worker. 12.00 GiB memory was consumed by non-kv usages.",
     )
     budget = rank_of(report).budget
-    assert (budget.equation, budget.balanced, budget.fits_request_kv_cache_bytes) == (
+    assert (budget.equation, budget.balanced, budget.fits_request_bytes) == (
         "CPU",
         True,
         None,

@@ -106,18 +106,18 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
         rank.kv.tokens,
         rank.budget.engine_kv_cache_bytes,
     )
-    assert row.fits_request_kv_cache_bytes == min(
-        rank.budget.fits_request_kv_cache_bytes or 0 for rank in report.ranks
+    assert row.fits_request_bytes == min(
+        rank.budget.fits_request_bytes or 0 for rank in report.ranks
     )
     total, requested = rank.device_total_bytes, rank.budget.requested_bytes
     assert total is not None
     assert requested is not None
-    assert row.fits_request_kv_cache_bytes is not None
+    assert row.fits_request_bytes is not None
     # everything held, beside the KV cache that fits, is what the request leaves
     assert rank.kv.planned_bytes is not None
     assert (
         row.spare_beside_held_bytes
-        == total - (requested - row.fits_request_kv_cache_bytes) - rank.kv.planned_bytes
+        == total - (requested - row.fits_request_bytes) - rank.kv.planned_bytes
     )
     worst = max(
         memory.before.reserved_run_peak_bytes or 0

@@ -106,7 +106,7 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             )
             assert (
                 levels.get("KV cache that fits the request")
-                == rank["budget"]["fits_request_kv_cache_bytes"]
+                == rank["budget"]["fits_request_bytes"]
             )
         if view["timeline"] is None:
             continue

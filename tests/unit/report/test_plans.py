@@ -31,7 +31,7 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         values={"tensor-parallel-size": size, "max-model-len": length},
         status="ok" if reason is None else "oom", reason=reason, devices=int(size), run_id=f"id{size}{length}",
         run=f"plans/{size}-{length}", seconds=9.5, device_total_bytes=64 * GIB, tokens=tokens, kv_cache_bytes=held,
-        fits_request_kv_cache_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
+        fits_request_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
         spare_beside_held_bytes=None if held is None else 5 * GIB - held // 8,
         spare_at_profile_peak_bytes=None if held is None else 6 * GIB - held // 8,

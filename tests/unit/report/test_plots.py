@@ -242,7 +242,7 @@ def test_the_waterfall_is_the_budget(name: str) -> None:
         assert found["device total"] == rank.device_total_bytes
         assert found["requested"] == budget.requested_bytes
         assert found["KV cache"] == budget.engine_kv_cache_bytes
-        assert found["KV cache that fits the request"] == budget.fits_request_kv_cache_bytes
+        assert found["KV cache that fits the request"] == budget.fits_request_bytes
         changes = [-step.bytes for step in steps if step.kind == "change"]
         for part in [*(term for term in budget.terms if term.subtracted), *budget.not_subtracted]:
             assert not part.bytes or part.bytes in changes
@@ -278,7 +278,7 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
         engine_kv_cache_bytes=gib(3),
     )
     steps, _ = waterfall(
-        report, replace(rank, budget=replace(fixed, fits_request_kv_cache_bytes=None))
+        report, replace(rank, budget=replace(fixed, fits_request_bytes=None))
     )
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]

@@ -82,14 +82,14 @@ def assert_same_figures(report: Report) -> None:
                 budget["kv_cache_bytes"],
                 budget["engine_kv_cache_bytes"],
             ]
-            wanted += [budget["fits_request_kv_cache_bytes"], budget["fits_request_kv_tokens"]]
+            wanted += [budget["fits_request_bytes"], budget["fits_request_tokens"]]
             wanted += [kv["tokens"], kv["blocks"], kv["bytes_per_token"]]
             wanted += [row["bytes"] for row in budget.get("corrections", [])]
             wanted += [term["bytes"] for term in budget["terms"]]
             wanted += [
                 item["bytes"]
                 for item in budget["not_subtracted"]
-                if budget["fits_request_kv_cache_bytes"]
+                if budget["fits_request_bytes"]
             ]
             for figure in wanted:
                 assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)
@@ -114,7 +114,7 @@ def same_in_csv_and_trace(report: Report, data: dict[str, Any]) -> None:
         wanted = [("budget", name, budget[name]) for name in ("requested_bytes", "kv_cache_bytes")]
         wanted += [
             ("budget", name, budget[name])
-            for name in ("engine_kv_cache_bytes", "fits_request_kv_cache_bytes")
+            for name in ("engine_kv_cache_bytes", "fits_request_bytes")
         ]
         wanted += [("term", term["name"], term["bytes"]) for term in budget["terms"]]
         wanted += [

@@ -35,7 +35,7 @@ from vllm_memprof.units import format_bytes, format_gib
 
 
 def budget_sections(report: Report) -> list[Section]:
-    """Return both tables of each group of ranks that agree to the byte."""
+    """Return the tables of each group of ranks that agree to the byte."""
     log = report.run.source == "log"  # may end with what was asked for
     known = [
         rank
@@ -52,6 +52,10 @@ def budget_sections(report: Report) -> list[Section]:
         found.append(_equation_section(report, members))
         if budget.kv_cache_bytes is not None and _anything_not_subtracted(report, budget):
             found.append(_fits_request_section(report, members))
+        if budget.held_at_peak:
+            found.append(_fits_device_section(members))
+        if budget.engine_kv_cache_bytes is not None and _any_other(budget):
+            found.append(_budgets_section(members))
     if found:
         found[-1].notes.extend(more_groups(groups, "report.json"))
     return found
@@ -176,6 +180,112 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
 
 
+def _any_other(budget: Budget) -> bool:
+    sizes = (budget.fits_request_bytes, budget.fits_device_bytes, *budget.suggested_bytes)
+    return any(size is not None for size in sizes)
+
+
+def _fits_device_section(members: list[RankReport]) -> Section:
+    """Return the table from the device to the KV cache that fits it."""
+    rank, budget = members[0], members[0].budget
+    rows = [amount(text("device total"), rank.device_total_bytes)]
+    notes: list[str] = []
+    for item in budget.held_at_peak:
+        if item.bytes is None:
+            notes.append(
+                text(
+                    "{title}: {not_measured} ({reason})",
+                    title=item.title,
+                    not_measured=NOT_MEASURED,
+                    reason=item.reason,
+                )
+            )
+        else:
+            rows.append(amount(modelled(item.title, item.how == MODELLED), item.bytes, mark="-"))
+    fits = modelled(
+        text("KV cache that fits the device"), budget.how.get("fits_device_bytes") == MODELLED
+    )
+    rows.append(amount(fits, budget.fits_device_bytes, TOTAL, "="))
+    if notes:
+        notes.append(text("estimated: what was not measured is not subtracted"))
+    title = text(
+        "KV cache that fits the device: held memory at the serving peak, {labels}",
+        labels=labels_of(members),
+    )
+    return Section(title, [Column("", right=False), Column(GIB), Column(BYTES)], rows, notes)
+
+
+_SUGGESTED = {
+    "request": text("the engine's suggestion for the request"),
+    "device": text("the engine's suggestion for the device"),
+}
+
+
+def _budgets_section(members: list[RankReport]) -> Section:
+    """Return the KV caches beside each other: granted, fitting, suggested; and what is spare."""
+    rank, budget = members[0], members[0].budget
+    fits = budget.fits_device_bytes
+
+    def row(title: str, name: str, size: int | None, tokens: int | None, style: str = PLAIN) -> Row:
+        how = budget.how.get(name)
+        cells = [
+            modelled(title, how == MODELLED),
+            format_gib(size, 4),
+            format_bytes(size),
+            format_bytes(tokens),
+            "-" if fits is None or size is None else format_gib(fits - size, 4),
+        ]
+        return Row(cells, style=style)
+
+    granted = budget.engine_kv_cache_bytes
+    tokens = rank.kv.tokens
+    rows = [
+        row(text("KV cache granted by the engine"), "engine_kv_cache_bytes", granted, tokens),
+        row(
+            text("KV cache that fits the request"),
+            "fits_request_bytes",
+            budget.fits_request_bytes,
+            budget.fits_request_tokens,
+        ),
+        row(
+            text("KV cache that fits the device"),
+            "fits_device_bytes",
+            fits,
+            budget.fits_device_tokens,
+        ),
+        *(
+            row(_SUGGESTED[each.limit], "suggested_bytes", each.bytes, each.kv_tokens)
+            for each in budget.suggestions
+        ),
+    ]
+    spare = budget.spare_bytes
+    title = modelled(text("spare at the serving peak"), budget.how.get("spare_bytes") == MODELLED)
+    style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
+    rows.append(Row([title, format_gib(spare, 4), format_bytes(spare), "", ""], style=style))
+    columns = [
+        Column("", right=False),
+        Column(GIB),
+        Column(BYTES),
+        Column(text("KV tokens")),
+        Column(text("Leaves, GiB")),
+    ]
+    notes: list[str] = []
+    if fits is not None:
+        notes.append(
+            text("leaves: what each size leaves of the device at the serving peak; negative: over")
+        )
+    if budget.device_verdict == "exceeds":
+        notes.append(
+            text(
+                "even if the allocator releases all that it can, {size:gib4} GiB are missing",
+                size=-(budget.released_spare_bytes or 0),
+            )
+        )
+    return Section(
+        text("KV cache budgets, {labels}", labels=labels_of(members)), columns, rows, notes
+    )
+
+
 def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     """Return the table from the KV cache of the equation to the one that fits the request."""
     budget = members[0].budget
@@ -201,7 +311,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         else:
             title = modelled(item.title, item.how == MODELLED)
             rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
-    fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
+    fits, tokens = budget.fits_request_bytes, budget.fits_request_tokens
     rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
         fewer = (
@@ -241,7 +351,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     ]
     if derived:
         notes.append(text("derived: {titles}", titles=join("; ", derived)))
-    least = [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
+    least = [rank.budget.fits_request_bytes for rank in report.ranks]
     if (
         fits is not None
         and budget.kv_cache_bytes is not None

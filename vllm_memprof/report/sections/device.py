@@ -126,13 +126,4 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
         )
         for what, why in members[0].unread.items()
     ]
-    left = [rank.spare_bytes for rank in members if rank.spare_bytes is not None]
-    if left:
-        notes.append(
-            text(
-                "spare at the serving peak: {size:gib4} GiB (device total less all that is held at "
-                "the worst known moment, with the granted KV cache in use)",
-                size=min(left),
-            )
-        )
     return notes
