@@ -14,8 +14,8 @@ from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.record.codec import computed
-from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.record.loader import Run
+from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
 
 SWEEP_SCHEMA = "memprof.sweep/2"

@@ -385,7 +385,7 @@ def test_findings_of_a_graph_run() -> None:
         "graph-not-charged",
         "uncharged-persistent-torch",
         "non-torch-read-after-empty-cache",
-        "headroom-below-observed-peak",
+        "reserved-peak-beyond-device",
     }
     graph = next(finding for finding in report.findings if finding.id == "graph-not-charged")
     granted = report.ranks[0].budget.engine_kv_cache_bytes

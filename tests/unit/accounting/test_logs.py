@@ -499,7 +499,7 @@ def test_the_request_is_a_share_of_the_total(methods: list[Report]) -> None:
 def test_the_profile_s_reserved_peak_does_not_fit_beside_the_kv_cache(
     methods: list[Report],
 ) -> None:
-    found = finding(methods[2], "headroom-below-observed-peak")
+    found = finding(methods[2], "reserved-peak-beyond-device")
     assert round((found.bytes or 0) / GIB, 2) == round(19.13 + 1.07 + 44.30 - 60.96, 2)
 
 

@@ -390,7 +390,7 @@ def test_a_forbidden_finding_fails_on_every_rank_that_has_it() -> None:
     ("run", "finding"),
     [
         ("log", "hook-not-bound"),
-        ("log", "headroom-below-observed-peak"),
+        ("log", "reserved-peak-beyond-device"),
         ("plan_tp2", "graph-not-charged"),
         ("plan_tp2", "kv-allocation-off-plan"),
     ],

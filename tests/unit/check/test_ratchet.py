@@ -86,7 +86,7 @@ def test_the_stated_margin_is_kept() -> None:
 
 def test_findings_that_the_run_has_are_not_forbidden() -> None:
     text = propose_budget(report_of("graph_tp2"), DEFAULT)
-    assert '"headroom-below-observed-peak"' not in text
+    assert '"reserved-peak-beyond-device"' not in text
     assert '"equation-unbalanced"' in text
 
 

@@ -33,8 +33,9 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         run=f"plans/{size}-{length}", seconds=9.5, device_total_bytes=64 * GIB, tokens=tokens, kv_cache_bytes=held,
         fits_request_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
-        spare_beside_held_bytes=None if held is None else 5 * GIB - held // 8,
-        spare_at_profile_peak_bytes=None if held is None else 6 * GIB - held // 8,
+        fits_device_bytes=None if held is None else held + 5 * GIB - held // 8, fits_device_tokens=tokens,
+        spare_bytes=None if held is None else 5 * GIB - held // 8,
+        spare_how=None if held is None else "modelled",
         terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
     )  # fmt: skip
 

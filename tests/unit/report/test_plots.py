@@ -277,9 +277,7 @@ def test_what_an_equation_does_besides_is_a_step() -> None:
         kv_cache_bytes=gib(3),
         engine_kv_cache_bytes=gib(3),
     )
-    steps, _ = waterfall(
-        report, replace(rank, budget=replace(fixed, fits_request_bytes=None))
-    )
+    steps, _ = waterfall(report, replace(rank, budget=replace(fixed, fits_request_bytes=None)))
     levels_hold(steps)
     assert [step.title for step in steps][3:] == ["fixed by --kv-cache-memory-bytes", "KV cache"]
 

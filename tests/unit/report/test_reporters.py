@@ -87,9 +87,7 @@ def assert_same_figures(report: Report) -> None:
             wanted += [row["bytes"] for row in budget.get("corrections", [])]
             wanted += [term["bytes"] for term in budget["terms"]]
             wanted += [
-                item["bytes"]
-                for item in budget["not_subtracted"]
-                if budget["fits_request_bytes"]
+                item["bytes"] for item in budget["not_subtracted"] if budget["fits_request_bytes"]
             ]
             for figure in wanted:
                 assert figure is None or f"{figure:,}" in flat, (where, rank["label"], figure)

@@ -6,7 +6,7 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant, modelled
+from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
 
@@ -123,7 +123,8 @@ def _fits_device(report: Report) -> list[Text]:
                 "does not fit the device, {size:gib} GiB over",
                 size=-(budget.released_spare_bytes or 0),
             )
-    said = modelled(said, budget.how.get("spare_bytes") == MODELLED)
+    if budget.how.get("spare_bytes") == MODELLED:
+        said = text("{title} (m)", title=said)
     if len(known) < len(report.ranks):
         return [text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))]
     return [said]

@@ -162,7 +162,7 @@ TABLE: dict[str, Row] = {
         ascend(), ascend(cleared=0.91), "--kv-cache-memory-bytes "
     ),
     "graph-not-charged": Row(ascend(graph=0.40), ascend(graph=0.0), "--kv-cache-memory-bytes "),
-    "headroom-below-observed-peak": Row(
+    "reserved-peak-beyond-device": Row(
         ascend(reserved=19.13), ascend(), "--kv-cache-memory-bytes "
     ),
     "co-tenant": Row(at_the_start(40.61), at_the_start(60.61)),
