@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.unit.accounting.builders import process, run_of, snapshot, span
+from tests.unit.accounting.findings import test_fits_device as device
 from tests.unit.accounting.findings import test_every_finding as logs
 from tests.unit.accounting.findings import test_outside_torch as outside
 from tests.unit.accounting.findings.test_cycles import updates
@@ -149,6 +150,10 @@ EXAMPLES: dict[str, Example] = {
     "out-of-memory": recorded("recorded_oom"),
     "rank-skew": recorded("skewed_tp2"),
     "requested-base-mistaken": recorded("logs/two_methods_910b_tp2.md"),
+    "engine-suggestion-beyond-device": recorded("graph_tp2"),
+    "kv-cache-beyond-device": by_hand(lambda: device.start_up(device.FITS_RELEASED + 1)),
+    "reserved-peak-beyond-device": recorded("graph_tp2"),
+    "spare-small": by_hand(lambda: device.start_up(device.FITS)),
     "reserved-grows-without-empty-cache": by_hand(lambda: updates(emptied=False)),
     "residue-per-cycle": by_hand(_leak),
     "startup-refused": recorded("logs/pytorch__pytorch-175666.log"),

@@ -85,6 +85,7 @@ def fits_request(kv_cache_bytes: int | None, items: list[NotSubtracted]) -> int 
 #: Figures of a log from which the device's budget may be made; each is rounded.
 _PRINTED_FOR_DEVICE = (
     "device_total_bytes",
+    "requested_bytes",
     "initial_free_bytes",
     "weights_bytes",
     "peak_activation_bytes",
@@ -122,9 +123,12 @@ def fit_device(
     """
     granted = budget.engine_kv_cache_bytes
     serves_with = granted if kv.planned_bytes is None else kv.planned_bytes
-    serves_with = None if serves_with is None or granted is None else max(0, serves_with)
+    if granted is None or granted <= 0:
+        serves_with = None
     peak = serving_peak(evidence, serves_with, oom, why_unknown)
     total = evidence.figure("device_total_bytes")
+    if total is None and budget.requested and budget.gpu_memory_utilization:
+        total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
     suggested = printed(evidence.figures)
     if not suggested and equation is not None and last_of(evidence.spans, "warm_up") is not None:

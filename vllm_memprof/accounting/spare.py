@@ -57,8 +57,13 @@ def serving_peak(
     """
     spans, simulated = evidence.spans, evidence.simulated
     peak = _profile(spans)
-    if peak is None or kv_cache_bytes is None:
-        return ServingPeak([], None, _engines_figures(evidence), DERIVED)
+    if kv_cache_bytes is None:
+        return ServingPeak([], None, None, DERIVED)
+    least = _at_least(evidence, kv_cache_bytes)
+    allocated = evidence.figure("profile_after_allocated_peak_bytes")
+    # a reading below what tensors held was not taken at the peak: what was reserved is not known
+    if peak is None or (allocated is not None and peak.reserved < allocated):
+        return ServingPeak([], None, least, DERIVED)
     late = _late(spans, peak, kv_cache_bytes)
     non_torch = MODELLED if simulated else MEASURED
     missing = why_unknown or text("the run did not get through its warm-up")
@@ -88,7 +93,6 @@ def serving_peak(
         held = later
     hows = [item.how for item in items if item.bytes is not None]
     hows += [ESTIMATED for item in items if item.bytes is None]
-    least = _at_least(evidence, kv_cache_bytes)
     # the allocator has released all that it can before it fails
     least = max((size for size in (least, failed) if size is not None), default=None)
     return ServingPeak(items, held, least, weakest(hows))
@@ -156,7 +160,7 @@ def _late(spans: list[Span], peak: _Profile, kv_cache_bytes: int) -> _Late:
     pools = minus(end.graph_pool_bytes, start.graph_pool_bytes or 0)
     if grown is not None and tensors is not None and pools is not None:
         # blocks of the default pool without a tensor are used by the next peak, those of graphs not
-        grown = min(grown, tensors + pools)
+        grown = max(tensors, min(grown, tensors + pools))
     steady, workspace = end.non_torch_bytes, end.npu_workspace_bytes
     if steady is None:
         return _Late(None if grown is None else max(0, grown), None)

@@ -386,6 +386,7 @@ def test_findings_of_a_graph_run() -> None:
         "uncharged-persistent-torch",
         "non-torch-read-after-empty-cache",
         "reserved-peak-beyond-device",
+        "engine-suggestion-beyond-device",
     }
     graph = next(finding for finding in report.findings if finding.id == "graph-not-charged")
     granted = report.ranks[0].budget.engine_kv_cache_bytes

@@ -134,6 +134,12 @@ def test_the_engines_figures_are_a_lower_bound() -> None:
     assert peak_of([]).at_least_bytes is None
 
 
+def test_a_reserved_reading_below_the_allocated_peak_is_not_that_of_the_peak() -> None:
+    found = peak_of(start_up(), profile_after_allocated_peak_bytes=301)
+    assert found.held_bytes is None
+    assert found.at_least_bytes == 301 + 65 + 20
+
+
 @given(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 100)), max_size=6))
 def test_no_later_reading_is_above_the_peak(readings: list[tuple[int, int]]) -> None:
     later = [span("request", None, at(*each), 4 + i) for i, each in enumerate(readings)]
@@ -141,6 +147,8 @@ def test_no_later_reading_is_above_the_peak(readings: list[tuple[int, int]]) -> 
     assert found.held_bytes is not None
     assert all(found.held_bytes + 400 >= sum(each) for each in readings)
     assert found.held_bytes == sum(item.bytes or 0 for item in found.items)
+    assert found.at_least_bytes is not None
+    assert found.at_least_bytes <= found.held_bytes
 
 
 def test_three_verdicts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.findings.needs import DEVICE_BUDGET, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
@@ -161,14 +162,10 @@ _LIMITS = {"request": text("request"), "device": text("device")}
 def _held(rank: RankReport) -> Text:
     items = [item for item in rank.budget.held_at_peak if item.bytes]
     parts = join(" + ", [text("{size:gib} {title}", size=i.bytes, title=i.title) for i in items])
-    total, fits, spare = (
-        rank.device_total_bytes,
-        rank.budget.fits_device_bytes,
-        rank.budget.spare_bytes,
-    )
+    fits, spare = rank.budget.fits_device_bytes, rank.budget.spare_bytes
     return text(
         "{total:gib} GiB - ({parts}) - KV cache {granted:gib} = {spare:gib} GiB",
-        total=total,
+        total=device_total(rank),
         parts=parts,
         granted=None if fits is None or spare is None else fits - spare,
         spare=spare,

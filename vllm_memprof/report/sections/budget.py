@@ -78,13 +78,16 @@ def _granted(rank: RankReport) -> int:
     return 1 << 62 if granted is None else granted
 
 
+def _device_total(rank: RankReport) -> Row:
+    if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
+        return Row([text("device total, derived"), format_gib(derived), "-"])
+    return amount(text("device total"), rank.device_total_bytes)
+
+
 def _equation_section(report: Report, members: list[RankReport]) -> Section:
     rank, budget = members[0], members[0].budget
-    total = amount(text("device total"), rank.device_total_bytes)
-    if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
-        total = Row([text("device total, derived"), format_gib(derived), "-"])
     rows = [
-        total,
+        _device_total(rank),
         Row(["gpu_memory_utilization", number(budget.gpu_memory_utilization), ""], mark="×"),
         amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
@@ -188,7 +191,7 @@ def _any_other(budget: Budget) -> bool:
 def _fits_device_section(members: list[RankReport]) -> Section:
     """Return the table from the device to the KV cache that fits it."""
     rank, budget = members[0], members[0].budget
-    rows = [amount(text("device total"), rank.device_total_bytes)]
+    rows = [_device_total(rank)]
     notes: list[str] = []
     for item in budget.held_at_peak:
         if item.bytes is None:
@@ -233,7 +236,7 @@ def _budgets_section(members: list[RankReport]) -> Section:
             format_gib(size, 4),
             format_bytes(size),
             format_bytes(tokens),
-            "-" if fits is None or size is None else format_gib(fits - size, 4),
+            "" if fits is None or size is None or size == fits else format_gib(fits - size, 4),
         ]
         return Row(cells, style=style)
 
