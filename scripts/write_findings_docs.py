@@ -19,8 +19,8 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.unit.accounting.builders import process, run_of, snapshot, span
-from tests.unit.accounting.findings import test_fits_device as device
 from tests.unit.accounting.findings import test_every_finding as logs
+from tests.unit.accounting.findings import test_fits_device as device
 from tests.unit.accounting.findings import test_outside_torch as outside
 from tests.unit.accounting.findings.test_cycles import updates
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of

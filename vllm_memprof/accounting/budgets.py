@@ -27,7 +27,7 @@ from vllm_memprof.accounting.model import (
     TermRow,
 )
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, is_device_wide
-from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak
+from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak, unprofiled
 from vllm_memprof.accounting.suggestions import computed, printed
 from vllm_memprof.record.spans import last_of, weakest
 from vllm_memprof.text import Text, text
@@ -153,6 +153,7 @@ def fit_device(
         fits_device_released_bytes=released,
         spare_bytes=minus(fits, serves_with),
         released_spare_bytes=minus(released, serves_with),
+        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
         device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
         suggestions=[
             Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, size))

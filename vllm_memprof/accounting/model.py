@@ -171,6 +171,7 @@ class Budget:
     spare_bytes: int | None = None
     #: The same with ``fits_device_released_bytes``.
     released_spare_bytes: int | None = None
+    unprofiled_bytes: int | None = None  # that serving may hold beyond the profile run
     device_tolerance_bytes: int = 0  # half-units of what a log printed; 0 from hooks
     suggestions: list[Suggestion] = field(default_factory=list)
     how: dict[str, str] = field(default_factory=dict)  # figure of this budget -> how it is known
@@ -184,15 +185,19 @@ class Budget:
 
     @property
     @computed
-    def device_verdict(self) -> Annotated[str, Allowed(("fits", "release", "exceeds"))] | None:
+    def device_verdict(
+        self,
+    ) -> Annotated[str, Allowed(("fits", "narrow", "release", "exceeds"))] | None:
         """Whether the device holds the KV cache and the serving peak; None where it is unknown.
 
-        ``release``: it does if the allocator releases blocks and workspace that nothing uses, and
-        reserves them again. ``exceeds``: not even then.
+        ``narrow``: it does, with less to spare than profiling may miss. ``release``: it does if the
+        allocator releases blocks and workspace that nothing uses, and reserves them again.
+        ``exceeds``: not even then.
         """
         slack = self.device_tolerance_bytes
         if self.spare_bytes is not None and self.spare_bytes >= -slack:
-            return "fits"
+            margin = 0 if self.unprofiled_bytes is None else self.unprofiled_bytes
+            return "fits" if self.spare_bytes >= margin - slack else "narrow"
         if self.released_spare_bytes is not None and self.released_spare_bytes < -slack:
             return "exceeds"
         return None if self.spare_bytes is None else "release"

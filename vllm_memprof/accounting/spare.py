@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import Held, Oom
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence
+from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -27,6 +28,19 @@ from vllm_memprof.record.spans import (
 )
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus
+
+#: Of the activation peak, what serving may hold beyond the profile run: that step runs without
+#: attention over a KV cache. ``scripts/verdict_cases.py`` has driven engines that held up to a
+#: fifth of it more.
+UNPROFILED_SHARE = 0.25
+
+
+def unprofiled(peak_activation_bytes: int | None) -> int:
+    """Return what serving may hold beyond the profile run, bytes: a margin, not a reading.
+
+    At least what vLLM and vllm-ascend keep free in the sizes that they suggest.
+    """
+    return max(MARGIN_BYTES, int((peak_activation_bytes or 0) * UNPROFILED_SHARE))
 
 
 @dataclass(frozen=True)

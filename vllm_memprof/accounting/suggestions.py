@@ -1,6 +1,6 @@
-"""The KV cache sizes that an engine suggests at the end of its start, as it prints or computes them.
+"""The KV cache sizes that an engine suggests at the end of its start.
 
-Figures of a rank enter, sizes in bytes leave: the first is to fit the request, the second the
+Figures of a rank enter, sizes in bytes leave, as printed or computed: the first is to fit the request, the second the
 memory that was free at the start.
 """
 

@@ -105,7 +105,9 @@ def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
 
 
 def _spare(rank: RankReport, simulated: bool) -> int | None:
-    return rank.budget.spare_bytes
+    """Known where everything held at the serving peak is: a part would make it too large."""
+    whole = all(item.bytes is not None for item in rank.budget.held_at_peak)
+    return rank.budget.spare_bytes if whole else None
 
 
 _KV_CACHE_BYTES = (("kv_cache_bytes",),)
@@ -163,7 +165,7 @@ FIGURES: dict[str, Figure] = {
             text("spare at the serving peak"),
             BYTES,
             _spare,
-            "profile_run",
+            "warm_up",
             device_wide=True,
             varies_bytes=_VARIES,
         ),

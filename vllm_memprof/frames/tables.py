@@ -189,7 +189,8 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
 
     Columns after ``WHO``: kind (string: budget, term, not_subtracted, held_at_peak), name (string),
     bytes (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
-    subtracted (boolean, of a term), how (string, of all but the terms), kv_tokens (Int64, KV cache tokens that the bytes would hold).
+    subtracted (boolean, of a term), how (string, of all but the terms), kv_tokens (Int64, KV cache
+    tokens that the bytes would hold).
     """
     columns = {
         "kind": "string",

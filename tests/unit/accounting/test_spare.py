@@ -13,10 +13,11 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.kv import infer_layout
 from vllm_memprof.accounting.model import ESTIMATED, Budget, Kv, Oom, Report
 from vllm_memprof.accounting.quantities import Evidence
-from vllm_memprof.accounting.spare import ServingPeak, serving_peak
+from vllm_memprof.accounting.spare import ServingPeak, serving_peak, unprofiled
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
 from vllm_memprof.text import text
+from vllm_memprof.units import MIB
 
 FIGURES = {"device_total_bytes": 1000, "profile_after_allocated_peak_bytes": 250}
 
@@ -151,13 +152,20 @@ def test_no_later_reading_is_above_the_peak(readings: list[tuple[int, int]]) -> 
     assert found.at_least_bytes <= found.held_bytes
 
 
-def test_three_verdicts() -> None:
+def test_what_serving_may_hold_beyond_the_profile_run() -> None:
+    assert unprofiled(None) == unprofiled(100 * MIB) == 150 * MIB
+    assert unprofiled(1000 * MIB) == 250 * MIB
+
+
+def test_four_verdicts() -> None:
     def verdict(spare: int | None, released: int | None, slack: int = 0) -> str | None:
         return Budget(
             spare_bytes=spare, released_spare_bytes=released, device_tolerance_bytes=slack
         ).device_verdict
 
     assert verdict(0, 5) == "fits"
+    assert Budget(spare_bytes=8, unprofiled_bytes=9).device_verdict == "narrow"
+    assert Budget(spare_bytes=9, unprofiled_bytes=9).device_verdict == "fits"
     assert verdict(-1, 0) == "release"
     assert verdict(-2, -1) == "exceeds"
     assert verdict(-2, -1, slack=2) == "fits"  # within the printed digits

@@ -53,7 +53,7 @@ def test_a_run_keeps_the_budget_that_it_proposes(name: str, margin: Margin) -> N
     text = propose_budget(report, margin)
     result = check_report(report, parse_budget(text, "b.toml"))
     assert result.ok, text
-    named = re.findall(r"^#? ?(\w+)(?: =|: not measured)", text, re.MULTILINE)
+    named = re.findall(r"^#? ?(\w+)(?: =|: not measured|: -[\d,]+ bytes in the run, below any limit)", text, re.MULTILINE)
     assert named[: len(LIMITS)] == [key.name for key in LIMITS]
 
 
@@ -95,7 +95,7 @@ def test_a_name_cannot_leave_its_comment() -> None:
         REPORT,
         run=replace(REPORT.run, model='x\n[budget]\nmax_graph = 1\x00"', device="a\rb\u2028c"),
     )
-    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 8
+    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 7
 
 
 def test_a_run_without_figures_proposes_nothing() -> None:
@@ -236,7 +236,19 @@ def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent:
 
 
 def report_of_graph(cache: dict[str, Report] = {}) -> Report:  # noqa: B006
-    return cache.setdefault("graph_tp2", report_of("graph_tp2"))
+    return cache.setdefault("recorded_tp2", report_of("recorded_tp2"))
+
+
+def test_no_limit_is_made_of_what_is_below_zero() -> None:
+    """graph_tp2 has nothing to spare: no limit of 0 or more is met by it."""
+    report = report_of("graph_tp2")
+    assert "# min_headroom: -4,219,664,384 bytes in the run, below any limit" in propose_budget(
+        report, DEFAULT
+    )
+    text = '[budget]\nmin_headroom = "5GiB"\n'
+    turned = tighten_budget(text, "b.toml", report, DEFAULT, force=True)
+    assert turned.text == text
+    assert turned.remarks == ["min_headroom stays: -4,219,664,384 in the run, below any limit"]
 
 
 def test_the_committed_files_are_read() -> None:

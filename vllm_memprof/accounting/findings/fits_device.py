@@ -16,7 +16,6 @@ from vllm_memprof.accounting.findings.registry import (
 )
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.text import Text, join, text
 
 
@@ -105,17 +104,20 @@ def spare_small(context: RankContext) -> Iterator[Found]:
         that are made later, and fragmentation come on top of it while serving.
 
     Computed:
-        Spare at the serving peak is below 150 MiB, the margin that vLLM and vllm-ascend keep in the
-        sizes that they suggest because profiling may underestimate memory outside torch
-        (`vllm_memprof/accounting/suggestions.py::MARGIN_BYTES`).
+        Spare at the serving peak is below a quarter of the activation peak, or below 150 MiB, which
+        vLLM and vllm-ascend keep in the sizes that they suggest because profiling may underestimate
+        memory outside torch. The quarter is a margin and no reading: engines that were driven to
+        their limits held up to a fifth of the activation peak more than the profile run, which has
+        no attention over a KV cache (`vllm_memprof/accounting/spare.py::unprofiled`).
 
     To do:
         Give the KV cache the size that the finding names, or lower `--gpu-memory-utilization`.
     """
     rank, spare = context.rank, context.rank.budget.spare_bytes
-    if rank.budget.device_verdict != "fits" or spare is None or spare >= MARGIN_BYTES:
+    if rank.budget.device_verdict != "narrow":
         return
-    yield Found(_held(rank), spare, _grant_what_fits(rank, context.ranks, MARGIN_BYTES))
+    margin = rank.budget.unprofiled_bytes or 0
+    yield Found(_held(rank), spare, _grant_what_fits(rank, context.ranks, margin))
 
 
 @finding(

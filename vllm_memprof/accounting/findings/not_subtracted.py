@@ -43,7 +43,7 @@ def _only_exceeds_request(rank: RankReport, size: int) -> bool:
     never requested holds it.
     """
     if rank.budget.device_verdict is not None:
-        return rank.budget.device_verdict == "fits"
+        return rank.budget.device_verdict in ("fits", "narrow")
     total, asked = device_total(rank), rank.budget.requested_bytes
     return total is not None and asked is not None and size <= total - asked
 

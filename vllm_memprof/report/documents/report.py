@@ -11,7 +11,7 @@ from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
 
 #: Verdicts on a device, the gravest last.
-_VERDICTS = ("fits", "release", "exceeds")
+_VERDICTS = ("fits", "narrow", "release", "exceeds")
 _STATUS = {
     "ok": text("ok"),
     "running": text("running"),
@@ -113,6 +113,11 @@ def _fits_device(report: Report) -> list[Text]:
     match budget.device_verdict:
         case "fits":
             said = text("fits the device, {size:gib} GiB spare", size=budget.spare_bytes)
+        case "narrow":
+            said = text(
+                "fits the device narrowly, {size:gib} GiB spare, less than profiling may miss",
+                size=budget.spare_bytes,
+            )
         case "release":
             said = text(
                 "fits the device only if unallocated blocks are released, {size:gib} GiB over",

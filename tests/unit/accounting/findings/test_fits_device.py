@@ -68,8 +68,8 @@ def found_in(report: Report) -> dict[str, Finding]:
     ("kv_cache", "verdict", "finding"),
     [
         (FITS - 150, "fits", None),
-        (FITS - 149, "fits", "spare-small"),
-        (FITS, "fits", "spare-small"),
+        (FITS - 149, "narrow", "spare-small"),
+        (FITS, "narrow", "spare-small"),
         (FITS + 1, "release", "reserved-peak-beyond-device"),
         (FITS_RELEASED, "release", "reserved-peak-beyond-device"),
         (FITS_RELEASED + 1, "exceeds", "kv-cache-beyond-device"),
