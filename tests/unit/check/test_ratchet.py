@@ -53,7 +53,11 @@ def test_a_run_keeps_the_budget_that_it_proposes(name: str, margin: Margin) -> N
     text = propose_budget(report, margin)
     result = check_report(report, parse_budget(text, "b.toml"))
     assert result.ok, text
-    named = re.findall(r"^#? ?(\w+)(?: =|: not measured|: -[\d,]+ bytes in the run, below any limit)", text, re.MULTILINE)
+    named = re.findall(
+        r"^#? ?(\w+)(?: =|: not measured|: -[\d,]+ bytes in the run, below any limit)",
+        text,
+        re.MULTILINE,
+    )
     assert named[: len(LIMITS)] == [key.name for key in LIMITS]
 
 

@@ -44,8 +44,8 @@ def kv_cache_beyond_device(context: RankContext) -> Iterator[Found]:
     """
     rank = context.rank
     over = rank.budget.released_spare_bytes
-    if rank.budget.device_verdict != "exceeds" or over is None:
-        return
+    if rank.budget.device_verdict != "exceeds" or over is None or rank.oom is not None:
+        return  # of an allocation that failed, out-of-memory says more
     held = rank.budget.fits_device_released_bytes
     evidence = text(
         "{fits:gib} GiB of KV cache fit the device when the allocator has released all that it "
@@ -180,4 +180,7 @@ def _grant_what_fits(rank: RankReport, ranks: list[RankReport], margin: int = 0)
     known = [size - margin for size in sizes if size is not None]
     if not rank.budget.takes_fixed_size or len(known) < len(sizes) or min(known) <= 0:
         return ""
-    return text("{argument} leaves room for it", argument=f"--kv-cache-memory-bytes {min(known)}")
+    argument = f"--kv-cache-memory-bytes {min(known)}"
+    if any(item.bytes is None for item in rank.budget.held_at_peak):
+        return text("{argument} leaves room for what was measured", argument=argument)
+    return text("{argument} leaves room for it", argument=argument)
