@@ -1,7 +1,7 @@
 """The KV cache sizes that an engine suggests at the end of its start.
 
-Figures of a rank enter, sizes in bytes leave, as printed or computed: the first is to fit the request, the second the
-memory that was free at the start.
+Figures of a rank enter, sizes in bytes leave, as printed or computed: the first is to fit the
+request, the second the memory that was free at the start.
 """
 
 from __future__ import annotations

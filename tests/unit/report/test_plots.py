@@ -121,7 +121,7 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
             }
         assert peak.bytes <= (line.worst_bytes or 0)
         assert line.moments[0].seconds <= peak.seconds <= line.moments[-1].seconds
-    assert line.worst_bytes == rank.device_total_bytes - rank.spare_bytes
+    assert line.worst_bytes == rank.device_total_bytes - rank.budget.spare_bytes
 
 
 def test_the_profile_run_has_its_peaks() -> None:
@@ -365,11 +365,11 @@ def jittered(rank: RankReport, number: int, more: int) -> RankReport:
         return replace(edge, snapshot=taken, owners=replace(edge.owners, rows=rows))
 
     phases = [replace(row, edges=tuple(map(moved, row.edges))) for row in rank.phases]
-    left = None if rank.spare_bytes is None else rank.spare_bytes - more
+    left = None if rank.budget.spare_bytes is None else rank.budget.spare_bytes - more
     return replace(
         rank,
         rank=number,
         label=f"TP{number}",
         phases=phases,
-        spare_bytes=left,
+        budget=replace(rank.budget, spare_bytes=left),
     )
