@@ -121,7 +121,9 @@ def test_peaks_are_readings_or_what_the_allocator_kept(name: str) -> None:
             }
         assert peak.bytes <= (line.worst_bytes or 0)
         assert line.moments[0].seconds <= peak.seconds <= line.moments[-1].seconds
-    assert line.worst_bytes == rank.device_total_bytes - rank.budget.spare_bytes
+    assert (
+        rank.device_total_bytes >= (line.worst_bytes or 0) >= max(size or 0 for size in line.in_use)
+    )
 
 
 def test_the_profile_run_has_its_peaks() -> None:
