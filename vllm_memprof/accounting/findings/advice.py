@@ -105,6 +105,16 @@ def make_up_for(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
     return text("--gpu-memory-utilization {share:.4f} makes up for it", share=share)
 
 
+def keep_apart(rank: RankReport) -> str:
+    """Return what keeps other processes' memory out of a KV cache whose equation subtracts it."""
+    if rank.budget.equation == "E4p":
+        return text("move the other process to another device")
+    return text(
+        "move the other process to another device, or upgrade to vllm-ascend 0.18 or later, which "
+        "does not subtract it"
+    )
+
+
 def leave_a_kv_cache(rank: RankReport, missing: int, ranks: list[RankReport]) -> str:
     """Return the utilization above which the KV cache is large enough, or by how much to raise it.
 

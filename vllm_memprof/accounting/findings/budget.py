@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.equations import form_of
-from vllm_memprof.accounting.findings.advice import leave_a_kv_cache, most_accepted
+from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
 from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
@@ -38,6 +38,8 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     Computed:
         The KV cache that the engine granted is 0 or negative. Some releases print 0 for every
         negative result; then the terms of the equation less the request tell how much is missing.
+        Equations E2, E3 and E4p subtract what other processes hold on the device, such as the
+        first of two instances.
 
     To do:
         Raise `--gpu-memory-utilization` above the value that the finding names, lower
@@ -65,9 +67,10 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     row = form_of(budget.equation)
     if row is not None and row.subtracts_neighbours:
         neighbour = text(
-            "equation {equation} subtracts what other processes hold on the device, too: end them, "
-            "or move one of the instances to another device",
+            "equation {equation} subtracts what other processes hold on the device, another "
+            "instance of the engine for one: {advice}",
             equation=budget.equation,
+            advice=keep_apart(context.rank),
         )
         action = join("; ", [action, neighbour])
     yield Found(join(", ", parts), granted, action)

@@ -149,8 +149,8 @@ def budget_halved(context: RankContext) -> Iterator[Found]:
 
     Computed:
         The engine's line ends with "halved for workspace", or a log's device total is that of a
-        310P (`vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory`). The bytes
-        are those of the granted half.
+        310P (`vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory`). The
+        bytes are those of the granted half.
 
     To do:
         Nothing. A byte more of the request gives half a byte of KV cache.

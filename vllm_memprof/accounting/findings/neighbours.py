@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.equations import divisor_of, form_of
-from vllm_memprof.accounting.findings.advice import make_up_for
+from vllm_memprof.accounting.findings.advice import keep_apart, make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
@@ -154,7 +154,7 @@ def _by_the_equation(rank: RankReport, parts: int, ranks: list[RankReport]) -> I
             "processes with it",
             equation=budget.equation,
         )
-        yield Found(evidence, used, _move(rank), title)
+        yield Found(evidence, used, keep_apart(rank), title)
     subtracted = _subtracted_as_cleared(rank, parts)
     if subtracted is None or subtracted <= _context_ceiling(rank):
         return
@@ -178,17 +178,7 @@ def _by_the_equation(rank: RankReport, parts: int, ranks: list[RankReport]) -> I
 def _instead(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
     """Return the utilization that makes up for others' memory, and what avoids it."""
     said = make_up_for(rank, size, ranks)
-    return join("; ", [said, _move(rank)]) if said else _move(rank)
-
-
-def _move(rank: RankReport) -> str:
-    """Return what keeps other processes' memory out of the KV cache."""
-    if rank.budget.equation == "E4p":
-        return text("move the other process to another device")
-    return text(
-        "move the other process to another device, or upgrade to vllm-ascend 0.18 or later, which "
-        "does not subtract it"
-    )
+    return join("; ", [said, keep_apart(rank)]) if said else keep_apart(rank)
 
 
 def _context_ceiling(rank: RankReport) -> int:
