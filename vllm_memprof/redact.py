@@ -60,12 +60,62 @@ _SECRET_ENDINGS = (
 _SHORT_WORDS = ("ak", "sk")
 #: A name that ends with one of these words and ``token`` names a token of text.
 _TEXT_TOKENS = frozenset(
-    "added assistant audio begin bos bot cls document draft each end eod eom eos eot every extra"
-    " first frame generated image img input invalid last mask max min new next num output pad per"
-    " placeholder prefix prompt reasoning sampled sep separator special start stop suffix think"
-    " tool unexpected unk user video vision".split()
+    [
+        "added",
+        "assistant",
+        "audio",
+        "begin",
+        "bos",
+        "bot",
+        "cls",
+        "document",
+        "draft",
+        "each",
+        "end",
+        "eod",
+        "eom",
+        "eos",
+        "eot",
+        "every",
+        "extra",
+        "first",
+        "frame",
+        "generated",
+        "image",
+        "img",
+        "input",
+        "invalid",
+        "last",
+        "mask",
+        "max",
+        "min",
+        "new",
+        "next",
+        "num",
+        "output",
+        "pad",
+        "per",
+        "placeholder",
+        "prefix",
+        "prompt",
+        "reasoning",
+        "sampled",
+        "sep",
+        "separator",
+        "special",
+        "start",
+        "stop",
+        "suffix",
+        "think",
+        "tool",
+        "unexpected",
+        "unk",
+        "user",
+        "video",
+        "vision",
+    ]
 )
-_HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken")
+_HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken", "keepsecrets")
 
 #: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out
 #: of the record.
@@ -229,7 +279,9 @@ _SEPARATOR = re.compile(
 #: ``'--api-key', 'value'`` of an argument vector.
 _NEXT_ARGUMENT = re.compile(r"""\\*["']\s*,\s*(?=\\*["'])""", re.ASCII)
 _HEADER = re.compile(r"(?:Bearer|Basic|Token|Digest|ApiKey)\s+", re.IGNORECASE | re.ASCII)
-_QUOTE = re.compile(r"""(?:[bBrRfFuU]{1,2})?(\\*["'])""", re.ASCII)
+_QUOTE = re.compile(r"""(?:[bBrRfFuU]{1,2})?(\\*["'`])""", re.ASCII)
+#: The beginning of a value that has an end of its own, or is none.
+_ENCLOSED = re.compile(r"""(?:[bBrRfFuU]{1,2})?\\*["'`]|[(\[{<,;)}\]]""", re.ASCII)
 _CALL = re.compile(r"[A-Za-z_][\w.]{0,40}\(", re.ASCII)
 _PLAIN = re.compile(r"""[^\s,;)}\]&|"'<>`\\]+""", re.ASCII)
 _SHELL = re.compile(r"""(?:[^\s"'`;|&<>\\]|\\\S)+""", re.ASCII)
@@ -240,6 +292,7 @@ _REFERENCE = re.compile(
 )
 _NUMBER = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?%?", re.ASCII | re.IGNORECASE)
 _OPEN, _CLOSE = "([{", ")]}"
+_BEFORE_OPTION = " \t\"'`([{,=|;&>/"
 
 _FORM = re.compile(
     r"(?P<url>://)(?!git@)[^\s/?#'\"<>]{1,256}@"
@@ -458,7 +511,8 @@ class Redactor:
         mark = opening.group() if opening else ""
         closed = bool(mark) and line.startswith(mark, end)
         inside = "" if closed else mark
-        option = name.startswith("-") or before.endswith(("\u2013", "\u2014", "\x93", "\x94"))
+        option = name.startswith("-") and (not before or before[-1] in _BEFORE_OPTION)
+        option = option or before.endswith(("\u2013", "\u2014", "\x93", "\x94"))
         if option and closed and (match := _NEXT_ARGUMENT.match(line, end)):
             return self._arguments(line, match.end())
         separator = _SEPARATOR.match(line, end)
@@ -489,7 +543,7 @@ class Redactor:
             self._spans.append((at, stop_at))
             return stop_at
         starts_line = not line[:begin].strip(" \t->|") and not option
-        if starts_line and ":" in line[end:at] and re.match(r"[\w+/=.~!@#$%^&*-]", line[at:]):
+        if starts_line and ":" in line[end:at] and not _ENCLOSED.match(line, at):
             return self._whole(line, at, name)
         end = self._value(line, at, name, option or name.isupper(), inside)
         while again := re.compile(r"\s*(?<![=!<>])=(?!=)\s*").match(line, end):  # x: str = "..."
@@ -523,8 +577,10 @@ class Redactor:
         """
         if inside:
             stop = line.find(inside, at)
-            self._spans.append((at, len(line) if stop < 0 else stop))
-            return len(line) if stop < 0 else stop
+            stop = len(line) if stop < 0 else stop
+            if not (_is_count(line[at:stop]) and _names_token(name)):
+                self._spans.append((at, stop))
+            return stop
         quote = _QUOTE.match(line, at)
         if quote is not None:
             end = _closing_quote(line, quote.end(), quote[1])

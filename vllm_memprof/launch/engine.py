@@ -119,8 +119,8 @@ def _append(comma_list: str, name: str) -> str:
 
 
 class LogPump:
-    """Copies the engine's output to ``engine.log``, secrets replaced, and to an echo as it is; keeps
-    the end and error lines, secrets replaced.
+    """Copies the engine's output to ``engine.log``, secrets replaced, and to an echo as it is;
+    keeps the end and error lines, secrets replaced.
 
     Args:
         fd: read end of the pipe; owned from here on.

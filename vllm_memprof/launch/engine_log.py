@@ -1,8 +1,8 @@
 """The engine's output with its secrets replaced, as it goes to ``engine.log``.
 
 Bytes enter in chunks of any size, whole lines leave: the result depends on the bytes alone, never
-on the chunks. A line leaves with its line feed or carriage return; the rest leaves at the end. Bytes
-that are not UTF-8 stay as they are.
+on the chunks. A line leaves with its line feed or carriage return; the rest leaves at the end.
+Bytes that are not UTF-8 stay as they are.
 """
 
 from __future__ import annotations
