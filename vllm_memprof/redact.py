@@ -232,7 +232,13 @@ def redact_data(data: Any, name: str = "") -> Any:
         name: the key that the data stands under.
     """
     if isinstance(data, dict):
-        return {key: redact_data(value, str(key)) for key, value in data.items()}
+        named = data.get("name")  # {"name": "HF_TOKEN", "value": ...}
+        return {
+            key: redact_data(
+                value, named if key == "value" and isinstance(named, str) else str(key)
+            )
+            for key, value in data.items()
+        }
     if isinstance(data, (list, tuple)):
         if name and is_secret(name):
             return [redact_data(item, name) for item in data]
