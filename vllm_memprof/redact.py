@@ -415,14 +415,14 @@ class Redactor:
         if not line.strip():
             self._keep(known)
             return len(line)
-        if known.kind == "pem":
-            end = _PEM_END.search(line)
-            self._spans.append((0, end.start() if end else len(line)))
-            if end is None:
-                self._keep(known)
-            return end.end() if end else len(line)
         if _RECORD.match(line):
             return 0
+        if known.kind == "pem":
+            last = _PEM_END.search(line)
+            self._spans.append((0, last.start() if last else len(line)))
+            if last is None:
+                self._keep(known)
+            return last.end() if last else len(line)
         at = len(line) - len(line.lstrip())
         if known.kind == "wrapped":
             return self._wrapped(line, known) if at == 0 else 0
@@ -494,11 +494,11 @@ class Redactor:
             pem = _PEM.search(line, at)
             match = _NAME_END.search(line, at)
             if pem is not None and (match is None or pem.start() <= match.start()):
-                end = _PEM_END.search(line, pem.end())
-                self._spans.append((pem.end(), end.start() if end else len(line)))
-                if end is None:
+                last = _PEM_END.search(line, pem.end())
+                self._spans.append((pem.end(), last.start() if last else len(line)))
+                if last is None:
                     self._open = _Open("pem", lines=_KEY_LINES)
-                at = end.end() if end else len(line)
+                at = last.end() if last else len(line)
             elif match is not None:
                 begin = match.start()
                 while begin > max(at, match.end() - _MOST_NAME) and _NAME.match(line[begin - 1]):
