@@ -256,16 +256,22 @@ def redact_data(data: Any, name: str = "") -> Any:
 # --- text
 
 #: In lower case, what every secret contains: an end of a name that ``is_secret`` accepts, or the
-#: beginning of a form. The class of rare letters comes first, so that most letters cost nothing.
-_NEEDLES = re.compile(
-    r"[kwzjx@_cbv-](?:ey(?<=key)"
-    r"|en(?<=token)(?:(?![a-z])|s(?:(?<=hf.tokens)|(?<=(?:api|uth|ess).tokens)))"
-    r"|ie(?<=cookie)|ia(?<=akia)|(?<=[^a-z][as]k)[-=:'\" ]|(?<=passw)|ret(?<=secret)"
-    r"|redent(?<=credent)|(?<=uthoriz)|a(?<=aiza)|(?<=eyj)|api-(?<=nvapi-)|(?<=hf_)|(?<=gh._)"
-    r"|(?<=pat[-_])|(?<=xox)|earer(?<=bearer)|(?<=@))",
-    re.ASCII,
+#: beginning of a form. Each word costs 1.3 s per GiB, and each pattern about as much: it begins
+#: with a rare letter, for which a text is searched fast.
+_NEEDLE_WORDS = ("@", "secret", "credent", "passphr", "bearer", "glpat-", "nvapi-")
+_NEEDLES = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        r"k(?:ey|ie(?<=cookie)|ia(?<=akia)|(?<=[^a-z][as]k)[-=:'\" ]|en(?<=token)(?:(?![a-z])"
+        r"|s(?:(?<=hf.tokens)|(?<=(?:api|uth|ess).tokens))))",
+        r"w(?<=passw)",
+        r"z(?:(?<=uthoriz)|a(?<=aiza))",
+        r"j(?<=eyj)",
+        r"x(?=ox)",
+        r"_(?:(?<=hf_)|(?<=gh._)|(?<=pat_))",
+    )
 )
-_PASSPHRASE, _ASIA = "passphr", "ASIA"
+_ASIA = "ASIA"
 
 #: The end of a name, from which the name is read to the left.
 _NAME_END = re.compile(
@@ -297,6 +303,18 @@ _REFERENCE = re.compile(
     r"(?:None|null|nil|True|False|true|false|\$\{?\w+\}?|\$\([^)]*\)|%\w+%|\**|\.\.\.)", re.ASCII
 )
 _NUMBER = re.compile(r"[-+]?[\d.,]+(?:e[-+]?\d+)?%?", re.ASCII | re.IGNORECASE)
+#: Characters before a name that are looked at.
+_MOST_BEFORE = 32
+_OPENING = re.compile(r"\\*[\"']$")
+_ENV_WORD = re.compile(r"\b(?:ENV|setenv)\s$", re.ASCII)
+_ONLY_QUOTES = re.compile(r"[\"', ]*$")
+_GAP = re.compile(r"\s+", re.ASCII)
+_NO_VALUE = re.compile(r"(?:[|>]-?)?[ \t\\]*$")
+_ANY_QUOTE = re.compile(r"[\"'`]")
+_MARGIN = re.compile(r"[ \t>|-]*")
+_ASSIGNED = re.compile(r"\s*(?<![=!<>])=(?!=)\s*", re.ASCII)
+_ARGUMENT = re.compile(r"\s*,?\s*(\\*[\"'])(?!-)", re.ASCII)
+_CONTINUED = re.compile(r"\s*\\\s*$", re.ASCII)
 _OPEN, _CLOSE = "([{", ")]}"
 _BEFORE_OPTION = " \t\"'`([{,=|;&>/"
 
@@ -338,8 +356,12 @@ _VALUE_LINES, _LIST_LINES, _KEY_LINES = 2, 40, 200
 def may_hold_secret(text: str) -> bool:
     """Return False for a text in which there is nothing to redact; it costs far less than a look
     for secrets."""
-    lower = text.lower()
-    return _NEEDLES.search(f"\n{lower}") is not None or _PASSPHRASE in lower or _ASIA in text
+    lower = f"\n{text.lower()}"  # a name may begin the text
+    return (
+        any(word in lower for word in _NEEDLE_WORDS)
+        or _ASIA in text
+        or any(needle.search(lower) for needle in _NEEDLES)
+    )
 
 
 def redact_text(text: str) -> str:
@@ -431,7 +453,7 @@ class Redactor:
             return 0 if match is None else self._value(line, match.end(), known.name, False, "")
         if known.kind == "quote":
             end = line.find(known.mark)
-            if end >= 0 and not re.search(r"\s", line[at:end]):
+            if end >= 0 and not any(char.isspace() for char in line[at:end]):
                 self._spans.append((at, end))
                 return end + len(known.mark)
             return self._wrapped(line, known) if at == 0 else 0
@@ -512,8 +534,8 @@ class Redactor:
 
     def _after_name(self, line: str, begin: int, end: int, name: str) -> int:
         """Redact what belongs to a secret name; return the position behind it."""
-        before = line[max(0, begin - 4) : begin]
-        opening = re.search(r"\\*[\"']$", before)
+        before = line[max(0, begin - _MOST_BEFORE) : begin]
+        opening = _OPENING.search(before)
         mark = opening.group() if opening else ""
         closed = bool(mark) and line.startswith(mark, end)
         inside = "" if closed else mark
@@ -525,17 +547,17 @@ class Redactor:
         if separator is not None and option and ":" in separator.group() and not closed:
             return end
         if separator is None:
-            if not option and not re.search(r"\b(?:ENV|setenv)\s$", line[:begin]):
-                if not line[end:].strip("\"', ") and _NAMED.search(line, 0, begin):
+            if not option and not _ENV_WORD.search(before):
+                if _ONLY_QUOTES.match(line, end) and _NAMED.search(before):
                     self._open = _Open("named", name)
                 return end
-            gap = re.match(r"\s+", line[end:])
-            at = end + (len(gap.group()) if gap else 0)
+            gap = _GAP.match(line, end)
+            at = gap.end() if gap else end
             if (gap is None and at < len(line)) or line.startswith("-", at):
                 return end
         else:
             at = separator.end()
-        if not line[at:].strip(" \t\\") or line[at:] in ("|", ">", "|-", ">-"):
+        if _NO_VALUE.match(line, at):
             shell = line.rstrip().endswith("\\")
             self._open = _Open("value", name, option, "\\" if shell else "")
             return len(line)
@@ -544,15 +566,15 @@ class Redactor:
             header = _HEADER.match(line, at)
             at = header.end() if header else at
         if lower.endswith("cookie") and not _QUOTE.match(line, at):
-            stop = re.search(r"[\"'`]", line[at:])
-            stop_at = at + stop.start() if stop else len(line)
+            stop = _ANY_QUOTE.search(line, at)
+            stop_at = stop.start() if stop else len(line)
             self._spans.append((at, stop_at))
             return stop_at
-        starts_line = not line[:begin].strip(" \t->|") and not option
+        starts_line = not option and _MARGIN.fullmatch(line, 0, begin) is not None
         if starts_line and ":" in line[end:at] and not _ENCLOSED.match(line, at):
             return self._whole(line, at, name)
         end = self._value(line, at, name, option or name.isupper(), inside)
-        while again := re.compile(r"\s*(?<![=!<>])=(?!=)\s*").match(line, end):  # x: str = "..."
+        while again := _ASSIGNED.match(line, end):  # x: str = "..."
             if separator is None or ":" not in separator.group() or again.end() >= len(line):
                 break
             end = self._value(line, again.end(), name, False, "")
@@ -627,7 +649,7 @@ class Redactor:
 
     def _arguments(self, line: str, at: int) -> int:
         """Redact ``'a', 'b'`` up to the next option of an argument vector."""
-        while quote := re.compile(r"\s*,?\s*(\\*[\"'])(?!-)").match(line, at):
+        while quote := _ARGUMENT.match(line, at):
             end = _closing_quote(line, quote.end(), quote[1])
             self._spans.append((quote.end(), len(line) if end < 0 else end))
             at = len(line) if end < 0 else end + len(quote[1])
@@ -636,9 +658,10 @@ class Redactor:
     def _more(self, line: str, at: int, name: str, inside: str) -> int:
         """Redact further values of an option that takes several."""
         while not _STOPS_OPTION.match(line, at) and self._open is None:
-            begin = at + len(line[at:]) - len(line[at:].lstrip())
+            gap = _GAP.match(line, at)
+            begin = gap.end() if gap else at
             at = max(begin + 1, self._value(line, begin, name, True, inside))
-        if self._open is None and re.match(r"\s*\\\s*$", line[at:]):
+        if self._open is None and _CONTINUED.match(line, at):
             self._open = _Open("more", name, True)
         return at
 
@@ -663,8 +686,10 @@ def _is_count(value: str) -> bool:
 def _closing_quote(line: str, at: int, mark: str) -> int:
     """Return the position of the quote that ends a string; -1 for none."""
     while (end := line.find(mark, at)) >= 0:
-        escapes = len(line[:end]) - len(line[:end].rstrip("\\")) if len(mark) == 1 else 0
-        if escapes % 2 == 0:
+        first = end
+        while len(mark) == 1 and first > 0 and line[first - 1] == "\\":
+            first -= 1
+        if (end - first) % 2 == 0:
             return end
         at = end + 1
     return -1

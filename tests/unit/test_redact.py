@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 from hypothesis import given
@@ -234,3 +235,17 @@ def test_a_line_without_its_end_leaves_in_pieces_byte_by_byte():
     left = [log_filter.feed(data[at : at + 1]) for at in range(len(data))]
     assert [len(piece) for piece in left if piece] == [MAX_LINE_BYTES] * 3
     assert b"".join([*left, log_filter.close()]) == data
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "key ", "api_key=", "'api_key", "api_key='", "api_key: ", "[", "api_key=[", "sk-", "a.",
+     "token:'", "://", "-----BEGIN ", "hf_", "eyJ.", "name: HF_TOKEN", "--api-key ", "\\\\", "cookie:",
+     "'--api-key','"],
+)  # fmt: skip
+def test_the_cost_is_linear_in_the_length_of_a_line(piece):
+    """A line of 128 KiB; a cost that grew with its square would take minutes."""
+    begin = time.process_time()
+    redact_text((piece * (1 << 20))[: 1 << 17] + " token=")
+    seconds = time.process_time() - begin
+    assert seconds < 10
