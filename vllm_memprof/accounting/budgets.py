@@ -44,6 +44,8 @@ def items_not_subtracted(
                 source=found.source or row.source,
                 reason=found.reason,
                 required=row.required or size is not None,
+                # what an estimate has covered already is not known part by part
+                parts=found.parts if size == found.bytes else (),
             )
         )
     return items

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.accounting.spare import spare
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.spans import Span, first_of
+from vllm_memprof.record.spans import Edge, Span, first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -128,7 +128,7 @@ def _phases_with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:
     phases = []
     for span in process.phases:
         edges = tuple(
-            replace(edge, owners=device_memory(span, edge, simulated, owners))
+            Edge(edge.side, edge.snapshot, device_memory(span, edge, simulated, owners))
             for edge in span.edges
         )
         phases.append(replace(span, edges=edges))

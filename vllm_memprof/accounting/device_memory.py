@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED, ComponentRow, DeviceMemory
+from vllm_memprof.accounting.counters import APP, HCCL, RUNTIME, counter, torch_bytes
+from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ComponentRow, DeviceMemory
 from vllm_memprof.accounting.owners import (
-    APP,
-    HCCL,
-    RUNTIME,
     Communicator,
     EdgeTime,
     Owners,
-    counter,
     is_after,
     share_communicators,
-    torch_bytes,
 )
 from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.record.schema import Snapshot
@@ -33,10 +29,10 @@ def device_memory(
 ) -> DeviceMemory:
     """Divide the device as one rank saw it at an edge of a phase.
 
-    ``cached`` is reserved less allocated. With the runtime's counters every owner outside torch has
-    a row of its own. Without them the context and the communicators are inferred, and
-    ``other_non_torch`` is the rest outside torch's segments and the operator workspace. Memory that
-    a simulated device's profile sets is marked modelled.
+    With the runtime's counters every owner outside torch has a row of its own. Without them the
+    context and the communicators are derived, and ``other_non_torch`` is the rest outside torch's
+    segments and the operator workspace. Memory that a simulated device's profile sets is marked
+    modelled.
 
     Args:
         span: the phase.
@@ -55,7 +51,7 @@ def device_memory(
             "allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
         ),
         ComponentRow(
-            "cached",
+            "reserved_not_allocated",
             minus(snapshot.reserved_bytes, snapshot.allocated_bytes),
             MEASURED,
             "torch: the rest of its segments",
@@ -118,7 +114,7 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     runtime = counter(snapshot, RUNTIME)
     graph = None if runtime is None else at.graph(runtime)
     rows.append(
-        ComponentRow("graph", graph, INFERRED, f"growth of the {RUNTIME} counter in graph_capture")
+        ComponentRow("graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture")
     )
     rows.append(
         ComponentRow("runtime", minus(runtime, graph), MEASURED, f"{RUNTIME} counter, less graph")
@@ -148,17 +144,17 @@ def _context(snapshot: Snapshot, at: _Edge) -> ComponentRow:
         if at.owners.contexts
         else "non-torch at the first reading"
     )
-    return ComponentRow("context", carried, INFERRED, source)
+    return ComponentRow("context", carried, DERIVED, source)
 
 
 def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
     known = at.owners.communicators
     if held is None:
-        return [ComponentRow(each.name, None, INFERRED) for each in known]
+        return [ComponentRow(each.name, None, DERIVED) for each in known]
     shares = share_communicators(at.owners, held, at.t_ns, at.order, at.side)
     by_name = {each.name: each for each in known}
     rows = [
-        ComponentRow(name, size, INFERRED, _configured(by_name[name]))
+        ComponentRow(name, size, DERIVED, _configured(by_name[name]))
         for name, size in shares.named.items()
     ]
     if len(rows) == 1 and not shares.rest:  # then the counter is this one's alone
@@ -185,9 +181,9 @@ def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     workspace = snapshot.npu_workspace_bytes
     beside = minus(counter(snapshot, APP), torch_bytes(snapshot))
     if beside is None:
-        return [ComponentRow("atb", None, INFERRED), ComponentRow("other", None, MEASURED)]
+        return [ComponentRow("atb", None, DERIVED), ComponentRow("other", None, MEASURED)]
     atb = max(0, min(at.atb(), beside - (workspace or 0)))
-    found = [ComponentRow("atb", atb, INFERRED, "growth in the phase of ATB's first operation")]
+    found = [ComponentRow("atb", atb, DERIVED, "growth in the phase of ATB's first operation")]
     if workspace is None:
         source = f"{APP} counter, less torch and atb: the workspace was not read here"
         return [*found, ComponentRow("npu_workspace_and_other", beside - atb, MEASURED, source)]
@@ -198,30 +194,30 @@ def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
 def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     """Return, without counters, the owners known from events, and the rest in one row."""
     rest = _other_non_torch(snapshot)
-    inferred: list[ComponentRow] = []
+    derived: list[ComponentRow] = []
     context = at.owners.first_context
     if context is not None and rest is not None:
-        inferred.append(
+        derived.append(
             ComponentRow(
-                "context", min(context, max(0, rest)), INFERRED, "non-torch at the first reading"
+                "context", min(context, max(0, rest)), DERIVED, "non-torch at the first reading"
             )
         )
     for each in at.owners.communicators if rest is not None else ():
         sizes = [size for size in (each.configured_bytes, each.seen_bytes) if size is not None]
         present = at.is_after(each.begins)
-        inferred.append(
+        derived.append(
             ComponentRow(
-                each.name, min(sizes, default=None) if present else 0, INFERRED, _configured(each)
+                each.name, min(sizes, default=None) if present else 0, DERIVED, _configured(each)
             )
         )
     if at.owners.atb is not None and rest is not None:
-        inferred.append(
-            ComponentRow("atb", at.atb(), INFERRED, "growth in the phase of ATB's first operation")
+        derived.append(
+            ComponentRow("atb", at.atb(), DERIVED, "growth in the phase of ATB's first operation")
         )
-    named = sum(row.bytes for row in inferred if row.bytes is not None)
+    named = sum(row.bytes for row in derived if row.bytes is not None)
     left = None if rest is None else rest - named
     source = "total - free - reserved, less what is named; no counter divides it"
-    return [*inferred, ComponentRow("other_non_torch", left, INFERRED, source)]
+    return [*derived, ComponentRow("other_non_torch", left, DERIVED, source)]
 
 
 def _parts(snapshot: Snapshot) -> list[ComponentRow]:
@@ -234,7 +230,7 @@ def _parts(snapshot: Snapshot) -> list[ComponentRow]:
                 snapshot.graph_pool_bytes,
                 MEASURED,
                 "private pools",
-                "allocated and cached",
+                "allocated and reserved_not_allocated",
             )
         )
     streams = sorted((snapshot.npu_workspace_streams or {}).values(), reverse=True)

@@ -81,7 +81,7 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
 
     The size of the KV cache over its tokens leaves a narrow range for the bytes per token. The
     layout counts as known only where a single multiple of 512 bytes lies in it, and where every
-    layer grows with the length of a request. The result is marked inferred.
+    layer grows with the length of a request. The result is marked derived.
     """
     overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
     if kv.blocks is not None and not overridden:
@@ -110,7 +110,7 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
         bytes_per_token=per_token,
         bytes_per_block=per_token * block_size,
         override_blocks=kv.tokens // block_size if overridden else None,
-        inferred=True,
+        derived=True,
     )
 
 
@@ -169,7 +169,7 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
     tokens (to 0.19.1), then int(concurrency x max_model_len) (0.20.2 to 0.33.0;
     update_kv_cache_capacity in the latest).
     """
-    if kv.inferred:
+    if kv.derived:
         return None if kv.block_size is None else blocks * kv.block_size
     if kv.tokens_rule == "blocks":
         if not kv.group_count or kv.block_size is None:

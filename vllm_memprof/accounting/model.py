@@ -15,7 +15,7 @@ from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
 from vllm_memprof.record.codec import Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
-from vllm_memprof.record.spans import INFERRED as INFERRED
+from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import MEASURED as MEASURED
 from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
@@ -85,6 +85,16 @@ class Check:
 
 
 @dataclass(frozen=True)
+class ItemPart:
+    """A part of an item; with the others it adds up to the item."""
+
+    name: str
+    title: str
+    bytes: int
+    how: How
+
+
+@dataclass(frozen=True)
 class NotSubtracted:
     """Memory that the run held and that no term of its equation subtracts."""
 
@@ -97,6 +107,7 @@ class NotSubtracted:
     reason: str | None = None  # why bytes is None
     required: bool = True  # False: does not apply to this run, so the honest figure does without it
     kv_tokens: int | None = None
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
 
 
 @dataclass(frozen=True)
@@ -217,7 +228,7 @@ class Kv:
     planned_bytes: int | None = None
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
-    inferred: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
+    derived: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
     override_blocks: int | None = (
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )

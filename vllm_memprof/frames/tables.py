@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.model import (
-    INFERRED,
+    DERIVED,
     MEASURED,
     MODELLED,
     RankReport,
@@ -41,7 +41,7 @@ PHASE_FIELDS = (
 #: Readings of non-torch memory, which the profile of a simulated device sets.
 _NON_TORCH = {
     "npu_workspace_bytes": MEASURED,
-    "non_torch_bytes": INFERRED,
+    "non_torch_bytes": DERIVED,
     "process_bytes": MEASURED,
     "other_processes_bytes": MEASURED,
 }
@@ -177,7 +177,7 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
                 for row in (*edge.owners.rows, *edge.owners.parts):
                     yield (*at, row.component, row.bytes, row.how, row.source, row.part_of)
                 rest = edge.owners.unaccounted_bytes
-                yield (*at, "unaccounted", rest, INFERRED, "total less the other owners", None)
+                yield (*at, "unaccounted", rest, DERIVED, "total less the other owners", None)
 
     return _make(ranks, columns, rows)
 

@@ -6,7 +6,6 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
@@ -30,8 +30,6 @@ from vllm_memprof.redact import redact_command, redact_data, redact_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def load_run(run_dir: Path) -> Run:
 
 
 def _load_info(path: Path) -> RunInfo:
-    data = _parse(_read(path))
+    data = parse_event(_read(path))
     if data is None:
         raise RunRecordError(
             f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?"
@@ -210,13 +208,13 @@ def _event_files(events_dir: Path) -> list[Path]:
 def _load_process(path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
     lines = _read(path).split(b"\n")
-    if len(lines) == 1 and _parse(lines[0]) is None:
+    if len(lines) == 1 and parse_event(lines[0]) is None:
         if lines[0][:1] not in (b"", b"{"):
             raise RunRecordError(
                 f"{path} is not an event file", hint="is this a run folder of memprof?"
             )
         return None
-    events = [_parse(line) for line in lines if line.strip()]
+    events = [parse_event(line) for line in lines if line.strip()]
     head = events[0] if events else None
     if head is None or head.get("kind") != "process":
         raise RunRecordError(
@@ -230,14 +228,6 @@ def _load_process(path: Path) -> ProcessRecord | None:
         raise RunRecordError(
             f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
         ) from exc
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:
@@ -385,17 +375,15 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    known = {
-        "t_ns": event.get("t_ns"),
-        **{name: data[name] for name in Snapshot.__dataclass_fields__ if name in data},
-    }
-    checked = {
-        name: _integer(name, value) for name, value in known.items() if name not in SNAPSHOT_OBJECTS
-    }
-    objects = {
-        name: _sizes(name, known[name]) for name in SNAPSHOT_OBJECTS if known.get(name) is not None
-    }
-    return Snapshot(**{"t_ns": None, **checked, **objects})  # type: ignore[arg-type]
+    numbers: dict[str, int | None] = {"t_ns": _integer("t_ns", event.get("t_ns"))}
+    objects: dict[str, dict[str, Any]] = {}
+    for name, value in data.items():
+        if name in SNAPSHOT_OBJECTS:
+            if value is not None:
+                objects[name] = _sizes(name, value)
+        elif name in Snapshot.__dataclass_fields__:
+            numbers[name] = value if type(value) is int else _integer(name, value)
+    return Snapshot(**numbers, **objects)  # type: ignore[arg-type]
 
 
 def _sizes(name: str, value: Any) -> dict[str, Any]:
@@ -403,7 +391,11 @@ def _sizes(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r}, not an object")
     return {
-        str(key): _sizes(key, item) if isinstance(item, dict) else _integer(key, item)
+        str(key): item
+        if type(item) is int
+        else _sizes(key, item)
+        if isinstance(item, dict)
+        else _integer(key, item)
         for key, item in value.items()
     }
 

@@ -19,8 +19,8 @@ BEFORE, AFTER = "before", "after"
 Side = Annotated[str, Allowed((BEFORE, AFTER))]
 #: Where a figure comes from: read from the device or the allocator, derived from other figures, or
 #: set by the profile of a simulated device.
-MEASURED, INFERRED, MODELLED = "measured", "inferred", "modelled"
-How = Annotated[str, Allowed((MEASURED, INFERRED, MODELLED))]
+MEASURED, DERIVED, MODELLED = "measured", "derived", "modelled"
+How = Annotated[str, Allowed((MEASURED, DERIVED, MODELLED))]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from vllm_memprof.accounting.model import INFERRED, MODELLED, Report
+from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.plans.rows import Fit, Sweep
@@ -299,7 +299,7 @@ def _timeline_table(view: View) -> Section:
     notes: list[str] = [
         text("GiB; -: not read at that moment, so that its bytes are in another column")
     ]
-    derived = [owner.title for owner in line.owners if owner.how == INFERRED]
+    derived = [owner.title for owner in line.owners if owner.how == DERIVED]
     if derived:
         notes.append(text("derived: {titles}", titles=join(", ", derived)))
     if line.left_out:

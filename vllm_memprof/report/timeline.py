@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.clock import MOMENTS
-from vllm_memprof.accounting.model import INFERRED, MEASURED, RankReport
+from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
@@ -178,7 +178,7 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
     allocated, cached = [], []
     for reading in readings:
         rows = {row.component: row.bytes for row in reading.memory.rows}
-        here, spare = rows.get("allocated"), rows.get("cached")
+        here, spare = rows.get("allocated"), rows.get("reserved_not_allocated")
         unmapped = -(rows.get("unmapped") or 0)
         if unmapped and here is not None and spare is not None:
             spare -= max(0, unmapped - here)
@@ -211,7 +211,7 @@ def _tensors(rank: RankReport, readings: list[_Reading]) -> list[Owner]:
         Owner(
             title,
             [parts.get(title) for parts in divided],
-            MEASURED if title == _UNDIVIDED else INFERRED,
+            MEASURED if title == _UNDIVIDED else DERIVED,
         )
         for title in titles
     ]

@@ -29,7 +29,7 @@ class EdgeMemory:
     phase: str
     edge: str  # before | after
     rows: dict[str, int | None]
-    how: dict[str, str]  # owner -> measured | inferred | modelled
+    how: dict[str, str]  # owner -> measured | derived | modelled
     streams: tuple[int, ...] = ()  # operator workspace by stream, the largest first
 
     def known(self, owner: str) -> int:
@@ -75,7 +75,7 @@ class Setting:
 
     key: str
     value: int
-    source: str  # phase, measured | inferred | modelled
+    source: str  # phase, measured | derived | modelled
 
 
 @dataclass(frozen=True)

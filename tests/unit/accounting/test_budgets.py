@@ -116,7 +116,7 @@ def test_every_item_has_a_formula_and_a_source() -> None:
     for item in items(graph_bytes=5).values():
         assert item.formula
         assert item.source
-        assert item.how in ("measured", "inferred")
+        assert item.how in ("measured", "derived")
 
 
 def test_on_a_simulated_device_non_torch_is_modelled() -> None:

@@ -106,7 +106,7 @@ def test_every_edge_of_any_run_balances_in_the_report(
         known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
         assert memory["unaccounted_bytes"] == (None if total is None else total - known)
         assert all(type(row["bytes"]) in (int, type(None)) for row in memory["owners"])
-        assert {row["how"] for row in memory["owners"]} <= {"measured", "inferred", "modelled"}
+        assert {row["how"] for row in memory["owners"]} <= {"measured", "derived", "modelled"}
 
 
 @settings(deadline=None)
@@ -151,9 +151,9 @@ def rows_of(taken: Snapshot, simulated: bool = False) -> dict[str, tuple[int | N
 def test_components_and_how_they_are_known() -> None:
     rows = rows_of(taken_on_hardware())
     assert rows["allocated"] == (gib(9.45), "measured")
-    assert rows["cached"] == (gib(19.13) - gib(9.45), "measured")
+    assert rows["reserved_not_allocated"] == (gib(19.13) - gib(9.45), "measured")
     assert rows["npu_workspace"] == (gib(0.16), "measured")
-    assert rows["other_non_torch"] == (gib(20.2) - gib(19.13) - gib(0.16), "inferred")
+    assert rows["other_non_torch"] == (gib(20.2) - gib(19.13) - gib(0.16), "derived")
     assert rows["free"] == (TOTAL - gib(20.2), "measured")
 
 
@@ -170,7 +170,7 @@ def test_unknown_stays_unknown() -> None:
         taken_on_hardware(npu_workspace_bytes=None, reserved_bytes=None, non_torch_bytes=None)
     )
     assert rows["npu_workspace"][0] is None
-    assert rows["cached"][0] is None
+    assert rows["reserved_not_allocated"][0] is None
     assert rows["other_non_torch"][0] is None
 
 

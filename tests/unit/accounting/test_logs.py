@@ -268,7 +268,7 @@ def test_an_override_that_the_arguments_alone_tell(tmp_path: Path, how: str) -> 
     lines = (OVERRIDDEN[0], OVERRIDDEN[2].format(tokens=4096 * 128), OVERRIDDEN[3])
     kv = rank_of(explained(tmp_path, how, *lines)).kv
     assert (kv.blocks, kv.override_blocks, kv.fitting_blocks) == (4096, 4096, None)
-    assert (kv.bytes_per_block, kv.inferred) == (None, False)
+    assert (kv.bytes_per_block, kv.derived) == (None, False)
 
 
 PROFILED = (
@@ -487,7 +487,7 @@ def test_the_layout_follows_from_tokens_and_size(methods: list[Report]) -> None:
     kv = rank_of(methods[2]).kv
     assert (kv.tokens, kv.blocks, kv.block_size) == (645_120, 5_040, 128)
     assert (kv.bytes_per_token, kv.bytes_per_block) == (73_728, 9_437_184)
-    assert to_json(kv)["inferred"] is True
+    assert to_json(kv)["derived"] is True
 
 
 def test_the_request_is_a_share_of_the_total(methods: list[Report]) -> None:

@@ -144,7 +144,7 @@ def test_the_context_is_carried_to_moments_at_which_the_driver_is_not_asked() ->
         ("empty_cache", taken(3, driver=False), taken(4, driver=False)),
     )
     rows = {row.component: (row.bytes, row.how) for row in whole(found, 1).rows}
-    assert rows["context"] == (CONTEXT, "inferred")
+    assert rows["context"] == (CONTEXT, "derived")
     assert rows["other_processes"][0] is None
     assert whole(found, 1).unaccounted_bytes == 0
 
@@ -305,9 +305,9 @@ def test_without_counters_names_come_from_the_order_of_events() -> None:
         ),
     ]
     rows = {row.component: (row.bytes, row.how) for row in whole(found, 1).rows}
-    assert rows["context"] == (CONTEXT, "inferred")
-    assert rows["communicator:tp"] == (BUFFERS, "inferred")
-    assert rows["other_non_torch"] == (30 * MIB, "inferred")
+    assert rows["context"] == (CONTEXT, "derived")
+    assert rows["communicator:tp"] == (BUFFERS, "derived")
+    assert rows["other_non_torch"] == (30 * MIB, "derived")
     assert whole(found, 1).unaccounted_bytes == 0
     assert divided(found, 0, "before")["communicator:tp"] == 0
 

@@ -177,7 +177,7 @@ def test_one_multiple_in_the_range_is_the_layout() -> None:
         gib(0.005),
         "vllm",
     )
-    assert (kv.bytes_per_token, kv.blocks, kv.inferred) == (114_688, 5_924, True)
+    assert (kv.bytes_per_token, kv.blocks, kv.derived) == (114_688, 5_924, True)
 
 
 def test_no_layout_where_several_fit_or_layers_differ() -> None:

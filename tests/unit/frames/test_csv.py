@@ -43,7 +43,7 @@ def test_pandas_gets_every_row_of_report_json(name: str) -> None:
             at = (rank["label"], memory["order"], memory["edge"])
             for row in memory["owners"]:
                 wanted[("owner", *at, row["component"])] = (row["bytes"], row["how"])
-            wanted[("owner", *at, "unaccounted")] = (memory["unaccounted_bytes"], "inferred")
+            wanted[("owner", *at, "unaccounted")] = (memory["unaccounted_bytes"], "derived")
             for row in memory["parts"]:
                 wanted[("part", *at, row["component"])] = (row["bytes"], row["how"])
             snapshot = phases[memory["order"]][memory["edge"]]
@@ -118,7 +118,7 @@ def test_names_of_any_kind_stay_in_their_cell() -> None:
 
 
 def test_readings_outside_torch_are_modelled_on_a_simulated_device_only() -> None:
-    for simulated, how in ((True, "modelled"), (False, "inferred")):
+    for simulated, how in ((True, "modelled"), (False, "derived")):
         rows = frame(report_of("graph_tp2", simulated=simulated))
         readings = rows[rows.kind == "reading"]
         assert set(readings[readings.component == "non_torch_bytes"].how) == {how}

@@ -329,17 +329,27 @@ def test_what_cells_are_sorted_by(cell: str, order: str | None) -> None:
 # --- sizes
 
 
-#: Runs a command in a process of its own, and says what that took: CPU time, since others use the machine too.
+#: Makes the page of a run in a process of its own, and prints its CPU time over the CPU time of
+#: reading the record as JSON, and its peak of memory in bytes. A ratio, because a second of CPU time
+#: holds half as much work where another process uses the other thread of the core.
 MEASURED = """
-import resource, sys
+import json, pathlib, sys, time
 from vllm_memprof.cli import main
+def read():
+    began = time.process_time()
+    for path in pathlib.Path(sys.argv[2], "events").iterdir():
+        for line in path.read_bytes().splitlines():
+            json.loads(line)
+    return time.process_time() - began
+before = read()
+began = time.process_time()
 try:
     main(sys.argv[1:])
 except SystemExit as end:
     assert not end.code
-used = resource.getrusage(resource.RUSAGE_SELF)
+used = time.process_time() - began
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(used.ru_utime + used.ru_stime, int(peak.split()[1]) * 1024)
+print(used / ((before + read()) / 2), int(peak.split()[1]) * 1024)
 """
 
 
@@ -359,8 +369,8 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    seconds, peak = (float(word) for word in done.stdout.split())
-    assert seconds < 10
+    ratio, peak = (float(word) for word in done.stdout.split())
+    assert ratio < 20
     assert peak < 500_000_000
     assert target.stat().st_size < 10_000_000
     page = Page(target.read_text(encoding="utf-8"))

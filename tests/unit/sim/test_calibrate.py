@@ -54,7 +54,7 @@ def test_every_figure_of_a_start_up() -> None:
                     "communicator:tp": 400 * MIB,
                     "communicators_unnamed": 70 * MIB,
                 },
-                {"communicator:tp": "inferred"},
+                {"communicator:tp": "derived"},
             ),
             edge_memory(
                 "graph_capture", context=300 * MIB, runtime=60 * MIB, graph=70 * MIB, atb=96 * MIB
@@ -79,7 +79,7 @@ def test_every_figure_of_a_start_up() -> None:
     )
     assert (
         sources["hccl_base_bytes"]
-        == "inferred: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
+        == "derived: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
     )
     assert sources["graph_capture_bytes"] == "measured: TP0, after graph_capture, 35 graphs"
     assert set(found.silent) == {"hccl_buffer_mib", "hccl_buffers"}

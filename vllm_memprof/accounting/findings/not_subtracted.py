@@ -8,11 +8,11 @@ from vllm_memprof.accounting.findings.advice import device_total, leave_room
 from vllm_memprof.accounting.findings.needs import PROFILE_PEAK, item_known
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, by_bytes, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
-from vllm_memprof.accounting.model import INFERRED, MEASURED, MODELLED
+from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED
 from vllm_memprof.accounting.spare import profile_peak
 from vllm_memprof.text import text
 
-_HOW = {MEASURED: text("measured"), INFERRED: text("derived"), MODELLED: text("modelled")}
+_HOW = {MEASURED: text("measured"), DERIVED: text("derived"), MODELLED: text("modelled")}
 _PEAK_FIGURES = (
     "profile_end_reserved_bytes",
     "profile_end_non_torch_bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from vllm_memprof.text import Text, text
 
@@ -59,9 +60,17 @@ def observer_of(chain: Sequence[str]) -> tuple[str, Text] | None:
     for entry in chain:
         if _ON_PURPOSE.search(entry):
             return None
-        module, _, name = entry.partition(":")
-        function = name.rpartition(".")[2]
-        for row in OBSERVERS:
-            if re.fullmatch(row.module, module) and re.fullmatch(row.function, function):
-                return entry, row.what
+        row = _observer(entry)
+        if row is not None:
+            return entry, row.what
+    return None
+
+
+@lru_cache(maxsize=4096)  # every rank has the same few
+def _observer(entry: str) -> Observer | None:
+    module, _, name = entry.partition(":")
+    function = name.rpartition(".")[2]
+    for row in OBSERVERS:
+        if re.fullmatch(row.module, module) and re.fullmatch(row.function, function):
+            return row
     return None

@@ -114,7 +114,7 @@ def calibrate(
     """Write a device profile from what a run held outside torch.
 
     The profile then is a simulated device: --device sim:FILE. Every value names its source: the
-    phase and whether it was measured or inferred, or the profile it is taken from because the run
+    phase and whether it was measured or derived, or the profile it is taken from because the run
     does not tell.
     """
     from vllm_memprof.cli.commands.sim_calibrate import write_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.model import INFERRED, MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.document import (
     BAD,
@@ -201,6 +201,11 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         else:
             title = modelled(item.title, item.how == MODELLED)
             rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
+            for part in item.parts:
+                title = text("of which {name}", name=part.title)
+                cells = [modelled(title, part.how == MODELLED)]
+                cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
+                rows.append(Row(cells, 1, MUTED))
     fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
     rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
@@ -237,7 +242,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     derived = [
         item.title
         for item in budget.not_subtracted
-        if item.how == INFERRED and item.bytes is not None
+        if item.how == DERIVED and item.bytes is not None
     ]
     if derived:
         notes.append(text("derived: {titles}", titles=join("; ", derived)))

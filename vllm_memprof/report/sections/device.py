@@ -29,7 +29,7 @@ from vllm_memprof.units import format_bytes, format_gib
 #: Moments at which a reader wants the whole device: the latest of them that a rank reached.
 _DEVICE_MOMENTS = ("warm_up", "kv_cache_alloc", "profile_run", "weight_load", "device_init")
 #: Parts of torch's segments, which two rows divide in another way.
-_SEGMENTS = "allocated and cached"
+_SEGMENTS = "allocated and reserved_not_allocated"
 _READINGS = {
     "components": text("the runtime's counters"),
     "processes": text("the driver's list of processes"),
@@ -74,7 +74,7 @@ def _rows(memory: DeviceMemory) -> list[Row]:
             rows.append(_row(row))
         parts = [part for part in memory.parts if part.bytes and part.part_of == row.component]
         rows += [_row(part) for part in parts if len(parts) > 1]
-        if row.component == "cached":
+        if row.component == "reserved_not_allocated":
             rows += [
                 _row(part) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS
             ]

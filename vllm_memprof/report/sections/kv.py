@@ -56,7 +56,7 @@ def kv_sections(report: Report) -> list[Section]:
 
 def _notes(kv: Kv) -> list[str]:
     notes: list[str] = []
-    if kv.inferred:
+    if kv.derived:
         notes.append(
             text("blocks and bytes are derived from the printed tokens and size of the KV cache")
         )
