@@ -56,6 +56,8 @@ def items_not_subtracted(
                 source=found.source or row.source,
                 reason=reason,
                 required=row.required or found.bytes is not None,
+                # what an estimate has covered already is not known part by part
+                parts=found.parts if size == found.bytes else (),
             )
         )
     return items

@@ -85,6 +85,16 @@ class Check:
 
 
 @dataclass(frozen=True)
+class ItemPart:
+    """A part of an item; with the others it adds up to the item."""
+
+    name: str
+    title: str
+    bytes: int
+    how: How
+
+
+@dataclass(frozen=True)
 class NotSubtracted:
     """Memory that the run held and that no term of its equation subtracts."""
 
@@ -97,6 +107,7 @@ class NotSubtracted:
     reason: str | None = None  # why bytes is None
     required: bool = True  # False: does not apply to this run, so the honest figure does without it
     kv_tokens: int | None = None
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
 
 
 @dataclass(frozen=True)
