@@ -133,6 +133,10 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         )
         place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
         notes = [place, *notes]
+    if start.heading is not None:
+        notes.append(
+            f'it stands under "{start.heading}"; the command is the last one above that heading'
+        )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
     info = RunInfo(

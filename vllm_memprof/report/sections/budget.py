@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.equations import divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
@@ -140,6 +140,15 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
     if report.run.engine_version is None or report.run.source == "log":
         notes.append(text("chosen by {reason}", reason=budget.chosen_by))
+    if report.run.engine_version is None and budget.takes_fixed_size:
+        releases = ignoring_fixed_size(budget.equation)
+        if releases:
+            notes.append(
+                text(
+                    "the release is not known: {releases} ignores --kv-cache-memory-bytes",
+                    releases=releases,
+                )
+            )
     if budget.override:
         option = f"--{budget.override.replace('_', '-')}"
         notes.append(text("a fixed size replaced the equation: {option}", option=option))
