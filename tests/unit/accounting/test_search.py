@@ -241,7 +241,7 @@ def test_an_item_that_e4p_leaves_out_costs_half_of_it(tmp_path) -> None:
     path = tmp_path / "persistent.log"
     path.write_text(
         f"{head}torch_peak before profiling is 16.2859 G\n{grant}{rest}"
-        "(EngineCore pid=1) INFO [kv_cache_utils.py:1] GPU KV cache size: 73,984 tokens\n"
+        "(EngineCore pid=1) INFO [kv_cache_utils.py:1] GPU KV cache size: 1,578,240 tokens\n"
     )
     (report,) = [build_report(run) for run in read_log(str(path))]
     rank = report.ranks[0]
