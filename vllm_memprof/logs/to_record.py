@@ -22,6 +22,7 @@ from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
 from vllm_memprof.record.spans import edges as span_edges
+from vllm_memprof.text import text
 
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
@@ -135,7 +136,10 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         notes = [place, *notes]
     if start.heading is not None:
         notes.append(
-            f'it stands under "{start.heading}"; the command is the last one above that heading'
+            text(
+                'it stands under "{heading}"; the command is the last one above that heading',
+                heading=start.heading,
+            )
         )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
