@@ -216,6 +216,10 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
                 cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
                 rows.append(Row(cells, 1, MUTED))
     fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
+    left_out = sum(item.bytes or 0 for item in budget.not_subtracted)
+    half = left_out - left_out // divisor_of(budget.equation)
+    if half:  # of what it would subtract, too
+        rows.append(row(title_of("halved"), half, None, mark="+"))
     rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
         fewer = (
