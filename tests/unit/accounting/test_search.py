@@ -290,3 +290,28 @@ def test_310p_names_what_it_may_have_subtracted() -> None:
         "if other processes are on the device: equation E4p subtracts what they hold; move the "
         "other process to another device"
     )
+
+
+def test_the_table_of_a_310p_adds_up(tmp_path) -> None:
+    """10.16 - 1.00 - 0.21 + 0.61 = 9.55: half of what would be subtracted is kept anyway."""
+    head, grant, rest = (
+        (MADE / "310p_0.20.log")
+        .read_text()
+        .partition("(EngineCore pid=1) INFO 01-01 00:00:00 [worker.py:1] Available")
+    )
+    debug = (
+        "torch_peak before profiling is 16.2859 G\n"
+        "non_torch_memory after profiling, before empty_cache() is 1.36 G\n"
+        "torch_memory after profiling, after empty_cache() is 16.50 G\n"
+    )
+    path = tmp_path / "debug.log"
+    path.write_text(f"{head}{debug}{grant}{rest}")
+    (report,) = [build_report(run) for run in read_log(str(path))]
+    budget = report.ranks[0].budget
+    assert (budget.equation, budget.balanced) == ("E4p", True)
+    items = sum(item.bytes or 0 for item in budget.not_subtracted)
+    assert round(items / GIB, 2) == 1.21
+    assert budget.fits_request_kv_cache_bytes == (budget.kv_cache_bytes or 0) - items // 2
+    lines = [line.split() for line in table(report, 120).splitlines()]
+    (row,) = [line for line in lines if line[:5] == ["+", "half", "kept", "for", "operator"]]
+    assert row[-2] == f"{items - items // 2:,}"
