@@ -104,18 +104,24 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
             if budget.balanced
             else Row([text("granted - recomputed: differs"), "", size], style=BAD, mark="✗")
         )
-    rows += [
-        amount(text("{term}, not subtracted", term=term_title(report, term)), term.bytes, MUTED)
-        for term in budget.terms
-        if not term.subtracted and term.bytes is not None
-    ]
-    title = text(
+    estimated = any(term.name == "graph_estimate" and term.subtracted for term in budget.terms)
+    for term in budget.terms:
+        if term.subtracted or term.bytes is None:
+            continue
+        name = term_title(report, term)
+        title = (
+            text("{term}, estimated above", term=name)
+            if term.name == "graph" and estimated
+            else text("{term}, not subtracted", term=name)
+        )
+        rows.append(amount(title, term.bytes, MUTED))
+    heading = text(
         "KV cache budget, equation {equation}, {labels}",
         equation=budget.equation or UNKNOWN,
         labels=labels_of(members),
     )
     columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    return Section(title, columns, rows, _equation_notes(report, budget))
+    return Section(heading, columns, rows, _equation_notes(report, budget))
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
