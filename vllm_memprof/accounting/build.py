@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.audit import asked_utilization, audit
 from vllm_memprof.accounting.budgets import corrections, fits_request, items_not_subtracted
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
@@ -173,6 +174,14 @@ def _budget(rank: _Rank) -> Budget:
         kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
         fits_request_kv_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
         corrections=corrections(equation, evidence, kv, items) if from_log else [],
+        audit=audit(
+            equation,
+            rank.process.figures,
+            rank.process.phases,
+            rank.summary.source,
+            rank.summary.simulated,
+            asked_utilization(rank.summary.command),
+        ),
     )
 
 

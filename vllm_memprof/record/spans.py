@@ -7,7 +7,7 @@ walks from a span to the phases around it is here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -17,10 +17,12 @@ from vllm_memprof.units import minus
 
 BEFORE, AFTER = "before", "after"
 Side = Annotated[str, Allowed((BEFORE, AFTER))]
-#: Where a figure comes from: read from the device or the allocator, derived from other figures, or
-#: set by the profile of a simulated device.
-MEASURED, DERIVED, MODELLED = "measured", "derived", "modelled"
-How = Annotated[str, Allowed((MEASURED, DERIVED, MODELLED))]
+#: Where a figure comes from: read from the device or the allocator, derived from other figures,
+#: estimated because a part of it is not known, or set by the profile of a simulated device.
+MEASURED, DERIVED, ESTIMATED, MODELLED = "measured", "derived", "estimated", "modelled"
+#: The strongest first.
+_STRENGTH = (MEASURED, DERIVED, ESTIMATED, MODELLED)
+How = Annotated[str, Allowed(_STRENGTH)]
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ class Span:
         """Return a detail as a string; None where it is missing."""
         value = self.detail.get(name)
         return None if value is None else str(value)
+
+
+def weakest(hows: Iterable[str]) -> str:
+    """Return how a figure is known that is made of others: as the weakest of them."""
+    return max(hows, key=_STRENGTH.index, default=MEASURED)
 
 
 def edges(before: Snapshot | None, after: Snapshot | None) -> tuple[Edge, ...]:

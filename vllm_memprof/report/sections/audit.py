@@ -1,0 +1,139 @@
+"""The audit: the engine's figures, and memprof's own readings of the same memory beside them."""
+
+from __future__ import annotations
+
+from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
+from vllm_memprof.accounting.quantities import QUANTITIES, title_of
+from vllm_memprof.report.document import BAD, MUTED, PLAIN, TOTAL, Column, Row, Section
+from vllm_memprof.report.sections.base import (
+    SHOWN_GROUPS,
+    fold,
+    group_ranks,
+    labels_of,
+    modelled,
+)
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import format_bytes, format_gib
+
+#: Figures beside the terms of equations -> their titles.
+_TITLES: dict[str, Text] = {
+    "device_total": text("device total"),
+    "initial_free": text("free at the start"),
+    "initial_non_torch": text("non-torch at the start"),
+    "profile_before_allocated_peak": text("allocated before profiling"),
+    "profile_before_non_torch": text("non-torch before profiling"),
+    "profile_after_allocated_peak": text("allocated peak of profiling"),
+    "profile_after_non_torch": text("non-torch after profiling"),
+    "profile_after_free": text("free after profiling"),
+    "kv_cache": text("KV cache"),
+}
+
+
+def audit_title(row: AuditRow) -> str:
+    """Return the title of a row: that of its quantity, or of its moment."""
+    found = _TITLES.get(row.term)
+    return found if found is not None else title_of(row.term)
+
+
+def audit_sections(report: Report, wide: bool) -> list[Section]:
+    """Return a table per group of ranks; none where nothing was read, as of a log."""
+    known = [
+        rank
+        for rank in report.ranks
+        if any(row.own_bytes is not None for row in rank.budget.audit)
+    ]
+    groups = group_ranks(known, lambda rank: repr(rank.budget.audit))
+    return [_section(members, wide) for members in groups[:SHOWN_GROUPS]]
+
+
+def audited(report: Report) -> Text | None:
+    """Return the outcome in a few words; None where nothing could be compared."""
+    rows = [(rank, row) for rank in report.ranks for row in rank.budget.audit]
+    if off := [(rank, row) for rank, row in rows if row.agrees is False]:
+        labels = list(dict.fromkeys(rank.label for rank, _ in off))
+        titles = list(dict.fromkeys(audit_title(row) for _, row in off))
+        return text(
+            "audit: differs on {labels} in {terms}",
+            labels=fold(labels),
+            terms=join(", ", titles),
+        )
+    agreeing = [row for _, row in rows if row.agrees]
+    if not agreeing:
+        return None
+    compared = {row.term for _, row in rows if row.engine_bytes is not None}
+    agree = {row.term for row in agreeing} - {row.term for _, row in rows if row.undecided}
+    return text(
+        "audit: {agree} of {count} figures of the engine agree with memprof's readings",
+        agree=len(agree),
+        count=len(compared),
+    )
+
+
+def _section(members: list[RankReport], wide: bool) -> Section:
+    rows = members[0].budget.audit
+    columns = [
+        Column("", right=False),
+        Column(text("Engine, GiB")),
+        Column(text("Own reading, GiB")),
+        Column(text("Difference")),
+        Column(text("Tolerance")),
+        *([Column(text("Read from"), right=False)] if wide else []),
+    ]
+    cells = [_row(row) for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
+    for row in cells:
+        del row.cells[len(columns) :]
+    title = text(
+        "Audit: the engine's figures and memprof's readings, {labels}", labels=labels_of(members)
+    )
+    return Section(title, columns, cells, _notes(rows))
+
+
+def _row(row: AuditRow) -> Row:
+    difference = "-" if row.difference_bytes is None else f"{row.difference_bytes:+,}"
+    difference = "0" if row.difference_bytes == 0 else difference
+    style, mark = PLAIN, ""
+    if row.agrees is False:
+        style, mark = BAD, "✗"
+    elif row.agrees is None:
+        style = MUTED
+    elif row.term == "kv_cache":
+        style = TOTAL
+    if row.undecided:
+        mark = "?"
+    return Row(
+        [
+            modelled(audit_title(row), row.how == MODELLED),
+            format_gib(row.engine_bytes, 4),
+            format_gib(row.own_bytes, 4),
+            difference,
+            format_bytes(row.tolerance_bytes),
+            row.source or "-",
+        ],
+        style=style,
+        mark=mark,
+    )
+
+
+def _notes(rows: list[AuditRow]) -> list[str]:
+    """Say why a figure is missing and what a tolerance is for, each reason once."""
+    notes: list[str] = []
+    reasons = dict.fromkeys(row.reason for row in rows if row.reason is not None)
+    for reason in reasons:
+        titles = [audit_title(row) for row in rows if row.reason == reason]
+        notes.append(text("{titles}: {reason}", titles=join(", ", titles), reason=reason))
+    for row in rows:
+        if row.tolerance_bytes and row.term != "kv_cache" and row.between is not None:
+            notes.append(
+                text("tolerance of {title}: {between}", title=audit_title(row), between=row.between)
+            )
+    if not any(row.engine_bytes is not None for row in rows if row.term in QUANTITIES):
+        return notes
+    notes.append(
+        text(
+            "difference and tolerance in bytes; where nothing is said, nothing lies between the "
+            "engine's reading and memprof's"
+        )
+    )
+    return notes
+
+
