@@ -135,7 +135,7 @@ def test_every_phase_has_every_owner_and_nothing_is_unaccounted(
               "other_processes", "free"}  # fmt: skip
     for rank in (0, 1):
         read = [
-            memory for memory in device(report, rank) if memory["unaccounted_bytes"] is not None
+            memory for memory in device(report, rank) if memory["unexplained_bytes"] is not None
         ]
         assert {memory["phase"] for memory in read} >= {
             "device_init", "hccl_init", "weight_load", "profile_run", "communicator", "kv_cache_alloc", "warm_up",
@@ -150,7 +150,7 @@ def test_every_phase_has_every_owner_and_nothing_is_unaccounted(
                 "npu_workspace_and_other" in found
             )  # the workspace is not read between captured graphs
             assert set(found) >= owners - ({"other"} if inside_capture else set()), memory["phase"]
-            assert memory["unaccounted_bytes"] == 0, (memory["phase"], memory["edge"])
+            assert memory["unexplained_bytes"] == 0, (memory["phase"], memory["edge"])
             assert (
                 sum(size for name, size in found.items() if size and name != "free")
                 == total - found["free"]

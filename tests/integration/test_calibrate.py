@@ -52,7 +52,7 @@ def series(run: RunResult) -> dict[str, list[tuple[str, str, int]]]:
 
 def unaccounted(run: RunResult) -> set[Any]:
     return {
-        memory["unaccounted_bytes"]
+        memory["unexplained_bytes"]
         for rank in run.report["ranks"]
         for memory in device_memory(rank)
         if any(row["component"] == "free" and row["bytes"] is not None for row in memory["owners"])

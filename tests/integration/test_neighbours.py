@@ -55,7 +55,7 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     )
     [others] = [row["bytes"] for row in start["owners"] if row["component"] == "other_processes"]
     assert others >= held
-    assert start["unaccounted_bytes"] == 0
+    assert start["unexplained_bytes"] == 0
     findings = {finding["id"]: finding for finding in report["findings"]}
     assert findings["co-tenant"]["bytes"] == others
     assert "the driver's list of processes" in findings["co-tenant"]["evidence"]

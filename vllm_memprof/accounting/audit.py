@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
@@ -318,7 +319,7 @@ def asked_utilization(command: Sequence[str]) -> float | None:
     words = [part for word in command for part in word.split("=", 1)]
     given = [
         value
-        for name, value in zip(words, words[1:], strict=False)
+        for name, value in pairwise(words)
         if name.replace("_", "-") == "--gpu-memory-utilization"
     ]
     try:
@@ -346,7 +347,7 @@ def _request(
 
 def _of_term(term: Term, own: Mapping[str, Own], engine: Figures) -> Own:
     """Return memprof's reading of a term: that of its figure, else of the figures it is made of."""
-    if term.figure in own:
+    if term.figure is not None and term.figure in own:
         return own[term.figure]
     parts = (*term.plus, *term.minus)
     if not own or not parts or any(name not in own for name in parts):

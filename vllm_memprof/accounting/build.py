@@ -83,8 +83,9 @@ def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None
     span = first_of(process.phases, "kv_cache_alloc")
     if span is not None and span.before is not None and span.after is not None:
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+    printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
     return infer_layout(
-        build_kv(plan, process.identity.rank, allocated),
+        build_kv(plan, process.identity.rank, allocated, printed if run.source != "log" else None),
         evidence.figure("kv_cache_bytes") if run.source == "log" else None,
         process.figures_half_units.get("kv_cache_bytes", 0),
         engine,

@@ -5,7 +5,7 @@ part_of. ``seconds`` counts from the start of the run; ``bytes`` is an integer, 
 the figure is unknown. The kinds of rows:
 
 - ``owner``: of device memory at an edge of a phase. All owners of one (label, order, edge) add up
-  to the device's total, the row ``unaccounted`` included.
+  to the device's total, the row ``unexplained`` included.
 - ``part``: held by the owners that ``part_of`` names, so it is not added to them.
 - ``reading``: a field of the snapshot that the owners were made of.
 - ``budget``, ``term``, ``not_subtracted``: figures of the rank's KV-cache equation, its terms, and

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.model import (
     Report,
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
-from vllm_memprof.record.spans import Edge
+from vllm_memprof.record.spans import UNEXPLAINED, Edge
 from vllm_memprof.units import minus
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
     Columns after ``WHO``: phase (string), order (Int64), edge (string), time_s (Float64), component
     (string), bytes (Int64), how (string: measured, derived, modelled), source (string, what it was
     read from), part_of (string). Rows whose part_of is <NA> add up to the total of the device at
-    that edge, the row ``unaccounted`` included; the others are parts of the row that they name.
+    that edge, the row ``unexplained`` included; the others are parts of the row that they name.
     """
     columns = {
         "phase": "string",
@@ -176,8 +176,8 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
                 at = (span.phase, span.order, edge.side, source.seconds(edge))
                 for row in (*edge.owners.rows, *edge.owners.parts):
                     yield (*at, row.component, row.bytes, row.how, row.source, row.part_of)
-                rest = edge.owners.unaccounted_bytes
-                yield (*at, "unaccounted", rest, DERIVED, "total less the other owners", None)
+                rest, how = edge.owners.unexplained_bytes, edge.owners.unexplained_how
+                yield (*at, UNEXPLAINED, rest, how, "every remainder together", None)
 
     return _make(ranks, columns, rows)
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
+from tests.unit.accounting.builders import (
+    TOTAL,
+    gib,
+    process,
+    recorded,
+    rest_of,
+    run_of,
+    snapshot,
+    span,
+)
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
@@ -102,7 +111,7 @@ def test_names_of_the_schema(name: str) -> None:
             for edge in ("before", "after"):
                 assert phase[edge] is None or set(SNAPSHOT_FIELDS) <= set(phase[edge])
         for memory in device_edges(rank):
-            assert {"phase", "edge", "owners", "unaccounted_bytes"} <= set(memory)
+            assert {"phase", "edge", "owners", "unexplained_bytes"} <= set(memory)
         for term in rank["budget"]["terms"]:
             assert {"name", "bytes", "half_unit_bytes"} <= set(term)
         for call in rank["empty_cache"]:
@@ -119,11 +128,8 @@ def test_every_snapshot_balances(name: str) -> None:
             memory = edge.owners
             assert memory is not None
             known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-            assert memory.unaccounted_bytes in (
-                0,
-                None,
-            )  # None: before a worker has chosen its device
-            assert known == (TOTAL if memory.unaccounted_bytes == 0 else 0)
+            assert rest_of(memory) in (0, None)  # None: before a worker has chosen its device
+            assert known + (memory.unexplained_bytes or 0) == (TOTAL if rest_of(memory) == 0 else 0)
 
 
 def test_a_run_of_the_real_engine() -> None:

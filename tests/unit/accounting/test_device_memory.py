@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import (
+    TOTAL,
+    divided_rows,
+    gib,
+    process,
+    rest_of,
+    run_of,
+    snapshot,
+    span,
+)
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.device_memory import device_memory
@@ -40,11 +49,11 @@ amount = st.one_of(st.none(), st.integers(0, 2**38))
 def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> None:
     memory = after(taken, simulated)
     if taken.device_total_bytes is None:
-        assert memory.unaccounted_bytes is None
+        assert memory.unexplained_bytes is None
     else:
-        assert memory.unaccounted_bytes is not None
+        assert memory.unexplained_bytes is not None
         known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-        assert known + memory.unaccounted_bytes == taken.device_total_bytes
+        assert known + memory.unexplained_bytes == taken.device_total_bytes
 
 
 counters = st.one_of(
@@ -104,7 +113,7 @@ def test_every_edge_of_any_run_balances_in_the_report(
         pair = edges[memory["order"]]
         total = pair[0 if memory["edge"] == "before" else 1].device_total_bytes
         known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
-        assert memory["unaccounted_bytes"] == (None if total is None else total - known)
+        assert memory["unexplained_bytes"] == (None if total is None else total - known)
         assert all(type(row["bytes"]) in (int, type(None)) for row in memory["owners"])
         assert {row["how"] for row in memory["owners"]} <= {"measured", "derived", "modelled"}
 
@@ -117,7 +126,7 @@ def test_every_edge_of_any_run_balances_in_the_report(
     cached=st.integers(0, 2**30),
     workspace=st.integers(0, 2**30),
 )
-def test_nothing_is_unaccounted_in_one_consistent_reading(
+def test_nothing_is_left_over_in_one_consistent_reading(
     total: int, free: int, reserved: int, cached: int, workspace: int
 ) -> None:
     taken = snapshot(
@@ -128,7 +137,7 @@ def test_nothing_is_unaccounted_in_one_consistent_reading(
         npu_workspace_bytes=workspace,
         non_torch_bytes=total - free - reserved,
     )
-    assert after(taken).unaccounted_bytes == 0
+    assert rest_of(after(taken)) == 0
 
 
 def taken_on_hardware(**changes: int | None) -> Snapshot:
@@ -145,7 +154,7 @@ def taken_on_hardware(**changes: int | None) -> Snapshot:
 
 def rows_of(taken: Snapshot, simulated: bool = False) -> dict[str, tuple[int | None, str]]:
     memory = after(taken, simulated)
-    return {row.component: (row.bytes, row.how) for row in memory.rows}
+    return {row.component: (row.bytes, row.how) for row in divided_rows(memory)}
 
 
 def test_components_and_how_they_are_known() -> None:
@@ -161,7 +170,9 @@ def test_a_simulated_device_models_what_lies_outside_torch() -> None:
     rows = rows_of(taken_on_hardware(), simulated=True)
     assert {name for name, (_, how) in rows.items() if how == "modelled"} == {
         "npu_workspace",
+        "free",
         "other_non_torch",
+        "rest",
     }
 
 
@@ -178,4 +189,4 @@ def test_a_reading_torn_between_two_counters_leaves_a_signed_remainder() -> None
     """Another process allocated between the reading of free and that of reserved."""
     taken = taken_on_hardware(non_torch_bytes=gib(20.2) - gib(19.13) + 4096)
     memory = after(taken)
-    assert memory.unaccounted_bytes == -4096
+    assert rest_of(memory) == -4096

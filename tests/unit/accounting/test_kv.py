@@ -66,7 +66,7 @@ def test_the_measured_cards() -> None:
 def test_cross_checks_hold() -> None:
     padded = 5040 * PER_BLOCK + 72 * 512
     kv = build_kv(plan(), 1, padded)
-    assert [check.ok for check in kv.checks] == [True] * 7
+    assert [check.ok for check in kv.checks] == [True] * 6
     assert kv.available_bytes == gib(44.4)
 
 
@@ -124,7 +124,7 @@ def test_a_hybrid_shares_its_pools_and_adds_up_its_requests() -> None:
         None,
     )
     assert kv.bytes_per_block == PAGE * LAYERS
-    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert [check.ok for check in kv.checks][:-1] == [True] * 5
     assert is_hybrid(build_kv(plan(max_concurrency=blocks / 537), 0, None))
 
 
@@ -177,10 +177,10 @@ def test_tokens_by_the_blocks_of_one_group(context_parallel: int, tokens: int) -
     )
     older["max_concurrency"] = 5040 / (512 // context_parallel)
     kv = build_kv(older, 0, None)
-    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert [check.ok for check in kv.checks][:-1] == [True] * 5
     assert tokens_for_bytes(kv, 10 * PER_BLOCK) == 1280 * context_parallel
     newer = build_kv(plan(max_model_len=65_500, tokens=int(5040 / 512 * 65_500)), 0, None)
-    assert [check.ok for check in newer.checks][:-1] == [True] * 6
+    assert [check.ok for check in newer.checks][:-1] == [True] * 5
     assert build_kv({**older, "tokens_rule": "concurrency"}, 0, None).checks[-2].ok is False
 
 

@@ -30,7 +30,7 @@ MEASURED = {
     "max_peak_activation": ("graph_tp2", 4_133_906_432, "TP0"),
     "max_non_torch": ("skewed_tp2", 869_730_816, "TP1"),
     "max_graph": ("graph_tp2", 322_122_752, "TP0"),
-    "max_unaccounted": ("unaccounted", 5, "TP0"),
+    "max_unexplained": ("unexplained", 5, "TP0"),
     "min_headroom": ("skewed_tp2", 5_905_721_344, "TP1"),
     "max_rank_skew": ("skewed_tp2", 268_435_456, "TP1"),
 }
@@ -38,20 +38,19 @@ LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
 
 
 def report_of(name: str) -> Report:
-    if name == "unaccounted":
+    if name == "unexplained":
         report = report_of("graph_tp2")
         first = report.ranks[0]
         spans = [
             replace(
                 first.phases[-1],
                 phase="request",
-                order=len(first.phases) + n,
+                order=n,
                 edges=(Edge("after", Snapshot(t_ns=0), DeviceMemory([], size)),),
             )
             for n, size in enumerate((3, -5, 4, None))
         ]
-        first = replace(first, phases=[*first.phases, *spans])
-        return replace(report, ranks=[first, *report.ranks[1:]])
+        return replace(report, ranks=[replace(first, phases=spans)])
     return build_report(recorded(name))
 
 
@@ -152,7 +151,7 @@ def test_every_limit_is_checked_in_the_order_of_the_file() -> None:
         ("plan_tp2", "min_headroom", "kv_cache_alloc: memprof plan stops after the KV plan"),
         ("eager_tp2", "max_graph", "graph_capture: eager mode"),
         ("log", "min_headroom", "the log does not print it"),
-        ("log", "max_unaccounted", "the log does not print it"),
+        ("log", "max_unexplained", "the log does not print it"),
         ("none", "min_kv_cache", "no worker was recorded"),
         ("none", "max_rank_skew", "no worker was recorded"),
     ],
@@ -170,7 +169,7 @@ def test_what_was_not_measured_fails_with_the_reason(run: str, key: str, reason:
 
 
 @pytest.mark.parametrize(
-    "key", [key.name for key in KEYS if key.table == BUDGET and key.name != "max_unaccounted"]
+    "key", [key.name for key in KEYS if key.table == BUDGET and key.name != "max_unexplained"]
 )
 def test_a_run_that_was_killed_meets_no_limit(key: str) -> None:
     report = report_of("recorded_killed_tp2")

@@ -95,7 +95,7 @@ def test_a_name_cannot_leave_its_comment() -> None:
         REPORT,
         run=replace(REPORT.run, model='x\n[budget]\nmax_graph = 1\x00"', device="a\rb\u2028c"),
     )
-    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 8
+    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 7
 
 
 def test_a_run_without_figures_proposes_nothing() -> None:
