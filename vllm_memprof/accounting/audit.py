@@ -16,6 +16,7 @@ from itertools import pairwise
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import AuditRow
+from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -91,13 +92,13 @@ class Evidence:
     Attributes:
         spans: phases of the rank.
         simulated: a device's profile sets what lies outside torch.
-        engine: ``vllm-ascend`` or ``vllm``: they take their first snapshot at different moments.
+        equation: its id and its engine say at which moment the first snapshot is taken.
         estimates_graphs: the engine captured graphs inside the profile run for an estimate.
     """
 
     spans: Sequence[Span]
     simulated: bool
-    engine: str | None = None
+    equation: Equation
     estimates_graphs: bool = False
 
     def _profile_edges(self) -> list[Span]:
@@ -108,13 +109,19 @@ class Evidence:
         ]
 
     def start(self) -> Moment:
-        """vllm-ascend reads after the last empty_cache of its device set-up, before process groups
-        are made; vLLM before or, from some release on, after they are."""
+        """Return the moment of the engine's first snapshot.
+
+        vllm-ascend takes it after the last empty_cache of its device set-up, before process groups
+        are made; vLLM with E6 after they are, with E0 and E5 before or after, by the release.
+        (vllm_ascend/worker/worker.py::NPUWorker._init_device 0.13.0, 0.23.0;
+        vllm/v1/worker/gpu_worker.py::Worker.init_device 0.33.0)
+        """
         groups = last_of(self.spans, "hccl_init")
         if groups is None:
             return Moment(None, None, text("before hccl_init"))
-        if self.engine == "vllm":
-            return Moment(groups.after, groups.before, text("after hccl_init"))
+        if self.equation.engine == "vllm":
+            before = None if self.equation.id == "E6" else groups.before
+            return Moment(groups.after, before, text("after hccl_init"))
         emptied = [
             span.after
             for span in self.spans
@@ -268,6 +275,18 @@ _UNREADABLE: dict[str, Text] = {
     "mm_ipc": text("set aside for the front end: nothing holds it during the start-up"),
     "consumed": text("the engine computes it from the host's memory"),
 }
+#: Figures beside the terms of equations -> their titles.
+TITLES: dict[str, Text] = {
+    "device_total": text("device total"),
+    "initial_free": text("free at the start"),
+    "initial_non_torch": text("non-torch at the start"),
+    "profile_before_allocated_peak": text("allocated before profiling"),
+    "profile_before_non_torch": text("non-torch before profiling"),
+    "profile_after_allocated_peak": text("allocated peak of profiling"),
+    "profile_after_non_torch": text("non-torch after profiling"),
+    "profile_after_free": text("free after profiling"),
+    "kv_cache": text("KV cache"),
+}
 _NOT_KEPT = text("the engine keeps no figure of it: memprof's reading stands in the equation")
 _FROM_LOG = text("a log holds the engine's figures only")
 
@@ -295,7 +314,7 @@ def audit(
         equation gives with memprof's readings alone.
     """
     estimates = bool(engine.get("graph_estimate_bytes"))
-    at = Evidence(spans, simulated, equation.engine, estimates)
+    at = Evidence(spans, simulated, equation, estimates)
     own = {} if source == "log" else {name: read(at) for name, read in _READINGS.items()}
     utilization = asked_utilization or engine.get("gpu_memory_utilization")
     total = own.get("device_total_bytes")
@@ -436,3 +455,9 @@ def _row(name: str, engine: int | None, own: Own, source: str) -> AuditRow:
         between=own.between if own.bytes is not None else None,
         reason=reason,
     )
+
+
+def audit_title(row: AuditRow) -> str:
+    """Return the title of a row: that of its quantity, or of its moment."""
+    found = TITLES.get(row.term)
+    return found if found is not None else title_of(row.term)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory, Span
-from vllm_memprof.units import minus
+from vllm_memprof.units import minus, sum_or_none
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | Non
     """
     low, high = ({row.component: row.bytes for row in memory.rows} for memory in (before, after))
     low[UNEXPLAINED], high[UNEXPLAINED] = before.unexplained_bytes, after.unexplained_bytes
+    if low[UNEXPLAINED] is None or high[UNEXPLAINED] is None:  # the total is unknown, as in a log
+        low[UNEXPLAINED], high[UNEXPLAINED] = (
+            sum_or_none([row.bytes for row in memory.remainders() if row.component != "rest"])
+            for memory in (before, after)
+        )
     return {name: size for name, size in _less(low, high).items() if name != "free"}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.text import text
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -309,20 +310,28 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
         return None if value is None else round(float(f"{value:.2f}") * 100)
 
     if not printed:
-        return [Check("tokens and concurrency as the engine printed them", None, None, None)]
+        return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
     found: dict[str, tuple[str, int | None, int | None]] = {
-        "tokens": ("tokens as the engine printed them", kv.tokens, _integer(printed.get("tokens"))),
+        "tokens": (
+            text("tokens as the engine printed them"),
+            kv.tokens,
+            _integer(printed.get("tokens")),
+        ),
         "max_concurrency": (
-            "max concurrency as the engine printed it, in hundredths",
+            text("max concurrency as the engine printed it, in hundredths"),
             hundredths(kv.max_concurrency),
             hundredths(printed.get("max_concurrency")),
         ),
         "max_model_len": (
-            "max_model_len as the engine printed it",
+            text("max_model_len as the engine printed it"),
             kv.max_model_len,
             _integer(printed.get("max_model_len")),
         ),
-        "blocks": ("blocks as the engine printed them", kv.blocks, _integer(printed.get("blocks"))),
+        "blocks": (
+            text("blocks as the engine printed them"),
+            kv.blocks,
+            _integer(printed.get("blocks")),
+        ),
     }
     return [
         _equal(title, recorded, said)

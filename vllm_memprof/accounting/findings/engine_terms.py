@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.audit import audit_title
 from vllm_memprof.accounting.findings.needs import AUDITED
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
-from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.text import join, text
 
 
@@ -42,7 +42,7 @@ def engine_term_off(context: RankContext) -> Iterator[Found]:
         text(
             "{term}: engine {engine:gib4} GiB, read {own:gib4} GiB ({difference:bytes} bytes; "
             "{source})",
-            term=title_of(row.term),
+            term=audit_title(row),
             engine=row.engine_bytes,
             own=row.own_bytes,
             difference=row.difference_bytes,

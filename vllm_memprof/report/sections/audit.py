@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.audit import audit_title
 from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
-from vllm_memprof.accounting.quantities import QUANTITIES, title_of
+from vllm_memprof.accounting.quantities import QUANTITIES
 from vllm_memprof.report.document import BAD, MUTED, PLAIN, TOTAL, Column, Row, Section
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
@@ -14,25 +15,6 @@ from vllm_memprof.report.sections.base import (
 )
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib
-
-#: Figures beside the terms of equations -> their titles.
-_TITLES: dict[str, Text] = {
-    "device_total": text("device total"),
-    "initial_free": text("free at the start"),
-    "initial_non_torch": text("non-torch at the start"),
-    "profile_before_allocated_peak": text("allocated before profiling"),
-    "profile_before_non_torch": text("non-torch before profiling"),
-    "profile_after_allocated_peak": text("allocated peak of profiling"),
-    "profile_after_non_torch": text("non-torch after profiling"),
-    "profile_after_free": text("free after profiling"),
-    "kv_cache": text("KV cache"),
-}
-
-
-def audit_title(row: AuditRow) -> str:
-    """Return the title of a row: that of its quantity, or of its moment."""
-    found = _TITLES.get(row.term)
-    return found if found is not None else title_of(row.term)
 
 
 def audit_sections(report: Report, wide: bool) -> list[Section]:
@@ -61,7 +43,7 @@ def audited(report: Report) -> Text | None:
     compared = {row.term for _, row in rows if row.engine_bytes is not None}
     agree = {row.term for row in agreeing} - {row.term for _, row in rows if row.undecided}
     return text(
-        "audit: {agree} of {count} figures of the engine agree with memprof's readings",
+        "audit: {agree} of {count} figures agree",
         agree=len(agree),
         count=len(compared),
     )
@@ -72,7 +54,7 @@ def _section(members: list[RankReport], wide: bool) -> Section:
     columns = [
         Column("", right=False),
         Column(text("Engine, GiB")),
-        Column(text("Own reading, GiB")),
+        Column(text("Read, GiB")),
         Column(text("Difference")),
         Column(text("Tolerance")),
         *([Column(text("Read from"), right=False)] if wide else []),
