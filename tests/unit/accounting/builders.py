@@ -99,3 +99,9 @@ def divided_rows(memory: DeviceMemory) -> list[ComponentRow]:
 def rest_of(memory: DeviceMemory) -> int | None:
     """Return the device total less all owners and all other remainders, with its sign."""
     return next(part.bytes for part in memory.remainders() if part.component == "rest")
+
+
+def remainders_in(memory: dict[str, Any]) -> dict[str, int | None]:
+    """Return the remainders of an edge of a parsed report.json, by their names."""
+    parts = [part for part in memory["parts"] if part.get("part_of") == "unexplained"]
+    return {part["component"]: part["bytes"] for part in parts}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +20,11 @@ from tests.unit.accounting.builders import (
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.device_memory import device_memory
+from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory
+from vllm_memprof.units import MIB
 
 
 def after(taken: Snapshot, simulated: bool = False) -> DeviceMemory:
@@ -190,3 +194,85 @@ def test_a_reading_torn_between_two_counters_leaves_a_signed_remainder() -> None
     taken = taken_on_hardware(non_torch_bytes=gib(20.2) - gib(19.13) + 4096)
     memory = after(taken)
     assert rest_of(memory) == -4096
+
+
+def test_every_remainder_is_in_one_row() -> None:
+    """The counters leave 70 MiB of HCCL and 30 MiB of the process, the driver 5 MiB of the device."""
+    counters = {"APP": gib(9.45) + 30 * MIB, "HCCL": 70 * MIB, "RUNTIME": 20 * MIB}
+    own = sum(counters.values()) + 300 * MIB
+    taken = snapshot(
+        device_total_bytes=TOTAL,
+        device_free_bytes=TOTAL - own - 5 * MIB,
+        allocated_bytes=gib(9.45),
+        reserved_bytes=gib(9.45),
+        npu_workspace_bytes=0,
+        process_bytes=own,
+        other_processes_bytes=0,
+        components={name: {"bytes": size, "peak_bytes": size} for name, size in counters.items()},
+    )
+    found = span("warm_up", None, taken)
+    memory = device_memory(found, found.edges[0], False, owners_of(process([found])))
+    remainders = {row.component: row.bytes for row in memory.remainders()}
+    assert remainders == {
+        "communicators_unnamed": 70 * MIB,
+        "other": 30 * MIB,
+        "context_growth": 0,
+        "rest": 5 * MIB,
+    }
+    assert memory.unexplained_bytes == 105 * MIB
+    assert memory.unexplained_how == "derived"
+    assert not {row.component for row in memory.rows} & set(remainders)
+
+
+def test_what_the_context_grows_by_is_unexplained() -> None:
+    """No counter counts it, and the context as it was first read does not grow by itself."""
+    edges = [
+        span(
+            phase,
+            None,
+            replace(
+                taken_on_hardware(),
+                t_ns=n,
+                process_bytes=gib(9.45) + size,
+                components={"APP": {"bytes": gib(9.45), "peak_bytes": gib(9.45)}},
+            ),
+            n,
+        )
+        for n, (phase, size) in enumerate((("hccl_init", 300 * MIB), ("warm_up", 340 * MIB)))
+    ]
+    owners = owners_of(process(edges))
+    for found, growth in zip(edges, (0, 40 * MIB), strict=True):
+        memory = device_memory(found, found.edges[0], False, owners)
+        rows = {row.component: row.bytes for row in divided_rows(memory)}
+        assert (rows["context"], rows["context_growth"]) == (300 * MIB, growth)
+
+
+def test_a_difference_is_as_weak_as_its_weakest_part() -> None:
+    """The runtime's counter is measured; less graphs, which are derived, it is derived."""
+    run = [
+        span(
+            phase,
+            replace(taken_on_hardware(), t_ns=2 * n, components=counted(before)),
+            replace(taken_on_hardware(), t_ns=2 * n + 1, components=counted(after)),
+            n,
+        )
+        for n, (phase, before, after) in enumerate(
+            (("profile_run", 20, 20), ("graph_capture", 20, 50))
+        )
+    ]
+    owners = owners_of(process(run))
+    hows = [
+        {row.component: row.how for row in device_memory(each, each.edges[1], False, owners).rows}
+        for each in run
+    ]
+    assert [how["runtime"] for how in hows] == ["measured", "derived"]
+
+
+def counted(runtime: int) -> dict[str, dict[str, int]]:
+    return {"RUNTIME": {"bytes": runtime * MIB, "peak_bytes": runtime * MIB}}
+
+
+def test_free_of_a_simulated_device_is_modelled() -> None:
+    assert rows_of(taken_on_hardware())["free"][1] == "measured"
+    assert rows_of(taken_on_hardware(), simulated=True)["free"][1] == "modelled"
+    assert rows_of(taken_on_hardware(), simulated=True)["allocated"][1] == "measured"

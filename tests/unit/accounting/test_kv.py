@@ -325,3 +325,35 @@ def test_tokens_are_whole_blocks(size: int) -> None:
     assert tokens_for_bytes(kv, size) == size // PER_BLOCK * 128
     assert worth_in_tokens(kv, -size) == -(size // PER_BLOCK * 128)
     assert tokens_for_bytes(kv, -size - 1) == 0
+
+
+PRINTED: dict[str, int | float] = {
+    "tokens": 645_120,
+    "max_concurrency": 9.84,
+    "max_model_len": 65_536,
+    "blocks": 5040,
+}
+
+
+def printed_checks(printed: dict[str, int | float]) -> dict[str, bool | None]:
+    kv = build_kv(plan(), 0, None, printed)
+    return {check.name: check.ok for check in kv.checks if "printed" in check.name}
+
+
+def test_the_plan_is_what_the_engine_printed() -> None:
+    assert list(printed_checks(PRINTED).values()) == [True] * 4
+    for name, value in PRINTED.items():
+        found = printed_checks(
+            {**PRINTED, name: value + (0.01 if name == "max_concurrency" else 1)}
+        )
+        assert list(found.values()).count(False) == 1, name
+
+
+def test_what_the_engine_did_not_print_is_unknown() -> None:
+    assert printed_checks({}) == {"tokens and concurrency as the engine printed them": None}
+    assert list(printed_checks({"tokens": 645_120}).values()) == [True]
+    assert not [check for check in build_kv(plan(), 0, None).checks if "printed" in check.name]
+
+
+def test_a_plan_that_holds_less_than_a_block_for_a_request_has_no_tokens() -> None:
+    assert tokens_for_bytes(build_kv(plan(max_concurrency=50_000.0), 0, None), gib(1)) is None

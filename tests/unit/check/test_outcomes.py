@@ -513,3 +513,20 @@ def test_senses_are_those_of_the_names() -> None:
     for key in KEYS:
         least = key.name.startswith("min_") or key.name.endswith("_drop")
         assert (key.sense == AT_LEAST) is least, key.name
+
+
+def test_a_device_of_which_only_a_remainder_is_known_does_not_pass() -> None:
+    """Without the runtime's counters all that is not named is one remainder, whoever holds it."""
+    found = outcome(report_of("graph_tp2"), "[budget]\nmax_unexplained = '64GiB'\n")
+    assert not found.ok
+    assert found.unmeasured
+    assert {row.reason for row in found.judged} == {
+        "only the remainder is known: the runtime's counters were not read"
+    }
+
+
+def test_unexplained_memory_of_a_counted_run_is_limited() -> None:
+    """What HCCL holds beside the buffers of its communicator, and nobody names: 76 MiB."""
+    report = report_of("recorded_023_tp2")
+    assert outcome(report, "[budget]\nmax_unexplained = '76MiB'\n").ok
+    assert not outcome(report, "[budget]\nmax_unexplained = '75MiB'\n").ok

@@ -18,9 +18,11 @@ from vllm_memprof.units import format_bytes, format_gib
 
 
 def audit_sections(report: Report, wide: bool) -> list[Section]:
-    """Return a table per group of ranks; none where nothing was read, as of a log."""
+    """Return a table per group of ranks; none where nothing is compared, as of a log."""
     known = [
-        rank for rank in report.ranks if any(row.own_bytes is not None for row in rank.budget.audit)
+        rank
+        for rank in report.ranks
+        if any(row.difference_bytes is not None for row in rank.budget.audit)
     ]
     groups = group_ranks(known, lambda rank: repr(rank.budget.audit))
     return [_section(members, wide) for members in groups[:SHOWN_GROUPS]]
