@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.advice import leave_a_kv_cache
-from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING, RECOMPUTED
+from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
+from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
-    WARNING,
     Context,
     Found,
     RankContext,
@@ -39,6 +38,8 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     Computed:
         The KV cache that the engine granted is 0 or negative. Some releases print 0 for every
         negative result; then the terms of the equation less the request tell how much is missing.
+        Equations E2, E3 and E4p subtract what other processes hold on the device, such as the
+        first of two instances.
 
     To do:
         Raise `--gpu-memory-utilization` above the value that the finding names, lower
@@ -62,7 +63,17 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     if missing and not granted:
         parts.append(text("the equation gives {size:gib} GiB", size=-missing))
     parts.append(text("KV cache {size:gib} GiB", size=granted))
-    yield Found(join(", ", parts), granted, leave_a_kv_cache(context.rank, missing))
+    action = leave_a_kv_cache(context.rank, missing, context.ranks)
+    row = form_of(budget.equation)
+    if row is not None and row.subtracts_neighbours:
+        neighbour = text(
+            "equation {equation} subtracts what other processes hold on the device, another "
+            "instance of the engine for one: {advice}",
+            equation=budget.equation,
+            advice=keep_apart(context.rank),
+        )
+        action = join("; ", [action, neighbour])
+    yield Found(join(", ", parts), granted, action)
 
 
 @finding(
@@ -96,7 +107,7 @@ def kv_too_small(context: RankContext) -> Iterator[Found]:
         text("KV cache {size:gib} GiB", size=granted),
     ]
     fits = text("--max-model-len {length} fits", length=int(length)) if length else None
-    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing))
+    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing, context.ranks))
 
 
 @finding(
@@ -125,12 +136,12 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
     asked = rank.budget.requested_bytes
     if not rank.figures.get("startup_refused") or not total or free is None or asked is None:
         return
-    share = math.floor(free / total * 10_000) / 10_000
+    share = most_accepted(context.ranks)
     action = text("end what holds the other {size:gib} GiB", size=total - free)
-    if free * 2 >= asked:
+    if share is not None and share * total * 2 >= asked:
         action = text(
-            "--gpu-memory-utilization {share:.4f} asks for what is free; or end what holds the "
-            "other {size:gib} GiB",
+            "--gpu-memory-utilization {share:.4f} asks for no more than is free; or end what holds "
+            "the other {size:gib} GiB",
             share=share,
             size=total - free,
         )
@@ -142,64 +153,6 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
         free=free,
     )
     yield Found(evidence, asked - free, action)
-
-
-@finding(
-    "equation-unbalanced",
-    severity=ERROR,
-    title=text("The KV cache differs from what the engine's equation gives"),
-    needs=RECOMPUTED,
-)
-def equation_unbalanced(context: RankContext) -> Iterator[Found]:
-    """Find budgets that the recorded figures do not give.
-
-    Meaning:
-        memprof recomputes the KV cache from the engine's own figures. A difference means that
-        another equation was at work, or that a figure was read at another moment. Of a log it is
-        a warning: its lines may come from two runs, or from another release.
-
-    Computed:
-        KV cache granted by the engine less the KV cache by the equation; more than the rounding of
-        the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations.
-
-    To do:
-        Report it with the run folder: the row of the equation for this release needs a correction.
-        Of a log, check that all lines are of one run.
-    """
-    budget = context.rank.budget
-    if budget.balanced is not False:
-        return
-    granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
-    if context.run.source != "log":
-        evidence = text(
-            "engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
-            granted=granted,
-            given=given,
-            cite=budget.cite,
-        )
-        title = text(
-            "The engine granted another KV cache than its equation {equation} gives",
-            equation=budget.equation,
-        )
-        yield Found(evidence, budget.residual_bytes, title=title)
-        return
-    evidence = text(
-        "engine {granted:bytes}, recomputed {given:bytes} bytes", granted=granted, given=given
-    )
-    if budget.tolerance_bytes:
-        evidence = text(
-            "engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB: {exact}",
-            granted=granted,
-            given=given,
-            slack=budget.tolerance_bytes,
-            exact=evidence,
-        )
-    title = text(
-        "The printed KV cache is not what equation {equation} gives with the printed figures: the "
-        "lines are of two runs, or of another release",
-        equation=budget.equation,
-    )
-    yield Found(evidence, budget.residual_bytes, title=title, severity=WARNING)
 
 
 @finding_of_run(
