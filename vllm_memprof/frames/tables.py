@@ -38,8 +38,9 @@ PHASE_FIELDS = (
     "npu_workspace",
     "device_free",
 )
-#: Readings of non-torch memory, which the profile of a simulated device sets.
-_NON_TORCH = {
+#: Readings of the device, in which the profile of a simulated one has a part.
+_DEVICE_WIDE = {
+    "device_free_bytes": MEASURED,
     "npu_workspace_bytes": MEASURED,
     "non_torch_bytes": DERIVED,
     "process_bytes": MEASURED,
@@ -223,6 +224,33 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
     return _make(ranks, columns, rows)
 
 
+def audit(ranks: Iterable[RankSource]) -> pd.DataFrame:
+    """Return one row per rank and audited figure of the engine.
+
+    Columns after ``WHO``: term (string, of the equation, or another figure of the engine),
+    engine_bytes, own_bytes (memprof's reading of the same memory), difference_bytes (engine less
+    own), tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source
+    (string, of own_bytes), reason (string, why a figure is <NA>).
+    """
+    columns = {
+        "term": "string",
+        "engine_bytes": "Int64",
+        "own_bytes": "Int64",
+        "difference_bytes": "Int64",
+        "tolerance_bytes": "Int64",
+        "agrees": "boolean",
+        "how": "string",
+        "source": "string",
+        "reason": "string",
+    }
+
+    def rows(source: RankSource) -> Iterator[Row]:
+        for row in source.rank.budget.audit:
+            yield tuple(getattr(row, name) for name in columns)
+
+    return _make(ranks, columns, rows)
+
+
 def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank: the KV cache that the engine serves with.
 
@@ -316,6 +344,6 @@ def findings(reports: Iterable[Report]) -> pd.DataFrame:
 
 def reading_how(name: str, simulated: bool) -> str:
     """Return how a field of a snapshot is known: measured, derived, or modelled."""
-    if name not in _NON_TORCH:
+    if name not in _DEVICE_WIDE:
         return MEASURED
-    return MODELLED if simulated else _NON_TORCH[name]
+    return MODELLED if simulated else _DEVICE_WIDE[name]

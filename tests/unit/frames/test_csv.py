@@ -101,6 +101,13 @@ def same_budget(reports: list[Report]) -> None:
             for term in rank["budget"]["terms"]:
                 got = figures["term", term["name"]]
                 assert (None if pd.isna(got) else got) == term["bytes"], term
+            for row in rank["budget"]["audit"]:
+                for kind, size in (
+                    ("", row["own_bytes"]),
+                    ("_difference", row["difference_bytes"]),
+                ):
+                    got = figures[f"audit{kind}", row["term"]]
+                    assert (None if pd.isna(got) else got) == size, row
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -16,6 +16,7 @@ TABLES = (
     tables.snapshots,
     tables.device_memory,
     tables.budget,
+    tables.audit,
     tables.kv,
     tables.empty_cache,
     tables.findings,

@@ -28,6 +28,28 @@ def audit_sections(report: Report, wide: bool) -> list[Section]:
     return [_section(members, wide) for members in groups[:SHOWN_GROUPS]]
 
 
+def recomputed_from(report: Report, rank: RankReport) -> list[str]:
+    """Say what the recomputed equation shows, and what it does not; none where it is not."""
+    budget = rank.budget
+    if budget.balanced is not True or budget.override:
+        return []
+    terms = {term.name for term in budget.terms if term.subtracted}
+    kept = [row for row in budget.audit if row.term in terms and row.engine_bytes is not None]
+    if report.run.source == "log":
+        note = text(
+            "recomputed from the engine's own figures: its arithmetic and release are understood; "
+            "no figure is audited, a log holds the engine's figures only"
+        )
+    elif kept:
+        note = text(
+            "recomputed from the engine's own figures: its arithmetic and release are understood; "
+            "the audit compares the figures"
+        )
+    else:
+        note = text("recomputed from memprof's readings: the engine keeps no figure of its terms")
+    return [note]
+
+
 def audited(report: Report) -> Text | None:
     """Return the outcome in a few words; None where nothing could be compared."""
     rows = [(rank, row) for rank in report.ranks for row in rank.budget.audit]
