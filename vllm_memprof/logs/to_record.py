@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +31,8 @@ LOOKED_FOR = (
     '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
 )
 STDIN = "-"
+#: An engine prints the size of its KV cache at its start: what serving prints is not read.
+START_UP_BYTES = 32 << 20
 #: Cards of npu-smi that a note names.
 _MAX_CARDS = 16
 
@@ -81,6 +84,31 @@ def read_log(path: str) -> list[Run]:
             " later lines hold no figures",
         )
     return runs
+
+
+def read_printed_kv(path: Path) -> dict[int | None, dict[str, int | float]]:
+    """Return the figures of the KV cache that an engine printed at its start.
+
+    Args:
+        path: of an ``engine.log``; its first ``START_UP_BYTES`` are read.
+
+    Returns:
+        Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
+        ``logs.formats`` reads: tokens, blocks, max_model_len, max_concurrency. Empty where the
+        file is not there, cannot be read, or prints none.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = BytesIO(stream.read(START_UP_BYTES))
+        sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(head))))
+    except (OSError, RunRecordError):
+        return {}
+    plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
+    if not plans:
+        return {}
+    return {
+        dp: {name: figure.value for name, figure in plan.items()} for dp, plan in plans[-1].items()
+    }
 
 
 @contextmanager

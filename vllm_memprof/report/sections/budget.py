@@ -17,6 +17,7 @@ from vllm_memprof.report.document import (
     Row,
     Section,
 )
+from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import (
     BYTES,
     GIB,
@@ -121,7 +122,8 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         labels=labels_of(members),
     )
     columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    return Section(heading, columns, rows, _equation_notes(report, budget))
+    notes = _equation_notes(report, budget) + recomputed_from(report, rank)
+    return Section(heading, columns, rows, notes)
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
