@@ -34,7 +34,7 @@ def not_measured(
     if summary.source == "log":
         seen = {span.phase for _, process in workers for span in process.phases}
         absent = [phase for phase in REQUIRED_PHASES if phase not in seen]
-        return [NotMeasured(phase, "not in the log") for phase in absent]
+        return [NotMeasured(phase, "no snapshot of memory in the log") for phase in absent]
     rows: list[NotMeasured] = []
     for phase in REQUIRED_PHASES:
         reasons: dict[str, list[str]] = {}

@@ -23,6 +23,12 @@ def _hooks(report: Report, rank: RankReport) -> Text | None:
     return text("a log does not tell") if report.run.source == "log" else None
 
 
+def _oom_told(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log" and rank.oom is None:
+        return text("a log need not hold the message")
+    return None
+
+
 def _granted(report: Report, rank: RankReport) -> Text | None:
     granted = rank.budget.engine_kv_cache_bytes
     return text("no KV cache was granted") if granted is None else None
@@ -50,6 +56,7 @@ def _allocated(report: Report, rank: RankReport) -> Text | None:
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
+OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
 GRANTED = Need("the KV cache that the engine granted is known", _granted)
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
 PROFILE_PEAK = Need("the KV cache and the peak of the profile run are known", _peak)

@@ -1,4 +1,4 @@
-"""The finding about other processes on the device: at the start, at the OOM, or later."""
+"""The finding about other processes on the device: at the start, or later."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.findings.advice import make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
-from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
+from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, others_at_start, others_in
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB, MIB
+from vllm_memprof.units import MIB
 
-#: One process is known to have held 14 GiB outside torch, by a communication library.
-NON_TORCH_CEILING_BYTES = 16 * GIB
 #: Less than this of other processes is no finding.
 NOTEWORTHY_BYTES = 16 * MIB
 
@@ -33,15 +31,14 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
     Meaning:
         The engine's request is a share of the whole device, whoever else uses it. What another
         process holds is missing when the KV cache is in use, and equations E3 and E4p take it from
-        the KV cache as well. An error where most of what was missing at an OOM was outside this
-        process's allocator.
+        the KV cache as well. Where the engine refuses to start for it, or runs out of memory,
+        `startup-refused` and `out-of-memory` say so instead.
 
     Computed:
         - At the start: what the driver's list of processes says (16 MiB or more), else device
           total less free memory, or non-torch memory, of the engine's first snapshot (more than
           1 GiB: a runtime context alone holds less).
         - Of E3 and E4p alone: the last term, cleared by empty_cache.
-        - At an OOM: total - free - reserved, more than 16 GiB and a third of the device.
         - Later: the most that the driver's list showed in any phase, less what it showed first.
 
         Sources: `vllm_memprof/accounting/quantities.py::others_in`,
@@ -51,36 +48,9 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         End the other process, or take another device. For E3 and E4p the finding names the
         utilization that makes up for it.
     """
-    yield from _at_the_oom(context.rank)
     own = {str(rank.pid) for rank in context.ranks}
     yield from _at_the_start(context.rank, own)
     yield from _later(context.rank, own)
-
-
-def _at_the_oom(rank: RankReport) -> Iterator[Found]:
-    oom = rank.oom
-    if oom is None:
-        return
-    size, total = oom.other_bytes, oom.device_total_bytes
-    if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
-        return
-    evidence = text(
-        "total {total:gib} - free {free:gib} - reserved {reserved:gib} = {size:gib} GiB",
-        total=total,
-        free=oom.free_bytes,
-        reserved=oom.reserved_bytes,
-        size=size,
-    )
-    device = oom.device
-    yield Found(
-        evidence,
-        size,
-        text("end what else is on the device, or take another one")
-        if device is None
-        else text("end what else is on device {device}, or take another one", device=device),
-        title=text("At the OOM most of what was missing was held outside this process's allocator"),
-        severity=ERROR,
-    )
 
 
 def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
@@ -88,6 +58,8 @@ def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
 
     E3 and its 310P kin subtract it although the request is a share of the whole device.
     """
+    if rank.figures.get("startup_refused"):
+        return  # one finding for one cause
     budget, row = rank.budget, form_of(rank.budget.equation)
     double = row is not None and row.double_counts_neighbours
     parts = divisor_of(budget.equation)
@@ -127,7 +99,7 @@ def _at_the_start(rank: RankReport, own: set[str]) -> Iterator[Found]:
         return
     if used is None or evidence is None or used < least:
         return
-    if not double or rank.figures.get("startup_refused"):
+    if not double:
         yield Found(evidence, used)
         return
     if subtracted is not None:
