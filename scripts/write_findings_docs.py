@@ -40,6 +40,7 @@ SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "budget": "The granted KV cache",
+    "skew": "Unequal ranks",
     "not_subtracted": "What the equation does not subtract",
     "kv_cache": "The plan of the KV cache",
     "neighbours": "Other processes",
@@ -128,7 +129,7 @@ def _leak() -> Report:
 EXAMPLES: dict[str, Example] = {
     "allocation-outside-torch": by_hand(lambda: outside.report(outside.start_up(gap=outside.LEAK))),
     "budget-halved": recorded("logs/vllm-project__vllm-ascend-14004.log"),
-    "co-tenant": recorded("logs/pytorch__pytorch-175666.log"),
+    "co-tenant": lines_of(logs.TABLE["co-tenant"].with_it),
     "communicator-buffers": by_hand(_buffers),
     "empty-cache-in-hot-path": by_hand(_hot),
     "empty-cache-refilled": by_hand(_hot),

@@ -151,7 +151,7 @@ class Start:
     first_line: int = 0
     last_line: int = 0
     inferred: bool = False  # no line names its beginning: figures alone tell it apart
-    repeated_lines: list[tuple[int, int]] = field(default_factory=list)  # that add nothing
+    repeats: bool = False  # it holds nothing but figures of the start before it
     finished: bool = False  # the server reported that it is up
     broken: bool = False  # an engine process reported that it failed
 
@@ -193,13 +193,8 @@ class StartSorter:
         """Read all lines of a log."""
         for line in lines:
             self.read(line)
-        kept: list[Start] = []
-        for start in self.starts:
-            if kept and _repeats(start, kept[-1]):
-                kept[-1].repeated_lines.append((start.first_line, start.last_line))
-            else:
-                kept.append(start)
-        self.starts = kept
+        for previous, start in zip(self.starts, self.starts[1:], strict=False):
+            start.repeats = _repeats(start, previous)
         if self._pending is not None and len(self.starts) == 1:
             only = self.starts[0]  # its command may stand below its log
             if not only.config.command:
@@ -417,7 +412,9 @@ class StartSorter:
                 worker.in_first_oom = worker.ooms == 1
                 if worker.in_first_oom:
                     worker.stage_before_oom = max(
-                        worker.stage, PLAN if start.kv_plans else -1, READY if start.finished else -1
+                        worker.stage,
+                        PLAN if start.kv_plans else -1,
+                        READY if start.finished else -1,
                     )
                     worker.oom_phase = self._phase_of_oom(start, worker, prefix)
             if not worker.in_first_oom or any(worker.contradicts(figure) for figure in figures):

@@ -145,11 +145,15 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         )
         place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
         notes = [place, *notes]
-    for first, last in start.repeated_lines:
-        what = f"line {first} repeats" if first == last else f"lines {first} to {last} repeat"
-        notes.append(f"{what} figures of the lines above: another worker or start, or a copy")
+    if start.repeats:
+        notes.append(
+            "it repeats figures of the start before it and holds no other: another worker, another "
+            "start, or a copy"
+        )
     if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
-        notes.append("the log does not name ranks: workers are numbered in the order of their lines")
+        notes.append(
+            "the log does not name ranks: workers are numbered in the order of their lines"
+        )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
     info = RunInfo(
@@ -214,8 +218,10 @@ def _status(start: Start) -> tuple[str, str | None]:
         return "oom", None
     if "startup_refused" in names:
         return "failed", "less was free than the engine requests"
-    if "no_cache_blocks" in names or "kv_cache_minimum_bytes" in names or (
-        "kv_cache_minimum_tokens" in names
+    if (
+        "no_cache_blocks" in names
+        or "kv_cache_minimum_bytes" in names
+        or ("kv_cache_minimum_tokens" in names)
     ):
         return "failed", "the KV cache is too small"
     granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
@@ -301,7 +307,7 @@ def _described(start: Start, worker: Worker) -> str:
     size = max(start.config.world_size, len(unnamed))
     if size > 1:
         return f"worker {unnamed.index(worker) + 1 if worker in unnamed else 1} of {size}"
-    return "the worker" if len(start.workers) <= 1 else "a worker without a name"
+    return "the worker" if len(start.workers) <= 1 else "lines without a rank"
 
 
 def _process(

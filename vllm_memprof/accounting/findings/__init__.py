@@ -17,6 +17,7 @@ from vllm_memprof.accounting.findings import (
     oom,
     outside_torch,
     setup,
+    skew,
 )
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, Rule
@@ -47,7 +48,7 @@ FINDINGS: dict[str, Rule] = {
         not_subtracted.graph_not_charged,
         not_subtracted.non_torch_read_after_empty_cache,
         not_subtracted.headroom_below_observed_peak,
-        budget.rank_skew,
+        skew.rank_skew,
         neighbours.co_tenant,
         engine_lines.graph_estimate_high,
         engine_lines.engine_suggestion_wrong,

@@ -34,6 +34,10 @@ def _granted(report: Report, rank: RankReport) -> Text | None:
     return text("no KV cache was granted") if granted is None else None
 
 
+def _granted_or_refused(report: Report, rank: RankReport) -> Text | None:
+    return None if rank.figures.get("no_cache_blocks") else _granted(report, rank)
+
+
 def _recomputed(report: Report, rank: RankReport) -> Text | None:
     checked = rank.budget.balanced is not None
     return None if checked else text("the equation could not be checked")
@@ -58,6 +62,9 @@ NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
 OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
 GRANTED = Need("the KV cache that the engine granted is known", _granted)
+GRANTED_OR_REFUSED = Need(
+    "the KV cache that the engine granted is known, or its refusal is", _granted_or_refused
+)
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
 PROFILE_PEAK = Need("the KV cache and the peak of the profile run are known", _peak)
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings.needs import NOTHING, OOM_TOLD
+from vllm_memprof.accounting.findings.oom_room import allocator_variable, gib_of, room_for
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     INFO,
@@ -18,21 +17,8 @@ from vllm_memprof.accounting.findings.registry import (
 )
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.text import join, text
-from vllm_memprof.units import GIB, format_gib, minus
-
-#: Phase -> what makes it need less, for those before the KV cache is sized: its size is no cause.
-_BEFORE_KV = {
-    "weight_load": text(
-        "more ranks (--tensor-parallel-size), or weights of fewer bits (--quantization)"
-    ),
-    "mm_profile": text(
-        "a lower --max-num-batched-tokens, or fewer images per prompt (--limit-mm-per-prompt)"
-    ),
-    "profile_run": text("a lower --max-num-batched-tokens or --max-num-seqs"),
-}
-
+from vllm_memprof.units import minus
 
 #: Phases in which the KV cache is already there.
 _AFTER_KV = ("graph_capture", "warm_up", "request", "sleep", "wake_up")
@@ -89,7 +75,9 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     sentences = [join(", ", _held(rank, oom))]
     if largest := _largest(rank, oom, kv_cache):
         name, size = largest
-        sentences.append(text("the largest: {name}, {size} GiB", name=name, size=_gib(rank, size)))
+        sentences.append(
+            text("the largest: {name}, {size} GiB", name=name, size=gib_of(rank, size))
+        )
     planned = _planned(rank)
     if planned is not None:
         used = minus(oom.device_total_bytes, oom.free_bytes)
@@ -108,7 +96,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         if oom.phase is None
         else text("The device ran out of memory in {phase}", phase=oom.phase)
     )
-    action = _action(context, oom, kv_cache, missing)
+    action = room_for(context, oom, kv_cache, missing)
     yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
 
 
@@ -116,7 +104,7 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
     """Return what was asked for, and who held the device at the failure."""
     parts: list[str] = []
     if oom.requested_bytes is not None:
-        asked = text("{size} GiB were asked for", size=_gib(rank, oom.requested_bytes))
+        asked = text("{size} GiB were asked for", size=gib_of(rank, oom.requested_bytes))
         if oom.asked_by is not None:
             asked = text("{asked} {who}", asked=asked, who=_ASKED_BY[oom.asked_by])
         parts.append(asked)
@@ -131,14 +119,8 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
         (text("other processes {size} GiB"), oom.other_processes_bytes),
     ):
         if row[1] is not None:
-            parts.append(text(row[0], size=_gib(rank, row[1])))
+            parts.append(text(row[0], size=gib_of(rank, row[1])))
     return parts
-
-
-def _gib(rank: RankReport, size: int | None) -> str:
-    """Return GiB with as many digits as are known: a log prints two, or MiB."""
-    logged = "oom_requested_bytes" in rank.figures or "oom_reserved_bytes" in rank.figures
-    return format_gib(size, 2 if logged and size is not None and abs(size) >= GIB else 4)
 
 
 def _planned(rank: RankReport) -> Snapshot | None:
@@ -184,124 +166,6 @@ def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, in
     return max(sizes, key=lambda entry: entry[1], default=None)
 
 
-def _action(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int | None) -> str:
-    """Return the arguments that give enough, each with the bytes that it gives."""
-    rank = context.rank
-    needed = oom.requested_bytes if missing is None else missing
-    if needed is not None:  # a log rounds both
-        needed += sum(
-            rank.half_units.get(name, 0) for name in ("oom_requested_bytes", "oom_free_bytes")
-        )
-    choices: list[str] = []
-    split = oom.process_non_torch_bytes is not None
-    outside = oom.other_processes_bytes if split else oom.other_bytes
-    if outside is not None and outside > (oom.device_total_bytes or outside) // 3:
-        return _end_the_others(oom, outside, split)
-    idle = oom.fragmentation_bytes
-    if idle is not None and needed is not None and idle >= max(needed, WARNING_BYTES):
-        setting = f"{_allocator_variable(context)}=expandable_segments:True"
-        size = _gib(rank, idle)
-        choices.append(text("{argument} gives up to {size} GiB", argument=setting, size=size))
-    if kv_cache:
-        choices += _smaller_kv_cache(rank, oom, needed)
-        pools = oom.graph_pools_bytes
-        if pools is not None and needed is not None and pools >= needed:
-            size = _gib(rank, pools)
-            choices.append(text("{argument} gives {size} GiB", argument="--enforce-eager", size=size))
-        elif oom.phase == "graph_capture" or "graph_capture" in _around(rank):
-            choices.append(text("--enforce-eager (captures no graphs)"))
-        if not choices or oom.phase is None:
-            return join(", or ", choices)
-        return text(
-            "{choices}; what the rest of {phase} takes is not known",
-            choices=join(", or ", choices),
-            phase=oom.phase,
-        )
-    if kv_cache is False:
-        phases = (oom.phase or "", *_around(rank))
-        before = next((_BEFORE_KV[phase] for phase in phases if phase in _BEFORE_KV), None)
-        if before is not None:
-            choices.append(text("{argument} (by how much is not known)", argument=before))
-        return join(", or ", choices)
-    cases: list[str] = [join(", or ", choices)] if choices else []
-    if smaller := _smaller_kv_cache(rank, oom, needed):
-        cases.append(
-            text("after the KV cache was allocated: {choices}", choices=join(", or ", smaller))
-        )
-    cases.append(
-        text(
-            "before it: more ranks (--tensor-parallel-size), or a lower --max-num-batched-tokens "
-            "(by how much is not known)"
-        )
-    )
-    return join("; ", cases)
-
-
-def _end_the_others(oom: Oom, outside: int, split: bool) -> str:
-    """Return the advice where most of the device is outside this process's allocator."""
-    device = text("the device")
-    if oom.device is not None:
-        device = text("device {device}", device=oom.device)
-    if split:
-        return text(
-            "end what else is on {device}: other processes hold {size:gib} GiB",
-            device=device,
-            size=outside,
-        )
-    return text(
-        "end what else is on {device}, or take another one: {size:gib} GiB, with what this process "
-        "holds outside torch",
-        device=device,
-        size=outside,
-    )
-
-
-def _around(rank: RankReport) -> list[str]:
-    """Return the phases in which the allocation failed, the innermost first."""
-    failure = first_of(rank.phases, "oom")
-    return [] if failure is None else [s.phase for s in ancestors(rank.phases, failure)]
-
-
-def _allocator_variable(context: RankContext) -> str:
-    chip = "CUDA" if context.run.info.engine == "vllm" else "NPU"
-    return f"PYTORCH_{chip}_ALLOC_CONF"
-
-
-def _smaller_kv_cache(rank: RankReport, oom: Oom, needed: int | None) -> list[str]:
-    """Return the arguments that make the KV cache smaller by the bytes needed, at least."""
-    budget = rank.budget
-    granted, utilization = budget.engine_kv_cache_bytes, budget.gpu_memory_utilization
-    total = rank.device_total_bytes or oom.device_total_bytes
-    if needed is None or (granted is not None and granted <= needed):
-        return []
-    choices: list[str] = []
-    if granted is not None and budget.equation is not None and budget.takes_fixed_size:
-        fixed = granted - rank.half_units.get("kv_cache_bytes", 0) - needed
-        argument = f"--kv-cache-memory-bytes {fixed}"
-        choices.append(text("{argument} gives {size} GiB", argument=argument, size=_gib(rank, needed)))
-    if total is None or budget.override is not None:
-        return choices
-    parts = divisor_of(budget.equation)
-    lower = math.ceil(needed * parts / total * 10_000) / 10_000
-    gives = int(lower * total / parts)
-    if utilization is None:
-        choices.append(
-            text(
-                "--gpu-memory-utilization lower by {share:.4f} gives {size} GiB",
-                share=lower,
-                size=_gib(rank, gives),
-            )
-        )
-    else:
-        share = math.floor((utilization - lower) * 10_000 + 1e-6) / 10_000
-        if share > 0:
-            argument = f"--gpu-memory-utilization {share:.4f}"
-            given = int((utilization - share) * total / parts)
-            size = _gib(rank, given)
-            choices.append(text("{argument} gives {size} GiB", argument=argument, size=size))
-    return choices
-
-
 @finding(
     "fragmentation",
     severity=WARNING,
@@ -343,7 +207,7 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
         parts.append(text("{size:gib} GiB free", size=free))
     action = text(
         "{setting}, without max_split_size_mb: the two exclude each other",
-        setting=f"{_allocator_variable(context)}=expandable_segments:True",
+        setting=f"{allocator_variable(context)}=expandable_segments:True",
     )
     enough = wanted is None or size + (free or 0) >= wanted
     severity = WARNING if enough else INFO

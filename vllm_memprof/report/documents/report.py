@@ -37,7 +37,7 @@ def report_document(report: Report, width: int) -> Document:
         findings=finding_views(report),
         sections=sections(report, width),
         verdict=verdict(report),
-        badge=Line("", _STATUS.get(status, status), good),
+        badge=Line("", _status_word(report), good),
     )
 
 
@@ -75,8 +75,11 @@ def verdict(report: Report) -> Text:
     granted = size
     if least.kv.tokens is not None:
         granted = text("{size}, {tokens:,} tokens", size=size, tokens=least.kv.tokens)
-    if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
-        label, count = labels_of([least]), len(report.ranks)
+    ranks = report.ranks
+    if log:  # lines that no rank is named for are no further rank
+        ranks = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
+    if len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1:
+        label, count = labels_of([least]), len(ranks)
         granted = (
             text(
                 "{granted} on {label}, the least of the {count} ranks in the log",
@@ -95,14 +98,16 @@ def verdict(report: Report) -> Text:
     elif not_run:
         labels = fold([rank.label for rank in report.ranks])
         granted = text("{granted} on {labels}", granted=granted, labels=labels)
-    elif len(report.ranks) > 1 and log:
+    elif len(ranks) > 1 and log:
         granted = text(
             "{granted} on each of the {count} ranks in the log",
             granted=granted,
-            count=len(report.ranks),
+            count=len(ranks),
         )
-    elif len(report.ranks) > 1:
+    elif len(ranks) > 1:
         granted = text("{granted} on every rank", granted=granted)
+    elif len(report.ranks) > 1:
+        granted = text("{granted} on {labels}", granted=granted, labels=labels_of([least]))
     elif log and least.label != SOLE_WORKER:
         granted = text(
             "{granted} on {label}, the only rank in the log",
@@ -158,6 +163,8 @@ def _recomputed(report: Report) -> Text:
         return text("fixed by --kv-cache-memory-bytes")
     results: dict[bool | None, list[RankReport]] = {}
     for rank in report.ranks:
+        if report.run.source == "log" and rank.budget.engine_kv_cache_bytes is None:
+            continue  # lines without a rank, or a rank that was not sized
         results.setdefault(rank.budget.balanced, []).append(rank)
     equal, wrong, unknown = (results.get(result, []) for result in (True, False, None))
     parts: list[str] = []
@@ -196,11 +203,15 @@ def _device(report: Report) -> str:
     )
 
 
+def _status_word(report: Report) -> str:
+    status = report.run.status
+    words = {**_STATUS, **(_STATUS_OF_A_LOG if report.run.source == "log" else {})}
+    return words.get(status, status)
+
+
 def _status(report: Report) -> str:
     run = report.run
-    status = _STATUS.get(run.status, run.status)
-    if run.source == "log" and run.status in _STATUS_OF_A_LOG:
-        status = _STATUS_OF_A_LOG[run.status]
+    status = _status_word(report)
     parts = [status if run.seconds is None else join(", ", [status, f"{run.seconds:.1f} s"])]
     if run.exit_code:
         parts.append(text("exit status {code}", code=run.exit_code))

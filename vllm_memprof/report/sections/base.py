@@ -61,9 +61,7 @@ def labels_of(ranks: Iterable[RankReport]) -> str:
     first, last = lines
     if first == last:
         return text("{label}, line {first}", label=members[0].label, first=first)
-    return text(
-        "{label}, lines {first}-{last}", label=members[0].label, first=first, last=last
-    )
+    return text("{label}, lines {first}-{last}", label=members[0].label, first=first, last=last)
 
 
 def modelled(title: str, mark: bool) -> str:
