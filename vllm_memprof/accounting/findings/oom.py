@@ -113,6 +113,10 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
         (text("{size} GiB free"), oom.free_bytes),
         (text("reserved {size} GiB"), oom.reserved_bytes),
         (text("allocated {size} GiB"), oom.allocated_bytes),
+        (
+            text("allocated {size} GiB at its peak"),
+            None if oom.allocated_bytes is not None else _peak(oom),
+        ),
         (text("of it in private pools (graphs) {size} GiB"), oom.graph_pools_bytes),
         (text("outside this process's allocator {size} GiB"), None if split else oom.other_bytes),
         (text("outside torch in this process {size} GiB"), oom.process_non_torch_bytes),
@@ -121,6 +125,11 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
         if row[1] is not None:
             parts.append(text(row[0], size=gib_of(rank, row[1])))
     return parts
+
+
+def _peak(oom: Oom) -> int | None:
+    """Return the allocated peak, where the message gives that and not what was allocated."""
+    return minus(oom.reserved_bytes, oom.fragmentation_bytes)
 
 
 def _planned(rank: RankReport) -> Snapshot | None:
@@ -162,6 +171,8 @@ def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, in
         rest = tensors - sum(size for _, size in known)
         name = text("other tensors") if known else text("tensors")
         held.append((name, rest))
+    else:
+        held.append((text("tensors, at most"), _peak(oom)))
     sizes = [(name, size) for name, size in (*held, *known) if size is not None and size > 0]
     return max(sizes, key=lambda entry: entry[1], default=None)
 

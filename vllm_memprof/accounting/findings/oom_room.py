@@ -43,11 +43,11 @@ def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int
     if outside is not None and outside > (oom.device_total_bytes or outside) // 3:
         return _end_the_others(oom, outside, split)
     idle = oom.fragmentation_bytes
-    if idle is not None and needed is not None and idle >= max(needed, WARNING_BYTES):
+    if idle is not None and idle >= max(needed or 0, WARNING_BYTES):
         setting = f"{allocator_variable(context)}=expandable_segments:True"
         size = gib_of(rank, idle)
         choices.append(text("{argument} gives up to {size} GiB", argument=setting, size=size))
-    if kv_cache:
+    if kv_cache or "kv_cache_alloc" in (oom.phase, *_around(rank)):
         choices += _smaller_kv_cache(rank, oom, needed)
         pools = oom.graph_pools_bytes
         if pools is not None and needed is not None and pools >= needed:
@@ -71,10 +71,12 @@ def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int
             choices.append(text("{argument} (by how much is not known)", argument=before))
         return join(", or ", choices)
     cases: list[str] = [join(", or ", choices)] if choices else []
-    if smaller := _smaller_kv_cache(rank, oom, needed):
-        cases.append(
-            text("after the KV cache was allocated: {choices}", choices=join(", or ", smaller))
-        )
+    smaller = _smaller_kv_cache(rank, oom, needed) or [
+        text("a lower --gpu-memory-utilization (by how much is not known)")
+    ]
+    cases.append(
+        text("after the KV cache was allocated: {choices}", choices=join(", or ", smaller))
+    )
     cases.append(
         text(
             "before it: more ranks (--tensor-parallel-size), or a lower --max-num-batched-tokens "

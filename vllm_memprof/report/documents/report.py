@@ -106,7 +106,7 @@ def verdict(report: Report) -> Text:
         )
     elif len(ranks) > 1:
         granted = text("{granted} on every rank", granted=granted)
-    elif len(report.ranks) > 1:
+    elif len(report.ranks) > 1 or least.lines is not None:
         granted = text("{granted} on {labels}", granted=granted, labels=labels_of([least]))
     elif log and least.label != SOLE_WORKER:
         granted = text(
