@@ -40,7 +40,6 @@ SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "budget": "The granted KV cache",
-    "skew": "Unequal ranks",
     "not_subtracted": "What the equation does not subtract",
     "kv_cache": "The plan of the KV cache",
     "neighbours": "Other processes",

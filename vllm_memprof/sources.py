@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.redact import redact_data
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -56,10 +57,19 @@ def read_reports(path: str) -> list[Report]:
     if data is None:
         return [build_report(run) for run in read_log(path)]
     try:
-        return [report_from_json(row) for row in (data if isinstance(data, list) else [data])]
+        rows = data if isinstance(data, list) else [data]
+        return [report_from_json(_redacted(row)) for row in rows]
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
+
+
+def _redacted(row: Any) -> Any:
+    """Replace secrets where a report of another release may hold them: the run, the findings."""
+    if not isinstance(row, dict):
+        return row
+    held = {key: redact_data(row[key]) for key in ("run", "findings") if key in row}
+    return {**row, **held}
 
 
 def build_run(run_dir: Path) -> Report:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vllm_memprof.accounting.counters import APP, HCCL, RUNTIME, counter, torch_bytes
 from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ComponentRow, DeviceMemory
 from vllm_memprof.accounting.owners import (
-    APP,
-    HCCL,
-    RUNTIME,
     Communicator,
     EdgeTime,
     Owners,
-    counter,
     is_after,
     share_communicators,
-    torch_bytes,
 )
 from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.record.schema import Snapshot

@@ -69,19 +69,24 @@ def build_kv(
     return replace(kv, checks=checks)
 
 
-#: Tokens per block that an engine takes by default; a log does not print it.
-_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128, "vllm": 16}
-#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every
-#: known model.
-_BYTES_PER_TOKEN_STEP = 512
+#: Tokens per block that an engine takes by default; a log does not print it. vLLM's own default is
+#: 16, but attention backends and platform plugins set others, up to 128.
+_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128}
+_LARGEST_BLOCK = 128
+#: Bytes per token and layer: keys and values of the heads of a rank, with head sizes from 64 on and
+#: two bytes per number or one, or the 576 numbers of latent attention (MLA): multiples of this.
+#: Layouts with scales or an index beside them (656 and 132 bytes of DeepSeek in fp8) are none.
+_BYTES_PER_TOKEN_STEP = 64
 
 
 def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
-    """Infer blocks and bytes per block of a plan of which a log prints the tokens alone.
+    """Infer blocks and bytes per token of a plan of which a log prints the tokens alone.
 
-    The size of the KV cache over its tokens leaves a narrow range for the bytes per token. The
-    layout counts as known only where a single multiple of 512 bytes lies in it, and where every
-    layer grows with the length of a request. The result is marked derived.
+    The size of the KV cache over its tokens leaves a range for the bytes per token. A value counts
+    as known where the range holds a single multiple of 64 bytes; the range is kept either way.
+    Nothing is inferred where a layer does not grow with the length of a request. The result is
+    marked derived. The engine's default stands for a block size that is not printed; where it has
+    none, blocks stay unknown.
     """
     overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
     if kv.blocks is not None and not overridden:
@@ -89,28 +94,35 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     if not kv.tokens or not granted_bytes or is_hybrid(kv):
         return kv
     block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
-    if block_size is None or kv.tokens % block_size:
+    if block_size is not None and kv.tokens % block_size:
         return kv
     tokens = kv.tokens  # what the granted memory holds: an override serves another number
     if overridden:
-        if not kv.fitting_blocks:
+        if not kv.fitting_blocks or block_size is None:
             return kv
         tokens = kv.fitting_blocks * block_size
-    low = (granted_bytes - half_unit_bytes) / (tokens + block_size)
-    high = (granted_bytes + half_unit_bytes) / tokens
-    first = math.floor(low / _BYTES_PER_TOKEN_STEP) + 1
-    last = math.floor(high / _BYTES_PER_TOKEN_STEP)
-    if first != last:
-        return kv
-    per_token = first * _BYTES_PER_TOKEN_STEP
-    return replace(
+    # the granted memory holds these blocks and less than one more
+    one_more = block_size or math.gcd(tokens, _LARGEST_BLOCK)
+    low = math.floor((granted_bytes - half_unit_bytes) / (tokens + one_more)) + 1
+    high = math.floor((granted_bytes + half_unit_bytes) / tokens)
+    last = high // _BYTES_PER_TOKEN_STEP
+    single = last > 0 and last == -(-low // _BYTES_PER_TOKEN_STEP)
+    per_token = last * _BYTES_PER_TOKEN_STEP if single else None
+    found = replace(
         kv,
-        block_size=block_size,
-        blocks=kv.tokens // block_size,
         bytes_per_token=per_token,
-        bytes_per_block=per_token * block_size,
-        override_blocks=kv.tokens // block_size if overridden else None,
+        bytes_per_token_limits=[low, high] if 0 < low <= high else None,
         derived=True,
+    )
+    if block_size is None:
+        return found
+    return replace(
+        found,
+        block_size=block_size,
+        default_block_size=kv.block_size is None,
+        blocks=kv.tokens // block_size,
+        bytes_per_block=None if per_token is None else per_token * block_size,
+        override_blocks=kv.tokens // block_size if overridden else None,
     )
 
 

@@ -85,6 +85,16 @@ class Check:
 
 
 @dataclass(frozen=True)
+class ItemPart:
+    """A part of an item; with the others it adds up to the item."""
+
+    name: str
+    title: str
+    bytes: int
+    how: How
+
+
+@dataclass(frozen=True)
 class NotSubtracted:
     """Memory that the run held and that no term of its equation subtracts."""
 
@@ -97,6 +107,7 @@ class NotSubtracted:
     reason: str | None = None  # why bytes is None
     required: bool = True  # False: does not apply to this run, so the honest figure does without it
     kv_tokens: int | None = None
+    parts: tuple[ItemPart, ...] = ()  # empty: not divided
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,35 @@ class Correction:
     parts: tuple[
         str, ...
     ] = ()  # not_subtracted items that make the difference to the run's own equation
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An equation of the engine with a log's figures in it, where the release's own is off."""
+
+    equation: str
+    releases: str  # that have it, as a specifier of PEP 440
+    kv_cache_bytes: int | None  # by the equation; None: a figure is not in the log
+    residual_bytes: int | None  # the granted KV cache less that
+    tolerance_bytes: int  # rounding of the printed figures
+    given: bool = False  # that of the release, or of the form of the lines
+    missing: str | None = None  # the only term that is not in the log
+    missing_bytes: int | None = None  # what the granted KV cache leaves for it
+    missing_tolerance_bytes: int = 0
+
+    @property
+    @computed
+    def closes(self) -> bool | None:
+        """Whether it gives the granted KV cache, within rounding; None: it cannot be computed."""
+        if self.residual_bytes is None:
+            return None
+        return abs(self.residual_bytes) <= self.tolerance_bytes
+
+    @property
+    def leaves_less_than_nothing(self) -> bool:
+        """The granted KV cache is larger than the equation allows, whatever the missing term is."""
+        size = self.missing_bytes
+        return size is not None and size < -self.missing_tolerance_bytes
 
 
 @dataclass(frozen=True)
@@ -138,6 +178,8 @@ class Budget:
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
+    #: Of a log whose release's equation does not close: what every equation of the engine gives.
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     @computed
@@ -218,6 +260,8 @@ class Kv:
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     derived: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
+    default_block_size: bool = False  # the block size is the engine's default, not printed
+    bytes_per_token_limits: list[int] | None = None  # [least, most] by a log's rounding
     override_blocks: int | None = (
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )

@@ -11,13 +11,13 @@ from vllm_memprof.accounting.findings import (
     cycles,
     empty_cache,
     engine_lines,
+    equation,
     kv_cache,
     neighbours,
     not_subtracted,
     oom,
     outside_torch,
     setup,
-    skew,
 )
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, Rule
@@ -39,7 +39,7 @@ FINDINGS: dict[str, Rule] = {
         kv_cache.kv_allocation_off_plan,
         budget.startup_refused,
         oom.fragmentation,
-        budget.equation_unbalanced,
+        equation.equation_unbalanced,
         setup.allocator_config_conflict,
         setup.hook_not_bound,
         setup.hook_overwritten,
@@ -48,7 +48,7 @@ FINDINGS: dict[str, Rule] = {
         not_subtracted.graph_not_charged,
         not_subtracted.non_torch_read_after_empty_cache,
         not_subtracted.headroom_below_observed_peak,
-        skew.rank_skew,
+        budget.rank_skew,
         neighbours.co_tenant,
         engine_lines.graph_estimate_high,
         engine_lines.engine_suggestion_wrong,

@@ -1,19 +1,23 @@
-"""Findings about the KV cache that the engine granted: none, too small, another one."""
+"""Findings about the KV cache that the engine granted: none, too small, unequal."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.advice import leave_a_kv_cache
-from vllm_memprof.accounting.findings.needs import GRANTED_OR_REFUSED, NOTHING, RECOMPUTED
+from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
+from vllm_memprof.accounting.findings.needs import GRANTED, GRANTED_OR_REFUSED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
-    WARNING,
+    Context,
     Found,
     RankContext,
+    by_bytes,
     finding,
+    finding_of_run,
 )
+from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import join, text
 
 
@@ -35,6 +39,8 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         The KV cache that the engine granted is 0 or negative, or its message says that no memory
         is available for the cache blocks. Some releases print 0 for every negative result; then the
         terms of the equation less the request tell how much is missing.
+        Equations E2, E3 and E4p subtract what other processes hold on the device, such as the
+        first of two instances.
 
     To do:
         Raise `--gpu-memory-utilization` above the value that the finding names, lower
@@ -62,7 +68,17 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         parts.append(text("KV cache {size:gib} GiB", size=granted))
     if refused:
         parts.append(text("the engine refused to start: no memory for the cache blocks"))
-    yield Found(join(", ", parts), granted, leave_a_kv_cache(context.rank, missing))
+    action = leave_a_kv_cache(context.rank, missing, context.ranks)
+    row = form_of(budget.equation)
+    if row is not None and row.subtracts_neighbours:
+        neighbour = text(
+            "equation {equation} subtracts what other processes hold on the device, another "
+            "instance of the engine for one: {advice}",
+            equation=budget.equation,
+            advice=keep_apart(context.rank),
+        )
+        action = join("; ", [action, neighbour])
+    yield Found(join(", ", parts), granted, action)
 
 
 @finding(
@@ -91,31 +107,25 @@ def kv_too_small(context: RankContext) -> Iterator[Found]:
         rank.figures.get(name) for name in ("kv_cache_minimum_tokens", "kv_cache_stored_tokens")
     )
     if asked is not None and stored is not None and asked > stored:
-        yield Found(
-            text(
-                "max_model_len is {asked:,} tokens, and the KV cache holds {stored:,}",
-                asked=int(asked),
-                stored=int(stored),
-            ),
-            action=text("--max-model-len {length} fits", length=int(stored)),
+        evidence = text(
+            "max_model_len is {asked:,} tokens, and the KV cache holds {stored:,}",
+            asked=int(asked),
+            stored=int(stored),
         )
+        yield Found(evidence, action=text("--max-model-len {length} fits", length=int(stored)))
         return
     wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
-    if wanted is not None and granted is None:
-        evidence = text("one request takes {size:gib} GiB", size=wanted)
-        length = rank.figures.get("estimated_max_model_len")
-        fits = text("--max-model-len {length} fits", length=int(length)) if length else None
-        yield Found(evidence, action=fits or leave_a_kv_cache(rank, 0))
+    if wanted is None or (granted is not None and granted >= wanted):
         return
-    if wanted is None or granted is None or granted >= wanted:
-        return
-    length, missing = rank.figures.get("estimated_max_model_len"), int(wanted) - granted
-    parts = [
-        text("one request takes {size:gib} GiB", size=wanted),
-        text("KV cache {size:gib} GiB", size=granted),
-    ]
+    parts = [text("one request takes {size:gib} GiB", size=wanted)]
+    length = rank.figures.get("estimated_max_model_len")
     fits = text("--max-model-len {length} fits", length=int(length)) if length else None
-    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing))
+    if granted is None:  # the line was cut
+        yield Found(parts[0], action=fits or leave_a_kv_cache(rank, 0, context.ranks))
+        return
+    missing = int(wanted) - granted
+    parts.append(text("KV cache {size:gib} GiB", size=granted))
+    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing, context.ranks))
 
 
 @finding(
@@ -153,11 +163,11 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
         evidence = text("free {free:gib} of {total:gib} GiB", free=free, total=total)
         yield Found(evidence, action=held)
         return
-    share = math.floor(free / total * 10_000) / 10_000
+    share = most_accepted(context.ranks)
     action = held
-    if free * 2 >= asked:
+    if share is not None and share * total * 2 >= asked:
         action = text(
-            "--gpu-memory-utilization {share:.4f} asks for what is free; or {held}",
+            "--gpu-memory-utilization {share:.4f} asks for no more than is free; or {held}",
             share=share,
             held=held,
         )
@@ -171,59 +181,42 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
     yield Found(evidence, asked - free, action)
 
 
-@finding(
-    "equation-unbalanced",
-    severity=ERROR,
-    title=text("The KV cache differs from what the engine's equation gives"),
-    needs=RECOMPUTED,
+@finding_of_run(
+    "rank-skew",
+    severity=by_bytes,
+    title=text("Ranks get unequal KV caches, and all of them serve with the smallest"),
+    needs=GRANTED,
 )
-def equation_unbalanced(context: RankContext) -> Iterator[Found]:
-    """Find budgets that the recorded figures do not give.
+def rank_skew(context: Context) -> Iterator[Found]:
+    """Find ranks of one replica and pipeline stage that were granted unequal KV caches.
 
     Meaning:
-        memprof recomputes the KV cache from the engine's own figures. A difference means that
-        another equation was at work, or that a figure was read at another moment. Of a log it is
-        a warning: its lines may come from two runs, or from another release.
+        Ranks that hold the same layers serve with the same number of blocks: the smallest budget
+        decides, and the rest of the others' memory stays unused.
 
     Computed:
-        KV cache granted by the engine less the KV cache by the equation; more than the rounding of
-        the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations.
+        The largest KV cache of the ranks with the same data-parallel and pipeline rank, less the
+        smallest; left out where it is less than a KV block. The finding is about the smallest.
 
     To do:
-        Report it with the run folder: the row of the equation for this release needs a correction.
-        Of a log, check that all lines are of one run.
+        Compare the ranks' rows of the budget: the one whose term is larger has the cause, often
+        another process on its device.
     """
-    budget = context.rank.budget
-    if budget.balanced is not False:
-        return
-    granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
-    if context.run.source != "log":
-        evidence = text(
-            "engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
-            granted=granted,
-            given=given,
-            cite=budget.cite,
-        )
-        title = text(
-            "The engine granted another KV cache than its equation {equation} gives",
-            equation=budget.equation,
-        )
-        yield Found(evidence, budget.residual_bytes, title=title)
-        return
-    evidence = text(
-        "engine {granted:bytes}, recomputed {given:bytes} bytes", granted=granted, given=given
-    )
-    if budget.tolerance_bytes:
-        evidence = text(
-            "engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB: {exact}",
-            granted=granted,
-            given=given,
-            slack=budget.tolerance_bytes,
-            exact=evidence,
-        )
-    title = text(
-        "The printed KV cache is not what equation {equation} gives with the printed figures: the "
-        "lines are of two runs, or of another release",
-        equation=budget.equation,
-    )
-    yield Found(evidence, budget.residual_bytes, title=title, severity=WARNING)
+    peers: dict[tuple[int | None, int | None], list[tuple[int, RankReport]]] = {}
+    for rank in context.ranks:
+        granted = rank.budget.engine_kv_cache_bytes
+        unnamed = context.run.source == "log" and rank.rank is None  # it may print a rank twice
+        if granted is not None and not unnamed:
+            peers.setdefault((rank.dp_rank, rank.pp_rank), []).append((granted, rank))
+    for group in peers.values():
+        low, least = min(group, key=lambda pair: pair[0])
+        high, most = max(group, key=lambda pair: pair[0])
+        if high > low and worth_in_tokens(least.kv, high - low) != 0:
+            evidence = text(
+                "{least} {low:gib} GiB, {most} {high:gib} GiB",
+                least=least.label,
+                low=low,
+                most=most.label,
+                high=high,
+            )
+            yield Found(evidence, high - low, about=least)

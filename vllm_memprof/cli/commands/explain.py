@@ -40,6 +40,8 @@ def explain(
     figure that a log does not print stays unknown, and each is exact to its last printed digit
     only.
 
+    Keys, tokens and passwords in the log are replaced by *** before it is read.
+
     Several starts are several reports; with --format json, an array of them; with html or csv, one
     file. LOG#2 is the second start of a log alone. Markdown stays below 60 kB and names the starts
     that it leaves out. There is no --format trace, because a log has no times.

@@ -201,6 +201,11 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         else:
             title = modelled(item.title, item.how == MODELLED)
             rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
+            for part in item.parts:
+                title = text("of which {name}", name=part.title)
+                cells = [modelled(title, part.how == MODELLED)]
+                cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
+                rows.append(Row(cells, 1, MUTED))
     fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
     rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:

@@ -166,7 +166,7 @@ TABLE: dict[str, Row] = {
         ascend(reserved=19.13), ascend(), "--kv-cache-memory-bytes "
     ),
     "co-tenant": Row(at_the_start(40.61), at_the_start(60.61)),
-    "startup-refused": Row(refused(50.0, 54.86), v0("53.28"), "--gpu-memory-utilization 0.8202 "),
+    "startup-refused": Row(refused(50.0, 54.86), v0("53.28"), "--gpu-memory-utilization 0.8200 "),
     "fragmentation": Row(
         npu_oom("2.77", "52.87", "56.89"),
         npu_oom("2.77", "56.80", "56.89"),
