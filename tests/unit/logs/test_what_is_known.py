@@ -246,3 +246,24 @@ def test_a_start_that_repeats_the_one_before_it_says_so() -> None:
     first, second = reports_of((DATA / "vllm-project__vllm-10511.log").read_text())
     assert not any("repeats" in note for note in first.run.notes)
     assert any(note.startswith("it repeats figures of the start") for note in second.run.notes)
+
+
+def test_items_that_a_log_does_not_give_share_a_line() -> None:
+    notes = [
+        note
+        for section in report_document(of_file("wtdcode__vllm-backport-34.log"), 200).sections
+        for note in section.notes
+        if "NOT MEASURED" in note
+    ]
+    assert len(notes) == 1
+    assert "freed just before read; non-torch, after profiling (the log does not say)" in notes[0]
+
+
+def test_a_request_that_follows_from_the_rest_has_its_rounding() -> None:
+    """Four figures of two digits: 4 x 0.005."""
+    notes = [
+        note
+        for section in report_document(of_file("vllm-project__vllm-13061.log"), 200).sections
+        for note in section.notes
+    ]
+    assert any(note.endswith("a request of 23.08 +-0.02 GiB") for note in notes)

@@ -172,7 +172,7 @@ def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, in
         name = text("other tensors") if known else text("tensors")
         held.append((name, rest))
     else:
-        held.append((text("tensors, at most"), _peak(oom)))
+        held.append((text("tensors (at most)"), _peak(oom)))
     sizes = [(name, size) for name, size in (*held, *known) if size is not None and size > 0]
     return max(sizes, key=lambda entry: entry[1], default=None)
 
