@@ -85,6 +85,38 @@ class Check:
 
 
 @dataclass(frozen=True)
+class AuditRow:
+    """A figure of the engine, and memprof's own reading of the same memory beside it; bytes."""
+
+    term: str  # of the equation, or a figure of ``record.schema.FIGURES`` without its unit
+    engine_bytes: int | None
+    own_bytes: int | None  # from memprof's snapshots alone; None: no independent reading
+    tolerance_bytes: int | None  # what may lie between both moments
+    how: How | None  # of own_bytes
+    source: str | None  # the edges that memprof read it at
+    between: str | None  # what lies between memprof's reading and the engine's
+    reason: str | None = None  # why a figure is None, or why the row decides nothing
+    #: The device moved between the readings that enclose the engine's: no verdict.
+    undecided: bool = False
+
+    @property
+    @computed
+    def difference_bytes(self) -> int | None:
+        """The engine's figure less memprof's reading."""
+        if self.engine_bytes is None or self.own_bytes is None:
+            return None
+        return self.engine_bytes - self.own_bytes
+
+    @property
+    @computed
+    def agrees(self) -> bool | None:
+        """None: nothing to compare, or no verdict."""
+        if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
+            return None
+        return abs(self.difference_bytes) <= self.tolerance_bytes
+
+
+@dataclass(frozen=True)
 class ItemPart:
     """A part of an item; with the others it adds up to the item."""
 
@@ -178,6 +210,8 @@ class Budget:
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
+    #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
+    audit: list[AuditRow] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
     tried: list[Tried] = field(default_factory=list)
 
@@ -287,6 +321,15 @@ class Oom:
     fragmentation_bytes: int | None  # reserved memory that no tensor held
     other_bytes: int | None  # device memory that was not this allocator's
     components: dict[str, dict[str, int]] | None  # runtime module -> {"bytes", "peak_bytes"}
+    process_bytes: int | None = None  # of the device, as the message says: torch and the rest
+    process_non_torch_bytes: int | None = None  # of it, not reserved by the allocator
+    other_processes_bytes: int | None = None  # total - free - process_bytes
+    graph_pools_bytes: int | None = None  # allocated in private pools
+    #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
+    asked_by: Annotated[str | None, Allowed(("npu_workspace", "runtime"))] = None
+    phase: str | None = None  # the innermost phase that was under way, where it is known
+    #: Of a log without a phase: the last phase whose lines come before the message.
+    last_phase: str | None = None
 
 
 @dataclass(frozen=True)
@@ -325,6 +368,9 @@ class RankReport:
     half_units: dict[str, int] = field(
         default_factory=dict
     )  # of figures that a log prints, bytes: half a last digit
+    lines: tuple[int, int] | None = (
+        None  # of a log, the first and the last of a worker that nothing names
+    )
 
     @property
     @computed

@@ -53,6 +53,7 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: int | None = None
+    lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class Run:
     oom_counters: dict[int, oom_files.Counters] = field(
         default_factory=dict
     )  # by device index, from torch_npu's csv
+    #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
+    #: named none -> name of ``schema.KV_PLAN`` -> value.
+    printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
 
 
 def load_run(run_dir: Path) -> Run:

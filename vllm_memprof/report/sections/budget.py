@@ -17,6 +17,7 @@ from vllm_memprof.report.document import (
     Row,
     Section,
 )
+from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import (
     BYTES,
     GIB,
@@ -121,7 +122,8 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         labels=labels_of(members),
     )
     columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    return Section(heading, columns, rows, _equation_notes(report, budget))
+    notes = _equation_notes(report, budget) + recomputed_from(report, rank)
+    return Section(heading, columns, rows, notes)
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
@@ -171,8 +173,10 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         if budget.implied_requested_bytes is not None:
             notes.append(
                 text(
-                    "the terms and the granted KV cache add up to a request of {size:gib} GiB",
+                    "the terms and the granted KV cache add up to a request of {size:gib} "
+                    "+-{slack:gib} GiB",
                     size=budget.implied_requested_bytes,
+                    slack=budget.tolerance_bytes,
                 )
             )
     if (
@@ -203,7 +207,13 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
 
     rows = [row(text("KV cache, recomputed"), budget.kv_cache_bytes, budget.kv_tokens)]
     notes: list[str] = []
+    missing = [item for item in budget.not_subtracted if item.bytes is None]
+    if report.run.source == "log" and missing:
+        titles = join("; ", [item.title for item in missing])
+        notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=missing[0].reason))
     for item in budget.not_subtracted:
+        if item.bytes is None and report.run.source == "log":
+            continue
         if item.bytes is None:
             notes.append(
                 text(
