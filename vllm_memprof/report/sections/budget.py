@@ -209,8 +209,9 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     notes: list[str] = []
     missing = [item for item in budget.not_subtracted if item.bytes is None]
     if report.run.source == "log" and missing:
-        titles = join("; ", [item.title for item in missing])
-        notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=missing[0].reason))
+        for reason in dict.fromkeys(item.reason for item in missing):
+            titles = join("; ", [item.title for item in missing if item.reason == reason])
+            notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=reason))
     for item in budget.not_subtracted:
         if item.bytes is None and report.run.source == "log":
             continue
