@@ -227,6 +227,8 @@ def _status(start: Start) -> tuple[str, str | None]:
     granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
     if any(figure is not None and figure.value < 0 for figure in granted):
         return "failed", "the KV cache is negative"
+    if any(figure is not None and figure.value == 0 for figure in granted):
+        return "failed", "the KV cache is 0"
     if start.broken and not start.finished:
         return "failed", "an engine process failed"
     complete = start.finished or bool(start.kv_plans) or any(granted)
