@@ -6,6 +6,7 @@ Open to the commands and to the Python API; nothing below them imports it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,9 +80,12 @@ def build_run(run_dir: Path) -> Report:
         RunRecordError: it cannot be read.
     """
     from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.logs.to_record import read_printed_kv
     from vllm_memprof.record.loader import load_run
+    from vllm_memprof.record.schema import ENGINE_LOG
 
-    return build_report(load_run(run_dir))
+    run = load_run(run_dir)
+    return build_report(replace(run, printed_kv=read_printed_kv(run_dir / ENGINE_LOG)))
 
 
 def numbered(name: str) -> tuple[str, int | None]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.audit import asked_utilization, audit
 from vllm_memprof.accounting.budgets import corrections, fits_request, items_not_subtracted
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
@@ -113,7 +114,9 @@ def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None
     span = first_of(process.phases, "kv_cache_alloc")
     if span is not None and span.before is not None and span.after is not None:
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
-    kv = build_kv(plan, process.identity.rank, allocated)
+    printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
+    said = printed if run.source != "log" else None
+    kv = build_kv(plan, process.identity.rank, allocated, said)
     if run.source != "log" or evidence.figure("kv_cache_bytes") is None:
         return kv
     # the engine serves with the tokens of the rank that has the least
@@ -212,6 +215,14 @@ def _budget(rank: _Rank) -> Budget:
         kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
         fits_request_kv_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
         corrections=corrections(equation, evidence, kv, items) if from_log else [],
+        audit=audit(
+            equation,
+            rank.process.figures,
+            rank.process.phases,
+            rank.summary.source,
+            rank.summary.simulated,
+            asked_utilization(rank.summary.command),
+        ),
         tried=rank.tried,
     )
 

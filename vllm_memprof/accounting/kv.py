@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.text import text
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -18,7 +20,10 @@ ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
 
 
 def build_kv(
-    plan: dict[str, Any] | None, worker_index: int | None, allocated_bytes: int | None
+    plan: dict[str, Any] | None,
+    worker_index: int | None,
+    allocated_bytes: int | None,
+    printed: Mapping[str, int | float] | None = None,
 ) -> Kv:
     """One rank's share of the engine's KV plan, with its cross-checks.
 
@@ -26,6 +31,8 @@ def build_kv(
         plan: the ``kv_plan`` event of the rank's engine core, None where there was none.
         worker_index: position of the rank in the plan's per-worker lists.
         allocated_bytes: growth of allocated memory while the KV cache was allocated.
+        printed: the same figures as the engine printed them; None where they are the plan, as of a
+            log.
     """
     if plan is None:
         return Kv()
@@ -66,6 +73,8 @@ def build_kv(
     )
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
     checks = _checks(kv, limits, allocated_bytes, padding if plan.get("kv_transfer") else 0)
+    if printed is not None:
+        checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
 
 
@@ -188,7 +197,7 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
             return None
         return blocks // kv.group_count * kv.block_size * kv.context_parallel
     per_request = blocks_per_request(kv)
-    if per_request is None or kv.max_model_len is None:
+    if not per_request or kv.max_model_len is None:
         return None
     return int(blocks / per_request * kv.max_model_len)
 
@@ -260,9 +269,6 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
 
 
 def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: int) -> list[Check]:
-    product = (
-        None if kv.blocks is None or kv.bytes_per_block is None else kv.blocks * kv.bytes_per_block
-    )
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
     if pages and None not in pages:
@@ -270,7 +276,13 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
             replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)
         ]
         per_block = _bytes_per_block(replaced, None, None, kv.group_count)
-    checks = [_equal("blocks x bytes per block = planned bytes", product, kv.planned_bytes)]
+    if kv.planned_bytes is None:
+        name = "bytes per block = those of its layers, by their types"
+        checks = [_equal(name, per_block, kv.bytes_per_block)]
+    else:
+        product = None if kv.blocks is None or per_block is None else kv.blocks * per_block
+        name = "planned bytes = blocks x bytes per block of their layers, by type"
+        checks = [_equal(name, product, kv.planned_bytes)]
     if kv.override_blocks is None:
         fits = kv.planned_bytes is not None and kv.available_bytes is not None
         within = (kv.planned_bytes or 0) <= (kv.available_bytes or 0) if fits else None
@@ -288,9 +300,6 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
         checks.append(_equal("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
     checks += [
         _equal(
-            "bytes per block = those of its layers, by their types", per_block, kv.bytes_per_block
-        ),
-        _equal(
             "blocks of a request of max_model_len, by its layers",
             _request_blocks(kv, limits),
             blocks_per_request(kv),
@@ -301,6 +310,46 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
         _allocated(kv.planned_bytes, allocated_bytes, padding_bytes),
     ]
     return checks
+
+
+def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
+    """Compare the recorded plan with what the engine printed of it into its log.
+
+    The concurrency is printed with two digits and compared in hundredths.
+    """
+
+    def hundredths(value: float | None) -> int | None:
+        return None if value is None else round(float(f"{value:.2f}") * 100)
+
+    if not printed:
+        return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
+    found: dict[str, tuple[str, int | None, int | None]] = {
+        "tokens": (
+            text("tokens as the engine printed them"),
+            kv.tokens,
+            _integer(printed.get("tokens")),
+        ),
+        "max_concurrency": (
+            text("max concurrency as the engine printed it, in hundredths"),
+            hundredths(kv.max_concurrency),
+            hundredths(printed.get("max_concurrency")),
+        ),
+        "max_model_len": (
+            text("max_model_len as the engine printed it"),
+            kv.max_model_len,
+            _integer(printed.get("max_model_len")),
+        ),
+        "blocks": (
+            text("blocks as the engine printed them"),
+            kv.blocks,
+            _integer(printed.get("blocks")),
+        ),
+    }
+    return [
+        _equal(title, recorded, said)
+        for name, (title, recorded, said) in found.items()
+        if name in printed
+    ]
 
 
 def _request_blocks(kv: Kv, limits: Limits) -> int | None:

@@ -85,6 +85,38 @@ class Check:
 
 
 @dataclass(frozen=True)
+class AuditRow:
+    """A figure of the engine, and memprof's own reading of the same memory beside it; bytes."""
+
+    term: str  # of the equation, or a figure of ``record.schema.FIGURES`` without its unit
+    engine_bytes: int | None
+    own_bytes: int | None  # from memprof's snapshots alone; None: no independent reading
+    tolerance_bytes: int | None  # what may lie between both moments
+    how: How | None  # of own_bytes
+    source: str | None  # the edges that memprof read it at
+    between: str | None  # what lies between memprof's reading and the engine's
+    reason: str | None = None  # why a figure is None, or why the row decides nothing
+    #: The device moved between the readings that enclose the engine's: no verdict.
+    undecided: bool = False
+
+    @property
+    @computed
+    def difference_bytes(self) -> int | None:
+        """The engine's figure less memprof's reading."""
+        if self.engine_bytes is None or self.own_bytes is None:
+            return None
+        return self.engine_bytes - self.own_bytes
+
+    @property
+    @computed
+    def agrees(self) -> bool | None:
+        """None: nothing to compare, or no verdict."""
+        if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
+            return None
+        return abs(self.difference_bytes) <= self.tolerance_bytes
+
+
+@dataclass(frozen=True)
 class ItemPart:
     """A part of an item; with the others it adds up to the item."""
 
@@ -178,6 +210,8 @@ class Budget:
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
+    #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
+    audit: list[AuditRow] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
     tried: list[Tried] = field(default_factory=list)
 

@@ -29,7 +29,7 @@ CONTEXT_CEILING_BYTES = 1 * GIB
 #: Rows of a divided device that are torch's segments; and all that no profile of a simulated
 #: device sets.
 TORCH_ROWS = ("allocated", "reserved_not_allocated", "unmapped")
-NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools", "free")
+NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools")
 #: Figures of a KV cache -> their titles, in the order of the reports.
 KV_TITLES: dict[str, Text] = {
     "tokens": text("KV cache tokens"),

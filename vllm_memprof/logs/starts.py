@@ -154,6 +154,8 @@ class Start:
     repeats: bool = False  # it holds nothing but figures of the start before it
     finished: bool = False  # the server reported that it is up
     broken: bool = False  # an engine process reported that it failed
+    #: Of the section that it stands in, where its command stands above that section.
+    heading: str | None = None
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
@@ -358,6 +360,8 @@ class StartSorter:
             previous = self.starts[-1].config if self.starts else Config()
             config = previous.merged(self._document)
         start = Start(config, dict(self._pending_members))
+        if self._section and self._pending is None and config.command:
+            start.heading = config.heading
         self._pending, self._pending_members, self._pending_kinds = None, {}, set()
         self._section = False
         if len(self.starts) >= MAX_STARTS:
@@ -371,7 +375,7 @@ class StartSorter:
         configured = self._pending is not None or self._section
         new = self._new_start()
         if not configured:
-            new.config = start.config
+            new.config, new.heading = start.config, start.heading
             new.inferred = True
         return new
 

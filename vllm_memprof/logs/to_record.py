@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +25,7 @@ from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
 from vllm_memprof.record.spans import edges as span_edges
+from vllm_memprof.text import text
 
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
@@ -31,6 +33,8 @@ LOOKED_FOR = (
     '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
 )
 STDIN = "-"
+#: An engine prints the size of its KV cache at its start: what serving prints is not read.
+START_UP_BYTES = 32 << 20
 #: Cards of npu-smi that a note names.
 _MAX_CARDS = 16
 
@@ -94,6 +98,31 @@ def read_log(path: str) -> list[Run]:
     return runs
 
 
+def read_printed_kv(path: Path) -> dict[int | None, dict[str, int | float]]:
+    """Return the figures of the KV cache that an engine printed at its start.
+
+    Args:
+        path: of an ``engine.log``; its first ``START_UP_BYTES`` are read.
+
+    Returns:
+        Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
+        ``logs.formats`` reads: tokens, blocks, max_model_len, max_concurrency. Empty where the
+        file is not there, cannot be read, or prints none.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = BytesIO(stream.read(START_UP_BYTES))
+        sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(head))))
+    except (OSError, RunRecordError):
+        return {}
+    plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
+    if not plans:
+        return {}
+    return {
+        dp: {name: figure.value for name, figure in plan.items()} for dp, plan in plans[-1].items()
+    }
+
+
 @contextmanager
 def _open(path: str) -> Iterator[BinaryIO]:
     """Open a log; errors of reading it are not caught here."""
@@ -147,12 +176,21 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         notes = [place, *notes]
     if start.repeats:
         notes.append(
-            "it repeats figures of the start before it and holds no other: another worker, another "
-            "start, or a copy"
+            text(
+                "it repeats figures of the start before it and holds no other: another worker, "
+                "another start, or a copy"
+            )
         )
     if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
         notes.append(
-            "the log does not name ranks: workers are numbered in the order of their lines"
+            text("the log does not name ranks: workers are numbered in the order of their lines")
+        )
+    if start.heading is not None:
+        notes.append(
+            text(
+                'it stands under "{heading}"; the command is the last one above that heading',
+                heading=start.heading,
+            )
         )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}

@@ -120,6 +120,9 @@ class Run:
     oom_counters: dict[int, oom_files.Counters] = field(
         default_factory=dict
     )  # by device index, from torch_npu's csv
+    #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
+    #: named none -> name of ``schema.KV_PLAN`` -> value.
+    printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
 
 
 def load_run(run_dir: Path) -> Run:

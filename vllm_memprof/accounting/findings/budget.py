@@ -172,12 +172,19 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
             held=held,
         )
     evidence = text(
-        "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+        "requested {asked:gib} of {total:gib} GiB, free {free:gib} GiB",
         asked=asked,
-        share=rank.budget.gpu_memory_utilization,
         total=total,
         free=free,
     )
+    if rank.budget.gpu_memory_utilization is not None:
+        evidence = text(
+            "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+            asked=asked,
+            share=rank.budget.gpu_memory_utilization,
+            total=total,
+            free=free,
+        )
     yield Found(evidence, asked - free, action)
 
 

@@ -57,6 +57,13 @@ def _allocated(report: Report, rank: RankReport) -> Text | None:
     return None if stands else text("the KV cache was not allocated")
 
 
+def _audited(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log":
+        return text("a log does not tell")
+    compared = any(row.agrees is not None for row in rank.budget.audit)
+    return None if compared else text("no figure of the engine could be compared")
+
+
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
@@ -66,6 +73,7 @@ GRANTED_OR_REFUSED = Need(
     "the KV cache that the engine granted is known, or its refusal is", _granted_or_refused
 )
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
+AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
 PROFILE_PEAK = Need("the KV cache and the peak of the profile run are known", _peak)
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
+from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
@@ -127,6 +128,8 @@ def verdict(report: Report) -> Text:
             )
         )
     parts.append(_recomputed(report))
+    if (outcome := audited(report)) is not None:
+        parts.append(outcome)
     if budget.fits_request_kv_cache_bytes is not None:
         fits = text("fits the request: {size:gib} GiB", size=budget.fits_request_kv_cache_bytes)
         if budget.fits_request_kv_tokens is not None:

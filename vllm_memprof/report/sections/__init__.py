@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.document import Section
+from vllm_memprof.report.sections.audit import audit_sections
 from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
 from vllm_memprof.report.sections.communicators import communicator_sections
@@ -29,6 +30,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found = [phases] if phases.rows or report.run.source != "log" else []  # few logs name phases
     found += budget_sections(report)
     found += printed_sections(report)
+    found += audit_sections(report, wide)
     found += kv_sections(report)
     found += device_sections(report, wide)
     found += oom_sections(report)
