@@ -174,6 +174,13 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         )
         place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
         notes = [place, *notes]
+    if start.heading is not None:
+        notes.append(
+            text(
+                'it stands under "{heading}"; the command is the last one above that heading',
+                heading=start.heading,
+            )
+        )
     if start.repeats:
         notes.append(
             text(
@@ -184,13 +191,6 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
     if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
         notes.append(
             text("the log does not name ranks: workers are numbered in the order of their lines")
-        )
-    if start.heading is not None:
-        notes.append(
-            text(
-                'it stands under "{heading}"; the command is the last one above that heading',
-                heading=start.heading,
-            )
         )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}

@@ -29,8 +29,8 @@ def sections(report: Report, width: int) -> list[Section]:
     phases = phase_section(report, wide)
     found = [phases] if phases.rows or report.run.source != "log" else []  # few logs name phases
     found += budget_sections(report)
-    found += printed_sections(report)
     found += audit_sections(report, wide)
+    found += printed_sections(report)
     found += kv_sections(report)
     found += device_sections(report, wide)
     found += oom_sections(report)
