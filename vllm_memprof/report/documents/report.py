@@ -67,6 +67,8 @@ def verdict(report: Report) -> Text:
     if least is None or least.budget.engine_kv_cache_bytes is None:
         if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
             return _out_of_memory(report)
+        if report.run.source == "log" and report.run.status == "truncated":
+            return text("no KV cache in the log")
         if not report.run.exit_reason:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
