@@ -139,7 +139,7 @@ def _halved_peak() -> Report:
 EXAMPLES: dict[str, Example] = {
     "allocation-outside-torch": by_hand(lambda: outside.report(outside.start_up(gap=outside.LEAK))),
     "budget-halved": recorded("logs/vllm-project__vllm-ascend-14004.log"),
-    "co-tenant": recorded("logs/pytorch__pytorch-175666.log"),
+    "co-tenant": lines_of(logs.TABLE["co-tenant"].with_it),
     "communicator-buffers": by_hand(_buffers),
     "empty-cache-in-hot-path": by_hand(_hot),
     "empty-cache-refilled": by_hand(_hot),

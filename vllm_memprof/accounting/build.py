@@ -159,6 +159,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         figures=dict(evidence.figures),
         unread=process.unread,
         half_units=process.figures_half_units,
+        lines=who.lines,
     )
 
 

@@ -419,6 +419,15 @@ def divisor_of(equation_id: str | None) -> int:
     return 1 if row is None else row.divisor
 
 
+def ignoring_fixed_size(equation_id: str | None) -> str:
+    """Return the releases that have an equation and ignore --kv-cache-memory-bytes, "" for none."""
+    return "; ".join(
+        f"{row.engine} {row.read_in}"
+        for row in EQUATIONS
+        if row.id == equation_id and row.override is None
+    )
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """An equation with the figures of one rank in it."""

@@ -321,6 +321,15 @@ class Oom:
     fragmentation_bytes: int | None  # reserved memory that no tensor held
     other_bytes: int | None  # device memory that was not this allocator's
     components: dict[str, dict[str, int]] | None  # runtime module -> {"bytes", "peak_bytes"}
+    process_bytes: int | None = None  # of the device, as the message says: torch and the rest
+    process_non_torch_bytes: int | None = None  # of it, not reserved by the allocator
+    other_processes_bytes: int | None = None  # total - free - process_bytes
+    graph_pools_bytes: int | None = None  # allocated in private pools
+    #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
+    asked_by: Annotated[str | None, Allowed(("npu_workspace", "runtime"))] = None
+    phase: str | None = None  # the innermost phase that was under way, where it is known
+    #: Of a log without a phase: the last phase whose lines come before the message.
+    last_phase: str | None = None
 
 
 @dataclass(frozen=True)
@@ -359,6 +368,9 @@ class RankReport:
     half_units: dict[str, int] = field(
         default_factory=dict
     )  # of figures that a log prints, bytes: half a last digit
+    lines: tuple[int, int] | None = (
+        None  # of a log, the first and the last of a worker that nothing names
+    )
 
     @property
     @computed

@@ -124,7 +124,9 @@ def _try(row: Equation, rank: Printed, given: bool = False) -> Tried:
         kv_cache_bytes=None if fixed else result.kv_cache_bytes,
         engine_kv_cache_bytes=None if granted is None else int(granted),
     )
-    missing = budget.implied_term(row.divisor) or (None, None)
+    missing: tuple[str | None, int | None] = (None, None)
+    if sum(term.subtracted for term in result.terms) > 1:  # a sole term fits whatever was granted
+        missing = budget.implied_term(row.divisor) or missing
     return Tried(
         equation=row.id,
         releases=row.versions,

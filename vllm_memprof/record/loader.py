@@ -53,6 +53,7 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: int | None = None
+    lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
 @dataclass(frozen=True)

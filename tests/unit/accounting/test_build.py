@@ -302,7 +302,7 @@ def test_a_log_has_half_units_and_says_what_it_lacks() -> None:
         5 * gib(0.005),
     )
     assert budget.chosen_by == "the form of its lines, as vllm-ascend prints them"
-    assert {gap.reason for gap in report.not_measured} == {"not in the log"}
+    assert {gap.reason for gap in report.not_measured} == {"no snapshot of memory in the log"}
     assert [gap.phase for gap in report.not_measured] == list(REQUIRED_PHASES)
     assert to_json(report)["run"]["source"] == "log"
 

@@ -9,7 +9,9 @@ import pytest
 from tests.support.render import table
 from tests.unit.accounting.builders import DATA, gib
 from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.budgets import fits_request
 from vllm_memprof.accounting.equations import divisor_of, form_of, select
+from vllm_memprof.accounting.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import Finding, Report
 from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.logs.to_record import read_log
@@ -225,3 +227,91 @@ def test_the_bytes_per_token_of_latent_attention() -> None:
     said = " ".join(table(report, 200).split())
     assert "bytes per token: 31,094 to 31,112 by the rounding of the log" in said
     assert "block size 128: the engine's default, the log does not print it" in said
+
+
+# -- what a report of a log says of itself --------------------------------------------------
+
+
+def test_an_item_that_e4p_leaves_out_costs_half_of_it(tmp_path) -> None:
+    head, grant, rest = (
+        (MADE / "310p_0.20.log")
+        .read_text()
+        .partition("(EngineCore pid=1) INFO 01-01 00:00:00 [worker.py:1] Available")
+    )
+    path = tmp_path / "persistent.log"
+    path.write_text(
+        f"{head}torch_peak before profiling is 16.2859 G\n{grant}{rest}"
+        "(EngineCore pid=1) INFO [kv_cache_utils.py:1] GPU KV cache size: 1,578,240 tokens\n"
+    )
+    (report,) = [build_report(run) for run in read_log(str(path))]
+    rank = report.ranks[0]
+    item = next(each for each in rank.budget.not_subtracted if each.name == "persistent_torch")
+    assert round((item.bytes or 0) / GIB, 2) == 1.0
+    half = tokens_for_bytes(rank.kv, (item.bytes or 0) // 2)
+    assert half
+    assert item.kv_tokens == half
+    (finding,) = found(report, "uncharged-persistent-torch")
+    assert finding.kv_tokens == half
+    items = [each for each in rank.budget.not_subtracted if each.name == "persistent_torch"]
+    assert fits_request(gib(10), items, 2) == gib(10) - (item.bytes or 0) // 2
+
+
+def test_a_start_under_a_later_heading_says_whose_command_it_shows() -> None:
+    reports = [
+        build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))
+    ]
+    said = [[note for note in report.run.notes if "stands under" in note] for report in reports]
+    assert [len(notes) for notes in said] == [0, 1, 1, 1, 1]
+    assert said[1] == [
+        'it stands under "gpu_xxx = 0.9 时"; the command is the last one above that heading'
+    ]
+
+
+def test_a_log_without_a_release_says_which_release_ignores_a_fixed_size() -> None:
+    reports = [
+        build_report(run) for run in read_log(str(DATA / "logs" / "two_methods_910b_tp2.md"))
+    ]
+    said = " ".join(table(reports[2], 200).split())
+    assert (
+        "the release is not known: vllm-ascend 0.18.0rc1, 0.18.0 ignores --kv-cache-memory-bytes"
+        in said
+    )
+    (named,) = explained("mla.log")
+    assert "ignores --kv-cache-memory-bytes" not in table(named, 200)
+
+
+def test_310p_names_what_it_may_have_subtracted() -> None:
+    (report,) = [
+        build_report(run)
+        for run in read_log(str(DATA / "logs" / "vllm-project__vllm-ascend-14004.log"))
+    ]
+    (halved,) = found(report, "budget-halved")
+    assert halved.action == (
+        "if other processes are on the device: equation E4p subtracts what they hold; move the "
+        "other process to another device"
+    )
+
+
+def test_the_table_of_a_310p_adds_up(tmp_path) -> None:
+    """10.16 - 1.00 - 0.21 + 0.61 = 9.55: half of what would be subtracted is kept anyway."""
+    head, grant, rest = (
+        (MADE / "310p_0.20.log")
+        .read_text()
+        .partition("(EngineCore pid=1) INFO 01-01 00:00:00 [worker.py:1] Available")
+    )
+    debug = (
+        "torch_peak before profiling is 16.2859 G\n"
+        "non_torch_memory after profiling, before empty_cache() is 1.36 G\n"
+        "torch_memory after profiling, after empty_cache() is 16.50 G\n"
+    )
+    path = tmp_path / "debug.log"
+    path.write_text(f"{head}{debug}{grant}{rest}")
+    (report,) = [build_report(run) for run in read_log(str(path))]
+    budget = report.ranks[0].budget
+    assert (budget.equation, budget.balanced) == ("E4p", True)
+    items = sum(item.bytes or 0 for item in budget.not_subtracted)
+    assert round(items / GIB, 2) == 1.21
+    assert budget.fits_request_kv_cache_bytes == (budget.kv_cache_bytes or 0) - items // 2
+    lines = [line.split() for line in table(report, 120).splitlines()]
+    (row,) = [line for line in lines if line[:5] == ["+", "half", "kept", "for", "operator"]]
+    assert row[-2] == f"{items - items // 2:,}"

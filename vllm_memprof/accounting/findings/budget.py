@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
-from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING
+from vllm_memprof.accounting.findings.needs import GRANTED, GRANTED_OR_REFUSED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     Context,
@@ -25,7 +25,7 @@ from vllm_memprof.text import join, text
     "negative-kv",
     severity=ERROR,
     title=text("The budget leaves nothing for the KV cache"),
-    needs=GRANTED,
+    needs=GRANTED_OR_REFUSED,
     priced=False,
 )
 def negative_kv(context: RankContext) -> Iterator[Found]:
@@ -36,8 +36,9 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         engine cannot serve.
 
     Computed:
-        The KV cache that the engine granted is 0 or negative. Some releases print 0 for every
-        negative result; then the terms of the equation less the request tell how much is missing.
+        The KV cache that the engine granted is 0 or negative, or its message says that no memory
+        is available for the cache blocks. Some releases print 0 for every negative result; then the
+        terms of the equation less the request tell how much is missing.
         Equations E2, E3 and E4p subtract what other processes hold on the device, such as the
         first of two instances.
 
@@ -47,9 +48,10 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     """
     budget = context.rank.budget
     granted, asked = budget.engine_kv_cache_bytes, budget.requested_bytes
-    if granted is None or granted > 0:
+    refused = bool(context.rank.figures.get("no_cache_blocks"))
+    if not refused and (granted is None or granted > 0):
         return
-    missing = -granted
+    missing = max(0, -(granted or 0))
     sizes = [row.bytes for row in budget.terms if row.subtracted]
     known = [size for size in sizes if size is not None]
     if not missing and asked is not None and sizes and len(known) == len(sizes):
@@ -62,7 +64,10 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         parts.append(text("weights {size:gib} GiB", size=weights))
     if missing and not granted:
         parts.append(text("the equation gives {size:gib} GiB", size=-missing))
-    parts.append(text("KV cache {size:gib} GiB", size=granted))
+    if granted is not None:
+        parts.append(text("KV cache {size:gib} GiB", size=granted))
+    if refused:
+        parts.append(text("the engine refused to start: no memory for the cache blocks"))
     action = leave_a_kv_cache(context.rank, missing, context.ranks)
     row = form_of(budget.equation)
     if row is not None and row.subtracts_neighbours:
@@ -98,15 +103,28 @@ def kv_too_small(context: RankContext) -> Iterator[Found]:
         `--gpu-memory-utilization`.
     """
     rank = context.rank
-    wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
-    if wanted is None or granted is None or granted >= wanted:
+    asked, stored = (
+        rank.figures.get(name) for name in ("kv_cache_minimum_tokens", "kv_cache_stored_tokens")
+    )
+    if asked is not None and stored is not None and asked > stored:
+        evidence = text(
+            "max_model_len is {asked:,} tokens, and the KV cache holds {stored:,}",
+            asked=int(asked),
+            stored=int(stored),
+        )
+        yield Found(evidence, action=text("--max-model-len {length} fits", length=int(stored)))
         return
-    length, missing = rank.figures.get("estimated_max_model_len"), int(wanted) - granted
-    parts = [
-        text("one request takes {size:gib} GiB", size=wanted),
-        text("KV cache {size:gib} GiB", size=granted),
-    ]
+    wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
+    if wanted is None or (granted is not None and granted >= wanted):
+        return
+    parts = [text("one request takes {size:gib} GiB", size=wanted)]
+    length = rank.figures.get("estimated_max_model_len")
     fits = text("--max-model-len {length} fits", length=int(length)) if length else None
+    if granted is None:  # the line was cut
+        yield Found(parts[0], action=fits or leave_a_kv_cache(rank, 0, context.ranks))
+        return
+    missing = int(wanted) - granted
+    parts.append(text("KV cache {size:gib} GiB", size=granted))
     yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing, context.ranks))
 
 
@@ -134,24 +152,39 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
     rank = context.rank
     total, free = rank.device_total_bytes, rank.initial_free_bytes
     asked = rank.budget.requested_bytes
-    if not rank.figures.get("startup_refused") or not total or free is None or asked is None:
+    if not rank.figures.get("startup_refused") or not total or free is None:
+        return
+    held = text(
+        "end what else is on the device: {size:gib} GiB were in use, with this process's own "
+        "runtime context",
+        size=total - free,
+    )
+    if asked is None:  # the line was cut
+        evidence = text("free {free:gib} of {total:gib} GiB", free=free, total=total)
+        yield Found(evidence, action=held)
         return
     share = most_accepted(context.ranks)
-    action = text("end what holds the other {size:gib} GiB", size=total - free)
+    action = held
     if share is not None and share * total * 2 >= asked:
         action = text(
-            "--gpu-memory-utilization {share:.4f} asks for no more than is free; or end what holds "
-            "the other {size:gib} GiB",
+            "--gpu-memory-utilization {share:.4f} asks for no more than is free; or {held}",
             share=share,
-            size=total - free,
+            held=held,
         )
     evidence = text(
-        "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+        "requested {asked:gib} of {total:gib} GiB, free {free:gib} GiB",
         asked=asked,
-        share=rank.budget.gpu_memory_utilization,
         total=total,
         free=free,
     )
+    if rank.budget.gpu_memory_utilization is not None:
+        evidence = text(
+            "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+            asked=asked,
+            share=rank.budget.gpu_memory_utilization,
+            total=total,
+            free=free,
+        )
     yield Found(evidence, asked - free, action)
 
 

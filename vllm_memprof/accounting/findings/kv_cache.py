@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.findings.advice import keep_apart
 from vllm_memprof.accounting.findings.needs import KV_ALLOCATED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     INFO,
@@ -153,7 +154,8 @@ def budget_halved(context: RankContext) -> Iterator[Found]:
         bytes are those of the granted half.
 
     To do:
-        Nothing. A byte more of the request gives half a byte of KV cache.
+        Nothing, where the device is this engine's own. A byte more of the request gives half a byte
+        of KV cache, and a byte of another process takes half a byte of it.
     """
     granted = context.rank.budget.engine_kv_cache_bytes
     halved = context.rank.figures.get("halved") or (
@@ -169,4 +171,11 @@ def budget_halved(context: RankContext) -> Iterator[Found]:
                 size=left[1],
             )
             evidence = join("; ", [evidence, context_of])
-        yield Found(evidence, granted)
+        neighbours = text(
+            "if other processes are on the device: equation {equation} subtracts what they hold; "
+            "{advice}",
+            equation="E4p",
+            advice=keep_apart(context.rank),
+        )
+        unknown = context.rank.initial_free_bytes is None
+        yield Found(evidence, granted, neighbours if unknown else "")

@@ -1,4 +1,4 @@
-"""The finding about other processes on the device: at the start, at the OOM, or later."""
+"""The finding about other processes on the device: at the start, or later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.findings.advice import keep_apart, make_up_for
 from vllm_memprof.accounting.findings.needs import NOTHING
-from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Found, RankContext, finding
+from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, others_at_start, others_in
@@ -36,8 +36,8 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
     Meaning:
         The engine's request is a share of the whole device, whoever else uses it. What another
         process holds is missing when the KV cache is in use, and equations E2, E3 and E4p take it
-        from the KV cache as well, half of it on 310P (E4p). An error where most of what was missing
-        at an OOM was outside this process's allocator.
+        from the KV cache as well, half of it on 310P (E4p). Where the engine refuses to start for
+        it, or runs out of memory, `startup-refused` and `out-of-memory` say so instead.
 
     Computed:
         - At the start: what the driver's list of processes says (16 MiB or more), else device
@@ -46,7 +46,6 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         - Of E3 and E4p alone: the last term, cleared by empty_cache, or what the granted KV cache
           leaves for it, with the same limits.
         - Of E2: what is used on the device beside torch's allocations, more than 16 GiB.
-        - At an OOM: total - free - reserved, more than 16 GiB and a third of the device.
         - Later: the most that the driver's list showed in any phase, less what it showed first.
 
         Sources: `vllm_memprof/accounting/quantities.py::others_in`,
@@ -57,36 +56,9 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         utilization that makes up for it, where the engine would start with it; vllm-ascend from
         0.18 subtracts no other process's memory, except on 310P.
     """
-    yield from _at_the_oom(context.rank)
     own = {str(rank.pid) for rank in context.ranks}
     yield from _at_the_start(context.rank, own, context.ranks)
     yield from _later(context.rank, own)
-
-
-def _at_the_oom(rank: RankReport) -> Iterator[Found]:
-    oom = rank.oom
-    if oom is None:
-        return
-    size, total = oom.other_bytes, oom.device_total_bytes
-    if size is None or total is None or size <= min(NON_TORCH_CEILING_BYTES, total // 3):
-        return
-    evidence = text(
-        "total {total:gib} - free {free:gib} - reserved {reserved:gib} = {size:gib} GiB",
-        total=total,
-        free=oom.free_bytes,
-        reserved=oom.reserved_bytes,
-        size=size,
-    )
-    device = oom.device
-    yield Found(
-        evidence,
-        size,
-        text("end what else is on the device, or take another one")
-        if device is None
-        else text("end what else is on device {device}, or take another one", device=device),
-        title=text("At the OOM most of what was missing was held outside this process's allocator"),
-        severity=ERROR,
-    )
 
 
 def _at_the_start(rank: RankReport, own: set[str], ranks: list[RankReport]) -> Iterator[Found]:
@@ -94,6 +66,8 @@ def _at_the_start(rank: RankReport, own: set[str], ranks: list[RankReport]) -> I
 
     E2, E3 and E4p subtract it although the request is a share of the whole device.
     """
+    if rank.figures.get("startup_refused"):
+        return  # one finding for one cause
     budget, row = rank.budget, form_of(rank.budget.equation)
     subtracts = row is not None and row.subtracts_neighbours
     parts, ceiling = divisor_of(budget.equation), _context_ceiling(rank)
@@ -117,7 +91,7 @@ def _at_the_start(rank: RankReport, own: set[str], ranks: list[RankReport]) -> I
         return
     if used is None or evidence is None or used < least:
         return
-    if not subtracts or rank.figures.get("startup_refused"):
+    if not subtracts:
         yield Found(evidence, used)
         return
     subtracted = _subtracted_as_cleared(rank, parts)

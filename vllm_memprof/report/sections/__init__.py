@@ -15,6 +15,7 @@ from vllm_memprof.report.sections.growth import growth_sections
 from vllm_memprof.report.sections.kv import kv_sections
 from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
+from vllm_memprof.report.sections.printed import printed_sections
 
 
 def sections(report: Report, width: int) -> list[Section]:
@@ -29,6 +30,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found = [phases] if phases.rows or report.run.source != "log" else []  # few logs name phases
     found += budget_sections(report)
     found += audit_sections(report, wide)
+    found += printed_sections(report)
     found += kv_sections(report)
     found += device_sections(report, wide)
     found += oom_sections(report)
