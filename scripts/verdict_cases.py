@@ -212,14 +212,15 @@ def limits(setup: SetUp) -> list[dict[str, object]]:
             {"prompt": {"prompt_token_ids": [3 + (7 * row + i) % 500 for i in range(length)]}}
             for row in range(setup.sequences)
         ]
-    image = {"type": "image_url", "image_url": {"url": png(4096, 4096)}}
     words = {"type": "text", "text": "Describe this image."}
-    return [
-        {"messages": [{"role": "user", "content": [image, words]}]} for _ in range(setup.sequences)
+    images = [  # of unequal greys: the engine encodes an image that it has seen once only
+        {"type": "image_url", "image_url": {"url": png(4096, 4096, 40 * number)}}
+        for number in range(setup.sequences)
     ]
+    return [{"messages": [{"role": "user", "content": [image, words]}]} for image in images]
 
 
-def png(width: int, height: int) -> str:
+def png(width: int, height: int, level: int) -> str:
     """Return a grey image as a data URL."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -227,7 +228,7 @@ def png(width: int, height: int) -> str:
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = (b"\0" + b"\x80" * (3 * width)) * height
+    rows = (b"\0" + bytes([level]) * (3 * width)) * height
     content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
     content += chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
     return "data:image/png;base64," + b64encode(content).decode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.counters import HCCL, counter
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.owners import HCCL, counter
 from vllm_memprof.record.spans import Span, ancestors
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from vllm_memprof.accounting.counters import counter
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Kv
-from vllm_memprof.accounting.owners import counter
 from vllm_memprof.accounting.reclaim import (
     ENGINE,
     MEMPROF,

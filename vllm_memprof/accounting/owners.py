@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from vllm_memprof.accounting.counters import HCCL, RUNTIME, app_outside_torch, counter, torch_bytes
 from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of
 from vllm_memprof.units import MIB, minus
 
-#: Counters of aclrtGetMemUsageInfo that are divided further; any other is an owner of its own.
-APP, HCCL, RUNTIME = "APP", "HCCL", "RUNTIME"
 #: ATB's tiling buffers: ATB_DEVICE_TILING_BUFFER_BLOCK_NUM blocks (32 at the least) of 3 MiB, each
 #: rounded to pages.
 #: (ATB device_tiling_buffer_pool; vllm-ascend#14300)
@@ -116,26 +115,6 @@ def owners_of(process: ProcessRecord) -> Owners:
         atb=_atb(process.phases),
         captures=tuple(_captures(process.phases)),
     )
-
-
-def torch_bytes(snapshot: Snapshot) -> int | None:
-    """Return the bytes of torch's segments: reserved, less what sleep mode has unmapped."""
-    if snapshot.reserved_bytes is None:
-        return None
-    return snapshot.reserved_bytes - (snapshot.unmapped_bytes or 0)
-
-
-def counter(snapshot: Snapshot, name: str) -> int | None:
-    """Return a counter of the runtime, bytes; 0 if it is not listed, None if none was read."""
-    if snapshot.components is None:
-        return None
-    return snapshot.components.get(name, {}).get("bytes", 0)
-
-
-def app_outside_torch(snapshot: Snapshot) -> int | None:
-    """Return the process's allocations besides torch's segments and operator workspace, bytes."""
-    outside = minus(counter(snapshot, APP), torch_bytes(snapshot))
-    return minus(outside, snapshot.npu_workspace_bytes)
 
 
 def _contexts(edges: list[tuple[EdgeTime, Snapshot]]) -> Iterator[tuple[int, int]]:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.counters import (
+    HCCL,
+    RUNTIME,
+    app_outside_torch,
+    counter,
+    torch_bytes,
+)
 from vllm_memprof.accounting.equations import Figures
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, RankReport
+from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ItemPart, RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text
@@ -22,7 +29,7 @@ CONTEXT_CEILING_BYTES = 1 * GIB
 #: Rows of a divided device that are torch's segments; and all that no profile of a simulated
 #: device sets.
 TORCH_ROWS = ("allocated", "reserved_not_allocated", "unmapped")
-NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools", "free")
+NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools")
 #: Figures of a KV cache -> their titles, in the order of the reports.
 KV_TITLES: dict[str, Text] = {
     "tokens": text("KV cache tokens"),
@@ -72,6 +79,7 @@ class Reading:
     formula: str | None = None
     source: Text | None = None
     reason: Text | None = None  # why bytes is None
+    parts: tuple[ItemPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +97,10 @@ class Quantity:
     source: Text = _ENGINES_FIGURE  # the moment or the file it was read at
     unknown: Text = _NOT_RECORDED  # the reason where bytes is None
     required: bool = True  # False: a run that lacks it has nothing of the kind
-    #: A term that holds a part of it, where an equation subtracts that term.
+    #: A term that holds a part of it, where an equation subtracts that term; and one that holds
+    #: that term besides others.
     estimated_by: str | None = None
+    estimated_within: str | None = None
 
     def reading(self, evidence: Evidence) -> Reading:
         """Read the quantity, every field filled in."""
@@ -98,7 +108,7 @@ class Quantity:
         how = MODELLED if evidence.simulated and self.device_wide else found.how or self.how
         reason = (found.reason or self.unknown) if found.bytes is None else None
         formula, source = found.formula or self.formula, found.source or self.source
-        return Reading(found.bytes, how, formula, source, reason)
+        return Reading(found.bytes, how, formula, source, reason, found.parts)
 
 
 def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
@@ -261,10 +271,52 @@ def _non_torch_cleared(evidence: Evidence) -> Reading:
 
 
 def _graph(evidence: Evidence) -> Reading:
+    """Return the engine's figure, a growth of the whole device, less that of other processes."""
     capture = last_of(evidence.spans, "graph_capture")
-    failed = capture is not None and capture.error
-    reason = text("graph_capture failed") if failed else None
-    return Reading(evidence.figure("graph_bytes"), reason=reason)
+    if capture is not None and capture.error:
+        return Reading(evidence.figure("graph_bytes"), reason=text("graph_capture failed"))
+    size = evidence.figure("graph_bytes")
+    if size is None or capture is None or capture.before is None or capture.after is None:
+        return Reading(size)
+    before, after = capture.before, capture.after
+    others = minus(after.other_processes_bytes, before.other_processes_bytes) or 0
+    formula = "graph_bytes - growth of other processes" if others else None
+    own = size - others
+    return Reading(own, formula=formula, parts=_graph_parts(before, after, own, evidence.simulated))
+
+
+#: Parts of the memory of captured graphs: name, title, reading of a snapshot.
+_GRAPH_PARTS: tuple[tuple[str, Text, Callable[[Snapshot], int | None]], ...] = (
+    ("torch", text("torch, reserved"), torch_bytes),
+    ("application", text("ATB and other allocations outside torch"), app_outside_torch),
+    ("npu_workspace", text("operator workspace"), lambda at: at.npu_workspace_bytes),
+    ("communicators", text("communicators"), lambda at: counter(at, HCCL)),
+    ("runtime", text("the runtime: streams, task buffers"), lambda at: counter(at, RUNTIME)),
+)
+
+
+def _graph_parts(
+    before: Snapshot, after: Snapshot, size: int, simulated: bool
+) -> tuple[ItemPart, ...]:
+    """Divide the growth over graph_capture; the last part is the rest, with its sign.
+
+    Without the runtime's counters everything outside torch is the rest. Where the figure of torch
+    is unknown, nothing is divided.
+    """
+    parts = []
+    for name, title, read in _GRAPH_PARTS:
+        grown = minus(read(after), read(before))
+        if name == "torch" and grown is None:
+            return ()
+        if grown:
+            how = MODELLED if simulated and name != "torch" else MEASURED
+            parts.append(ItemPart(name, title, grown, how))
+    rest = size - sum(part.bytes for part in parts)
+    if rest:
+        counted = before.components is not None and after.components is not None
+        title = text("not divided further") if counted else text("outside torch")
+        parts.append(ItemPart("rest", title, rest, MODELLED if simulated else DERIVED))
+    return tuple(parts) if len(parts) > 1 else ()
 
 
 def _late_non_torch(evidence: Evidence) -> Reading:
@@ -273,14 +325,19 @@ def _late_non_torch(evidence: Evidence) -> Reading:
     before, after, _ = evidence.profile_end()
     if warm_up is None or warm_up.error or warm_up.after is None:
         return Reading(None)
-    known = [edge.non_torch_bytes for edge in (before, after) if edge is not None]
-    peak = max((size for size in known if size is not None), default=None)
-    in_graphs: int | None = 0
-    if capture is not None:
-        ends = (capture.after, capture.before)
-        in_graphs = minus(*(None if edge is None else edge.non_torch_bytes for edge in ends))
-    size = minus(minus(warm_up.after.non_torch_bytes, peak), in_graphs)
-    return Reading(None if size is None else max(0, size))
+    ends = [] if capture is None else [capture.before, capture.after]
+    edges = [edge for edge in (before, after, warm_up.after, *ends) if edge is not None]
+    told_apart = all(edge.other_processes_bytes is not None for edge in edges)
+
+    def own(edge: Snapshot | None) -> int | None:
+        others = edge.other_processes_bytes if edge is not None and told_apart else 0
+        return None if edge is None else minus(edge.non_torch_bytes, others)
+
+    known = [size for size in (own(before), own(after)) if size is not None]
+    in_graphs = 0 if capture is None else minus(own(capture.after), own(capture.before))
+    size = minus(minus(own(warm_up.after), max(known, default=None)), in_graphs)
+    source = None if told_apart else text("after warm_up; other processes are not told apart")
+    return Reading(None if size is None else max(0, size), source=source)
 
 
 _ROWS = (
@@ -359,17 +416,20 @@ _ROWS = (
         text("captured graphs"),
         _graph,
         device_wide=True,  # a growth of device memory, non-torch included
+        without_neighbours=True,
         formula="graph_bytes",
         source=text("the engine's figure for its graph capture"),
         unknown=text("no graph was captured in this run"),
         required=False,
         estimated_by="graph_estimate",
+        estimated_within="printed_peak",
     ),
     Quantity(
         "late_non_torch",
         text("non-torch, after profiling"),
         _late_non_torch,
         device_wide=True,
+        without_neighbours=True,
         formula="max(0, non_torch after warm_up - non_torch peak of the profile run"
         " - growth in graph_capture)",
         source=text("after warm_up"),
@@ -389,6 +449,7 @@ _ROWS = (
     Quantity("cleared", text("cleared by empty_cache"), device_wide=True),
     Quantity("consumed", text("consumed"), device_wide=True),
     Quantity("transient_headroom", text("transient headroom")),
+    Quantity("printed_peak", text("peak activation, as printed")),
     # --- from the sum of the terms to the KV cache
     Quantity("equation", text("the equation of a run, and so all of its terms")),
     Quantity("fixed_size", text("fixed size instead of the equation")),

@@ -6,7 +6,6 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
@@ -26,11 +26,10 @@ from vllm_memprof.record.schema import (
     Snapshot,
 )
 from vllm_memprof.record.spans import Edge, Span, edges, edges_of
+from vllm_memprof.redact import redact_command, redact_data, redact_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: int | None = None
+    lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,9 @@ class Run:
     oom_counters: dict[int, oom_files.Counters] = field(
         default_factory=dict
     )  # by device index, from torch_npu's csv
+    #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
+    #: named none -> name of ``schema.KV_PLAN`` -> value.
+    printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
 
 
 def load_run(run_dir: Path) -> Run:
@@ -161,14 +164,14 @@ def load_run(run_dir: Path) -> Run:
 
 
 def _load_info(path: Path) -> RunInfo:
-    data = _parse(_read(path))
+    data = parse_event(_read(path))
     if data is None:
         raise RunRecordError(
             f"{path} is not a JSON object", hint="was it cut short, edited, or never memprof's?"
         )
     _check_schema(data.get("schema"), RUN_SCHEMA, path)
     try:
-        return from_json(RunInfo, data)
+        return from_json(RunInfo, redact_data(data))
     except ValueError as exc:
         raise RunRecordError(
             f"{path}: a field is missing or has the wrong type: {exc}", hint="was it edited?"
@@ -209,13 +212,13 @@ def _event_files(events_dir: Path) -> list[Path]:
 def _load_process(path: Path) -> ProcessRecord | None:
     """One event file; None when not even its first line was finished."""
     lines = _read(path).split(b"\n")
-    if len(lines) == 1 and _parse(lines[0]) is None:
+    if len(lines) == 1 and parse_event(lines[0]) is None:
         if lines[0][:1] not in (b"", b"{"):
             raise RunRecordError(
                 f"{path} is not an event file", hint="is this a run folder of memprof?"
             )
         return None
-    events = [_parse(line) for line in lines if line.strip()]
+    events = [parse_event(line) for line in lines if line.strip()]
     head = events[0] if events else None
     if head is None or head.get("kind") != "process":
         raise RunRecordError(
@@ -229,14 +232,6 @@ def _load_process(path: Path) -> ProcessRecord | None:
         raise RunRecordError(
             f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
         ) from exc
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:
@@ -253,14 +248,15 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         file=file,
         identity=_build_identity(head, by_kind.get("identity", []), by_kind.get("kv_plan", [])),
         versions=dict(head.get("versions") or {}),
-        argv=list(head.get("argv") or []),
+        argv=redact_command([str(word) for word in head.get("argv") or []]),
         python=head.get("python"),
         phases=_pair_phases(by_kind.get("phase", [])),
         figures=figures,
         kv_plan=_checked_plan(plans[-1]) if plans else None,
         hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
         errors=[
-            f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])
+            redact_text(f"{event.get('where')}: {event.get('message')}")
+            for event in by_kind.get("error", [])
         ],
         ready_t_ns={
             str(event.get("what")): event["t_ns"]
@@ -305,7 +301,7 @@ def _hook_state(event: Event) -> HookState:
         need=event.get("need"),
         state=str(event.get("state")),
         target=event.get("target"),
-        detail=None if detail is None else str(detail),
+        detail=None if detail is None else redact_text(str(detail)),
     )
 
 
@@ -370,7 +366,7 @@ def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -
         start_t_ns=before.get("t_ns"),
         # the phase was over when the reading of its last snapshot began
         end_t_ns=last.t_ns if last is not None and last.t_ns is not None else after.get("t_ns"),
-        error=after.get("error") or before.get("error"),
+        error=redact_data(after.get("error") or before.get("error")),
         detail={**_object(before.get("detail")), **_object(after.get("detail"))},
     )
 

@@ -15,6 +15,8 @@ from vllm_memprof.record.codec import INLINE, OPTIONAL, Allowed, Spread, compute
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
 from vllm_memprof.units import minus
 
+#: The row of a divided device that holds every remainder.
+UNEXPLAINED = "unexplained"
 BEFORE, AFTER = "before", "after"
 Side = Annotated[str, Allowed((BEFORE, AFTER))]
 #: Where a figure comes from: read from the device or the allocator, derived from other figures,
@@ -39,11 +41,18 @@ class ComponentRow:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The device by owner: known rows and ``unaccounted_bytes`` add up to its total."""
+    """The device by owner: known rows and ``unexplained_bytes`` add up to its total."""
 
     rows: list[ComponentRow] = field(metadata={"json": "owners"})
-    unaccounted_bytes: int | None  # signed; None where the device's total is unknown
-    parts: list[ComponentRow] = field(default_factory=list)  # held by rows already: not added
+    #: Every remainder, signed; None where the device's total is unknown. ``parts`` divides it.
+    unexplained_bytes: int | None
+    #: Held by rows or by what is unexplained already: not added.
+    parts: list[ComponentRow] = field(default_factory=list)
+    unexplained_how: How = DERIVED
+
+    def remainders(self) -> list[ComponentRow]:
+        """Return the parts of what is unexplained; they add up to it."""
+        return [part for part in self.parts if part.part_of == UNEXPLAINED]
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,6 @@ def device_after(spans: Sequence[Span], phase: str) -> DeviceMemory | None:
     for span in reversed(spans):
         edge = span.edge(AFTER) if span.phase == phase else None
         memory = None if edge is None else edge.owners
-        if memory is not None and memory.unaccounted_bytes is not None:
+        if memory is not None and memory.unexplained_bytes is not None:
             return memory
     return None

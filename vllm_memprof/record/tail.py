@@ -6,11 +6,10 @@ so an event that is still being written is delivered by a later poll, whole.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.schema import EVENTS_DIR
 
 #: Bytes read per file and poll, so that one chatty process cannot stall the others.
@@ -36,9 +35,9 @@ class EventTail:
         self._cursors: dict[str, _Cursor] = {}
         self.skipped_lines = 0
 
-    def poll(self) -> list[tuple[str, dict[str, Any]]]:
+    def poll(self) -> list[tuple[str, Event]]:
         """Return events completed since the last poll, as (file name, event), in their order."""
-        found: list[tuple[str, dict[str, Any]]] = []
+        found: list[tuple[str, Event]] = []
         try:
             paths = sorted(self._events_dir.glob("*.jsonl"))
         except OSError:
@@ -48,7 +47,7 @@ class EventTail:
             found.extend((path.name, event) for event in self._read_new(path, cursor))
         return found
 
-    def _read_new(self, path: Path, cursor: _Cursor) -> list[dict[str, Any]]:
+    def _read_new(self, path: Path, cursor: _Cursor) -> list[Event]:
         try:
             with path.open("rb") as stream:
                 stream.seek(cursor.offset)
@@ -61,17 +60,9 @@ class EventTail:
         for line in lines:
             if not line.strip():
                 continue
-            event = _parse(line)
+            event = parse_event(line)
             if event is None:
                 self.skipped_lines += 1
             else:
                 events.append(event)
         return events
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None

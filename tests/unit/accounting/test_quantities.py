@@ -159,10 +159,8 @@ def test_what_all_rows_of_an_id_have_in_common() -> None:
     for row in EQUATIONS:
         newest = form_of(row.id)
         assert newest is not None
-        assert (row.divisor, row.double_counts_neighbours) == (
-            newest.divisor,
-            newest.double_counts_neighbours,
-        )
+        for name in ("divisor", "subtracts_neighbours", "checks_free"):
+            assert getattr(row, name) == getattr(newest, name), name
         for term in row.terms:
             others = [other.parts for other in newest.terms if other.name == term.name]
             assert others in ([], [term.parts])
@@ -173,3 +171,60 @@ def test_what_cannot_be_read_has_a_reason() -> None:
         found = row.reading(Evidence({}, [], simulated=False))
         assert found.bytes is None
         assert found.reason
+
+
+@pytest.mark.parametrize("grows_in", ["graph_capture", "warm_up"])
+def test_a_neighbour_that_comes_later_is_no_growth_of_this_process(grows_in: str) -> None:
+    """It takes 1 GiB during the graph capture, or after it; this process takes the same anyway."""
+    alone, beside = (_captured(grows_in, size) for size in (0, gib(1)))
+    for name in ("graph", "late_non_torch"):
+        assert of_report(beside, name) == of_report(alone, name), name
+    assert of_report(alone, "graph") == (gib(0.3), None)
+    assert of_report(alone, "late_non_torch") == (gib(0.05), None)
+
+
+def test_the_parts_of_captured_graphs_add_up_to_them() -> None:
+    report = _captured("warm_up", 0)
+    item = next(item for item in report.ranks[0].budget.not_subtracted if item.name == "graph")
+    sizes = {part.name: part.bytes for part in item.parts}
+    assert sizes == {"torch": gib(0.1), "rest": gib(0.3) - gib(0.1)}
+    assert sum(sizes.values()) == item.bytes
+    assert [part.how for part in item.parts] == ["measured", "derived"]
+
+
+def _captured(grows_in: str, neighbour: int) -> Report:
+    """A run that captures graphs of 0.3 GiB, and takes 0.05 GiB outside torch in its warm-up."""
+    run = run_beside("0.23.0")
+    worker = run.processes[0]
+    last = worker.phases[-1].after
+    assert last is not None
+    assert last.reserved_bytes is not None
+    assert last.non_torch_bytes is not None
+    reserved, non_torch = last.reserved_bytes, last.non_torch_bytes
+
+    def at(torch: int, outside: int, more: int) -> Any:
+        used = reserved + torch + non_torch + outside + more
+        return snapshot(
+            device_total_bytes=TOTAL,
+            device_free_bytes=TOTAL - used,
+            reserved_bytes=reserved + torch,
+            non_torch_bytes=non_torch + outside + more,
+            other_processes_bytes=NEIGHBOUR + more,
+        )
+
+    in_capture = neighbour if grows_in == "graph_capture" else 0
+    cleared = gib(0.16)  # taken again by the warm-up
+    phases = [
+        *worker.phases,
+        span("warm_up", at(0, 0, 0), at(gib(0.1), gib(0.25) + cleared, neighbour), order=3),
+        span(
+            "graph_capture",
+            at(0, 0, 0),
+            at(gib(0.1), gib(0.3) - gib(0.1), in_capture),
+            order=4,
+            parent=3,
+            depth=1,
+        ),
+    ]
+    figures = {**worker.figures, "graph_bytes": gib(0.3) + in_capture}
+    return build_report(replace(run, processes=[replace(worker, phases=phases, figures=figures)]))

@@ -228,6 +228,7 @@ def test_the_ratchet_never_loosens(
 @settings(deadline=None)
 @given(_entries(), st.fractions(0, 1, max_denominator=1000))
 def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent: Fraction) -> None:
+    entries.pop("max_unexplained", None)  # of this run only a remainder is known
     lines = [
         f"{name} = {value if isinstance(value, int) else repr(value)}"
         for name, value in entries.items()

@@ -33,7 +33,7 @@ def _item(context: RankContext, name: str) -> Iterator[Found]:
     )
     action = leave_room(rank, item.bytes, context.ranks, by_utilization=True)
     severity = INFO if _only_exceeds_request(rank, item.bytes) else by_bytes(item.bytes)
-    yield Found(evidence, item.bytes, action, severity=severity)
+    yield Found(evidence, item.bytes, action, severity=severity, kv_tokens=item.kv_tokens)
 
 
 def _only_exceeds_request(rank: RankReport, size: int) -> bool:

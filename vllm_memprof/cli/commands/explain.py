@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, render, write_out
+from vllm_memprof.cli.show import Lang, check_format, draw, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered
-from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -41,9 +40,12 @@ def explain(
     figure that a log does not print stays unknown, and each is exact to its last printed digit
     only.
 
-    Several starts are several reports; with --format json, an array of them; with html or csv, one
-    file. LOG#2 is the second start of a log alone. Markdown stays below 60 kB and names the starts
-    that it leaves out. There is no --format trace, because a log has no times.
+    Keys, tokens and passwords in the log are replaced by *** before it is read.
+
+    Several starts are several reports, behind a table that compares them; with --format json, an
+    array of them; with html or csv, one file. LOG#2 is the second start of a log alone. Markdown
+    stays below 60 kB and names the starts that it leaves out. There is no --format trace, because a
+    log has no times.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
     """
@@ -78,12 +80,10 @@ def explain(
         array = ",\n".join(content.rstrip("\n") for content in texts)
         write_out(f"[\n{array}\n]\n", output)
     else:
-        from vllm_memprof.report.language import language
-        from vllm_memprof.report.markdown import start_lines
+        from vllm_memprof.report.documents.starts import Starts
 
-        lines = [language(lang)(text("{count} engine starts", count=len(reports))), ""]
-        lines += [f"{n}. {line}" for n, line in enumerate(start_lines(reports, lang), start=1)]
-        write_out("\n".join([*lines, "", *texts]), output)
+        table = draw(Starts(reports), format_name, to_file=output is not None, lang=lang)
+        write_out("\n".join([table, *texts]), output)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

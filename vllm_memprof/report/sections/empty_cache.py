@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from vllm_memprof.accounting.counters import APP
 from vllm_memprof.accounting.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
-from vllm_memprof.accounting.owners import APP
 from vllm_memprof.accounting.reclaim import MEMPROF
 from vllm_memprof.report.document import MUTED, PLAIN, Column, Row, Section
 from vllm_memprof.report.sections.base import (
