@@ -389,7 +389,7 @@ class Oom:
     other_processes_bytes: int | None = None  # total - free - process_bytes
     graph_pools_bytes: int | None = None  # allocated in private pools
     #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
-    asked_by: Annotated[str | None, Allowed(("npu_workspace", "runtime"))] = None
+    asked_by: Annotated[str, Allowed(("npu_workspace", "runtime"))] | None = None
     phase: str | None = None  # the innermost phase that was under way, where it is known
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None

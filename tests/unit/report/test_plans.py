@@ -17,7 +17,7 @@ from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
-from vllm_memprof.report.curves import curves
+from vllm_memprof.report.curves import FIGURES, curves
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
 
@@ -200,7 +200,7 @@ def test_the_page_in_a_browser(
     if sweep is SWEEP:
         assert before[0][0] == [None, 200_000, 500_000]
         chromium.value("document.querySelector('select.figure').focus()")
-        for _ in range(3):  # past the tokens that fit the request and the device
+        for _ in range([figure.name for figure in FIGURES].index("kv_cache_bytes")):
             chromium.press("ArrowDown", 40)
         chromium.wait(lambda: chromium.value(heights) != before)
         title = chromium.value("document.querySelector('.figure-title').textContent")

@@ -67,6 +67,11 @@ def term_title(report: Report, term: TermRow) -> str:
     return modelled(title_of(term.name), report.run.simulated and is_device_wide(term.name))
 
 
+def _marked(title: str, budget: Budget, name: str) -> str:
+    """Return the title of a figure of the budget, marked where it depends on a modelled one."""
+    return modelled(title, budget.how.get(name) == MODELLED)
+
+
 def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
     """Return False for a log that prints none of the items: a note of the equation says so."""
     return any(
@@ -99,8 +104,16 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
             if term.subtracted
         ]
     rows += [
-        amount(text("KV cache, recomputed"), budget.kv_cache_bytes, TOTAL, "="),
-        amount(text("KV cache granted by the engine"), budget.engine_kv_cache_bytes),
+        amount(
+            _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
+            budget.kv_cache_bytes,
+            TOTAL,
+            "=",
+        ),
+        amount(
+            _marked(text("KV cache granted by the engine"), budget, "engine_kv_cache_bytes"),
+            budget.engine_kv_cache_bytes,
+        ),
     ]
     if budget.residual_bytes is None:
         rows.append(Row([text("granted - recomputed"), "-", "-"], style=MUTED))
@@ -224,9 +237,7 @@ def _fits_device_section(members: list[RankReport]) -> Section:
             )
         else:
             rows.append(amount(modelled(item.title, item.how == MODELLED), item.bytes, mark="-"))
-    fits = modelled(
-        text("KV cache that fits the device"), budget.how.get("fits_device_bytes") == MODELLED
-    )
+    fits = _marked(text("KV cache that fits the device"), budget, "fits_device_bytes")
     rows.append(amount(fits, budget.fits_device_bytes, TOTAL, "="))
     if notes:
         notes.append(text("estimated: what was not measured is not subtracted"))
@@ -281,7 +292,7 @@ def _budgets_section(members: list[RankReport]) -> Section:
         ),
     ]
     spare = budget.spare_bytes
-    title = modelled(text("spare at the serving peak"), budget.how.get("spare_bytes") == MODELLED)
+    title = _marked(text("spare at the serving peak"), budget, "spare_bytes")
     style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
     rows.append(Row([title, format_gib(spare, 4), format_bytes(spare), "", ""], style=style))
     columns = [
@@ -318,7 +329,8 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         cells = [title, format_gib(size, 4), format_bytes(size), format_bytes(tokens)]
         return Row(cells, style=style, mark=mark)
 
-    rows = [row(text("KV cache, recomputed"), budget.kv_cache_bytes, budget.kv_tokens)]
+    recomputed = _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes")
+    rows = [row(recomputed, budget.kv_cache_bytes, budget.kv_tokens)]
     notes: list[str] = []
     missing = [item for item in budget.not_subtracted if item.bytes is None]
     if report.run.source == "log" and missing:
@@ -350,7 +362,8 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     half = left_out - left_out // divisor_of(budget.equation)
     if half:  # of what it would subtract, too
         rows.append(row(title_of("halved"), half, None, mark="+"))
-    rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
+    title = _marked(text("KV cache that fits the request"), budget, "fits_request_bytes")
+    rows.append(row(title, fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
         fewer = (
             None if None in (tokens, budget.kv_tokens) else (tokens or 0) - (budget.kv_tokens or 0)
