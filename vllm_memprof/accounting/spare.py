@@ -135,7 +135,7 @@ class _Profile:
 
 def _profile(spans: list[Span]) -> _Profile | None:
     runs = [span for span in spans if span.phase == "profile_run"]
-    inside = [span for span in spans if span in runs or is_within(spans, span, "profile_run")]
+    inside = [*runs, *(span for span in spans if is_within(spans, span, "profile_run"))]
     snapshots = [edge.snapshot for _, edge in edges_of(inside)]
     reserved = [size for each in snapshots if (size := each.reserved_bytes) is not None]
     reserved += [size for span in inside if (size := _peak_between(span)) is not None]

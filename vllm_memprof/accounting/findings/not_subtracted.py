@@ -7,15 +7,9 @@ from collections.abc import Iterator
 from vllm_memprof.accounting.findings.advice import device_total, leave_room
 from vllm_memprof.accounting.findings.needs import item_known
 from vllm_memprof.accounting.findings.registry import INFO, Found, RankContext, by_bytes, finding
-from vllm_memprof.accounting.model import DERIVED, ESTIMATED, MEASURED, MODELLED, RankReport
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.quantities import HOW_TITLES
 from vllm_memprof.text import text
-
-_HOW = {
-    MEASURED: text("measured"),
-    DERIVED: text("derived"),
-    ESTIMATED: text("estimated"),
-    MODELLED: text("modelled"),
-}
 
 
 def _item(context: RankContext, name: str) -> Iterator[Found]:
@@ -29,7 +23,7 @@ def _item(context: RankContext, name: str) -> Iterator[Found]:
         formula=item.formula,
         size=item.bytes,
         source=item.source,
-        how=_HOW.get(item.how, item.how),
+        how=HOW_TITLES.get(item.how, item.how),
     )
     action = leave_room(rank, item.bytes, context.ranks, by_utilization=True)
     severity = INFO if _only_exceeds_request(rank, item.bytes) else by_bytes(item.bytes)

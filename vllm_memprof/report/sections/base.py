@@ -6,10 +6,6 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from vllm_memprof.accounting.model import (
-    DERIVED,
-    ESTIMATED,
-    MEASURED,
-    MODELLED,
     RankReport,
     RunSummary,
 )
@@ -24,13 +20,6 @@ WIDE = 110
 
 GIB, BYTES = text("GiB"), text("bytes")
 UNKNOWN = text("unknown")
-#: How a figure was come by, in words.
-HOW = {
-    MEASURED: text("measured"),
-    DERIVED: text("derived"),
-    ESTIMATED: text("estimated"),
-    MODELLED: text("modelled"),
-}
 
 
 def fold(labels: Sequence[str]) -> str:

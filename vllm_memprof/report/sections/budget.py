@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.equations import divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MODELLED,
+    Budget,
+    Held,
+    NotSubtracted,
+    RankReport,
+    Report,
+    TermRow,
+)
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.document import (
     BAD,
@@ -31,7 +40,7 @@ from vllm_memprof.report.sections.base import (
     more_groups,
     number,
 )
-from vllm_memprof.text import join, text
+from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib
 
 
@@ -215,6 +224,16 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
 
 
+def _not_measured(item: Held | NotSubtracted) -> Text:
+    """Return the note of an item that is not known."""
+    return text(
+        "{title}: {not_measured} ({reason})",
+        title=item.title,
+        not_measured=NOT_MEASURED,
+        reason=item.reason,
+    )
+
+
 def _any_other(budget: Budget) -> bool:
     sizes = (budget.fits_request_bytes, budget.fits_device_bytes, *budget.suggested_bytes)
     return any(size is not None for size in sizes)
@@ -227,14 +246,7 @@ def _fits_device_section(members: list[RankReport]) -> Section:
     notes: list[str] = []
     for item in budget.held_at_peak:
         if item.bytes is None:
-            notes.append(
-                text(
-                    "{title}: {not_measured} ({reason})",
-                    title=item.title,
-                    not_measured=NOT_MEASURED,
-                    reason=item.reason,
-                )
-            )
+            notes.append(_not_measured(item))
         else:
             rows.append(amount(modelled(item.title, item.how == MODELLED), item.bytes, mark="-"))
     fits = _marked(text("KV cache that fits the device"), budget, "fits_device_bytes")
@@ -260,9 +272,8 @@ def _budgets_section(members: list[RankReport]) -> Section:
     fits = budget.fits_device_bytes
 
     def row(title: str, name: str, size: int | None, tokens: int | None, style: str = PLAIN) -> Row:
-        how = budget.how.get(name)
         cells = [
-            modelled(title, how == MODELLED),
+            _marked(title, budget, name),
             format_gib(size, 4),
             format_bytes(size),
             format_bytes(tokens),
@@ -341,14 +352,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         if item.bytes is None and report.run.source == "log":
             continue
         if item.bytes is None:
-            notes.append(
-                text(
-                    "{title}: {not_measured} ({reason})",
-                    title=item.title,
-                    not_measured=NOT_MEASURED,
-                    reason=item.reason,
-                )
-            )
+            notes.append(_not_measured(item))
         else:
             title = modelled(item.title, item.how == MODELLED)
             rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
