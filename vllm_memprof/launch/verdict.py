@@ -101,8 +101,7 @@ def find_culprit(
 
 
 def _suspects(deaths: list[Death], progress: EngineProgress, orderly_too: bool) -> list[Death]:
-    """Return the disorderly deaths of engine processes noticed at once with the first: the likeliest
-    cause before the others.
+    """Return the disorderly deaths of engine processes noticed at once, the likeliest cause first.
 
     The engine core's death well after its workers began to shut down is none: vLLM kills it when it
     takes too long.
