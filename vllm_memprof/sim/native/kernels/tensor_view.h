@@ -40,6 +40,9 @@ inline bool small(const aclTensor &tensor) {
 // for them.
 inline std::atomic<bool> floats_given_up{false};
 
+// Some operator of this process computed nothing: floats may be those of nobody.
+inline std::atomic<bool> values_missing{false};
+
 // A result that is not computed for that reason.
 inline bool float_result(const aclTensor &out) {
   return !is_integer(out.type) && floats_given_up.load(std::memory_order_relaxed);
