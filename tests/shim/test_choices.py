@@ -149,6 +149,31 @@ def test_comparisons_above_the_limit_are_defined(sim: Sim) -> None:
     }
 
 
+def test_the_log_names_a_comparison_that_was_not_computed(sim: Sim) -> None:
+    process = sim.start_torch("""
+def pair(size):
+    return torch.zeros(size, device="npu"), torch.zeros(size, device="npu")
+torch.equal(*pair(16)), torch.equal(*pair(1 << 20)), torch.equal(*pair(1 << 21))
+""")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    lines = [line for line in err.splitlines() if "aclnnEqual" in line]
+    assert len(lines) == 1, err
+    assert "4194304 bytes" in lines[0]
+    assert "different" in lines[0]
+
+
+def test_what_is_found_is_the_most_above_the_limit(sim: Sim) -> None:
+    figures = sim.run_torch("""
+values = torch.zeros(1 << 20, dtype=torch.int64, device="npu")
+print("RESULT", json.dumps({
+    "nonzero": torch.nonzero(values).shape[0], "select": values.masked_select(values > 0).numel(),
+    "unique": values.unique().numel(),
+}))
+""")
+    assert set(figures.values()) == {1 << 20}, figures
+
+
 def test_closeness_is_computed(sim: Sim) -> None:
     figures = sim.run_torch("""
 a = torch.tensor([1.0, 1.0, 1.0, float("inf"), float("inf"), float("nan"), 0.0, float("inf")])

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "error.h"
 #include "kernels/arguments.h"
 #include "kernels/table.h"
 #include "kernels/tensor_view.h"
@@ -124,7 +125,14 @@ void equal_whole(Call &call) {
   if (tensors.size() != 3) return;
   const aclTensor &left = *tensors[0], &right = *tensors[1];
   bool same = left.shape == right.shape;
-  if (!same || !usable(left) || !usable(right)) return fill(*tensors[2], same_memory(left, right));
+  if (same && (!usable(left) || !usable(right))) {
+    same = same_memory(left, right);
+    if (!same)
+      note_answer("Equal", static_cast<uint64_t>(element_count(left)) * element_bytes(left.type),
+                  "different");
+    return fill(*tensors[2], same);
+  }
+  if (!same) return fill(*tensors[2], 0);
   walk(left.shape, {&left, &right}, [&](auto &, int64_t *index) {
     same = same && value_at(left, index[0]) == value_at(right, index[1]);
   });
