@@ -6,6 +6,9 @@ round it applies the kinds of dirt that befall logs, and every figure must be on
 the same, or fewer, never another. In the others it edits bytes at random, where any digit may
 change: then the report must be made all the same.
 
+Every log has lines with a marked secret, in all spellings. No report may hold the mark, unless
+bytes were edited or a terminal has wrapped the lines: either may cut the name of a secret in two.
+
 Round n of seed s is made by seed s + n alone. A round that fails prints its seed and keeps its
 input:
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import random
 import sys
 import time
@@ -28,6 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.support.secrets import BY_FORM, BY_NAME, MARK  # noqa: E402
 from tests.unit.logs.dirt import HARMLESS, LOSSY, RENAMING, in_order  # noqa: E402
 from tests.unit.logs.samples import OTHERS, SAMPLES  # noqa: E402
 from vllm_memprof.accounting.build import build_report  # noqa: E402
@@ -96,11 +101,15 @@ def paste(texts: dict[str, str], rng: random.Random) -> list[str]:
     return rng.sample(sorted(texts), rng.choice((1, 1, 1, 2, 3)))
 
 
-def dirty(names: list[str], texts: dict[str, str], rng: random.Random) -> bytes:
-    """The logs one after the other, with up to three harmless kinds of dirt, and one that loses
-    lines or names.
+def dirty(names: list[str], texts: dict[str, str], rng: random.Random) -> tuple[bytes, bool]:
+    """(the logs one after the other with secrets between them, with up to three harmless kinds of
+    dirt, and one that loses lines or names; whether the names of the secrets are whole).
     """
-    text: str | bytes = "\n\n".join(texts[name] for name in names)
+    secrets = [rng.sample(BY_NAME + BY_FORM, 4) for _ in range(len(names) + 1)]
+    parts = ["\n".join(secrets[0])]
+    for name, lines in zip(names, secrets[1:], strict=True):
+        parts += [texts[name], "\n".join(lines)]
+    text: str | bytes = "\n\n".join(parts)
     notes = any(name.endswith(".md") for name in names)
     lossy = [kind for kind in sorted(LOSSY) if kind in _KEEPS_ORDER or not notes]
     kinds = {**HARMLESS, **RENAMING, **LOSSY}
@@ -111,7 +120,8 @@ def dirty(names: list[str], texts: dict[str, str], rng: random.Random) -> bytes:
         if isinstance(text, bytes):
             break
         text = kinds[kind](text, rng)
-    return text.encode() if isinstance(text, str) else text
+    whole = not any(kind.startswith("wrapped") for kind in chosen)
+    return text.encode() if isinstance(text, str) else text, whole
 
 
 Facts = set[tuple[str, "int | float"]]
@@ -129,21 +139,26 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
     )
 
 
-def explain(data: bytes, allowed: Facts | None) -> None:
+def explain(data: bytes, allowed: Facts | None, secret: bool) -> None:
     """Reads the log, makes the report, and checks what can be known of it.
 
     Args:
         data: the spoilt log.
         allowed: figures that the clean log holds; None where digits may have changed.
+        secret: the marked secrets are whole, so that none may be in the report.
     """
     try:
         facts, runs = read(data)
-    except MemprofError:
+    except MemprofError as error:
+        if secret and MARK in f"{error} {error.hint}":
+            raise AssertionError("a secret in an error") from error
         return
     if allowed is not None:
         assert facts <= allowed, f"figures that no clean line holds: {sorted(facts - allowed)}"
     for run in runs:
         report = to_json(build_report(run))
+        assert not secret or MARK not in json.dumps(report), "a secret in a report"
+        assert not secret or MARK not in repr(run), "a secret in a record"
         assert report["run"]["source"] == "log"
         for rank in report["ranks"]:
             budget = rank["budget"]
@@ -162,14 +177,14 @@ def explain(data: bytes, allowed: Facts | None) -> None:
 
 def one_round(
     seed: int, texts: dict[str, str], clean: dict[str, Facts]
-) -> tuple[bytes, Facts | None]:
-    """(input, figures that it may hold) of a seed."""
+) -> tuple[bytes, Facts | None, bool]:
+    """(input, figures that it may hold, whether its secrets are whole) of a seed."""
     rng = random.Random(seed)
     names = paste(texts, rng)
-    data = dirty(names, texts, rng)
+    data, whole = dirty(names, texts, rng)
     if seed % 2:
-        return edit(data, rng), None
-    return data, set().union(*(clean[name] for name in names))
+        return edit(data, rng), None, False
+    return data, set().union(*(clean[name] for name in names)), whole
 
 
 def main() -> int:
@@ -193,10 +208,10 @@ def main() -> int:
     rounds, size = 0, 0
     while rounds < args.rounds if args.rounds is not None else time.monotonic() < end:
         seed = first + rounds
-        data, allowed = one_round(seed, texts, clean)
+        data, allowed, secret = one_round(seed, texts, clean)
         begin = time.monotonic()
         try:
-            explain(data, allowed)
+            explain(data, allowed, secret)
             assert time.monotonic() - begin < ROUND_LIMIT_S, "too slow"
         except Exception:
             args.keep.mkdir(parents=True, exist_ok=True)

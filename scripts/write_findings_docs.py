@@ -18,7 +18,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import process, run_of, snapshot, span
+from tests.unit.accounting.builders import recorded as recorded_run
 from tests.unit.accounting.findings import test_every_finding as logs
 from tests.unit.accounting.findings import test_outside_torch as outside
 from tests.unit.accounting.findings.test_cycles import updates
@@ -40,6 +42,7 @@ SECTIONS = {"Meaning": "What it means", "Computed": "How it is computed", "To do
 #: Module of the rules -> heading of the index.
 SUBJECTS = {
     "budget": "The granted KV cache",
+    "engine_terms": "The engine's figures",
     "not_subtracted": "What the equation does not subtract",
     "kv_cache": "The plan of the KV cache",
     "neighbours": "Other processes",
@@ -125,13 +128,26 @@ def _leak() -> Report:
     return report_of(spans)
 
 
+def _halved_peak() -> Report:
+    run = recorded_run("recorded_023_tp2")
+    halved = next(each for each in figures_of(run) if each.what == "figure peak_activation_bytes")
+    figures = workers(halved.run)[0].figures
+    granted = int(figures["kv_cache_bytes"] or 0) + int(figures["peak_activation_bytes"] or 0)
+    return build_report(with_its_grant(halved, granted).run)
+
+
 EXAMPLES: dict[str, Example] = {
     "allocation-outside-torch": by_hand(lambda: outside.report(outside.start_up(gap=outside.LEAK))),
     "budget-halved": recorded("logs/vllm-project__vllm-ascend-14004.log"),
-    "co-tenant": recorded("logs/pytorch__pytorch-175666.log"),
+    "co-tenant": lines_of(logs.TABLE["co-tenant"].with_it),
     "communicator-buffers": by_hand(_buffers),
     "empty-cache-in-hot-path": by_hand(_hot),
     "empty-cache-refilled": by_hand(_hot),
+    "engine-term-off": Example(
+        "The run `tests/data/recorded_023_tp2`, as if the engine of one rank had read half of its "
+        "peak",
+        lambda: [_halved_peak()],
+    ),
     "engine-suggestion-wrong": recorded("logs/wtdcode__vllm-backport-34.log"),
     "equation-unbalanced": recorded("logs/two_methods_910b_tp2.md"),
     "fragmentation": recorded("logs/vllm-project__vllm-ascend-1617.log"),

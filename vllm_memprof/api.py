@@ -69,6 +69,13 @@ class RunFrames:
         return tables.budget(self._ranks)
 
     @cached_property
+    def audit(self) -> pd.DataFrame:
+        """One row per rank and audited figure; columns in ``frames.tables.audit``."""
+        from vllm_memprof.frames import tables
+
+        return tables.audit(self._ranks)
+
+    @cached_property
     def kv(self) -> pd.DataFrame:
         """One row per rank, its KV cache; columns in ``frames.tables.kv``."""
         from vllm_memprof.frames import tables

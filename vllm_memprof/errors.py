@@ -10,21 +10,23 @@ MemprofError                 exit 1
 
 from __future__ import annotations
 
+from vllm_memprof.redact import redact_text
+
 
 class MemprofError(Exception):
     """Base of the errors that a user may meet.
 
     Args:
-        message: what failed and where, one sentence.
+        message: what failed and where, one sentence; a line of a log that it quotes is redacted.
         hint: what to try next; printed on its own line.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = redact_text(message)
+        self.hint = None if hint is None else redact_text(hint)
+        super().__init__(self.message)
 
 
 class UsageError(MemprofError):

@@ -6,10 +6,12 @@ Open to the commands and to the Python API; nothing below them imports it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.redact import redact_data
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -56,10 +58,19 @@ def read_reports(path: str) -> list[Report]:
     if data is None:
         return [build_report(run) for run in read_log(path)]
     try:
-        return [report_from_json(row) for row in (data if isinstance(data, list) else [data])]
+        rows = data if isinstance(data, list) else [data]
+        return [report_from_json(_redacted(row)) for row in rows]
     except ValueError as exc:
         hint = "give the run folder, or the report.json in it"
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
+
+
+def _redacted(row: Any) -> Any:
+    """Replace secrets where a report of another release may hold them: the run, the findings."""
+    if not isinstance(row, dict):
+        return row
+    held = {key: redact_data(row[key]) for key in ("run", "findings") if key in row}
+    return {**row, **held}
 
 
 def build_run(run_dir: Path) -> Report:
@@ -69,9 +80,12 @@ def build_run(run_dir: Path) -> Report:
         RunRecordError: it cannot be read.
     """
     from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.logs.to_record import read_printed_kv
     from vllm_memprof.record.loader import load_run
+    from vllm_memprof.record.schema import ENGINE_LOG
 
-    return build_report(load_run(run_dir))
+    run = load_run(run_dir)
+    return build_report(replace(run, printed_kv=read_printed_kv(run_dir / ENGINE_LOG)))
 
 
 def numbered(name: str) -> tuple[str, int | None]:

@@ -64,7 +64,7 @@ def owners(rank: Json) -> dict[tuple[int, str], Json]:
     return {
         (memory["order"], memory["edge"]): {
             **{row["component"]: row["bytes"] for row in memory["owners"]},
-            "unaccounted": memory["unaccounted_bytes"],
+            "unexplained": memory["unexplained_bytes"],
         }
         for memory in device_memory(rank)
     }
@@ -73,7 +73,7 @@ def owners(rank: Json) -> dict[tuple[int, str], Json]:
 def adds_up(sizes: Json, snapshot: Json) -> bool:
     """Whether all owners are the device; without its total, no remainder is known."""
     if snapshot["device_total_bytes"] is None:
-        return sizes["unaccounted"] is None
+        return sizes["unexplained"] is None
     known = sum(size for size in sizes.values() if size is not None)
     return bool(known == snapshot["device_total_bytes"])
 
@@ -214,7 +214,7 @@ def test_counters_of_the_trace_add_up_to_the_device_of_the_record(name: str) -> 
     for track, (_, worker) in enumerate(sorted(workers.items()), start=1):
         mine = [event for event in events if event["pid"] == track]
         counters = [event for event in mine if event["ph"] == "C"]
-        whole = {event["ts"] for event in counters if event["name"] == "unaccounted"}
+        whole = {event["ts"] for event in counters if event["name"] == "unexplained"}
         sums: Counter[float] = Counter()
         for event in counters:
             if event["ts"] in whole and " / " not in event["name"]:  # a part of another counter

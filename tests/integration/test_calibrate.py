@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.engine import RunResult
-from tests.unit.accounting.builders import device_memory
+from tests.unit.accounting.builders import device_memory, remainders_in
 from vllm_memprof.sim.profiles import PROFILES_DIR, load_profile
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -50,9 +50,9 @@ def series(run: RunResult) -> dict[str, list[tuple[str, str, int]]]:
     }
 
 
-def unaccounted(run: RunResult) -> set[Any]:
+def left_over(run: RunResult) -> set[Any]:
     return {
-        memory["unaccounted_bytes"]
+        remainders_in(memory)["rest"]
         for rank in run.report["ranks"]
         for memory in device_memory(rank)
         if any(row["component"] == "free" and row["bytes"] is not None for row in memory["owners"])
@@ -105,4 +105,4 @@ def test_round_trip(run_memprof: Callable[..., RunResult], tmp_path: Path) -> No
         assert (
             max(row[2] for row in rows) - min(row[2] for row in rows) > 600 * MIB
         )  # there was something to agree on
-    assert unaccounted(first) == unaccounted(second) == {0}
+    assert left_over(first) == left_over(second) == {0}

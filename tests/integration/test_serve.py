@@ -9,12 +9,17 @@ import socket
 import struct
 import urllib.request
 import zlib
+from pathlib import Path
 
 import pytest
 
 from tests.support.engine import assert_nothing_left, engine_pids, finish, start_memprof, wait_until
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+
+
+#: Given to the server as its keys; every spelling in which vLLM prints its arguments has them.
+SECRETS = ("Mk7QzSEEDx9first", "Mk7QzSEEDx9second")
 
 
 def free_port() -> int:
@@ -43,9 +48,8 @@ def png(width: int, height: int) -> bytes:
 
 def request(port: int, path: str, body: dict | None = None, timeout_s: float = 90):
     data = None if body is None else json.dumps(body).encode()
-    call = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", data=data, headers={"Content-Type": "application/json"}
-    )
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRETS[1]}"}
+    call = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data, headers=headers)
     with urllib.request.urlopen(call, timeout=timeout_s) as answer:
         return json.loads(answer.read())
 
@@ -81,6 +85,8 @@ def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(
         str(port),
         "--host",
         "127.0.0.1",
+        "--api-key",
+        *SECRETS,
     ]
     process = start_memprof(args, run_dir)
     cleanup_processes.append(process)
@@ -114,3 +120,15 @@ def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(
     for rank in run.report["ranks"]:
         assert rank["budget"]["residual_bytes"] == 0
     assert (run_dir / "report.md").read_text().startswith("#")
+    assert_no_secret_in(run_dir)
+
+
+def assert_no_secret_in(run_dir: Path) -> None:
+    """The server was given two keys, and vLLM prints its arguments: no file of the run has them."""
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert {"run.json", "engine.log", "report.json", "report.md"} <= {path.name for path in files}
+    assert len(files) >= 7  # four event files at least
+    held = {path.name for path in files for key in SECRETS if key.encode() in path.read_bytes()}
+    assert held == set()
+    assert "***" in (run_dir / "engine.log").read_text(errors="replace")
+    assert "***" in (run_dir / "run.json").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine import MEMPROF, RunResult
 from tests.support.planted import plant
-from tests.unit.accounting.builders import device_memory
+from tests.unit.accounting.builders import device_memory, remainders_in
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -68,8 +68,8 @@ def test_five_clean_cycles_leave_nothing(run_memprof) -> None:
     for memory in device_memory(rank):
         if memory["phase"] in ("sleep", "wake_up"):
             known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
-            assert known + memory["unaccounted_bytes"] == rank["device_total_bytes"]
-            assert memory["unaccounted_bytes"] == 0
+            assert known + memory["unexplained_bytes"] == rank["device_total_bytes"]
+            assert remainders_in(memory)["rest"] == 0
     assert "Sleep and wake-up cycles" in run.output
 
 

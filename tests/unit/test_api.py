@@ -32,7 +32,7 @@ def test_a_run_folder_and_its_report_give_the_same_tables(tmp_path: Path) -> Non
     path = tmp_path / "report.json"
     path.write_text(render_json(build_run(RUN)))
     folder, again = mp.load(RUN), mp.load(path)
-    for name in ("phases", "snapshots", "device_memory", "budget", "kv", "findings"):
+    for name in ("phases", "snapshots", "device_memory", "budget", "audit", "kv", "findings"):
         pd.testing.assert_frame_equal(
             getattr(folder, name).drop(columns="time_s", errors="ignore"),
             getattr(again, name).drop(columns="time_s", errors="ignore"),

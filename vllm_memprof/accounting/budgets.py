@@ -12,28 +12,40 @@ from vllm_memprof.accounting.equations import Equation, form_of
 from vllm_memprof.accounting.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import Correction, Kv, NotSubtracted, TermRow
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, text
 
 
 def items_not_subtracted(
-    names: Sequence[str], evidence: Evidence, terms: Sequence[TermRow] = ()
+    names: Sequence[str],
+    evidence: Evidence,
+    terms: Sequence[TermRow] = (),
+    unread: Text | None = None,
 ) -> list[NotSubtracted]:
     """Read the items that an equation does not subtract, in its order.
 
     Args:
         names: of ``accounting.quantities``.
         evidence: of one rank.
-        terms: of its equation. A term that estimates an item is taken off it.
+        terms: of its equation. A term that estimates an item is taken off it; where that estimate
+            is unknown, so is the item.
+        unread: the reason of an item that was not read, where the source as a whole is that.
     """
-    subtracted = {term.name: term.bytes or 0 for term in terms if term.subtracted}
+    subtracted = {term.name: term.bytes for term in terms if term.subtracted}
+    charged = evidence.figures.get("graph_estimate_charged") != 0
     items = []
     for name in names:
         row = QUANTITIES[name]
         found = row.reading(evidence)
-        size, formula = found.bytes, found.formula or ""
-        if row.estimated_by is not None and (estimate := subtracted.get(row.estimated_by)):
-            size = None if size is None else max(0, size - estimate)
-            formula = f"max(0, {formula} - {row.estimated_by})"
+        size, formula, reason = found.bytes, found.formula or "", found.reason
+        if size is None:
+            reason = unread or reason
+        elif row.estimated_by in subtracted or (row.estimated_within in subtracted and charged):
+            estimate = subtracted.get(row.estimated_by or "")
+            if estimate is None:
+                size, reason = None, text("the estimate that the equation subtracts is not known")
+            elif estimate:
+                size = max(0, size - estimate)
+                formula = f"max(0, {formula} - {row.estimated_by})"
         items.append(
             NotSubtracted(
                 name=name,
@@ -42,8 +54,8 @@ def items_not_subtracted(
                 how=found.how or row.how,
                 formula=formula,
                 source=found.source or row.source,
-                reason=found.reason,
-                required=row.required or size is not None,
+                reason=reason,
+                required=row.required or found.bytes is not None,
                 # what an estimate has covered already is not known part by part
                 parts=found.parts if size == found.bytes else (),
             )
@@ -51,11 +63,16 @@ def items_not_subtracted(
     return items
 
 
-def fits_request(kv_cache_bytes: int | None, items: list[NotSubtracted]) -> int | None:
-    """Return the equation's result less every item; None where it or a required item is unknown."""
+def fits_request(
+    kv_cache_bytes: int | None, items: list[NotSubtracted], divisor: int = 1
+) -> int | None:
+    """Return the equation's result less every item; None where it or a required item is unknown.
+
+    An equation that divides what is left grants so many times less for each byte subtracted.
+    """
     if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
         return None
-    return kv_cache_bytes - sum(item.bytes or 0 for item in items)
+    return kv_cache_bytes - sum(item.bytes or 0 for item in items) // divisor
 
 
 def at_the_peaks(evidence: Evidence) -> int | None:

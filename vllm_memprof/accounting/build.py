@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.audit import asked_utilization, audit
 from vllm_memprof.accounting.budgets import corrections, fits_request, items_not_subtracted
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
-from vllm_memprof.accounting.model import Budget, Check, Kv, RankReport, Report, RunSummary
+from vllm_memprof.accounting.model import (
+    Budget,
+    Check,
+    Kv,
+    RankReport,
+    Report,
+    RunSummary,
+    Tried,
+)
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.spare import spare
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.loader import ProcessRecord, Run
@@ -36,6 +47,7 @@ class _Rank:
     chosen_by: str | None  # how the equation was chosen
     evidence: Evidence  # with the engine's figures
     kv: Kv
+    tried: list[Tried]
 
 
 def build_report(run: Run) -> Report:
@@ -48,19 +60,15 @@ def build_report(run: Run) -> Report:
     """
     summary = summarise(run)
     workers = workers_by_label(run)
-    equation, chosen_by = equations.select(
-        summary.engine,
-        summary.engine_version,
-        run.forms,
-        summary.device,
-        {name for _, each in workers for name, value in each.figures.items() if value is not None},
-    )
+    equation, chosen_by, tried = _equation(run, summary, [process for _, process in workers])
     ranks = []
-    for label, process in workers:
+    for at, (label, process) in enumerate(workers):
         figures = engine_figures(process, run.source, summary.eager, equation)
         evidence = Evidence(figures, process.phases, summary.simulated)
         kv = _kv(run, process, evidence, summary.engine)
-        rank = _Rank(label, process, summary, equation, chosen_by, evidence, kv)
+        rank = _Rank(
+            label, process, summary, equation, chosen_by, evidence, kv, tried[at] if tried else []
+        )
         ranks.append(_rank_report(run, rank))
     planned = any(process.kv_plan is not None for process in run.processes)
     return Report(
@@ -69,6 +77,30 @@ def build_report(run: Run) -> Report:
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
     )
+
+
+def _equation(
+    run: Run, summary: RunSummary, workers: list[ProcessRecord]
+) -> tuple[equations.Equation | None, str | None, list[list[Tried]]]:
+    """Return the equation of a run, how it was chosen, and per worker of a log what was tried."""
+    known = {name for each in workers for name, value in each.figures.items() if value is not None}
+    engine, release = summary.engine, summary.engine_version
+    found, chosen_by = equations.select(engine, release, run.forms, summary.device, known)
+    if summary.source != "log":
+        return found, chosen_by, []
+    printed = []
+    for each in workers:
+        figures = engine_figures(each, run.source, summary.eager, found)
+        if summary.eager:
+            figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
+        printed.append(Printed(figures, each.figures_half_units))
+    by_total = device_by_total(engine, printed)
+    if by_total is not None and (found is None or found.only is None):
+        special = equations.of_device(by_total, release)
+        if special is not None:
+            found, chosen_by = special, text("its device total, which is that of an Ascend 310P")
+    result = search(engine, found, release, printed)
+    return result.equation, result.chosen_by or chosen_by, result.tried
 
 
 def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None) -> Kv:
@@ -82,12 +114,19 @@ def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None
     span = first_of(process.phases, "kv_cache_alloc")
     if span is not None and span.before is not None and span.after is not None:
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
-    return infer_layout(
-        build_kv(plan, process.identity.rank, allocated),
-        evidence.figure("kv_cache_bytes") if run.source == "log" else None,
-        process.figures_half_units.get("kv_cache_bytes", 0),
-        engine,
-    )
+    printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
+    said = printed if run.source != "log" else None
+    kv = build_kv(plan, process.identity.rank, allocated, said)
+    if run.source != "log" or evidence.figure("kv_cache_bytes") is None:
+        return kv
+    # the engine serves with the tokens of the rank that has the least
+    peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
+    least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
+    if len({each.identity.pp_rank for each in peers}) > 1:
+        return kv  # stages hold other layers
+    granted = engine_figures(least, run.source, False, None)["kv_cache_bytes"]
+    half = least.figures_half_units.get("kv_cache_bytes", 0)
+    return infer_layout(kv, None if granted is None else int(granted), half, engine)
 
 
 def _rank_report(run: Run, rank: _Rank) -> RankReport:
@@ -120,6 +159,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         figures=dict(evidence.figures),
         unread=process.unread,
         half_units=process.figures_half_units,
+        lines=who.lines,
     )
 
 
@@ -145,16 +185,18 @@ def _budget(rank: _Rank) -> Budget:
         requested=figures.get("requested_bytes"),
     )
     if equation is None:
-        return budget
+        return replace(budget, tried=rank.tried)
     result = equations.evaluate(equation, figures, half_units)
     from_log = rank.summary.source == "log"
-    items = []
-    for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms):
-        reason = text("the log does not say") if from_log and item.bytes is None else item.reason
-        tokens = worth_in_tokens(kv, item.bytes)
-        items.append(replace(item, kv_tokens=tokens, reason=reason))
+    unread = text("the log does not say") if from_log else None
+    items = [
+        replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor)))
+        for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms, unread)
+    ]
     granted = result.kv_cache_bytes
-    fitting = None if result.override or not items else fits_request(granted, items)
+    fitting = (
+        None if result.override or not items else fits_request(granted, items, equation.divisor)
+    )
     return replace(
         budget,
         equation=equation.id,
@@ -173,7 +215,20 @@ def _budget(rank: _Rank) -> Budget:
         kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
         fits_request_kv_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
         corrections=corrections(equation, evidence, kv, items) if from_log else [],
+        audit=audit(
+            equation,
+            rank.process.figures,
+            rank.process.phases,
+            rank.summary.source,
+            rank.summary.simulated,
+            asked_utilization(rank.summary.command),
+        ),
+        tried=rank.tried,
     )
+
+
+def _over(size: int | None, divisor: int) -> int | None:
+    return None if size is None else size // divisor
 
 
 def _budget_checks(

@@ -1,6 +1,8 @@
 """Divide the device by owner at one edge.
 
-The rows and ``unaccounted_bytes`` always add up to the device's total.
+The rows and ``unexplained_bytes`` always add up to the device's total. What is left when all else
+is taken off (of a counter, of the process, of the device) is no owner: every such remainder is a
+part of ``unexplained_bytes``. A difference is known as its weakest part is.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from vllm_memprof.accounting.owners import (
 )
 from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Edge, Span
+from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
 from vllm_memprof.units import MIB, minus
 
 _NO_OWNERS = Owners()
+#: What is left of a counter, of the process or of the device when all that is known is taken off.
+REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 
 
 def device_memory(
@@ -30,9 +34,9 @@ def device_memory(
     """Divide the device as one rank saw it at an edge of a phase.
 
     With the runtime's counters every owner outside torch has a row of its own. Without them the
-    context and the communicators are derived, and ``other_non_torch`` is the rest outside torch's
-    segments and the operator workspace. Memory that a simulated device's profile sets is marked
-    modelled.
+    context and the communicators are derived, and the remainder ``other_non_torch`` is the rest
+    outside torch's segments and the operator workspace. Memory that a simulated device's profile
+    sets is marked modelled.
 
     Args:
         span: the phase.
@@ -41,8 +45,9 @@ def device_memory(
         owners: of the process, see ``owners.owners_of``.
 
     Returns:
-        Rows in bytes, None where unknown. ``unaccounted_bytes`` is the total less the known rows,
-        None where the total is unknown. ``parts`` are contained in the rows.
+        Rows in bytes, None where unknown. ``unexplained_bytes`` is the total less the known rows,
+        None where the total is unknown. ``parts`` are contained in the rows, or are the remainders
+        that add up to ``unexplained_bytes``.
     """
     snapshot = edge.snapshot
     at = _Edge(owners, snapshot.t_ns or 0, span.order, edge.side)
@@ -72,11 +77,22 @@ def device_memory(
     )
     rows += _counted(snapshot, at) if owners.counted else _uncounted(snapshot, at)
     rows.append(ComponentRow("free", snapshot.device_free_bytes, MEASURED, "the driver"))
-    rows = [_modelled(row) if simulated else row for row in rows]
+    remainders = [row for row in rows if row.component in REMAINDERS]
+    rows = [row for row in rows if row.component not in REMAINDERS]
     known = sum(row.bytes for row in rows if row.bytes is not None)
     total = snapshot.device_total_bytes
-    parts = [_modelled(row) if simulated else row for row in _parts(snapshot)]
-    return DeviceMemory(rows, None if total is None else total - known, parts)
+    unexplained = None if total is None else total - known
+    named = sum(row.bytes for row in remainders if row.bytes is not None)
+    remainders.append(
+        ComponentRow(
+            "rest", minus(unexplained, named), DERIVED, "device total less all of the rows"
+        )
+    )
+    parts = [replace(row, part_of=UNEXPLAINED) for row in remainders] + _parts(snapshot)
+    if simulated:
+        rows, parts = [_modelled(row) for row in rows], [_modelled(row) for row in parts]
+    how = MODELLED if simulated else weakest([DERIVED, *(row.how for row in remainders)])
+    return DeviceMemory(rows, unexplained, parts, how)
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class _Edge:
 def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     """Return rows from the runtime's counters and the driver's figure of the process."""
     counters = snapshot.components
-    rows = [_context(snapshot, at), *_named_communicators(counter(snapshot, HCCL), at)]
+    rows = [*_context(snapshot, at), *_named_communicators(counter(snapshot, HCCL), at)]
     rows += _application(snapshot, at)
     runtime = counter(snapshot, RUNTIME)
     graph = None if runtime is None else at.graph(runtime)
@@ -117,7 +133,12 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
         ComponentRow("graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture")
     )
     rows.append(
-        ComponentRow("runtime", minus(runtime, graph), MEASURED, f"{RUNTIME} counter, less graph")
+        ComponentRow(
+            "runtime",
+            minus(runtime, graph),
+            DERIVED if graph else MEASURED,
+            f"{RUNTIME} counter, less graph",
+        )
     )
     for name in sorted(counters or ()):
         if name not in (APP, HCCL, RUNTIME):
@@ -131,20 +152,31 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     return rows
 
 
-def _context(snapshot: Snapshot, at: _Edge) -> ComponentRow:
+def _context(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
+    """Return the context as it was first read, and its growth since, which is a remainder.
+
+    The driver's figure of the process less all counters is the context where nothing was allocated
+    yet. What it grows by later is memory that no counter counts.
+    """
     own, counters = snapshot.process_bytes, snapshot.components
     if own is not None and counters is not None:
         size = own - sum(figures["bytes"] for figures in counters.values())
-        return ComponentRow(
-            "context", size, MEASURED, "the driver's figure of this process, less all counters"
-        )
+        first = at.owners.contexts[0][1] if at.owners.contexts else size
+        source = "the driver's figure of this process, less all counters"
+        growth = max(0, size - first)
+        return [
+            ComponentRow("context", size - growth, MEASURED, source),
+            ComponentRow("context_growth", growth, MEASURED, f"{source}, since its first reading"),
+        ]
     carried = None if counters is None else at.owners.context(at.t_ns)
+    if carried is not None and at.owners.contexts:
+        carried = min(carried, at.owners.contexts[0][1])
     source = (
         "as the driver's figure last gave it"
         if at.owners.contexts
         else "non-torch at the first reading"
     )
-    return ComponentRow("context", carried, DERIVED, source)
+    return [ComponentRow("context", carried, DERIVED, source)]
 
 
 def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
@@ -162,7 +194,10 @@ def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
     return [
         *rows,
         ComponentRow(
-            "communicators_unnamed", shares.rest, MEASURED, f"{HCCL} counter, less the named"
+            "communicators_unnamed",
+            shares.rest,
+            weakest([MEASURED, *(row.how for row in rows if row.bytes)]),
+            f"{HCCL} counter, less the named",
         ),
     ]
 
@@ -186,9 +221,11 @@ def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     found = [ComponentRow("atb", atb, DERIVED, "growth in the phase of ATB's first operation")]
     if workspace is None:
         source = f"{APP} counter, less torch and atb: the workspace was not read here"
-        return [*found, ComponentRow("npu_workspace_and_other", beside - atb, MEASURED, source)]
+        how = DERIVED if atb else MEASURED
+        return [*found, ComponentRow("npu_workspace_and_other", beside - atb, how, source)]
     source = f"{APP} counter, less torch, npu_workspace and atb"
-    return [*found, ComponentRow("other", beside - workspace - atb, MEASURED, source)]
+    how = DERIVED if atb else MEASURED
+    return [*found, ComponentRow("other", beside - workspace - atb, how, source)]
 
 
 def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:

@@ -49,6 +49,9 @@ class Term:
     #: Quantities that the term adds up; the last is what the others leave of it, so that the parts
     #: are the term to the byte. Empty: the term is a quantity of its own.
     parts: tuple[str, ...] = ()
+    #: Terms whose sum the figure is: it takes their place where one of them is unknown or is not
+    #: subtracted.
+    stands_for: tuple[str, ...] = ()
 
     def is_subtracted(self, figures: Figures) -> bool:
         said = figures.get(self.subtracted_if) if self.subtracted_if is not None else None
@@ -103,11 +106,18 @@ class Equation:
     from_snapshots: tuple[str, ...] = ()
     #: A term holds what other processes have on the device, although the request is a share of
     #: the whole device. (vllm-ascend#7308)
-    double_counts_neighbours: bool = False
+    subtracts_neighbours: bool = False
+    #: The engine raises at its start where less is free than it requests.
+    #: (vllm/v1/worker/utils.py::request_memory; NPUWorker.init_device, from vllm-ascend 0.15)
+    checks_free: bool = True
 
     @property
     def formula(self) -> str:
-        names = [term.name for term in self.terms if term.subtracted or term.subtracted_if]
+        names = [
+            term.name
+            for term in self.terms
+            if (term.subtracted or term.subtracted_if) and not term.stands_for
+        ]
         asked = "device total x utilization"
         asked = asked if self.request == "float" else f"{self.request}({asked})"
         rest = f"{asked} - ({' + '.join(names)})"
@@ -191,6 +201,8 @@ _E2 = Equation(
         "profile_after_free_bytes",
         "profile_after_allocated_bytes",
     ),
+    subtracts_neighbours=True,
+    checks_free=False,
 )
 _E3 = Equation(
     id="E3",
@@ -202,7 +214,7 @@ _E3 = Equation(
     override=None,
     not_subtracted=("persistent_torch", "reserved_not_allocated", "graph", "late_non_torch"),
     from_snapshots=("profile_end_non_torch_bytes",),
-    double_counts_neighbours=True,
+    subtracts_neighbours=True,
 )
 #: The graph pool is measured after this equation has run and enters only a suggestion in the log.
 #: 0.18 ignores --kv-cache-memory-bytes; 0.19 and later return it after a profile run whose figures
@@ -262,6 +274,7 @@ EQUATIONS: tuple[Equation, ...] = (
         override=None,
         not_subtracted=("initial_non_torch", "graph", "late_non_torch"),
         from_snapshots=("profile_end_free_bytes",),
+        checks_free=False,
     ),
     _E2,
     replace(
@@ -311,6 +324,7 @@ EQUATIONS: tuple[Equation, ...] = (
         override=None,
         not_subtracted=_RELATIVE_LEAVES_OUT,
         only="V0",
+        checks_free=False,
     ),
     Equation(
         id="CPU",
@@ -375,6 +389,12 @@ EQUATIONS: tuple[Equation, ...] = (
                 parts=("peak_activation",),
             ),
             _ESTIMATE_ON,
+            Term(
+                "printed_peak",
+                "printed_peak_activation_bytes",
+                parts=("peak_activation", "graph_estimate"),
+                stands_for=("transient_headroom", "graph_estimate"),
+            ),
             _MM_IPC,
             _GRAPH,
         ),
@@ -387,8 +407,8 @@ EQUATIONS: tuple[Equation, ...] = (
 def form_of(equation_id: str | None) -> Equation | None:
     """Return the newest row of an equation's id, for what all of its rows have in common.
 
-    Its divisor, the parts of its terms, and whether it counts neighbours twice are the same in all
-    rows of an id.
+    Its divisor, the parts of its terms, whether it subtracts other processes' memory, and whether
+    the engine checks what is free are the same in all rows of an id.
     """
     return next((row for row in reversed(EQUATIONS) if row.id == equation_id), None)
 
@@ -397,6 +417,15 @@ def divisor_of(equation_id: str | None) -> int:
     """Return what an equation divides its result by; 1 where the equation is unknown."""
     row = form_of(equation_id)
     return 1 if row is None else row.divisor
+
+
+def ignoring_fixed_size(equation_id: str | None) -> str:
+    """Return the releases that have an equation and ignore --kv-cache-memory-bytes, "" for none."""
+    return "; ".join(
+        f"{row.engine} {row.read_in}"
+        for row in EQUATIONS
+        if row.id == equation_id and row.override is None
+    )
 
 
 @dataclass(frozen=True)
@@ -457,6 +486,24 @@ def select(
     return (plain[0], f"{engine} {version}") if plain else (None, None)
 
 
+def of_device(device: str, version: str | None) -> Equation | None:
+    """Return the row of a chip that has an equation of its own, None where a release has none.
+
+    Args:
+        device: name of the chip.
+        version: of the engine, None where it is not known.
+    """
+    rows = [row for row in EQUATIONS if row.only is not None and _named(row.only, device)]
+    if version is None:
+        return rows[-1] if rows else None
+    try:
+        release = Version(version)
+    except InvalidVersion:
+        return None
+    fitting = (r for r in rows if SpecifierSet(r.versions).contains(release, prereleases=True))
+    return next(fitting, None)
+
+
 def _named(beginning: str, device: str | None) -> bool:
     return device is not None and device.lower().startswith(beginning.lower())
 
@@ -469,6 +516,7 @@ def _unfilled(row: Equation, known: Collection[str]) -> list[str]:
         for term in row.terms
         if term.subtracted
         and not term.optional
+        and not term.stands_for
         and term.figure not in names
         and not (term.plus and names.issuperset((*term.plus, *term.minus)))
     ]
@@ -503,9 +551,7 @@ def evaluate(
     """
     half_units = half_units or {}
     asked = requested(equation, figures)
-    present = [
-        term for term in equation.terms if not (term.optional and term.value(figures) is None)
-    ]
+    present = _terms_for(equation, figures)
     terms = [
         TermRow(
             term.name,
@@ -529,6 +575,26 @@ def evaluate(
         budget = budget // equation.divisor
     result = int(budget)
     return Evaluation(asked, terms, max(0, result) if equation.floor_zero else result, tolerance)
+
+
+def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
+    """Return the terms that a set of figures fills: a printed sum where its parts are unknown."""
+    apart = {term.name: term for term in equation.terms}
+    left_out: set[str] = set()
+    for joint in (term for term in equation.terms if term.stands_for):
+        parts = [apart[name] for name in joint.stands_for]
+        told_apart = all(
+            part.is_subtracted(figures) and part.value(figures) is not None for part in parts
+        )
+        if told_apart or joint.value(figures) is None:
+            left_out.add(joint.name)
+        else:
+            left_out.update(joint.stands_for)
+    return [
+        term
+        for term in equation.terms
+        if term.name not in left_out and not (term.optional and term.value(figures) is None)
+    ]
 
 
 def _requested_half_unit(figures: Figures, half_units: Mapping[str, int]) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.spans import AFTER, BEFORE, DeviceMemory, Span
-
-UNACCOUNTED = "unaccounted"
+from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory, Span
+from vllm_memprof.units import minus, sum_or_none
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,8 @@ class Growth:
     owners: dict[str, int | None] = field(
         default_factory=dict
     )  # bytes, signed; None where an edge was not read
+    #: The same of the remainders that are the owner ``unexplained``.
+    remainders: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -40,11 +41,12 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
             None if (edge := row.edge(side)) is None else edge.owners for side in (BEFORE, AFTER)
         )
         if row.depth == 0 and previous is not None and before is not None:
-            between = difference(previous[1], before)
+            between, rest = difference(previous[1], before), remainders(previous[1], before)
             if any(between.values()):
-                found.append(Growth(_name(row), row.order, 0, previous[0], between))
+                found.append(Growth(_name(row), row.order, 0, previous[0], between, rest))
         if before is not None and after is not None:
-            found.append(Growth(_name(row), row.order, row.depth, None, difference(before, after)))
+            grown, rest = difference(before, after), remainders(before, after)
+            found.append(Growth(_name(row), row.order, row.depth, None, grown, rest))
         if row.depth == 0 and after is not None:
             previous = _name(row), after
     return found
@@ -61,10 +63,22 @@ def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | Non
     Where neither moment was read as far as the total, nothing is known of any owner.
     """
     low, high = ({row.component: row.bytes for row in memory.rows} for memory in (before, after))
-    low[UNACCOUNTED], high[UNACCOUNTED] = before.unaccounted_bytes, after.unaccounted_bytes
-    grown: dict[str, int | None] = {}
-    for name in dict.fromkeys([*low, *high]):
-        old, new = low.get(name), high.get(name)
-        if name != "free":
-            grown[name] = None if old is None or new is None else new - old
-    return grown
+    low[UNEXPLAINED], high[UNEXPLAINED] = before.unexplained_bytes, after.unexplained_bytes
+    if low[UNEXPLAINED] is None or high[UNEXPLAINED] is None:  # the total is unknown, as in a log
+        low[UNEXPLAINED], high[UNEXPLAINED] = (
+            sum_or_none([row.bytes for row in memory.remainders() if row.component != "rest"])
+            for memory in (before, after)
+        )
+    return {name: size for name, size in _less(low, high).items() if name != "free"}
+
+
+def remainders(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:
+    """After minus before of each remainder; None where either is unknown."""
+    low, high = (
+        {row.component: row.bytes for row in memory.remainders()} for memory in (before, after)
+    )
+    return _less(low, high)
+
+
+def _less(low: dict[str, int | None], high: dict[str, int | None]) -> dict[str, int | None]:
+    return {name: minus(high.get(name), low.get(name)) for name in dict.fromkeys([*low, *high])}

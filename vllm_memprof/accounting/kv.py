@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.text import text
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
 #: as much each. (vllm-ascend 0.23.0, vllm_ascend/worker/model_runner_v1.py::
@@ -18,7 +20,10 @@ ALLOCATED = "allocated for the KV cache = planned bytes, within 1%"
 
 
 def build_kv(
-    plan: dict[str, Any] | None, worker_index: int | None, allocated_bytes: int | None
+    plan: dict[str, Any] | None,
+    worker_index: int | None,
+    allocated_bytes: int | None,
+    printed: Mapping[str, int | float] | None = None,
 ) -> Kv:
     """One rank's share of the engine's KV plan, with its cross-checks.
 
@@ -26,6 +31,8 @@ def build_kv(
         plan: the ``kv_plan`` event of the rank's engine core, None where there was none.
         worker_index: position of the rank in the plan's per-worker lists.
         allocated_bytes: growth of allocated memory while the KV cache was allocated.
+        printed: the same figures as the engine printed them; None where they are the plan, as of a
+            log.
     """
     if plan is None:
         return Kv()
@@ -66,22 +73,29 @@ def build_kv(
     )
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
     checks = _checks(kv, limits, allocated_bytes, padding if plan.get("kv_transfer") else 0)
+    if printed is not None:
+        checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
 
 
-#: Tokens per block that an engine takes by default; a log does not print it.
-_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128, "vllm": 16}
-#: Bytes per token are layers x heads x head size x bytes per number: a multiple of this for every
-#: known model.
-_BYTES_PER_TOKEN_STEP = 512
+#: Tokens per block that an engine takes by default; a log does not print it. vLLM's own default is
+#: 16, but attention backends and platform plugins set others, up to 128.
+_DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128}
+_LARGEST_BLOCK = 128
+#: Bytes per token and layer: keys and values of the heads of a rank, with head sizes from 64 on and
+#: two bytes per number or one, or the 576 numbers of latent attention (MLA): multiples of this.
+#: Layouts with scales or an index beside them (656 and 132 bytes of DeepSeek in fp8) are none.
+_BYTES_PER_TOKEN_STEP = 64
 
 
 def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine: str | None) -> Kv:
-    """Infer blocks and bytes per block of a plan of which a log prints the tokens alone.
+    """Infer blocks and bytes per token of a plan of which a log prints the tokens alone.
 
-    The size of the KV cache over its tokens leaves a narrow range for the bytes per token. The
-    layout counts as known only where a single multiple of 512 bytes lies in it, and where every
-    layer grows with the length of a request. The result is marked derived.
+    The size of the KV cache over its tokens leaves a range for the bytes per token. A value counts
+    as known where the range holds a single multiple of 64 bytes; the range is kept either way.
+    Nothing is inferred where a layer does not grow with the length of a request. The result is
+    marked derived. The engine's default stands for a block size that is not printed; where it has
+    none, blocks stay unknown.
     """
     overridden = kv.override_blocks is not None or is_overridden_by_an_unknown(kv)
     if kv.blocks is not None and not overridden:
@@ -89,28 +103,35 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
     if not kv.tokens or not granted_bytes or is_hybrid(kv):
         return kv
     block_size = kv.block_size or _DEFAULT_BLOCK_SIZE.get(engine or "")
-    if block_size is None or kv.tokens % block_size:
+    if block_size is not None and kv.tokens % block_size:
         return kv
     tokens = kv.tokens  # what the granted memory holds: an override serves another number
     if overridden:
-        if not kv.fitting_blocks:
+        if not kv.fitting_blocks or block_size is None:
             return kv
         tokens = kv.fitting_blocks * block_size
-    low = (granted_bytes - half_unit_bytes) / (tokens + block_size)
-    high = (granted_bytes + half_unit_bytes) / tokens
-    first = math.floor(low / _BYTES_PER_TOKEN_STEP) + 1
-    last = math.floor(high / _BYTES_PER_TOKEN_STEP)
-    if first != last:
-        return kv
-    per_token = first * _BYTES_PER_TOKEN_STEP
-    return replace(
+    # the granted memory holds these blocks and less than one more
+    one_more = block_size or math.gcd(tokens, _LARGEST_BLOCK)
+    low = math.floor((granted_bytes - half_unit_bytes) / (tokens + one_more)) + 1
+    high = math.floor((granted_bytes + half_unit_bytes) / tokens)
+    last = high // _BYTES_PER_TOKEN_STEP
+    single = last > 0 and last == -(-low // _BYTES_PER_TOKEN_STEP)
+    per_token = last * _BYTES_PER_TOKEN_STEP if single else None
+    found = replace(
         kv,
-        block_size=block_size,
-        blocks=kv.tokens // block_size,
         bytes_per_token=per_token,
-        bytes_per_block=per_token * block_size,
-        override_blocks=kv.tokens // block_size if overridden else None,
+        bytes_per_token_limits=[low, high] if 0 < low <= high else None,
         derived=True,
+    )
+    if block_size is None:
+        return found
+    return replace(
+        found,
+        block_size=block_size,
+        default_block_size=kv.block_size is None,
+        blocks=kv.tokens // block_size,
+        bytes_per_block=None if per_token is None else per_token * block_size,
+        override_blocks=kv.tokens // block_size if overridden else None,
     )
 
 
@@ -176,7 +197,7 @@ def tokens_for_blocks(kv: Kv, blocks: int) -> int | None:
             return None
         return blocks // kv.group_count * kv.block_size * kv.context_parallel
     per_request = blocks_per_request(kv)
-    if per_request is None or kv.max_model_len is None:
+    if not per_request or kv.max_model_len is None:
         return None
     return int(blocks / per_request * kv.max_model_len)
 
@@ -248,9 +269,6 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
 
 
 def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: int) -> list[Check]:
-    product = (
-        None if kv.blocks is None or kv.bytes_per_block is None else kv.blocks * kv.bytes_per_block
-    )
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
     if pages and None not in pages:
@@ -258,7 +276,13 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
             replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)
         ]
         per_block = _bytes_per_block(replaced, None, None, kv.group_count)
-    checks = [_equal("blocks x bytes per block = planned bytes", product, kv.planned_bytes)]
+    if kv.planned_bytes is None:
+        name = "bytes per block = those of its layers, by their types"
+        checks = [_equal(name, per_block, kv.bytes_per_block)]
+    else:
+        product = None if kv.blocks is None or per_block is None else kv.blocks * per_block
+        name = "planned bytes = blocks x bytes per block of their layers, by type"
+        checks = [_equal(name, product, kv.planned_bytes)]
     if kv.override_blocks is None:
         fits = kv.planned_bytes is not None and kv.available_bytes is not None
         within = (kv.planned_bytes or 0) <= (kv.available_bytes or 0) if fits else None
@@ -276,9 +300,6 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
         checks.append(_equal("blocks = --num-gpu-blocks-override", kv.override_blocks, kv.blocks))
     checks += [
         _equal(
-            "bytes per block = those of its layers, by their types", per_block, kv.bytes_per_block
-        ),
-        _equal(
             "blocks of a request of max_model_len, by its layers",
             _request_blocks(kv, limits),
             blocks_per_request(kv),
@@ -289,6 +310,46 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
         _allocated(kv.planned_bytes, allocated_bytes, padding_bytes),
     ]
     return checks
+
+
+def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
+    """Compare the recorded plan with what the engine printed of it into its log.
+
+    The concurrency is printed with two digits and compared in hundredths.
+    """
+
+    def hundredths(value: float | None) -> int | None:
+        return None if value is None else round(float(f"{value:.2f}") * 100)
+
+    if not printed:
+        return [Check(text("tokens and concurrency as the engine printed them"), None, None, None)]
+    found: dict[str, tuple[str, int | None, int | None]] = {
+        "tokens": (
+            text("tokens as the engine printed them"),
+            kv.tokens,
+            _integer(printed.get("tokens")),
+        ),
+        "max_concurrency": (
+            text("max concurrency as the engine printed it, in hundredths"),
+            hundredths(kv.max_concurrency),
+            hundredths(printed.get("max_concurrency")),
+        ),
+        "max_model_len": (
+            text("max_model_len as the engine printed it"),
+            kv.max_model_len,
+            _integer(printed.get("max_model_len")),
+        ),
+        "blocks": (
+            text("blocks as the engine printed them"),
+            kv.blocks,
+            _integer(printed.get("blocks")),
+        ),
+    }
+    return [
+        _equal(title, recorded, said)
+        for name, (title, recorded, said) in found.items()
+        if name in printed
+    ]
 
 
 def _request_blocks(kv: Kv, limits: Limits) -> int | None:

@@ -85,6 +85,38 @@ class Check:
 
 
 @dataclass(frozen=True)
+class AuditRow:
+    """A figure of the engine, and memprof's own reading of the same memory beside it; bytes."""
+
+    term: str  # of the equation, or a figure of ``record.schema.FIGURES`` without its unit
+    engine_bytes: int | None
+    own_bytes: int | None  # from memprof's snapshots alone; None: no independent reading
+    tolerance_bytes: int | None  # what may lie between both moments
+    how: How | None  # of own_bytes
+    source: str | None  # the edges that memprof read it at
+    between: str | None  # what lies between memprof's reading and the engine's
+    reason: str | None = None  # why a figure is None, or why the row decides nothing
+    #: The device moved between the readings that enclose the engine's: no verdict.
+    undecided: bool = False
+
+    @property
+    @computed
+    def difference_bytes(self) -> int | None:
+        """The engine's figure less memprof's reading."""
+        if self.engine_bytes is None or self.own_bytes is None:
+            return None
+        return self.engine_bytes - self.own_bytes
+
+    @property
+    @computed
+    def agrees(self) -> bool | None:
+        """None: nothing to compare, or no verdict."""
+        if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
+            return None
+        return abs(self.difference_bytes) <= self.tolerance_bytes
+
+
+@dataclass(frozen=True)
 class ItemPart:
     """A part of an item; with the others it adds up to the item."""
 
@@ -125,6 +157,35 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """An equation of the engine with a log's figures in it, where the release's own is off."""
+
+    equation: str
+    releases: str  # that have it, as a specifier of PEP 440
+    kv_cache_bytes: int | None  # by the equation; None: a figure is not in the log
+    residual_bytes: int | None  # the granted KV cache less that
+    tolerance_bytes: int  # rounding of the printed figures
+    given: bool = False  # that of the release, or of the form of the lines
+    missing: str | None = None  # the only term that is not in the log
+    missing_bytes: int | None = None  # what the granted KV cache leaves for it
+    missing_tolerance_bytes: int = 0
+
+    @property
+    @computed
+    def closes(self) -> bool | None:
+        """Whether it gives the granted KV cache, within rounding; None: it cannot be computed."""
+        if self.residual_bytes is None:
+            return None
+        return abs(self.residual_bytes) <= self.tolerance_bytes
+
+    @property
+    def leaves_less_than_nothing(self) -> bool:
+        """The granted KV cache is larger than the equation allows, whatever the missing term is."""
+        size = self.missing_bytes
+        return size is not None and size < -self.missing_tolerance_bytes
+
+
+@dataclass(frozen=True)
 class Budget:
     """The engine's equation, recomputed, and the honest figure beside it."""
 
@@ -149,6 +210,10 @@ class Budget:
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_kv_tokens: int | None = None
     corrections: list[Correction] = field(default_factory=list)  # from logs
+    #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
+    audit: list[AuditRow] = field(default_factory=list)
+    #: Of a log whose release's equation does not close: what every equation of the engine gives.
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     @computed
@@ -229,6 +294,8 @@ class Kv:
     groups: list[KvGroup] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     derived: bool = False  # blocks and bytes per block follow from a log's tokens and GiB
+    default_block_size: bool = False  # the block size is the engine's default, not printed
+    bytes_per_token_limits: list[int] | None = None  # [least, most] by a log's rounding
     override_blocks: int | None = (
         None  # --num-gpu-blocks-override: blocks that replaced those of the budget
     )
@@ -254,6 +321,15 @@ class Oom:
     fragmentation_bytes: int | None  # reserved memory that no tensor held
     other_bytes: int | None  # device memory that was not this allocator's
     components: dict[str, dict[str, int]] | None  # runtime module -> {"bytes", "peak_bytes"}
+    process_bytes: int | None = None  # of the device, as the message says: torch and the rest
+    process_non_torch_bytes: int | None = None  # of it, not reserved by the allocator
+    other_processes_bytes: int | None = None  # total - free - process_bytes
+    graph_pools_bytes: int | None = None  # allocated in private pools
+    #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
+    asked_by: Annotated[str | None, Allowed(("npu_workspace", "runtime"))] = None
+    phase: str | None = None  # the innermost phase that was under way, where it is known
+    #: Of a log without a phase: the last phase whose lines come before the message.
+    last_phase: str | None = None
 
 
 @dataclass(frozen=True)
@@ -292,6 +368,9 @@ class RankReport:
     half_units: dict[str, int] = field(
         default_factory=dict
     )  # of figures that a log prints, bytes: half a last digit
+    lines: tuple[int, int] | None = (
+        None  # of a log, the first and the last of a worker that nothing names
+    )
 
     @property
     @computed

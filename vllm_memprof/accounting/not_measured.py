@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
 from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.text import text
 
 #: Phases that every start-up passes.
 REQUIRED_PHASES = (
@@ -34,7 +35,7 @@ def not_measured(
     if summary.source == "log":
         seen = {span.phase for _, process in workers for span in process.phases}
         absent = [phase for phase in REQUIRED_PHASES if phase not in seen]
-        return [NotMeasured(phase, "not in the log") for phase in absent]
+        return [NotMeasured(phase, text("no snapshot of memory in the log")) for phase in absent]
     rows: list[NotMeasured] = []
     for phase in REQUIRED_PHASES:
         reasons: dict[str, list[str]] = {}

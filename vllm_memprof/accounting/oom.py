@@ -8,7 +8,7 @@ from vllm_memprof.accounting.model import Oom
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.oom_files import Counters
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import first_of
+from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.units import minus
 
 
@@ -35,6 +35,14 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
     free = told("free_bytes", told("device_free_bytes", snapshot.device_free_bytes))
     if free is None:
         free = minus(minus(total, reserved), span.integer("non_torch_bytes"))
+    process_bytes = span.integer("process_bytes")
+    used = minus(total, free)
+    asked_by = None
+    if span.detail.get("npu_workspace"):
+        asked_by = "npu_workspace"
+    elif span.detail.get("outside_torch"):
+        asked_by = "runtime"
+    around = [each.phase for each in ancestors(process.phases, span)]
     # where only the peak of allocated memory is known, at least this much of the segments was free
     held = told("allocated_peak_bytes") if allocated is None else allocated
     index = process.identity.device_index
@@ -47,7 +55,14 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         active_bytes=told("active_bytes"),
         device=span.string("device"),
         fragmentation_bytes=minus(reserved, held),
-        other_bytes=minus(minus(total, free), reserved),
+        other_bytes=minus(used, reserved),
+        process_bytes=process_bytes,
+        process_non_torch_bytes=minus(process_bytes, reserved),
+        other_processes_bytes=minus(used, process_bytes),
+        graph_pools_bytes=span.integer("graph_pools_bytes"),
+        asked_by=asked_by,
+        phase=around[0] if around else span.string("phase"),
+        last_phase=span.string("last_stage"),
         # the csv of torch_npu is rounded
         components=counters.get(-1 if index is None else index)
         if snapshot.components is None

@@ -29,7 +29,7 @@ CONTEXT_CEILING_BYTES = 1 * GIB
 #: Rows of a divided device that are torch's segments; and all that no profile of a simulated
 #: device sets.
 TORCH_ROWS = ("allocated", "reserved_not_allocated", "unmapped")
-NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools", "free")
+NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools")
 #: Figures of a KV cache -> their titles, in the order of the reports.
 KV_TITLES: dict[str, Text] = {
     "tokens": text("KV cache tokens"),
@@ -97,8 +97,10 @@ class Quantity:
     source: Text = _ENGINES_FIGURE  # the moment or the file it was read at
     unknown: Text = _NOT_RECORDED  # the reason where bytes is None
     required: bool = True  # False: a run that lacks it has nothing of the kind
-    #: A term that holds a part of it, where an equation subtracts that term.
+    #: A term that holds a part of it, where an equation subtracts that term; and one that holds
+    #: that term besides others.
     estimated_by: str | None = None
+    estimated_within: str | None = None
 
     def reading(self, evidence: Evidence) -> Reading:
         """Read the quantity, every field filled in."""
@@ -420,6 +422,7 @@ _ROWS = (
         unknown=text("no graph was captured in this run"),
         required=False,
         estimated_by="graph_estimate",
+        estimated_within="printed_peak",
     ),
     Quantity(
         "late_non_torch",
@@ -440,6 +443,7 @@ _ROWS = (
     Quantity("cleared", text("cleared by empty_cache"), device_wide=True),
     Quantity("consumed", text("consumed"), device_wide=True),
     Quantity("transient_headroom", text("transient headroom")),
+    Quantity("printed_peak", text("peak activation, as printed")),
     # --- from the sum of the terms to the KV cache
     Quantity("equation", text("the equation of a run, and so all of its terms")),
     Quantity("fixed_size", text("fixed size instead of the equation")),

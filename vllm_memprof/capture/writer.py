@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
-from vllm_memprof.redact import redact_command
+from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in
 #: use -> name.
@@ -88,7 +88,10 @@ class EventWriter:
 
     def _write(self, event: Mapping[str, object]) -> None:
         assert self._fd is not None
-        os.write(self._fd, (json.dumps(event, separators=(",", ":"), default=str) + "\n").encode())
+        line = json.dumps(event, separators=(",", ":"), default=str)
+        if may_hold_secret(line):  # an exception's message may quote an argument
+            line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
+        os.write(self._fd, f"{line}\n".encode())
 
 
 def _process_event(role: str) -> dict[str, object]:

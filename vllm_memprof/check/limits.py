@@ -50,6 +50,8 @@ class Figure:
     per_rank: bool = True  # False: one figure per group of ranks, the largest less the smallest
     device_wide: bool = False  # modelled where the device is simulated
     varies_bytes: int = 0  # from start to start; a proposed limit leaves at least so much room
+    #: Of a rank: why it is not known there; None: for a reason that all figures share.
+    why_unknown: Callable[[RankReport], Text | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,34 @@ def _granted(rank: RankReport, simulated: bool) -> int | None:
     return rank.budget.engine_kv_cache_bytes
 
 
-def _unaccounted(rank: RankReport, simulated: bool) -> int | None:
-    """Return the largest remainder of all edges, without its sign."""
+def _unexplained(rank: RankReport, simulated: bool) -> int | None:
+    """Return the largest remainder of all edges, without its sign.
+
+    None where the runtime's counters were not read: a remainder without them may be anybody's.
+    """
     memories = [edge.owners for _, edge in edges_of(rank.phases) if edge.owners is not None]
-    sizes = [memory.unaccounted_bytes for memory in memories]
+    if _only_remainder(rank) is not None:
+        return None
+    sizes = [memory.unexplained_bytes for memory in memories]
     return max((abs(size) for size in sizes if size is not None), default=None)
+
+
+def _only_remainder(rank: RankReport) -> Text | None:
+    """Return why what is unexplained cannot be told; None where the owners were read."""
+    divided = [
+        edge.owners
+        for _, edge in edges_of(rank.phases)
+        if edge.owners is not None and edge.owners.unexplained_bytes is not None
+    ]
+    undivided = [
+        part
+        for memory in divided
+        for part in memory.remainders()
+        if part.component == "other_non_torch"
+    ]
+    if not undivided:
+        return None
+    return text("only the remainder is known: the runtime's counters were not read")
 
 
 def _spare(rank: RankReport, simulated: bool) -> int | None:
@@ -152,13 +177,14 @@ FIGURES: dict[str, Figure] = {
         ),
         of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=_VARIES),
         Figure(
-            "unaccounted",
-            text("unaccounted, the most at any moment"),
+            "unexplained",
+            text("unexplained, the most at any moment"),
             BYTES,
-            _unaccounted,
+            _unexplained,
             "profile_run",
             device_wide=True,
             varies_bytes=_VARIES,
+            why_unknown=_only_remainder,
         ),
         Figure(
             "headroom",
@@ -190,7 +216,7 @@ KEYS: tuple[Key, ...] = (
     Key(BUDGET, "max_peak_activation", "peak_activation", AT_MOST),
     Key(BUDGET, "max_non_torch", "non_torch", AT_MOST),
     Key(BUDGET, "max_graph", "graph", AT_MOST),
-    Key(BUDGET, "max_unaccounted", "unaccounted", AT_MOST),
+    Key(BUDGET, "max_unexplained", "unexplained", AT_MOST),
     Key(BUDGET, "min_headroom", "headroom", AT_LEAST),
     Key(BUDGET, "max_rank_skew", "rank_skew", AT_MOST, OF_LARGEST),
     Key(REGRESSION, "max_kv_cache_drop", "kv_cache", AT_LEAST, OF_BASELINE),
@@ -236,6 +262,8 @@ def read_figure(report: Report, figure: Figure) -> list[Reading]:
 def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> Text:
     if report.run.source == "log":
         return text("the log does not print it")
+    if figure.why_unknown is not None and (reason := figure.why_unknown(rank)) is not None:
+        return reason
     for row in report.not_measured:
         if row.phase == figure.phase and (row.labels is None or rank.label in row.labels):
             return text("{phase}: {reason}", phase=row.phase, reason=row.reason)
@@ -243,9 +271,9 @@ def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> Text:
         return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
     if figure.name in QUANTITIES:
         evidence = Evidence(rank.figures, rank.phases, report.run.simulated)
-        reason = QUANTITIES[figure.name].reading(evidence).reason
-        if reason is not None:
-            return reason
+        unread = QUANTITIES[figure.name].reading(evidence).reason
+        if unread is not None:
+            return unread
     return text("no record of it, run {status}", status=report.run.status)
 
 

@@ -50,6 +50,12 @@ Quiet = Annotated[
     bool,
     typer.Option("-q", "--quiet", help="Plain lines instead of the live view; no engine output."),
 ]
+KeepSecrets = Annotated[
+    bool,
+    typer.Option(
+        "--keep-secrets", help="Leave keys, tokens and passwords in engine.log as printed."
+    ),
+]
 Timeout = Annotated[
     float,
     typer.Option("--startup-timeout", metavar="S", help="Seconds until the engine must be ready."),
@@ -91,6 +97,7 @@ def request(
     python: str | None,
     stack: str | None,
     quiet: bool,
+    keep_secrets: bool,
     **own: Any,
 ) -> LaunchRequest:
     """Return what was asked of a command that starts an engine.
@@ -115,6 +122,7 @@ def request(
         python=python,
         stack=stack,
         quiet=quiet,
+        keep_secrets=keep_secrets,
         typed=["memprof", *sys.argv[1:]],
         **own,
     )

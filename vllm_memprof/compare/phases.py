@@ -7,7 +7,7 @@ from math import fsum
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import AFTER, DeviceMemory, Span, device_after
+from vllm_memprof.record.spans import AFTER, UNEXPLAINED, DeviceMemory, Span, device_after
 
 #: Snapshot fields that are compared after each phase.
 FIELDS = (
@@ -103,7 +103,7 @@ def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
 def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
     """Return owners after the phases that both ranks reached.
 
-    The remainder is the owner ``unaccounted``, so that each phase adds up.
+    All remainders are the owner ``unexplained``, so that each phase adds up.
     """
     found = []
     for phases in _AFTER_PHASES:
@@ -121,4 +121,4 @@ def owner_diffs(a: RankReport, b: RankReport) -> list[OwnerDiff]:
 
 def _by_owner(memory: DeviceMemory) -> dict[str, int | None]:
     found: dict[str, int | None] = {row.component: row.bytes for row in memory.rows}
-    return {**found, "unaccounted": memory.unaccounted_bytes}
+    return {**found, UNEXPLAINED: memory.unexplained_bytes}

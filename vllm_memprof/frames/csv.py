@@ -5,11 +5,13 @@ part_of. ``seconds`` counts from the start of the run; ``bytes`` is an integer, 
 the figure is unknown. The kinds of rows:
 
 - ``owner``: of device memory at an edge of a phase. All owners of one (label, order, edge) add up
-  to the device's total, the row ``unaccounted`` included.
+  to the device's total, the row ``unexplained`` included.
 - ``part``: held by the owners that ``part_of`` names, so it is not added to them.
 - ``reading``: a field of the snapshot that the owners were made of.
 - ``budget``, ``term``, ``not_subtracted``: figures of the rank's KV-cache equation, its terms, and
   what it does not subtract; phase, order and edge are empty.
+- ``audit``, ``audit_difference``: memprof's reading of a figure of the engine, and the engine's
+  figure less it.
 """
 
 from __future__ import annotations
@@ -61,9 +63,12 @@ def report_csv(*reports: Report) -> Iterator[str]:
 
 
 def _tables(report: Report, ranks: Sequence[tables.RankSource]) -> Iterator[pd.DataFrame]:
-    """Yield the rows of some ranks: equation, then owners and their parts, then readings."""
+    """Yield the rows of some ranks: equation, audit, then owners and their parts, then readings."""
     budget = tables.budget(ranks).rename(columns={"name": "component"})
     yield budget
+    audited = tables.audit(ranks).rename(columns={"term": "component"})
+    yield audited.assign(kind="audit", bytes=audited["own_bytes"])
+    yield audited.assign(kind="audit_difference", bytes=audited["difference_bytes"])
     owners = tables.device_memory(ranks).rename(columns={"time_s": "seconds"})
     owners["kind"] = owners["part_of"].isna().map({True: "owner", False: "part"})
     yield owners

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.model import (
     Report,
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
-from vllm_memprof.record.spans import Edge
+from vllm_memprof.record.spans import UNEXPLAINED, Edge
 from vllm_memprof.units import minus
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ PHASE_FIELDS = (
     "npu_workspace",
     "device_free",
 )
-#: Readings of non-torch memory, which the profile of a simulated device sets.
-_NON_TORCH = {
+#: Readings of the device, in which the profile of a simulated one has a part.
+_DEVICE_WIDE = {
+    "device_free_bytes": MEASURED,
     "npu_workspace_bytes": MEASURED,
     "non_torch_bytes": DERIVED,
     "process_bytes": MEASURED,
@@ -154,7 +155,7 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
     Columns after ``WHO``: phase (string), order (Int64), edge (string), time_s (Float64), component
     (string), bytes (Int64), how (string: measured, derived, modelled), source (string, what it was
     read from), part_of (string). Rows whose part_of is <NA> add up to the total of the device at
-    that edge, the row ``unaccounted`` included; the others are parts of the row that they name.
+    that edge, the row ``unexplained`` included; the others are parts of the row that they name.
     """
     columns = {
         "phase": "string",
@@ -176,8 +177,8 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
                 at = (span.phase, span.order, edge.side, source.seconds(edge))
                 for row in (*edge.owners.rows, *edge.owners.parts):
                     yield (*at, row.component, row.bytes, row.how, row.source, row.part_of)
-                rest = edge.owners.unaccounted_bytes
-                yield (*at, "unaccounted", rest, DERIVED, "total less the other owners", None)
+                rest, how = edge.owners.unexplained_bytes, edge.owners.unexplained_how
+                yield (*at, UNEXPLAINED, rest, how, "every remainder together", None)
 
     return _make(ranks, columns, rows)
 
@@ -219,6 +220,33 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
             yield ("term", term.name, term.bytes, term.half_unit_bytes, term.subtracted, None, None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
+
+    return _make(ranks, columns, rows)
+
+
+def audit(ranks: Iterable[RankSource]) -> pd.DataFrame:
+    """Return one row per rank and audited figure of the engine.
+
+    Columns after ``WHO``: term (string, of the equation, or another figure of the engine),
+    engine_bytes, own_bytes (memprof's reading of the same memory), difference_bytes (engine less
+    own), tolerance_bytes (Int64), agrees (boolean, <NA> where nothing is compared), how, source
+    (string, of own_bytes), reason (string, why a figure is <NA>).
+    """
+    columns = {
+        "term": "string",
+        "engine_bytes": "Int64",
+        "own_bytes": "Int64",
+        "difference_bytes": "Int64",
+        "tolerance_bytes": "Int64",
+        "agrees": "boolean",
+        "how": "string",
+        "source": "string",
+        "reason": "string",
+    }
+
+    def rows(source: RankSource) -> Iterator[Row]:
+        for row in source.rank.budget.audit:
+            yield tuple(getattr(row, name) for name in columns)
 
     return _make(ranks, columns, rows)
 
@@ -316,6 +344,6 @@ def findings(reports: Iterable[Report]) -> pd.DataFrame:
 
 def reading_how(name: str, simulated: bool) -> str:
     """Return how a field of a snapshot is known: measured, derived, or modelled."""
-    if name not in _NON_TORCH:
+    if name not in _DEVICE_WIDE:
         return MEASURED
-    return MODELLED if simulated else _NON_TORCH[name]
+    return MODELLED if simulated else _DEVICE_WIDE[name]

@@ -2,7 +2,7 @@
 
 The builders are pure functions. ``EngineProcess`` starts the engine in a session of its own, so
 that a Ctrl-C in memprof's terminal reaches it once, through memprof, and copies what it prints to
-``engine.log``.
+``engine.log``, where secrets are replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch.engine_log import LogFilter
 from vllm_memprof.launch.folder import FILE_MODE
 from vllm_memprof.launch.request import LaunchRequest
 from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_RUN_DIR, ENV_STOP_AFTER
@@ -118,17 +119,26 @@ def _append(comma_list: str, name: str) -> str:
 
 
 class LogPump:
-    """Copies the engine's output, byte for byte, to ``engine.log`` and to an echo; keeps the end
-    and error lines.
+    """Copies the engine's output to ``engine.log``, secrets replaced, and to an echo as it is;
+    keeps the end and error lines, secrets replaced.
 
     Args:
         fd: read end of the pipe; owned from here on.
         log_path: ``engine.log``; made with mode 0600, appended to.
         echo: gets every chunk, e.g. to show it on the terminal; called from the pump's thread.
+        keep_secrets: ``engine.log`` gets every byte as it is.
     """
 
-    def __init__(self, fd: int, log_path: Path, echo: Callable[[bytes], None] | None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        log_path: Path,
+        echo: Callable[[bytes], None] | None,
+        keep_secrets: bool = False,
+    ) -> None:
         self._fd = fd
+        self._keep_secrets = keep_secrets
+        self._filter = LogFilter()
         self._log_fd = os.open(
             log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE
         )
@@ -166,13 +176,17 @@ class LogPump:
             if not chunk:
                 break
             self.last_output_s = time.monotonic()
-            self._log(chunk)
-            self._scan(chunk)
+            self._take(chunk, self._filter.feed(chunk))
             if self._echo is not None:
                 with contextlib.suppress(Exception):  # a closed terminal must not stop the log
                     self._echo(chunk)
+        self._take(b"", self._filter.close())
         os.close(self._fd)
         os.close(self._log_fd)
+
+    def _take(self, raw: bytes, redacted: bytes) -> None:
+        self._log(raw if self._keep_secrets else redacted)
+        self._scan(redacted)
 
     def _log(self, chunk: bytes) -> None:
         """Write to engine.log; a full disk ends the log, never the engine: the pipe is read on."""
@@ -207,7 +221,7 @@ class EngineProcess:
         command: from ``build_command``.
         env: from ``build_env``.
         log_path: ``engine.log``.
-        echo: see ``LogPump``.
+        echo, keep_secrets: see ``LogPump``.
 
     Raises:
         LaunchError: the program cannot be executed.
@@ -219,9 +233,10 @@ class EngineProcess:
         env: Mapping[str, str],
         log_path: Path,
         echo: Callable[[bytes], None] | None = None,
+        keep_secrets: bool = False,
     ) -> None:
         read_fd, write_fd = os.pipe()
-        self.pump = LogPump(read_fd, log_path, echo)
+        self.pump = LogPump(read_fd, log_path, echo, keep_secrets)
         try:
             self._process = subprocess.Popen(
                 command,

@@ -12,6 +12,7 @@ from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import replace_file
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
+from vllm_memprof.redact import redact_data
 
 DIR_MODE = 0o700
 FILE_MODE = 0o600
@@ -71,6 +72,6 @@ def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Pa
 
 
 def write_run_info(run_dir: Path, info: RunInfo) -> None:
-    """Write ``run.json`` by atomic replacement, mode 0600."""
-    text = json.dumps(to_json(info), indent=2, ensure_ascii=False)
+    """Write ``run.json`` by atomic replacement, mode 0600, secrets replaced."""
+    text = json.dumps(redact_data(to_json(info)), indent=2, ensure_ascii=False)
     replace_file(run_dir / RUN_FILE, text + "\n")

@@ -81,7 +81,15 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         notes=list(target.notes),
     )
     timeout_s = find_shutdown_timeout(request.engine_args)
-    return Job(info, run_dir, command, env, request.startup_timeout_s, shutdown_timeout_s=timeout_s)
+    return Job(
+        info,
+        run_dir,
+        command,
+        env,
+        request.startup_timeout_s,
+        shutdown_timeout_s=timeout_s,
+        keep_secrets=request.keep_secrets,
+    )
 
 
 def _simulated_target(request: LaunchRequest) -> _Target:

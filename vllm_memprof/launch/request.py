@@ -64,6 +64,7 @@ class LaunchRequest:
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
     quiet: bool = False
+    keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
 
     def __post_init__(self) -> None:

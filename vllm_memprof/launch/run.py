@@ -82,6 +82,7 @@ class Job:
     startup_timeout_s: float
     shutdown_timeout_s: float = 0.0  # what the engine was told to take for a graceful shutdown
     patience: Patience = field(default_factory=Patience)
+    keep_secrets: bool = False  # engine.log holds what the engine printed, secrets and all
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class _EngineRun:
                     self._job.env,
                     self._job.run_dir / ENGINE_LOG,
                     self._view.output,
+                    self._job.keep_secrets,
                 )
             except Exception as error:
                 self._finish(Verdict("failed", 1, str(error)))

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from vllm_memprof.redact import redact_command
+
 _ENGINE_INIT = re.compile(
     r"Initializing an? (?:V[01] )?LLM engine(?: \(v?(?P<version>[^)\s]+)\))?"
     r"(?: with config: ?(?P<rest>.*))?"
@@ -247,4 +249,4 @@ def _command_config(text: str) -> Config:
             found = _value(value or (words[index + 1] if index + 1 < len(words) else ""), field)
             if found is not None:
                 values[field] = found
-    return Config(**values, command=tuple(words))  # type: ignore[arg-type]
+    return Config(**values, command=tuple(redact_command(words)))  # type: ignore[arg-type]

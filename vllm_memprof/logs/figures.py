@@ -16,6 +16,7 @@ from math import ceil
 
 from vllm_memprof.logs.formats import FORMATS, UNITS, LineFormat, Placeholder
 from vllm_memprof.logs.lines import Line, strip_markup
+from vllm_memprof.redact import Redactor
 from vllm_memprof.units import GIB
 
 #: Lines on which a wrapped line continues, at most: the longest engine line has 800 characters.
@@ -203,7 +204,11 @@ def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]
 
 
 def parse_lines(lines: Iterable[Line]) -> Iterator[ParsedLine]:
-    """Yield every line with its figures; wrapped lines are joined where that completes one."""
+    """Yield every line with its figures; wrapped lines are joined where that completes one.
+
+    Secrets are replaced before anything else reads a line.
+    """
+    redactor = Redactor()
     waiting: deque[tuple[Line, str]] = deque()
     source = iter(lines)
     context: str | None = None
@@ -216,7 +221,7 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[ParsedLine]:
             line = next(source, None)
             if line is None:
                 return
-            waiting.append((line, strip_markup(line.text)))
+            waiting.append((line, redactor.feed(strip_markup(line.text))))
 
     fill()
     while waiting:

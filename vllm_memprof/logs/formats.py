@@ -77,6 +77,8 @@ LOG_FIGURES: dict[str, str] = {
     "halved": "1: the budget was halved for operator workspace (310P)",
     "startup_refused": "1: the engine refused to start: less is free than it requests",
     "no_cache_blocks": "1: the engine refused to start: no KV block fits",
+    "kv_cache_minimum_tokens": "max_model_len that the KV cache has to hold (tokens)",
+    "kv_cache_stored_tokens": "tokens that the KV cache holds, less than that",
     "warm_up_reserved_bytes": "reserved after warm-up",
     "warm_up_allocated_bytes": "allocated after warm-up",
     "serving_reserved_bytes": "reserved while serving, the most seen",
@@ -99,8 +101,10 @@ LOG_FIGURES: dict[str, str] = {
     "oom_reserved_bytes": "reserved at the OOM",
     "oom_unallocated_bytes": "reserved but unallocated at the OOM",
     "oom_process_bytes": "held by the process at the OOM, non-torch included",
+    "oom_graph_pools_bytes": "allocated in private pools (graphs) at the OOM",
     "oom_non_torch_bytes": "non-torch at the OOM",
     "oom_npu_workspace": "1: the operator workspace allocator failed, not the caching allocator",
+    "oom_outside_torch": "1: the runtime failed for a library outside torch (HCCL, ATB)",
 }
 
 #: Stages of a start-up in their order. A process that prints a line of an earlier stage than it has
@@ -368,7 +372,13 @@ FORMATS: tuple[LineFormat, ...] = (
     row(PLAN, "estimated maximum model length",
         r"maximum model length is {estimated_max_model_len} \."),
     row(PLAN, "No available memory for the cache", r"for the cache blocks",
-        sets=("no_cache_blocks",)),
+        sets=("no_cache_blocks",),
+        cite="vllm/v1/core/kv_cache_utils.py::check_enough_kv_cache_memory; vllm/worker/worker.py"
+        "::raise_if_cache_size_invalid (V0)"),
+    row(PLAN, "that can be stored in KV cache",
+        r"max(?:imum)? seq(?:uence)? len(?:gth)? \({kv_cache_minimum_tokens}\) is larger than the"
+        r" maximum number of tokens that can be stored in KV cache \({kv_cache_stored_tokens}\)",
+        cite="vllm/worker/worker.py::raise_if_cache_size_invalid (V0, and V1 to 0.7)"),
     row(PLAN, "KV cache size", r"KV cache size: {tokens} tokens", scope=ENGINE,
         cite="vllm/v1/core/kv_cache_utils.py (0.8 to 0.33)"),
     row(PLAN, "aximum concurrency for",
@@ -451,8 +461,14 @@ FORMATS: tuple[LineFormat, ...] = (
         engine=CUDA),
     row(OOM, "is allocated by PyTorch",
         r"allocated memory {oom_allocated_bytes ?} is allocated by PyTorch", engine=CUDA),
+    row(OOM, "allocated in private pools",
+        r"with {oom_graph_pools_bytes ?} allocated in private pools", engine=CUDA),
     row(OOM, "by PyTorch but unallocated",
         r"and {oom_unallocated_bytes ?} is reserved by PyTorch but un", engine=CUDA),
+    # the runtime, for what asks it without torch: communicators, operator libraries
+    row(OOM, "Failed to allocate resource[DeviceMemory]",
+        r"DeviceMemory\] with info \[size:{oom_requested_bytes}\]", engine=ASCEND,
+        sets=("oom_outside_torch",), cite="CANN runtime, error EL0004 (8.2)"),
     row(OOM, "total_memory:", r"^ total_memory: {oom_device_total_bytes G}"),
     row(OOM, "torch_memory:", r"^ torch_memory: {oom_reserved_bytes G}"),
     row(OOM, "torch_memory_peak:", r"^ torch_memory_peak: {oom_allocated_peak_bytes G}"),

@@ -47,6 +47,23 @@ MAX_STARTS = 500
 #: Workers that are kept of one start.
 MAX_WORKERS = 4096
 
+#: Function in a traceback -> the phase that it is. The innermost counts; ``execute_model`` only
+#: where no other is there, because the profile run of V0 calls it as well.
+_PHASE_OF = {
+    "load_model": "weight_load",
+    "determine_num_available_blocks": "profile_run",
+    "determine_available_memory": "profile_run",
+    "profile_run": "profile_run",
+    "initialize_from_config": "kv_cache_alloc",
+    "initialize_kv_cache": "kv_cache_alloc",
+    "compile_or_warm_up_model": "warm_up",
+    "capture_model": "graph_capture",
+    "execute_model": "request",
+}
+_FRAME = re.compile(r", line \d+, in (?P<name>\w+)")
+#: Workers whose tracebacks are kept.
+_MAX_TRACEBACKS = 4096
+
 _DIMENSION = re.compile(r"(?<![A-Z])(DP|PP|PCP|TP|EP|RANK)(\d+)")
 _RANK_LINE = re.compile(
     r"rank (?P<rank>\d+) in world size (?P<world>\d+) is assigned as DP rank (?P<dp>\d+),"
@@ -67,6 +84,10 @@ class Worker:
     stage: int = -1
     ooms: int = 0
     in_first_oom: bool = False  # the message of the first OOM may go on
+    oom_phase: str | None = None  # of the first OOM, by its traceback or by the lines before it
+    stage_before_oom: int = -1  # the last stage whose lines came before the first OOM
+    first_line: int = 0
+    last_line: int = 0
     in_core: bool = False  # the engine core prints its lines: it is inside the core
 
     def contradicts(self, figure: Figure) -> bool:
@@ -102,6 +123,8 @@ class Worker:
             better = len(figure.text) > len(known.text) and agree(known, figure)
         if better:
             self.figures[figure.name] = figure
+        self.first_line = min(self.first_line or figure.line, figure.line)
+        self.last_line = max(self.last_line, figure.line)
         if figure.format.stage is not None:
             self.stage = max(self.stage, figure.format.stage)
 
@@ -127,8 +150,12 @@ class Start:
     equations: dict[str, int] = field(default_factory=dict)  # equation -> line that shows its form
     first_line: int = 0
     last_line: int = 0
+    inferred: bool = False  # no line names its beginning: figures alone tell it apart
+    repeats: bool = False  # it holds nothing but figures of the start before it
     finished: bool = False  # the server reported that it is up
     broken: bool = False  # an engine process reported that it failed
+    #: Of the section that it stands in, where its command stands above that section.
+    heading: str | None = None
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
@@ -162,11 +189,14 @@ class StartSorter:
         self._section = False  # a heading came: the next figure begins a start of the same set-up
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
+        self._failing: dict[str, str] = {}  # process -> phase that its last traceback names
 
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
         for line in lines:
             self.read(line)
+        for previous, start in zip(self.starts, self.starts[1:], strict=False):
+            start.repeats = _repeats(start, previous)
         if self._pending is not None and len(self.starts) == 1:
             only = self.starts[0]  # its command may stand below its log
             if not only.config.command:
@@ -181,6 +211,8 @@ class StartSorter:
             self._configure(found, line.prefix)
         if "is assigned as" in line.text:
             self._assign_rank(line)
+        if ", in " in line.text or "Traceback (" in line.text:
+            self._read_traceback(line)
         if self.starts and not line.figures:
             newest = self.starts[-1]
             newest.finished = newest.finished or "startup complete" in line.text
@@ -247,6 +279,19 @@ class StartSorter:
             self._ranks_by_pid.clear()
         known = label, {**dims, "rank": int(match["rank"])}
         self._ranks_by_pid[(line.prefix.pid, line.prefix.ip)] = known
+
+    def _read_traceback(self, line: ParsedLine) -> None:
+        """Keep the phase that a traceback names, until the next one of the same process."""
+        process = "" if line.prefix is None else line.prefix.label
+        if "Traceback (" in line.text:
+            self._failing.pop(process, None)
+        match = _FRAME.search(line.text)
+        phase = None if match is None else _PHASE_OF.get(match["name"])
+        if phase is None or (phase == "request" and process in self._failing):
+            return
+        if len(self._failing) >= _MAX_TRACEBACKS:
+            self._failing.clear()
+        self._failing[process] = phase
 
     # --- figures
 
@@ -315,6 +360,8 @@ class StartSorter:
             previous = self.starts[-1].config if self.starts else Config()
             config = previous.merged(self._document)
         start = Start(config, dict(self._pending_members))
+        if self._section and self._pending is None and config.command:
+            start.heading = config.heading
         self._pending, self._pending_members, self._pending_kinds = None, {}, set()
         self._section = False
         if len(self.starts) >= MAX_STARTS:
@@ -328,7 +375,8 @@ class StartSorter:
         configured = self._pending is not None or self._section
         new = self._new_start()
         if not configured:
-            new.config = start.config
+            new.config, new.heading = start.config, start.heading
+            new.inferred = True
         return new
 
     def _add_kv_plan(self, start: Start, prefix: Prefix | None, figures: list[Figure]) -> Start:
@@ -366,6 +414,13 @@ class StartSorter:
             if any(figure.name == "oom_requested_bytes" for figure in figures) or not worker.ooms:
                 worker.ooms += 1
                 worker.in_first_oom = worker.ooms == 1
+                if worker.in_first_oom:
+                    worker.stage_before_oom = max(
+                        worker.stage,
+                        PLAN if start.kv_plans else -1,
+                        READY if start.finished else -1,
+                    )
+                    worker.oom_phase = self._phase_of_oom(start, worker, prefix)
             if not worker.in_first_oom or any(worker.contradicts(figure) for figure in figures):
                 return start
         if any(worker.restarts_with(figure) or _breaks(worker, figure) for figure in figures):
@@ -381,6 +436,13 @@ class StartSorter:
         for figure in figures:
             worker.add(figure)
         return start
+
+    def _phase_of_oom(self, start: Start, worker: Worker, prefix: Prefix | None) -> str | None:
+        """Return the phase by the traceback above; after the start-up, a request; else None."""
+        named = self._failing.pop("" if prefix is None else prefix.label, None)
+        if named is not None:
+            return named
+        return "request" if start.finished else None
 
     def _worker(self, start: Start, prefix: Prefix | None, oom_device: str | None) -> Worker:
         key, label, dims = self._identify(start, prefix)
@@ -440,6 +502,26 @@ class StartSorter:
         peer = Worker(f"#{len(unnamed) + 1}")
         start.workers[peer.key] = peer
         return peer
+
+
+def _repeats(start: Start, previous: Start) -> bool:
+    """Return True where a start holds nothing but some of the figures of the one before it.
+
+    Workers of V0 print the first lines of their budget one after the other, and excerpts repeat
+    lines.
+    """
+    workers = list(start.workers.values())
+    if not start.inferred or start.kv_plans or len(workers) != 1:
+        return False
+    (worker,) = workers
+    return worker.label is None and any(
+        len(worker.figures) < len(other.figures)
+        and all(
+            (known := other.figures.get(name)) is not None and known.value == figure.value
+            for name, figure in worker.figures.items()
+        )
+        for other in previous.workers.values()
+    )
 
 
 def _breaks(worker: Worker, figure: Figure) -> bool:

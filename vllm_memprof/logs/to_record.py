@@ -9,12 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
+from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
+from vllm_memprof.logs.formats import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
 from vllm_memprof.record.codec import from_json
@@ -22,6 +25,7 @@ from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
 from vllm_memprof.record.spans import edges as span_edges
+from vllm_memprof.text import text
 
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
@@ -29,6 +33,8 @@ LOOKED_FOR = (
     '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
 )
 STDIN = "-"
+#: An engine prints the size of its KV cache at its start: what serving prints is not read.
+START_UP_BYTES = 32 << 20
 #: Cards of npu-smi that a note names.
 _MAX_CARDS = 16
 
@@ -47,6 +53,16 @@ _SNAPSHOTS = (
     ("empty_cache", "before", "profile_end"),
     ("empty_cache", "after", "profile_after"),
 )
+#: Stage of the last lines before an OOM -> the phase that had come to its end, of those that tell
+#: whether the KV cache was there.
+_LAST_SEEN = {
+    LOAD: "weight_load",
+    PROFILE: "profile_run",
+    GRANT: "kv_cache_plan",
+    PLAN: "kv_cache_plan",
+    CAPTURE: "graph_capture",
+    READY: "warm_up",
+}
 #: Phases within the profile run.
 _WITHIN_PROFILE_RUN = ("mm_profile", "empty_cache")
 
@@ -80,6 +96,31 @@ def read_log(path: str) -> list[Run]:
             " later lines hold no figures",
         )
     return runs
+
+
+def read_printed_kv(path: Path) -> dict[int | None, dict[str, int | float]]:
+    """Return the figures of the KV cache that an engine printed at its start.
+
+    Args:
+        path: of an ``engine.log``; its first ``START_UP_BYTES`` are read.
+
+    Returns:
+        Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
+        ``logs.formats`` reads: tokens, blocks, max_model_len, max_concurrency. Empty where the
+        file is not there, cannot be read, or prints none.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = BytesIO(stream.read(START_UP_BYTES))
+        sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(head))))
+    except (OSError, RunRecordError):
+        return {}
+    plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
+    if not plans:
+        return {}
+    return {
+        dp: {name: figure.value for name, figure in plan.items()} for dp, plan in plans[-1].items()
+    }
 
 
 @contextmanager
@@ -133,6 +174,22 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         )
         place = f"{name}, {lines}" + (f" (start {number} of {count})" if count > 1 else "")
         notes = [place, *notes]
+    if start.heading is not None:
+        notes.append(
+            text(
+                'it stands under "{heading}"; the command is the last one above that heading',
+                heading=start.heading,
+            )
+        )
+    if start.repeats:
+        notes.append(
+            "it repeats figures of the start before it and holds no other: another worker, another "
+            "start, or a copy"
+        )
+    if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
+        notes.append(
+            "the log does not name ranks: workers are numbered in the order of their lines"
+        )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
     info = RunInfo(
@@ -197,7 +254,11 @@ def _status(start: Start) -> tuple[str, str | None]:
         return "oom", None
     if "startup_refused" in names:
         return "failed", "less was free than the engine requests"
-    if "no_cache_blocks" in names or "kv_cache_minimum_bytes" in names:
+    if (
+        "no_cache_blocks" in names
+        or "kv_cache_minimum_bytes" in names
+        or ("kv_cache_minimum_tokens" in names)
+    ):
         return "failed", "the KV cache is too small"
     granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
     if any(figure is not None and figure.value < 0 for figure in granted):
@@ -243,14 +304,7 @@ def _noted_usage(worker: Worker) -> list[str]:
 
 def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
     config, dims = start.config, worker.dims
-    label = worker.label
-    if label is None and worker.device is not None and len(start.workers) > 1:
-        label = worker.device if ":" in worker.device else f"device {worker.device}"
-    elif label is None and worker.key.startswith("#"):
-        label = f"unlabelled {worker.key[1:]}"
-    elif label is None:
-        several = len(start.workers) > 1 or config.world_size > 1
-        label = "unlabelled" if several else "the worker"
+    label = worker.label or _described(start, worker)
     index = (worker.device or "").rpartition(":")[2]
     inner = config.pipeline_parallel_size, config.prefill_context_parallel_size
     identity = Identity(
@@ -264,6 +318,9 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
         ep_rank=dims.get("ep"),
         device_index=int(index) if index.isdigit() else None,
         label=label,
+        lines=(worker.first_line, worker.last_line)
+        if worker.label is None and max(config.world_size, len(start.workers)) > 1
+        else None,
         world_size=config.tensor_parallel_size if inner == (None, None) else config.world_size,
     )
     figures, half_units = _figures(worker)
@@ -275,6 +332,18 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
     file = f"{name}:{worker.label or 'worker'}"
     phases = _phases(worker)
     return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
+
+
+def _described(start: Start, worker: Worker) -> str:
+    """Return what is known of a worker without a label: its device, or its place among others."""
+    failed = bool(worker.ooms) or "startup_refused" in worker.figures
+    if worker.device is not None and (failed or len(start.workers) > 1):
+        return worker.device if ":" in worker.device else f"device {worker.device}"
+    unnamed = [other for other in start.workers.values() if other.label is None]
+    size = max(start.config.world_size, len(unnamed))
+    if size > 1:
+        return f"worker {unnamed.index(worker) + 1 if worker in unnamed else 1} of {size}"
+    return "the worker" if len(start.workers) <= 1 else "lines without a rank"
 
 
 def _process(
@@ -327,12 +396,31 @@ def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, i
         for name, figure in worker.figures.items()
         if figure.half_unit_bytes
     }
+    estimate = _estimate_by_utilizations(worker.figures)
+    if estimate is not None and "graph_estimate_bytes" not in figures:
+        figures["graph_estimate_bytes"], half_units["graph_estimate_bytes"] = estimate
     unallocated = worker.figures.get("oom_unallocated_bytes")
     allocated = worker.figures.get("oom_allocated_bytes")
     if unallocated is not None and allocated is not None and "oom_reserved_bytes" not in figures:
         figures["oom_reserved_bytes"] = int(unallocated.value + allocated.value)
         half_units["oom_reserved_bytes"] = unallocated.half_unit_bytes + allocated.half_unit_bytes
     return figures, half_units
+
+
+def _estimate_by_utilizations(figures: dict[str, Figure]) -> tuple[int, int] | None:
+    """Return (bytes, half-unit) of the graph estimate that two printed utilizations differ by.
+
+    The engine prints utilization and utilization - estimate / device total, to four digits each.
+    (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18 to 0.33)
+    """
+    names = ("gpu_memory_utilization", "equivalent_utilization", "device_total_bytes")
+    known = [figures.get(name) for name in names]
+    if None in known:
+        return None
+    asked, equivalent, total = (figure for figure in known if figure is not None)
+    share = asked.value - equivalent.value
+    half = total.value * 1e-4 + share * total.half_unit_bytes
+    return round(share * total.value), ceil(half)
 
 
 def _agrees(utilization: float, figures: dict[str, Figure]) -> bool:
@@ -443,7 +531,11 @@ def _oom_span(worker: Worker, order: int) -> Span:
     detail = {
         **sizes,
         "device": worker.device,
+        "graph_pools_bytes": figures.get("oom_graph_pools_bytes"),
         "npu_workspace": bool(figures.get("oom_npu_workspace")),
+        "outside_torch": bool(figures.get("oom_outside_torch")),
+        "phase": worker.oom_phase,
+        "last_stage": _LAST_SEEN.get(worker.stage_before_oom),
         "failures": worker.ooms,
     }
     return _span("oom", order, line, after=snapshot, detail=detail)

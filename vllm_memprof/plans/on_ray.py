@@ -26,7 +26,7 @@ from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import PLACES
 from vllm_memprof.record.codec import from_json, to_json
-from vllm_memprof.redact import memory_env
+from vllm_memprof.redact import memory_env, redact_text
 from vllm_memprof.units import one_line
 from vllm_memprof.version import __version__
 
@@ -136,7 +136,10 @@ def _collect(ray: Any, reference: Any, task: Task) -> PlanRow:
         files, row = ray.get(reference)
     except Exception as error:  # the worker died, or the node: Ray gives the reason
         text = str(error).strip() or type(error).__name__
-        reason, values = f"Ray: {one_line(text.splitlines()[-1])}", dict(task.plan.values)
+        reason, values = (
+            f"Ray: {one_line(redact_text(text.splitlines()[-1]))}",
+            dict(task.plan.values),
+        )
         return PlanRow(values, "failed", reason, devices=task.plan.devices, final=False)
     for name, content in files.items():
         path = task.run_dir / name

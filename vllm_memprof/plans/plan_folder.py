@@ -16,6 +16,7 @@ from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
+from vllm_memprof.redact import redact_data, redact_text
 from vllm_memprof.units import one_line
 
 #: Beside the run's own files in its folder; written last, so a folder that has it is complete.
@@ -62,7 +63,7 @@ def row_of(
             lines = []
         own = [line.removeprefix("memprof: ") for line in lines if line.startswith("memprof: ")]
         silent = f"memprof plan ended with status {exit_code} before it made a run folder"
-        reason = one_line([silent, *lines[-1:], *own][-1])
+        reason = one_line(redact_text([silent, *lines[-1:], *own][-1]))
         row = PlanRow(dict(plan.values), "failed", reason, final=exit_code == 2)
     if ended is not None:
         row = replace(row, status="failed", reason=ended, final=False)
@@ -79,7 +80,7 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
         MemprofError: it cannot be written.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    content = {"key": key, "row": to_json(row)}
+    content = {"key": key, "row": redact_data(to_json(row))}
     write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
 
 

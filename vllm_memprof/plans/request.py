@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_memprof.plans.engine_args import devices_of, with_option
+from vllm_memprof.redact import redact_value
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -20,14 +21,15 @@ class Plan:
 
     model: str
     engine_args: list[str]
-    values: dict[str, str] = field(default_factory=dict)  # option -> value, for the row
+    #: Option -> value, for the row; secrets redacted.
+    values: dict[str, str] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)  # options of memprof: device, stack, ranks...
     timeout_s: float = 600.0  # until the engine must be ready
     lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
 
     def vary(self, name: str, value: str) -> Plan:
         """Return the same plan with one option set: the engine's, or memprof's own."""
-        values = {**self.values, name: value}
+        values = {**self.values, name: redact_value(name, value)}
         if name in OWN_OPTIONS:
             return replace(self, own={**self.own, name: value}, values=values)
         return replace(self, engine_args=with_option(self.engine_args, name, value), values=values)

@@ -29,6 +29,7 @@ from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.redact import redact_command, redact_value
 from vllm_memprof.version import __version__
 
 REQUEST_FILE = "request.json"
@@ -133,10 +134,15 @@ def _request(plan: Plan, knobs: Sequence[Knob]) -> _Request:
     return {
         "schema": _REQUEST_SCHEMA,
         "model": plan.model,
-        "arguments": normal_form(plan.engine_args),
+        "arguments": [redact_command(words) for words in normal_form(plan.engine_args)],
         "own": dict(sorted(plan.own.items())),
-        "knobs": [dict(vars(knob)) for knob in knobs],
+        "knobs": [dict(vars(_shown(knob))) for knob in knobs],
     }
+
+
+def _shown(knob: Knob) -> Knob:
+    """Return a knob as it is written, secrets redacted."""
+    return Knob(knob.name, [redact_value(knob.name, value) for value in knob.values])
 
 
 def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
@@ -162,7 +168,7 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
         found = Sweep(
             model=job.plan.model,
             command=job.command,
-            knobs=job.knobs,
+            knobs=[_shown(knob) for knob in job.knobs],
             rows=[rows[place] for place in sorted(rows)],
             seconds=round(time.monotonic() - started_s, 1),
         )

@@ -26,6 +26,7 @@ from vllm_memprof.record.schema import (
     Snapshot,
 )
 from vllm_memprof.record.spans import Edge, Span, edges, edges_of
+from vllm_memprof.redact import redact_command, redact_data, redact_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +53,7 @@ class Identity:
     label: str | None = None  # as the process calls itself, e.g. TP0
     soc: str | None = None
     world_size: int | None = None
+    lines: tuple[int, int] | None = None  # of a log: the first and last of a worker without a name
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,9 @@ class Run:
     oom_counters: dict[int, oom_files.Counters] = field(
         default_factory=dict
     )  # by device index, from torch_npu's csv
+    #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
+    #: named none -> name of ``schema.KV_PLAN`` -> value.
+    printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
 
 
 def load_run(run_dir: Path) -> Run:
@@ -166,7 +171,7 @@ def _load_info(path: Path) -> RunInfo:
         )
     _check_schema(data.get("schema"), RUN_SCHEMA, path)
     try:
-        return from_json(RunInfo, data)
+        return from_json(RunInfo, redact_data(data))
     except ValueError as exc:
         raise RunRecordError(
             f"{path}: a field is missing or has the wrong type: {exc}", hint="was it edited?"
@@ -243,14 +248,15 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         file=file,
         identity=_build_identity(head, by_kind.get("identity", []), by_kind.get("kv_plan", [])),
         versions=dict(head.get("versions") or {}),
-        argv=list(head.get("argv") or []),
+        argv=redact_command([str(word) for word in head.get("argv") or []]),
         python=head.get("python"),
         phases=_pair_phases(by_kind.get("phase", [])),
         figures=figures,
         kv_plan=_checked_plan(plans[-1]) if plans else None,
         hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
         errors=[
-            f"{event.get('where')}: {event.get('message')}" for event in by_kind.get("error", [])
+            redact_text(f"{event.get('where')}: {event.get('message')}")
+            for event in by_kind.get("error", [])
         ],
         ready_t_ns={
             str(event.get("what")): event["t_ns"]
@@ -295,7 +301,7 @@ def _hook_state(event: Event) -> HookState:
         need=event.get("need"),
         state=str(event.get("state")),
         target=event.get("target"),
-        detail=None if detail is None else str(detail),
+        detail=None if detail is None else redact_text(str(detail)),
     )
 
 
@@ -360,7 +366,7 @@ def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -
         start_t_ns=before.get("t_ns"),
         # the phase was over when the reading of its last snapshot began
         end_t_ns=last.t_ns if last is not None and last.t_ns is not None else after.get("t_ns"),
-        error=after.get("error") or before.get("error"),
+        error=redact_data(after.get("error") or before.get("error")),
         detail={**_object(before.get("detail")), **_object(after.get("detail"))},
     )
 

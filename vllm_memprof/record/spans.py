@@ -7,7 +7,7 @@ walks from a span to the phases around it is here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -15,12 +15,16 @@ from vllm_memprof.record.codec import INLINE, OPTIONAL, Allowed, Spread, compute
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, Snapshot
 from vllm_memprof.units import minus
 
+#: The row of a divided device that holds every remainder.
+UNEXPLAINED = "unexplained"
 BEFORE, AFTER = "before", "after"
 Side = Annotated[str, Allowed((BEFORE, AFTER))]
-#: Where a figure comes from: read from the device or the allocator, derived from other figures, or
-#: set by the profile of a simulated device.
-MEASURED, DERIVED, MODELLED = "measured", "derived", "modelled"
-How = Annotated[str, Allowed((MEASURED, DERIVED, MODELLED))]
+#: Where a figure comes from: read from the device or the allocator, derived from other figures,
+#: estimated because a part of it is not known, or set by the profile of a simulated device.
+MEASURED, DERIVED, ESTIMATED, MODELLED = "measured", "derived", "estimated", "modelled"
+#: The strongest first.
+_STRENGTH = (MEASURED, DERIVED, ESTIMATED, MODELLED)
+How = Annotated[str, Allowed(_STRENGTH)]
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,18 @@ class ComponentRow:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The device by owner: known rows and ``unaccounted_bytes`` add up to its total."""
+    """The device by owner: known rows and ``unexplained_bytes`` add up to its total."""
 
     rows: list[ComponentRow] = field(metadata={"json": "owners"})
-    unaccounted_bytes: int | None  # signed; None where the device's total is unknown
-    parts: list[ComponentRow] = field(default_factory=list)  # held by rows already: not added
+    #: Every remainder, signed; None where the device's total is unknown. ``parts`` divides it.
+    unexplained_bytes: int | None
+    #: Held by rows or by what is unexplained already: not added.
+    parts: list[ComponentRow] = field(default_factory=list)
+    unexplained_how: How = DERIVED
+
+    def remainders(self) -> list[ComponentRow]:
+        """Return the parts of what is unexplained; they add up to it."""
+        return [part for part in self.parts if part.part_of == UNEXPLAINED]
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,11 @@ class Span:
         return None if value is None else str(value)
 
 
+def weakest(hows: Iterable[str]) -> str:
+    """Return how a figure is known that is made of others: as the weakest of them."""
+    return max(hows, key=_STRENGTH.index, default=MEASURED)
+
+
 def edges(before: Snapshot | None, after: Snapshot | None) -> tuple[Edge, ...]:
     """Return the edges of a span of which these snapshots were recorded."""
     sides = ((BEFORE, before), (AFTER, after))
@@ -168,6 +184,6 @@ def device_after(spans: Sequence[Span], phase: str) -> DeviceMemory | None:
     for span in reversed(spans):
         edge = span.edge(AFTER) if span.phase == phase else None
         memory = None if edge is None else edge.owners
-        if memory is not None and memory.unaccounted_bytes is not None:
+        if memory is not None and memory.unexplained_bytes is not None:
             return memory
     return None

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -32,9 +33,11 @@ from vllm_memprof.report.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
+from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.plots import Plots, View, plots
 from vllm_memprof.report.sections.base import BYTES, GIB, modelled
+from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.text import fill, join, text
 from vllm_memprof.units import GIB as GIB_BYTES
 from vllm_memprof.units import format_bytes, format_gib
@@ -118,6 +121,7 @@ def render_html(*found: Found, lang: str = ENGLISH) -> str:
             style=_template("page.css"),
             policy=_policy(*(each for each in (library, script) if each)),
             words=script_json(words) if say.catalogue else "",
+            starts=say(_starts(found)),
             pages=[_page(each, say) for each in found],
             modelled=any(map(_is_simulated, found)),
         )
@@ -125,7 +129,15 @@ def render_html(*found: Found, lang: str = ENGLISH) -> str:
     return page.strip() + "\n"
 
 
+def _starts(found: Sequence[Found]) -> Section | None:
+    """Return the table that compares several engine starts; None where there are not several."""
+    reports = [each for each in found if isinstance(each, Report)]
+    return starts_section(reports, _WIDE) if len(reports) > 1 else None
+
+
 def _is_simulated(found: Found) -> bool:
+    if isinstance(found, Starts):
+        return any(report.run.simulated for report in found.reports)
     if isinstance(found, Diff):
         return found.a.simulated or found.b.simulated
     if isinstance(found, Sweep):

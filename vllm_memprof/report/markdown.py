@@ -19,9 +19,9 @@ from vllm_memprof.report.document import (
     Section,
 )
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.language import ENGLISH, Language, language
 from vllm_memprof.report.sections.base import fold
+from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.text import text
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
@@ -36,8 +36,6 @@ _OPEN_ROWS = 16
 _LISTED = 3
 #: Lines on the whole run that are listed.
 _LISTED_LINES = 10
-#: Engine starts that are listed with a line each where there are several.
-_LISTED_STARTS = 60
 #: Characters of a text that the engine or the user gave, and of a command, which may have prompts.
 _CHARACTERS, _COMMAND_CHARACTERS = 500, 2_000
 _SPECIAL = re.compile(r"([\\`*_\[\]|~!^$])")
@@ -92,15 +90,9 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
 
 
 def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
-    """Return several engine starts: a line each, then the reports that a comment has room for."""
+    """Return several engine starts: a table, then the reports that a comment has room for."""
     say = language(lang)
-    listed = [
-        f"{number}. {escape(_cut(line))}"
-        for number, line in enumerate(start_lines(reports, lang), start=1)
-    ]
-    if (more := len(listed) - _LISTED_STARTS) > 0:
-        listed = [*listed[:_LISTED_STARTS], "", say(text("{count} more engine starts", count=more))]
-    opening = [say(text("{count} engine starts", count=len(reports))), "", *listed, ""]
+    opening = [*_section(say(starts_section(reports, _WIDE)), say), ""]
     left = MOST_BYTES - _RESERVE - _size(opening)
     texts, out = [], []
     for report in reports:
@@ -120,18 +112,6 @@ def render_markdown_starts(reports: list[Report], lang: str = ENGLISH) -> str:
         one = text("The report of one start: `memprof explain FILE#NUMBER --format markdown`.")
         opening += [say(left_out), say(one), ""]
     return "\n".join(["\n".join(opening), *texts])
-
-
-def start_lines(reports: list[Report], lang: str = ENGLISH) -> list[str]:
-    """Return the result of each of several engine starts, a line each."""
-    say = language(lang)
-    lines = []
-    for report in reports:
-        budgets = [rank.budget.gpu_memory_utilization for rank in report.ranks]
-        asked = next((value for value in budgets if value is not None), None)
-        told = f"utilization {asked}; " if asked is not None else ""
-        lines.append(f"{report.run.id}: {told}{say(verdict(report))}")
-    return lines
 
 
 def _size(lines: list[str]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
@@ -226,7 +227,9 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
                 title = modelled(item.title, item.how == MODELLED)
                 steps.append(Step(title, -item.bytes, "change"))
                 level -= item.bytes
-        steps += _change(text("rounding"), budget.fits_request_kv_cache_bytes - level)
+        divided = divisor_of(budget.equation) != 1
+        rest = title_of("halved") if divided else text("rounding")
+        steps += _change(rest, budget.fits_request_kv_cache_bytes - level)
         steps.append(
             Step(
                 text("KV cache that fits the request"), budget.fits_request_kv_cache_bytes, "level"

@@ -13,7 +13,7 @@ from vllm_memprof.accounting.clock import MOMENTS
 from vllm_memprof.accounting.model import DERIVED, MEASURED, RankReport
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import DeviceMemory, Edge, Span, ancestors, edges_of
+from vllm_memprof.record.spans import UNEXPLAINED, DeviceMemory, Edge, Span, ancestors, edges_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -39,7 +39,7 @@ _TITLES = {
     "tensors: other": text("tensors: other"),
     "tensors: not divided": text("tensors: not divided"),
     "reserved, not allocated": text("reserved, not allocated"),
-    "unaccounted": text("unaccounted"),
+    "unexplained": text("unexplained"),
 }
 _NOT_OWNERS = (*TORCH_ROWS, "free")
 
@@ -122,8 +122,9 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
         *_tensors(rank, drawn),
         *_plain(drawn, [name for name in names if name not in _NOT_OWNERS]),
     ]
-    rest = [reading.memory.unaccounted_bytes for reading in drawn]
-    owners.append(Owner("unaccounted", rest))
+    rest = [reading.memory.unexplained_bytes for reading in drawn]
+    how = drawn[-1].memory.unexplained_how
+    owners.append(Owner(UNEXPLAINED, rest, how))
     total, left = rank.device_total_bytes, rank.spare_bytes
     return Timeline(
         moments=[

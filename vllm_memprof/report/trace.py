@@ -2,7 +2,7 @@
 
 One process per rank. Phases are complete slices (``ph`` X) on its main thread; one that was never
 left begins (B) and does not end; one that overlaps another without lying inside it gets a thread of
-its own. Owners of device memory, and what is unaccounted, are counters (C) in bytes at every edge
+its own. Owners of device memory, and what is unexplained, are counters (C) in bytes at every edge
 of a phase; parts of an owner are counters too, named ``owner / part``. Where a figure is unknown
 there is no counter event. Times are microseconds since the run's start.
 
@@ -113,7 +113,7 @@ def _rank_events(
 
 def _sizes(memory: DeviceMemory) -> Iterator[tuple[str, int]]:
     rows = [(row.component, row.bytes) for row in memory.rows]
-    rows.append(("unaccounted", memory.unaccounted_bytes))
+    rows.append(("unexplained", memory.unexplained_bytes))
     rows += [(f"{part.part_of} / {part.component}", part.bytes) for part in memory.parts]
     return ((name, size) for name, size in rows if size is not None)
 

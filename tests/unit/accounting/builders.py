@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run, load_run
 from vllm_memprof.record.schema import RunInfo, Snapshot
-from vllm_memprof.record.spans import Span, edges
+from vllm_memprof.record.spans import ComponentRow, DeviceMemory, Span, edges
 
 DATA = Path(__file__).parents[2] / "data"
 TOTAL = 65_452_113_920
@@ -89,3 +89,19 @@ def recorded(name: str, **info: Any) -> Run:
     """A run of tests/data, with fields of its run.json replaced."""
     run = load_run(DATA / name)
     return replace(run, info=replace(run.info, **info))
+
+
+def divided_rows(memory: DeviceMemory) -> list[ComponentRow]:
+    """Return the owners of a divided device and the remainders that are unexplained."""
+    return [*memory.rows, *memory.remainders()]
+
+
+def rest_of(memory: DeviceMemory) -> int | None:
+    """Return the device total less all owners and all other remainders, with its sign."""
+    return next(part.bytes for part in memory.remainders() if part.component == "rest")
+
+
+def remainders_in(memory: dict[str, Any]) -> dict[str, int | None]:
+    """Return the remainders of an edge of a parsed report.json, by their names."""
+    parts = [part for part in memory["parts"] if part.get("part_of") == "unexplained"]
+    return {part["component"]: part["bytes"] for part in parts}

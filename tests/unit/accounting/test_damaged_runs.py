@@ -44,9 +44,9 @@ def assert_sound(report: Report) -> None:
         for _, edge in edges_of(rank.phases):
             memory = edge.owners
             assert memory is not None
-            if memory.unaccounted_bytes is not None:
+            if memory.unexplained_bytes is not None:
                 known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-                assert known + memory.unaccounted_bytes == edge.snapshot.device_total_bytes
+                assert known + memory.unexplained_bytes == edge.snapshot.device_total_bytes
         budget = rank.budget
         if any(term.subtracted and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None

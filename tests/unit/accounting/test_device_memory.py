@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import (
+    TOTAL,
+    divided_rows,
+    gib,
+    process,
+    rest_of,
+    run_of,
+    snapshot,
+    span,
+)
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.device_memory import device_memory
+from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import DeviceMemory
+from vllm_memprof.units import MIB
 
 
 def after(taken: Snapshot, simulated: bool = False) -> DeviceMemory:
@@ -40,11 +53,11 @@ amount = st.one_of(st.none(), st.integers(0, 2**38))
 def test_rows_and_remainder_are_the_total(taken: Snapshot, simulated: bool) -> None:
     memory = after(taken, simulated)
     if taken.device_total_bytes is None:
-        assert memory.unaccounted_bytes is None
+        assert memory.unexplained_bytes is None
     else:
-        assert memory.unaccounted_bytes is not None
+        assert memory.unexplained_bytes is not None
         known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-        assert known + memory.unaccounted_bytes == taken.device_total_bytes
+        assert known + memory.unexplained_bytes == taken.device_total_bytes
 
 
 counters = st.one_of(
@@ -104,7 +117,7 @@ def test_every_edge_of_any_run_balances_in_the_report(
         pair = edges[memory["order"]]
         total = pair[0 if memory["edge"] == "before" else 1].device_total_bytes
         known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
-        assert memory["unaccounted_bytes"] == (None if total is None else total - known)
+        assert memory["unexplained_bytes"] == (None if total is None else total - known)
         assert all(type(row["bytes"]) in (int, type(None)) for row in memory["owners"])
         assert {row["how"] for row in memory["owners"]} <= {"measured", "derived", "modelled"}
 
@@ -117,7 +130,7 @@ def test_every_edge_of_any_run_balances_in_the_report(
     cached=st.integers(0, 2**30),
     workspace=st.integers(0, 2**30),
 )
-def test_nothing_is_unaccounted_in_one_consistent_reading(
+def test_nothing_is_left_over_in_one_consistent_reading(
     total: int, free: int, reserved: int, cached: int, workspace: int
 ) -> None:
     taken = snapshot(
@@ -128,7 +141,7 @@ def test_nothing_is_unaccounted_in_one_consistent_reading(
         npu_workspace_bytes=workspace,
         non_torch_bytes=total - free - reserved,
     )
-    assert after(taken).unaccounted_bytes == 0
+    assert rest_of(after(taken)) == 0
 
 
 def taken_on_hardware(**changes: int | None) -> Snapshot:
@@ -145,7 +158,7 @@ def taken_on_hardware(**changes: int | None) -> Snapshot:
 
 def rows_of(taken: Snapshot, simulated: bool = False) -> dict[str, tuple[int | None, str]]:
     memory = after(taken, simulated)
-    return {row.component: (row.bytes, row.how) for row in memory.rows}
+    return {row.component: (row.bytes, row.how) for row in divided_rows(memory)}
 
 
 def test_components_and_how_they_are_known() -> None:
@@ -161,7 +174,9 @@ def test_a_simulated_device_models_what_lies_outside_torch() -> None:
     rows = rows_of(taken_on_hardware(), simulated=True)
     assert {name for name, (_, how) in rows.items() if how == "modelled"} == {
         "npu_workspace",
+        "free",
         "other_non_torch",
+        "rest",
     }
 
 
@@ -178,4 +193,86 @@ def test_a_reading_torn_between_two_counters_leaves_a_signed_remainder() -> None
     """Another process allocated between the reading of free and that of reserved."""
     taken = taken_on_hardware(non_torch_bytes=gib(20.2) - gib(19.13) + 4096)
     memory = after(taken)
-    assert memory.unaccounted_bytes == -4096
+    assert rest_of(memory) == -4096
+
+
+def test_every_remainder_is_in_one_row() -> None:
+    """The counters leave 70 MiB of HCCL and 30 MiB of the process, the driver 5 MiB of the device."""
+    counters = {"APP": gib(9.45) + 30 * MIB, "HCCL": 70 * MIB, "RUNTIME": 20 * MIB}
+    own = sum(counters.values()) + 300 * MIB
+    taken = snapshot(
+        device_total_bytes=TOTAL,
+        device_free_bytes=TOTAL - own - 5 * MIB,
+        allocated_bytes=gib(9.45),
+        reserved_bytes=gib(9.45),
+        npu_workspace_bytes=0,
+        process_bytes=own,
+        other_processes_bytes=0,
+        components={name: {"bytes": size, "peak_bytes": size} for name, size in counters.items()},
+    )
+    found = span("warm_up", None, taken)
+    memory = device_memory(found, found.edges[0], False, owners_of(process([found])))
+    remainders = {row.component: row.bytes for row in memory.remainders()}
+    assert remainders == {
+        "communicators_unnamed": 70 * MIB,
+        "other": 30 * MIB,
+        "context_growth": 0,
+        "rest": 5 * MIB,
+    }
+    assert memory.unexplained_bytes == 105 * MIB
+    assert memory.unexplained_how == "derived"
+    assert not {row.component for row in memory.rows} & set(remainders)
+
+
+def test_what_the_context_grows_by_is_unexplained() -> None:
+    """No counter counts it, and the context as it was first read does not grow by itself."""
+    edges = [
+        span(
+            phase,
+            None,
+            replace(
+                taken_on_hardware(),
+                t_ns=n,
+                process_bytes=gib(9.45) + size,
+                components={"APP": {"bytes": gib(9.45), "peak_bytes": gib(9.45)}},
+            ),
+            n,
+        )
+        for n, (phase, size) in enumerate((("hccl_init", 300 * MIB), ("warm_up", 340 * MIB)))
+    ]
+    owners = owners_of(process(edges))
+    for found, growth in zip(edges, (0, 40 * MIB), strict=True):
+        memory = device_memory(found, found.edges[0], False, owners)
+        rows = {row.component: row.bytes for row in divided_rows(memory)}
+        assert (rows["context"], rows["context_growth"]) == (300 * MIB, growth)
+
+
+def test_a_difference_is_as_weak_as_its_weakest_part() -> None:
+    """The runtime's counter is measured; less graphs, which are derived, it is derived."""
+    run = [
+        span(
+            phase,
+            replace(taken_on_hardware(), t_ns=2 * n, components=counted(before)),
+            replace(taken_on_hardware(), t_ns=2 * n + 1, components=counted(after)),
+            n,
+        )
+        for n, (phase, before, after) in enumerate(
+            (("profile_run", 20, 20), ("graph_capture", 20, 50))
+        )
+    ]
+    owners = owners_of(process(run))
+    hows = [
+        {row.component: row.how for row in device_memory(each, each.edges[1], False, owners).rows}
+        for each in run
+    ]
+    assert [how["runtime"] for how in hows] == ["measured", "derived"]
+
+
+def counted(runtime: int) -> dict[str, dict[str, int]]:
+    return {"RUNTIME": {"bytes": runtime * MIB, "peak_bytes": runtime * MIB}}
+
+
+def test_free_of_a_simulated_device_is_modelled() -> None:
+    assert rows_of(taken_on_hardware())["free"][1] == "measured"
+    assert rows_of(taken_on_hardware(), simulated=True)["free"][1] == "modelled"
+    assert rows_of(taken_on_hardware(), simulated=True)["allocated"][1] == "measured"

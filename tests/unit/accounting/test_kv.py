@@ -66,7 +66,7 @@ def test_the_measured_cards() -> None:
 def test_cross_checks_hold() -> None:
     padded = 5040 * PER_BLOCK + 72 * 512
     kv = build_kv(plan(), 1, padded)
-    assert [check.ok for check in kv.checks] == [True] * 7
+    assert [check.ok for check in kv.checks] == [True] * 6
     assert kv.available_bytes == gib(44.4)
 
 
@@ -124,7 +124,7 @@ def test_a_hybrid_shares_its_pools_and_adds_up_its_requests() -> None:
         None,
     )
     assert kv.bytes_per_block == PAGE * LAYERS
-    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert [check.ok for check in kv.checks][:-1] == [True] * 5
     assert is_hybrid(build_kv(plan(max_concurrency=blocks / 537), 0, None))
 
 
@@ -177,10 +177,10 @@ def test_tokens_by_the_blocks_of_one_group(context_parallel: int, tokens: int) -
     )
     older["max_concurrency"] = 5040 / (512 // context_parallel)
     kv = build_kv(older, 0, None)
-    assert [check.ok for check in kv.checks][:-1] == [True] * 6
+    assert [check.ok for check in kv.checks][:-1] == [True] * 5
     assert tokens_for_bytes(kv, 10 * PER_BLOCK) == 1280 * context_parallel
     newer = build_kv(plan(max_model_len=65_500, tokens=int(5040 / 512 * 65_500)), 0, None)
-    assert [check.ok for check in newer.checks][:-1] == [True] * 6
+    assert [check.ok for check in newer.checks][:-1] == [True] * 5
     assert build_kv({**older, "tokens_rule": "concurrency"}, 0, None).checks[-2].ok is False
 
 
@@ -325,3 +325,35 @@ def test_tokens_are_whole_blocks(size: int) -> None:
     assert tokens_for_bytes(kv, size) == size // PER_BLOCK * 128
     assert worth_in_tokens(kv, -size) == -(size // PER_BLOCK * 128)
     assert tokens_for_bytes(kv, -size - 1) == 0
+
+
+PRINTED: dict[str, int | float] = {
+    "tokens": 645_120,
+    "max_concurrency": 9.84,
+    "max_model_len": 65_536,
+    "blocks": 5040,
+}
+
+
+def printed_checks(printed: dict[str, int | float]) -> dict[str, bool | None]:
+    kv = build_kv(plan(), 0, None, printed)
+    return {check.name: check.ok for check in kv.checks if "printed" in check.name}
+
+
+def test_the_plan_is_what_the_engine_printed() -> None:
+    assert list(printed_checks(PRINTED).values()) == [True] * 4
+    for name, value in PRINTED.items():
+        found = printed_checks(
+            {**PRINTED, name: value + (0.01 if name == "max_concurrency" else 1)}
+        )
+        assert list(found.values()).count(False) == 1, name
+
+
+def test_what_the_engine_did_not_print_is_unknown() -> None:
+    assert printed_checks({}) == {"tokens and concurrency as the engine printed them": None}
+    assert list(printed_checks({"tokens": 645_120}).values()) == [True]
+    assert not [check for check in build_kv(plan(), 0, None).checks if "printed" in check.name]
+
+
+def test_a_plan_that_holds_less_than_a_block_for_a_request_has_no_tokens() -> None:
+    assert tokens_for_bytes(build_kv(plan(max_concurrency=50_000.0), 0, None), gib(1)) is None

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.accounting.builders import TOTAL, process, span
+from tests.unit.accounting.builders import TOTAL, divided_rows, process, rest_of, span
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.model import DeviceMemory
 from vllm_memprof.accounting.owners import ATB_POOL_BYTES, Owners, owners_of
@@ -58,7 +58,7 @@ def spans(*edges: tuple[str, Snapshot, Snapshot], **details: dict[str, Any]) -> 
 
 def divided(found: list[Span], order: int, edge: str = "after") -> dict[str, int | None]:
     memory = whole(found, order, edge)
-    return {row.component: row.bytes for row in memory.rows}
+    return {row.component: row.bytes for row in divided_rows(memory)}
 
 
 def whole(found: list[Span], order: int, edge: str = "after") -> DeviceMemory:
@@ -101,12 +101,12 @@ def test_the_books_close_whatever_the_counters_say(
     found = [span("warm_up", None, snapshot)]
     memory = device_memory(found[0], found[0].edges[0], False, Owners(counted=True))
     known = sum(row.bytes for row in memory.rows if row.bytes is not None)
-    assert memory.unaccounted_bytes is not None
-    assert known + memory.unaccounted_bytes == TOTAL
+    assert memory.unexplained_bytes is not None
+    assert known + memory.unexplained_bytes == TOTAL
     if (
         own is not None
     ):  # everything of this process has a row: what is left is what no process holds
-        assert memory.unaccounted_bytes == TOTAL - free - own - (others or 0)
+        assert rest_of(memory) == TOTAL - free - own - (others or 0)
 
 
 def test_a_reading_that_belongs_together_leaves_nothing() -> None:
@@ -118,8 +118,8 @@ def test_a_reading_that_belongs_together_leaves_nothing() -> None:
         )
     )
     memory = whole(found, 0)
-    rows = {row.component: (row.bytes, row.how) for row in memory.rows}
-    assert memory.unaccounted_bytes == 0
+    rows = {row.component: (row.bytes, row.how) for row in divided_rows(memory)}
+    assert rest_of(memory) == 0
     assert rows["context"] == (CONTEXT, "measured")
     assert rows["communicators_unnamed"] == (BUFFERS, "measured")  # no collective was seen
     assert rows["cann_ge"] == (3 * MIB, "measured")
@@ -135,7 +135,7 @@ def test_sleeping_memory_is_counted_by_torch_alone() -> None:
     found = spans(("sleep", awake, asleep))
     rows = divided(found, 0)
     assert (rows["unmapped"], rows["other"]) == (-400 * MIB, 0)
-    assert whole(found, 0).unaccounted_bytes == 0
+    assert rest_of(whole(found, 0)) == 0
 
 
 def test_the_context_is_carried_to_moments_at_which_the_driver_is_not_asked() -> None:
@@ -143,10 +143,10 @@ def test_the_context_is_carried_to_moments_at_which_the_driver_is_not_asked() ->
         ("device_init", taken(1), taken(2)),
         ("empty_cache", taken(3, driver=False), taken(4, driver=False)),
     )
-    rows = {row.component: (row.bytes, row.how) for row in whole(found, 1).rows}
+    rows = {row.component: (row.bytes, row.how) for row in divided_rows(whole(found, 1))}
     assert rows["context"] == (CONTEXT, "derived")
     assert rows["other_processes"][0] is None
-    assert whole(found, 1).unaccounted_bytes == 0
+    assert rest_of(whole(found, 1)) == 0
 
 
 def test_without_the_driver_the_context_is_what_the_first_reading_leaves() -> None:
@@ -156,7 +156,7 @@ def test_without_the_driver_the_context_is_what_the_first_reading_leaves() -> No
         ("device_init", taken(1, driver=False, others=2**34), taken(2, driver=False, others=2**34))
     )
     assert divided(crowded, 0)["context"] is None
-    assert whole(crowded, 0).unaccounted_bytes == CONTEXT + 2**34
+    assert rest_of(whole(crowded, 0)) == CONTEXT + 2**34
 
 
 def group(name: str, size: int | None = BUFFERS, **more: Any) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def two_communicators(held_at_the_end: int, second: int | None = BUFFERS) -> dic
     assert divided(found, 0, "before")["communicator:tp"] == 0
     assert divided(found, 1, "before")["communicator:ep"] == 0
     rows = divided(found, 2)
-    assert whole(found, 2).unaccounted_bytes == 0
+    assert rest_of(whole(found, 2)) == 0
     return {
         name.removeprefix("communicator"): size
         for name, size in rows.items()
@@ -207,7 +207,7 @@ def test_destroyed_communicators_leave_no_names() -> None:
 
 def test_a_communicator_alone_is_measured_by_the_counter() -> None:
     found = [span("communicator", taken(1), taken(2, HCCL=BUFFERS), 0, detail=group("tp:0"))]
-    rows = {row.component: row for row in whole(found, 0).rows}
+    rows = {row.component: row for row in divided_rows(whole(found, 0))}
     assert (rows["communicator:tp"].bytes, rows["communicator:tp"].how) == (BUFFERS, "measured")
     assert "2 x 200 MiB by hccl_config" in rows["communicator:tp"].source
 
@@ -236,7 +236,7 @@ def start_up(in_profile: int, between: int, in_warm_up: int, in_atb: int) -> lis
 
 def atb_and_other(found: list[Span], order: int) -> tuple[int | None, int | None]:
     rows = divided(found, order)
-    assert whole(found, order).unaccounted_bytes == 0
+    assert rest_of(whole(found, order)) == 0
     return rows["atb"], rows["other"]
 
 
@@ -284,7 +284,7 @@ def test_a_moment_at_which_workspace_is_not_read_keeps_both_together() -> None:
     found = spans(("empty_cache", taken(1, workspace=None, unread_workspace=9 * MIB), taken(2)))
     rows = divided(found, 0, "before")
     assert (rows["npu_workspace"], rows["npu_workspace_and_other"]) == (None, 9 * MIB)
-    assert whole(found, 0, "before").unaccounted_bytes == 0
+    assert rest_of(whole(found, 0, "before")) == 0
 
 
 def uncounted(t_ns: int, non_torch: int, workspace: int = 0) -> Snapshot:
@@ -304,11 +304,11 @@ def test_without_counters_names_come_from_the_order_of_events() -> None:
             1,
         ),
     ]
-    rows = {row.component: (row.bytes, row.how) for row in whole(found, 1).rows}
+    rows = {row.component: (row.bytes, row.how) for row in divided_rows(whole(found, 1))}
     assert rows["context"] == (CONTEXT, "derived")
     assert rows["communicator:tp"] == (BUFFERS, "derived")
     assert rows["other_non_torch"] == (30 * MIB, "derived")
-    assert whole(found, 1).unaccounted_bytes == 0
+    assert rest_of(whole(found, 1)) == 0
     assert divided(found, 0, "before")["communicator:tp"] == 0
 
 

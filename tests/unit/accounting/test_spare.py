@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,10 +153,8 @@ def test_e3_charges_the_neighbour_and_says_so() -> None:
     found = next(f for f in report.findings if f.id == "co-tenant")
     assert found.bytes == gib(0.35) + neighbour
     assert "takes that from the KV cache" in found.title
-    assert (
-        "no --gpu" not in found.action
-    )  # 0.9 + 19.85 / 60.96 is more than the device has: no advice
-    assert found.action == ""
+    # 0.9 + 19.85 / 60.96 is more than the device has: no utilization is named
+    assert found.action.startswith("move the other process to another device, or upgrade to")
 
 
 # -- the layout of a KV cache of which a log prints tokens and GiB ---------------------------
@@ -163,26 +162,38 @@ def test_e3_charges_the_neighbour_and_says_so() -> None:
 
 def test_one_multiple_in_the_range_is_the_layout() -> None:
     kv = infer_layout(
-        Kv(tokens=171_904, max_model_len=32_768, max_concurrency=5.25),
-        gib(41.98),
-        gib(0.005),
-        "vllm",
+        Kv(tokens=645_120, max_model_len=65_536), gib(44.30), gib(0.005), "vllm-ascend"
     )
-    assert (
-        kv.bytes_per_token is None
-    )  # 262,144 would need 171,904 + 25 tokens: less than a block of 16 is left over
-    kv = infer_layout(
-        Kv(tokens=94_784, max_model_len=2_048, max_concurrency=46.28),
-        gib(10.12),
-        gib(0.005),
-        "vllm",
-    )
-    assert (kv.bytes_per_token, kv.blocks, kv.derived) == (114_688, 5_924, True)
+    assert (kv.bytes_per_token, kv.blocks, kv.derived) == (73_728, 5_040, True)
+    assert kv.bytes_per_token_limits == [73_711, 73_741]
+    assert kv.default_block_size
+
+
+def test_latent_attention_is_no_multiple_of_512() -> None:
+    """DeepSeek-V2-Lite: 27 layers of 576 numbers of 2 bytes."""
+    kv = infer_layout(Kv(tokens=782_208), gib(22.66), gib(0.005), "vllm-ascend")
+    assert (kv.bytes_per_token, kv.bytes_per_block) == (27 * 576 * 2, 27 * 576 * 2 * 128)
+    assert kv.bytes_per_token % 512
+
+
+@pytest.mark.parametrize(
+    ("tokens", "granted", "true"),
+    [(94_784, 10.12, 28 * 4_096), (171_904, 41.98, 512 * 512), (53_136, 12.57, 62 * 4_096)],
+)
+def test_several_multiples_leave_the_range_and_a_block_size_that_is_not_printed_nothing(
+    tokens: int, granted: float, true: int
+) -> None:
+    """The last fits blocks of 16 and less: vLLM's plugins and backends set their own."""
+    kv = infer_layout(Kv(tokens=tokens), gib(granted), gib(0.005), "vllm")
+    assert (kv.bytes_per_token, kv.bytes_per_block, kv.blocks, kv.block_size) == (None,) * 4
+    assert kv.bytes_per_token_limits is not None
+    low, high = kv.bytes_per_token_limits
+    assert low <= true <= high
 
 
 def test_no_layout_where_several_fit_or_layers_differ() -> None:
-    unsure = Kv(tokens=1_280)
-    assert infer_layout(unsure, gib(1), gib(0.005), "vllm-ascend") is unsure
+    unsure = infer_layout(Kv(tokens=1_280), gib(1), gib(0.005), "vllm-ascend")
+    assert (unsure.bytes_per_token, unsure.blocks) == (None, 10)
     hybrid = Kv(tokens=282_240, max_model_len=4_096, max_concurrency=210.07)
     assert infer_layout(hybrid, gib(20), gib(0.005), "vllm-ascend") is hybrid
     plan = Kv(tokens=645_120, blocks=5_040)

@@ -95,7 +95,7 @@ def test_a_name_cannot_leave_its_comment() -> None:
         REPORT,
         run=replace(REPORT.run, model='x\n[budget]\nmax_graph = 1\x00"', device="a\rb\u2028c"),
     )
-    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 8
+    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 7
 
 
 def test_a_run_without_figures_proposes_nothing() -> None:
@@ -224,6 +224,7 @@ def test_the_ratchet_never_loosens(
 @settings(deadline=None)
 @given(_entries(), st.fractions(0, 1, max_denominator=1000))
 def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent: Fraction) -> None:
+    entries.pop("max_unexplained", None)  # of this run only a remainder is known
     lines = [
         f"{name} = {value if isinstance(value, int) else repr(value)}"
         for name, value in entries.items()

@@ -249,7 +249,7 @@ def test_the_ratchet(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_turns_no_ratchet(tmp_path: Path) -> None:
-    text = "[budget]\nmax_unaccounted = '1GiB'\n"
+    text = "[budget]\nmax_unexplained = '1GiB'\n"
     path = budget(tmp_path, text)
     done = call(DATA / "killed_tp2", "--budget", path, "--update-baseline", "--force")
     assert done.returncode == 1

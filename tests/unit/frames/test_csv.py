@@ -43,7 +43,10 @@ def test_pandas_gets_every_row_of_report_json(name: str) -> None:
             at = (rank["label"], memory["order"], memory["edge"])
             for row in memory["owners"]:
                 wanted[("owner", *at, row["component"])] = (row["bytes"], row["how"])
-            wanted[("owner", *at, "unaccounted")] = (memory["unaccounted_bytes"], "derived")
+            wanted[("owner", *at, "unexplained")] = (
+                memory["unexplained_bytes"],
+                memory["unexplained_how"],
+            )
             for row in memory["parts"]:
                 wanted[("part", *at, row["component"])] = (row["bytes"], row["how"])
             snapshot = phases[memory["order"]][memory["edge"]]
@@ -71,7 +74,7 @@ def test_owners_add_up_to_the_device_in_pandas(name: str) -> None:
     )
     totals = moments["reading"]["device_total_bytes"].dropna()
     assert len(totals) == sum(
-        edge.owners is not None and edge.owners.unaccounted_bytes is not None
+        edge.owners is not None and edge.owners.unexplained_bytes is not None
         for rank in report.ranks
         for _, edge in edges_of(rank.phases)
     )
@@ -98,6 +101,13 @@ def same_budget(reports: list[Report]) -> None:
             for term in rank["budget"]["terms"]:
                 got = figures["term", term["name"]]
                 assert (None if pd.isna(got) else got) == term["bytes"], term
+            for row in rank["budget"]["audit"]:
+                for kind, size in (
+                    ("", row["own_bytes"]),
+                    ("_difference", row["difference_bytes"]),
+                ):
+                    got = figures[f"audit{kind}", row["term"]]
+                    assert (None if pd.isna(got) else got) == size, row
 
 
 @pytest.mark.parametrize("name", RUNS)

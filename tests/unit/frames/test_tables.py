@@ -16,6 +16,7 @@ TABLES = (
     tables.snapshots,
     tables.device_memory,
     tables.budget,
+    tables.audit,
     tables.kv,
     tables.empty_cache,
     tables.findings,
@@ -52,7 +53,7 @@ def test_owners_add_up_to_the_device(name: str) -> None:
     whole = owners[owners.part_of.isna()].groupby(WHEN)["bytes"].sum(min_count=1)
     totals = made(tables.snapshots, [report]).set_index(WHEN)["device_total_bytes"]
     known = totals.dropna().index.intersection(
-        owners[(owners.component == "unaccounted") & owners["bytes"].notna()].set_index(WHEN).index
+        owners[(owners.component == "unexplained") & owners["bytes"].notna()].set_index(WHEN).index
     )
     assert len(known)
     assert (whole.loc[known] == totals.loc[known]).all()

@@ -192,7 +192,7 @@ def test_rows_that_are_here_because_the_engine_is_wrong_have_their_finding() -> 
     expected = {
         "wtdcode/vllm-backport#34": "engine-suggestion-wrong",
         "vllm-project/vllm-ascend#9372": "negative-kv",
-        "vllm-project/vllm-ascend#19": "co-tenant",
+        "vllm-project/vllm-ascend#19": "out-of-memory",
         "vllm-project/vllm-ascend#1617": "fragmentation",
         "vllm-project/vllm-ascend#14004": "budget-halved",
         "pytorch/pytorch#175666": "startup-refused",

@@ -152,7 +152,7 @@ def test_workers_that_nothing_names_are_told_apart_by_process_id(runs_of):
         "(VllmWorkerProcess pid=521) INFO model weights take 2.00GiB; the rest of the memory reserved for KV Cache is 4.00GiB.\n"
         "(VllmWorkerProcess pid=507) INFO model weights take 2.00GiB; the rest of the memory reserved for KV Cache is 5.00GiB.\n"
     )
-    assert kv(run) == {"unlabelled": 3.0, "pid 521": 4.0, "pid 507": 5.0}
+    assert kv(run) == {"lines without a rank": 3.0, "pid 521": 4.0, "pid 507": 5.0}
 
 
 def test_ranks_of_old_releases(runs_of):
@@ -226,7 +226,7 @@ def test_lines_behind_the_prefix_of_a_container(runs_of):
     assert {label: p.figures.get("graph_bytes") for label, p in workers(run).items()} == {
         "TP0": None,
         "TP1": None,
-        "unlabelled": round(0.3 * GIB),
+        "lines without a rank": round(0.3 * GIB),
     }
 
 

@@ -74,6 +74,6 @@ def test_the_device_after_a_phase_is_that_of_its_last_edge_with_a_total() -> Non
     spans = [ending(0, 7), ending(1, 8), ending(2, None), ending(3, 9, "before")]
     found = device_after(spans, "request")
     assert found is not None
-    assert found.unaccounted_bytes == 8
+    assert found.unexplained_bytes == 8
     assert device_after(spans, "sleep") is None
     assert device_after(SPANS, "profile_run") is None

@@ -112,7 +112,7 @@ def same_plots(drawn: dict[str, Any], data: dict[str, Any]) -> None:
             continue
         sizes = [[row["bytes"] for row in moment["owners"]] for moment in device_edges(rank)]
         known = {size for moment in sizes for size in moment}
-        known |= {moment["unaccounted_bytes"] for moment in device_edges(rank)}
+        known |= {moment["unexplained_bytes"] for moment in device_edges(rank)}
         for owner in view["timeline"]["owners"]:
             if not owner["name"].startswith("tensors"):
                 assert set(owner["bytes"]) <= known | {None}

@@ -23,10 +23,10 @@ PLAIN = (
     "requested - allocated peak",  # accounting.budgets: formulas
     "growth (at|in|of) |less (all|the|what)|blocks handed to tensors|the rest of its segments"
     "|non-torch at the first|the allocator's list|the driver's list",  # owners: sources
-    "memprof plan stops|not in the log|not reached",  # why a phase was not measured
+    "memprof plan stops|not reached",  # why a phase was not measured
     "per block|planned bytes",  # accounting.kv: names of checks
     "killed by|less was free|the KV cache is",  # exit reasons, recorded as English
-    "npu-smi|is taken to be|is set",  # notes of logs
+    "npu-smi|is taken to be|is set|does not name ranks|it repeats figures",  # notes of logs
 )
 
 

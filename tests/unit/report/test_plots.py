@@ -39,7 +39,7 @@ def test_every_moment_adds_up_to_what_is_in_use(name: str) -> None:
         wanted = sum(
             row.bytes for row in memory.rows if row.bytes is not None and row.component != "free"
         )
-        wanted += memory.unaccounted_bytes or 0
+        wanted += memory.unexplained_bytes or 0
         stacked = sum(owner.bytes[i] or 0 for owner in line.owners)
         assert stacked == wanted
         if line.in_use[i] is not None:

@@ -145,7 +145,7 @@ def test_phases_and_owners_are_those_of_report_json(name: str) -> None:
         wanted = defaultdict(list)
         for memory in device_edges(rank):
             rows = [(row["component"], row["bytes"]) for row in memory["owners"]]
-            rows += [("unaccounted", memory["unaccounted_bytes"])]
+            rows += [("unexplained", memory["unexplained_bytes"])]
             rows += [
                 (f"{row['part_of']} / {row['component']}", row["bytes"]) for row in memory["parts"]
             ]

@@ -136,7 +136,7 @@ def test_perfetto_holds_what_report_json_says(
             memory = edge.owners
             assert memory is not None
             sizes = [(row.component, row.bytes) for row in memory.rows]
-            sizes += [("unaccounted", memory.unaccounted_bytes)]
+            sizes += [("unexplained", memory.unexplained_bytes)]
             sizes += [(f"{part.part_of} / {part.component}", part.bytes) for part in memory.parts]
             for owner, size in sizes:
                 if size is not None:

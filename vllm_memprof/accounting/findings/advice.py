@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import text
 
@@ -51,39 +51,110 @@ def leave_room(
     return ""
 
 
-def make_up_for(rank: RankReport, size: int) -> str:
-    """Return the utilization that gives the KV cache so many bytes more, "" where none does."""
+def most_accepted(ranks: list[RankReport]) -> float | None:
+    """Return the largest utilization, to 4 digits, with which every rank's engine would start.
+
+    Engines refuse a request that is larger than what is free at their start. What a log prints is
+    rounded, so the least free memory and the largest total that it can mean count. 1 where no rank
+    checks; None where a rank that may check does not say what was free.
+    """
+    most = 1.0
+    for rank in ranks:
+        row = form_of(rank.budget.equation)
+        if row is not None and not row.checks_free:
+            continue
+        total, free = device_total(rank), rank.initial_free_bytes
+        if total is None or free is None:
+            return None
+        least = free - rank.half_units.get("initial_free_bytes", 0) - 1  # a request is rounded up
+        share = least / (total + rank.half_units.get("device_total_bytes", 0))
+        most = min(most, math.floor(share * 10_000) / 10_000)
+    return most
+
+
+def make_up_for(rank: RankReport, size: int, ranks: list[RankReport]) -> str:
+    """Return the utilization that makes the request so much larger, or why none does.
+
+    Args:
+        rank: whose request it is about.
+        size: bytes.
+        ranks: all of the run: they have the utilization in common.
+
+    Returns:
+        "" where the device's total or the utilization is not known, or it would be 1 or more.
+    """
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
     if not total or not utilization:
         return ""
-    share = math.ceil((utilization + size / total) * 10_000) / 10_000
+    share = _rounded_up(utilization + size / total)
     if share >= 1:
         return ""
+    most = most_accepted(ranks)
+    if most is None:
+        return text(
+            "--gpu-memory-utilization {share:.4f} makes up for it, where {asked:gib} GiB are free "
+            "at the start",
+            share=share,
+            asked=math.ceil(share * total),
+        )
+    if share > most:
+        return text(
+            "no utilization makes up for it: above {most:.4f} the engine refuses to start",
+            most=most,
+        )
     return text("--gpu-memory-utilization {share:.4f} makes up for it", share=share)
 
 
-def leave_a_kv_cache(rank: RankReport, missing: int) -> str:
-    """Return the utilization above which the KV cache is positive, or by how much to raise it.
+def keep_apart(rank: RankReport) -> str:
+    """Return what keeps other processes' memory out of a KV cache whose equation subtracts it."""
+    if rank.budget.equation == "E4p":
+        return text("move the other process to another device")
+    return text(
+        "move the other process to another device, or upgrade to vllm-ascend 0.18 or later, which "
+        "does not subtract it"
+    )
+
+
+def leave_a_kv_cache(rank: RankReport, missing: int, ranks: list[RankReport]) -> str:
+    """Return the utilization above which the KV cache is large enough, or by how much to raise it.
 
     Args:
-        rank: whose budget leaves nothing.
-        missing: bytes; 0 where they are not known.
+        rank: whose budget leaves too little.
+        missing: bytes of the KV cache; 0 where they are not known.
+        ranks: all of the run: they have the utilization in common.
     """
     if not missing:
         return text("raise --gpu-memory-utilization, or lower --max-num-batched-tokens")
     total, utilization = device_total(rank), rank.budget.gpu_memory_utilization
+    missing += rank.half_units.get("kv_cache_bytes", 0)
     missing *= divisor_of(rank.budget.equation)
     if not total or not utilization:
         return text(
-            "raise --gpu-memory-utilization by more than {size:gib} / the device's GiB",
+            "raise --gpu-memory-utilization by more than {size:gib} / the device's GiB, where that "
+            "is free at the start",
             size=missing,
         )
-    share = math.ceil((utilization + missing / total) * 10_000) / 10_000
+    share, most = _rounded_up(utilization + missing / total), most_accepted(ranks)
     if share >= 1:
         return text(
             "no --gpu-memory-utilization below 1 is enough: lower --max-num-batched-tokens or use "
             "more devices"
         )
-    return text(
-        "more than --gpu-memory-utilization {share:.4f} leaves a positive KV cache", share=share
-    )
+    if most is None:
+        return text(
+            "more than --gpu-memory-utilization {share:.4f} is enough, where {asked:gib} GiB are "
+            "free at the start",
+            share=share,
+            asked=math.ceil(share * total),
+        )
+    if share >= most:
+        return text(
+            "no utilization is enough: above {most:.4f} the engine refuses to start; lower "
+            "--max-num-batched-tokens, use more devices, or move what else is on this one",
+            most=most,
+        )
+    return text("more than --gpu-memory-utilization {share:.4f} is enough", share=share)
+
+
+def _rounded_up(share: float) -> float:
+    return math.ceil(share * 10_000) / 10_000

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.advice import leave_a_kv_cache
-from vllm_memprof.accounting.findings.needs import GRANTED, NOTHING, RECOMPUTED
+from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.findings.advice import keep_apart, leave_a_kv_cache, most_accepted
+from vllm_memprof.accounting.findings.needs import GRANTED, GRANTED_OR_REFUSED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
-    WARNING,
     Context,
     Found,
     RankContext,
@@ -26,7 +25,7 @@ from vllm_memprof.text import join, text
     "negative-kv",
     severity=ERROR,
     title=text("The budget leaves nothing for the KV cache"),
-    needs=GRANTED,
+    needs=GRANTED_OR_REFUSED,
     priced=False,
 )
 def negative_kv(context: RankContext) -> Iterator[Found]:
@@ -37,8 +36,11 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         engine cannot serve.
 
     Computed:
-        The KV cache that the engine granted is 0 or negative. Some releases print 0 for every
-        negative result; then the terms of the equation less the request tell how much is missing.
+        The KV cache that the engine granted is 0 or negative, or its message says that no memory
+        is available for the cache blocks. Some releases print 0 for every negative result; then the
+        terms of the equation less the request tell how much is missing.
+        Equations E2, E3 and E4p subtract what other processes hold on the device, such as the
+        first of two instances.
 
     To do:
         Raise `--gpu-memory-utilization` above the value that the finding names, lower
@@ -46,9 +48,10 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
     """
     budget = context.rank.budget
     granted, asked = budget.engine_kv_cache_bytes, budget.requested_bytes
-    if granted is None or granted > 0:
+    refused = bool(context.rank.figures.get("no_cache_blocks"))
+    if not refused and (granted is None or granted > 0):
         return
-    missing = -granted
+    missing = max(0, -(granted or 0))
     sizes = [row.bytes for row in budget.terms if row.subtracted]
     known = [size for size in sizes if size is not None]
     if not missing and asked is not None and sizes and len(known) == len(sizes):
@@ -61,8 +64,21 @@ def negative_kv(context: RankContext) -> Iterator[Found]:
         parts.append(text("weights {size:gib} GiB", size=weights))
     if missing and not granted:
         parts.append(text("the equation gives {size:gib} GiB", size=-missing))
-    parts.append(text("KV cache {size:gib} GiB", size=granted))
-    yield Found(join(", ", parts), granted, leave_a_kv_cache(context.rank, missing))
+    if granted is not None:
+        parts.append(text("KV cache {size:gib} GiB", size=granted))
+    if refused:
+        parts.append(text("the engine refused to start: no memory for the cache blocks"))
+    action = leave_a_kv_cache(context.rank, missing, context.ranks)
+    row = form_of(budget.equation)
+    if row is not None and row.subtracts_neighbours:
+        neighbour = text(
+            "equation {equation} subtracts what other processes hold on the device, another "
+            "instance of the engine for one: {advice}",
+            equation=budget.equation,
+            advice=keep_apart(context.rank),
+        )
+        action = join("; ", [action, neighbour])
+    yield Found(join(", ", parts), granted, action)
 
 
 @finding(
@@ -87,16 +103,29 @@ def kv_too_small(context: RankContext) -> Iterator[Found]:
         `--gpu-memory-utilization`.
     """
     rank = context.rank
-    wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
-    if wanted is None or granted is None or granted >= wanted:
+    asked, stored = (
+        rank.figures.get(name) for name in ("kv_cache_minimum_tokens", "kv_cache_stored_tokens")
+    )
+    if asked is not None and stored is not None and asked > stored:
+        evidence = text(
+            "max_model_len is {asked:,} tokens, and the KV cache holds {stored:,}",
+            asked=int(asked),
+            stored=int(stored),
+        )
+        yield Found(evidence, action=text("--max-model-len {length} fits", length=int(stored)))
         return
-    length, missing = rank.figures.get("estimated_max_model_len"), int(wanted) - granted
-    parts = [
-        text("one request takes {size:gib} GiB", size=wanted),
-        text("KV cache {size:gib} GiB", size=granted),
-    ]
+    wanted, granted = rank.figures.get("kv_cache_minimum_bytes"), rank.budget.engine_kv_cache_bytes
+    if wanted is None or (granted is not None and granted >= wanted):
+        return
+    parts = [text("one request takes {size:gib} GiB", size=wanted)]
+    length = rank.figures.get("estimated_max_model_len")
     fits = text("--max-model-len {length} fits", length=int(length)) if length else None
-    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing))
+    if granted is None:  # the line was cut
+        yield Found(parts[0], action=fits or leave_a_kv_cache(rank, 0, context.ranks))
+        return
+    missing = int(wanted) - granted
+    parts.append(text("KV cache {size:gib} GiB", size=granted))
+    yield Found(join(", ", parts), missing, fits or leave_a_kv_cache(rank, missing, context.ranks))
 
 
 @finding(
@@ -123,83 +152,40 @@ def startup_refused(context: RankContext) -> Iterator[Found]:
     rank = context.rank
     total, free = rank.device_total_bytes, rank.initial_free_bytes
     asked = rank.budget.requested_bytes
-    if not rank.figures.get("startup_refused") or not total or free is None or asked is None:
+    if not rank.figures.get("startup_refused") or not total or free is None:
         return
-    share = math.floor(free / total * 10_000) / 10_000
-    action = text("end what holds the other {size:gib} GiB", size=total - free)
-    if free * 2 >= asked:
+    held = text(
+        "end what else is on the device: {size:gib} GiB were in use, with this process's own "
+        "runtime context",
+        size=total - free,
+    )
+    if asked is None:  # the line was cut
+        evidence = text("free {free:gib} of {total:gib} GiB", free=free, total=total)
+        yield Found(evidence, action=held)
+        return
+    share = most_accepted(context.ranks)
+    action = held
+    if share is not None and share * total * 2 >= asked:
         action = text(
-            "--gpu-memory-utilization {share:.4f} asks for what is free; or end what holds the "
-            "other {size:gib} GiB",
+            "--gpu-memory-utilization {share:.4f} asks for no more than is free; or {held}",
             share=share,
-            size=total - free,
+            held=held,
         )
     evidence = text(
-        "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+        "requested {asked:gib} of {total:gib} GiB, free {free:gib} GiB",
         asked=asked,
-        share=rank.budget.gpu_memory_utilization,
         total=total,
         free=free,
     )
+    if rank.budget.gpu_memory_utilization is not None:
+        evidence = text(
+            "requested {asked:gib} GiB = {share} of {total:gib} GiB, free {free:gib} GiB",
+            asked=asked,
+            share=rank.budget.gpu_memory_utilization,
+            total=total,
+            free=free,
+        )
     yield Found(evidence, asked - free, action)
-
-
-@finding(
-    "equation-unbalanced",
-    severity=ERROR,
-    title=text("The KV cache differs from what the engine's equation gives"),
-    needs=RECOMPUTED,
-)
-def equation_unbalanced(context: RankContext) -> Iterator[Found]:
-    """Find budgets that the recorded figures do not give.
-
-    Meaning:
-        memprof recomputes the KV cache from the engine's own figures. A difference means that
-        another equation was at work, or that a figure was read at another moment. Of a log it is
-        a warning: its lines may come from two runs, or from another release.
-
-    Computed:
-        KV cache granted by the engine less the KV cache by the equation; more than the rounding of
-        the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations.
-
-    To do:
-        Report it with the run folder: the row of the equation for this release needs a correction.
-        Of a log, check that all lines are of one run.
-    """
-    budget = context.rank.budget
-    if budget.balanced is not False:
-        return
-    granted, given = budget.engine_kv_cache_bytes, budget.kv_cache_bytes
-    if context.run.source != "log":
-        evidence = text(
-            "engine {granted:bytes}, recomputed {given:bytes} bytes ({cite})",
-            granted=granted,
-            given=given,
-            cite=budget.cite,
-        )
-        title = text(
-            "The engine granted another KV cache than its equation {equation} gives",
-            equation=budget.equation,
-        )
-        yield Found(evidence, budget.residual_bytes, title=title)
-        return
-    evidence = text(
-        "engine {granted:bytes}, recomputed {given:bytes} bytes", granted=granted, given=given
-    )
-    if budget.tolerance_bytes:
-        evidence = text(
-            "engine {granted:gib} GiB, recomputed {given:gib} +-{slack:gib} GiB: {exact}",
-            granted=granted,
-            given=given,
-            slack=budget.tolerance_bytes,
-            exact=evidence,
-        )
-    title = text(
-        "The printed KV cache is not what equation {equation} gives with the printed figures: the "
-        "lines are of two runs, or of another release",
-        equation=budget.equation,
-    )
-    yield Found(evidence, budget.residual_bytes, title=title, severity=WARNING)
 
 
 @finding_of_run(

@@ -56,7 +56,7 @@ def graph_estimate_high(context: RankContext) -> Iterator[Found]:
     evidence = text(
         "estimated {estimate:gib}, captured {actual:gib} GiB", estimate=estimate, actual=actual
     )
-    yield Found(evidence, over, make_up_for(rank, over))
+    yield Found(evidence, over, make_up_for(rank, over, context.ranks))
 
 
 @finding(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.findings.advice import keep_apart
 from vllm_memprof.accounting.findings.needs import KV_ALLOCATED, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     INFO,
@@ -15,7 +17,7 @@ from vllm_memprof.accounting.findings.registry import (
     finding_of_run,
 )
 from vllm_memprof.accounting.kv import ALLOCATED, is_hybrid, tokens_for_blocks
-from vllm_memprof.text import text
+from vllm_memprof.text import join, text
 
 
 @finding(
@@ -147,13 +149,33 @@ def budget_halved(context: RankContext) -> Iterator[Found]:
         On 310P the engine keeps half of what its equation leaves for operator workspace.
 
     Computed:
-        The engine's line ends with "halved for workspace"
-        (`vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory`). The bytes
-        are those of the granted half.
+        The engine's line ends with "halved for workspace", or a log's device total is that of a
+        310P (`vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory`). The
+        bytes are those of the granted half.
 
     To do:
-        Nothing. A byte more of the request gives half a byte of KV cache.
+        Nothing, where the device is this engine's own. A byte more of the request gives half a byte
+        of KV cache, and a byte of another process takes half a byte of it.
     """
     granted = context.rank.budget.engine_kv_cache_bytes
-    if context.rank.figures.get("halved") and granted is not None and granted > 0:
-        yield Found(text("KV cache {size:gib} GiB, halved for workspace", size=granted), granted)
+    halved = context.rank.figures.get("halved") or (
+        context.run.source == "log" and divisor_of(context.rank.budget.equation) != 1
+    )
+    if halved and granted is not None and granted > 0:
+        evidence = text("KV cache {size:gib} GiB, halved for workspace", size=granted)
+        left = context.rank.budget.implied_term(divisor_of(context.rank.budget.equation))
+        if left is not None and left[0] == "cleared":
+            context_of = text(
+                "twice that leaves {size:gib} GiB for what was in use at the start and freed by "
+                "empty_cache: the context of a 310P alone is about 1 GiB",
+                size=left[1],
+            )
+            evidence = join("; ", [evidence, context_of])
+        neighbours = text(
+            "if other processes are on the device: equation {equation} subtracts what they hold; "
+            "{advice}",
+            equation="E4p",
+            advice=keep_apart(context.rank),
+        )
+        unknown = context.rank.initial_free_bytes is None
+        yield Found(evidence, granted, neighbours if unknown else "")

@@ -23,9 +23,19 @@ def _hooks(report: Report, rank: RankReport) -> Text | None:
     return text("a log does not tell") if report.run.source == "log" else None
 
 
+def _oom_told(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log" and rank.oom is None:
+        return text("a log need not hold the message")
+    return None
+
+
 def _granted(report: Report, rank: RankReport) -> Text | None:
     granted = rank.budget.engine_kv_cache_bytes
     return text("no KV cache was granted") if granted is None else None
+
+
+def _granted_or_refused(report: Report, rank: RankReport) -> Text | None:
+    return None if rank.figures.get("no_cache_blocks") else _granted(report, rank)
 
 
 def _recomputed(report: Report, rank: RankReport) -> Text | None:
@@ -47,11 +57,23 @@ def _allocated(report: Report, rank: RankReport) -> Text | None:
     return None if stands else text("the KV cache was not allocated")
 
 
+def _audited(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log":
+        return text("a log does not tell")
+    compared = any(row.agrees is not None for row in rank.budget.audit)
+    return None if compared else text("no figure of the engine could be compared")
+
+
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
+OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
 GRANTED = Need("the KV cache that the engine granted is known", _granted)
+GRANTED_OR_REFUSED = Need(
+    "the KV cache that the engine granted is known, or its refusal is", _granted_or_refused
+)
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
+AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
 PROFILE_PEAK = Need("the KV cache and the peak of the profile run are known", _peak)
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
 

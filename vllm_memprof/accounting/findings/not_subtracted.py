@@ -35,7 +35,7 @@ def _item(context: RankContext, name: str) -> Iterator[Found]:
         how=_HOW.get(item.how, item.how),
     )
     action = leave_room(rank, item.bytes, context.ranks, by_utilization=True)
-    yield Found(evidence, item.bytes, action)
+    yield Found(evidence, item.bytes, action, kv_tokens=item.kv_tokens)
 
 
 @finding(

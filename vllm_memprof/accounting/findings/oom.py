@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
+from vllm_memprof.accounting.findings.needs import NOTHING, OOM_TOLD
+from vllm_memprof.accounting.findings.oom_room import allocator_variable, gib_of, room_for
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     INFO,
@@ -14,93 +15,166 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     finding,
 )
-from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.spans import ancestors, first_of
+from vllm_memprof.accounting.model import Oom, RankReport
+from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 
-#: Phase -> what makes it need less, for those before the KV cache is sized: its size is no cause.
-_BEFORE_KV = {
-    "weight_load": text(
-        "more ranks (--tensor-parallel-size), or weights of fewer bits (--quantization)"
-    ),
-    "mm_profile": text(
-        "a lower --max-num-batched-tokens, or fewer images per prompt (--limit-mm-per-prompt)"
-    ),
-    "profile_run": text("a lower --max-num-batched-tokens or --max-num-seqs"),
+#: Phases in which the KV cache is already there.
+_AFTER_KV = ("graph_capture", "warm_up", "request", "sleep", "wake_up")
+_ASKED_BY = {
+    "npu_workspace": text("for an operator's workspace, outside the caching allocator"),
+    "runtime": text("by the runtime, for a library outside torch"),
+}
+_LAST_PHASE = {
+    "weight_load": text("the weights are loaded"),
+    "profile_run": text("figures of the profile run"),
+    "kv_cache_plan": text("the KV cache is sized"),
+    "graph_capture": text("graphs are captured"),
+    "warm_up": text("the engine is warm"),
 }
 
 
-@finding("out-of-memory", severity=ERROR, title=text("The device ran out of memory"), needs=HOOKS)
+@finding(
+    "out-of-memory",
+    severity=ERROR,
+    title=text("The device ran out of memory"),
+    needs=OOM_TOLD,
+)
 def out_of_memory(context: RankContext) -> Iterator[Found]:
-    """Find the allocation that failed, in a phase that is known.
+    """Find the allocation that failed, what held the device, and what gives enough room.
 
     Meaning:
         An allocation was asked for that neither the allocator nor the device had room for. Before
-        the KV cache exists its size is no cause; after it, a smaller KV cache makes room.
+        the KV cache exists its size is no cause; after it, a smaller KV cache makes room. A log
+        tells the phase by the traceback above the message; else the finding names the last phase
+        whose lines come before it.
 
     Computed:
-        Bytes asked for less bytes free on the device, by the allocator's own message at the
-        failure; unknown where more was free than was asked for (free memory in pieces).
-        Source of the message: `torch_npu`, `NPUCachingAllocator.cpp::malloc`.
+        - Missing: bytes asked for less bytes free on the device, by the allocator's own message at
+          the failure; unknown where more was free than was asked for (free memory in pieces).
+        - Outside torch: total - free - reserved. Where the message says what the process held,
+          that less reserved is outside torch in this process, and total - free - process is of
+          other processes.
+        - Largest: of what held the device, as far as the figures divide it.
+
+        Sources of the messages: `torch_npu`, `NPUCachingAllocator.cpp::malloc`,
+        `NPUWorkspaceAllocator.cpp`; torch, `CUDACachingAllocator.cpp`; CANN runtime, EL0004.
 
     To do:
-        Before the KV cache: what the finding names for the phase. After it: a smaller KV cache by
-        `--kv-cache-memory-bytes` or `--gpu-memory-utilization`. What the rest of the phase would
-        have taken is not known, so the named size is an upper bound.
+        What the finding names, with the bytes that each argument gives. What the rest of the phase
+        would have taken is not known, so each is the least that is needed.
     """
     rank = context.rank
-    failure = first_of(rank.phases, "oom")
-    if rank.oom is None or failure is None or failure.parent is None:
-        return
     oom = rank.oom
-    around = [span.phase for span in ancestors(rank.phases, failure)]
+    if oom is None:
+        return
     missing = minus(oom.requested_bytes, oom.free_bytes)
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
-    sizes = (
-        (text("{size:gib4} GiB were asked for", size=oom.requested_bytes), "requested_bytes"),
-        (text("{size:gib4} GiB free", size=oom.free_bytes), "free_bytes"),
-        (text("reserved {size:gib4} GiB", size=oom.reserved_bytes), "reserved_bytes"),
-        (text("allocated {size:gib4} GiB", size=oom.allocated_bytes), "allocated_bytes"),
-        (
-            text("outside this process's allocator {size:gib4} GiB", size=oom.other_bytes),
-            "other_bytes",
-        ),
-    )
-    evidence = join(", ", [said for said, name in sizes if getattr(oom, name) is not None])
-    planned = next(
-        (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
-    )
+    kv_cache = _has_kv_cache(rank, oom)
+    sentences = [join(", ", _held(rank, oom))]
+    if largest := _largest(rank, oom, kv_cache):
+        name, size = largest
+        sentences.append(
+            text("the largest: {name}, {size} GiB", name=name, size=gib_of(rank, size))
+        )
+    planned = _planned(rank)
     if planned is not None:
         used = minus(oom.device_total_bytes, oom.free_bytes)
         grown = minus(used, minus(planned.device_total_bytes, planned.device_free_bytes))
         if grown:
-            since = text("taken since kv_cache_alloc: {size:gib4} GiB", size=grown)
-            evidence = join("; ", [evidence, since])
-        action = _smaller_kv_cache(rank, around, missing or 0)
-    else:
-        action = next((_BEFORE_KV[phase] for phase in around if phase in _BEFORE_KV), "")
-    title = text("The device ran out of memory in {phase}", phase=around[0])
-    yield Found(evidence, missing, action, title)
-
-
-def _smaller_kv_cache(rank: RankReport, around: list[str], missing: int) -> str:
-    budget = rank.budget
-    granted, utilization = budget.engine_kv_cache_bytes, budget.gpu_memory_utilization
-    choices = []
-    if granted is not None and granted > missing and budget.takes_fixed_size:
-        choices.append(text("--kv-cache-memory-bytes below {size}", size=granted - missing))
-    if utilization is not None and budget.override is None:
-        choices.append(text("--gpu-memory-utilization below {share:g}", share=utilization))
-    if "graph_capture" in around:
-        choices.append(text("--enforce-eager (captures no graphs)"))
-    if not choices:
-        return ""
-    return text(
-        "{choices}; what the rest of {phase} takes is not known",
-        choices=join(", or ", choices),
-        phase=around[0],
+            sentences.append(text("taken since kv_cache_alloc: {size:gib4} GiB", size=grown))
+    if oom.phase is None:
+        last = _LAST_PHASE.get(oom.last_phase or "")
+        sentences.append(
+            text("the phase is not known")
+            if last is None
+            else text("the phase is not known; before the message: {last}", last=last)
+        )
+    title = (
+        text("The device ran out of memory")
+        if oom.phase is None
+        else text("The device ran out of memory in {phase}", phase=oom.phase)
     )
+    action = room_for(context, oom, kv_cache, missing)
+    yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
+
+
+def _held(rank: RankReport, oom: Oom) -> list[str]:
+    """Return what was asked for, and who held the device at the failure."""
+    parts: list[str] = []
+    if oom.requested_bytes is not None:
+        asked = text("{size} GiB were asked for", size=gib_of(rank, oom.requested_bytes))
+        if oom.asked_by is not None:
+            asked = text("{asked} {who}", asked=asked, who=_ASKED_BY[oom.asked_by])
+        parts.append(asked)
+    split = oom.process_non_torch_bytes is not None
+    for row in (
+        (text("{size} GiB free"), oom.free_bytes),
+        (text("reserved {size} GiB"), oom.reserved_bytes),
+        (text("allocated {size} GiB"), oom.allocated_bytes),
+        (
+            text("allocated {size} GiB at its peak"),
+            None if oom.allocated_bytes is not None else _peak(oom),
+        ),
+        (text("of it in private pools (graphs) {size} GiB"), oom.graph_pools_bytes),
+        (text("outside this process's allocator {size} GiB"), None if split else oom.other_bytes),
+        (text("outside torch in this process {size} GiB"), oom.process_non_torch_bytes),
+        (text("other processes {size} GiB"), oom.other_processes_bytes),
+    ):
+        if row[1] is not None:
+            parts.append(text(row[0], size=gib_of(rank, row[1])))
+    return parts
+
+
+def _peak(oom: Oom) -> int | None:
+    """Return the allocated peak, where the message gives that and not what was allocated."""
+    return minus(oom.reserved_bytes, oom.fragmentation_bytes)
+
+
+def _planned(rank: RankReport) -> Snapshot | None:
+    return next(
+        (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
+    )
+
+
+def _has_kv_cache(rank: RankReport, oom: Oom) -> bool | None:
+    """Return whether the KV cache was on the device; None where nothing tells."""
+    if _planned(rank) is not None or oom.phase in _AFTER_KV:
+        return True
+    if oom.last_phase in ("graph_capture", "warm_up"):
+        return True
+    return None if oom.phase is None else False
+
+
+def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, int] | None:
+    """Return (name, bytes) of what held most of the device, by the figures that divide it."""
+    held: list[tuple[str, int | None]] = [
+        (text("reserved but not allocated"), oom.fragmentation_bytes)
+    ]
+    if oom.process_non_torch_bytes is None:
+        held.append((text("memory outside this process's allocator"), oom.other_bytes))
+    else:
+        held.append((text("memory outside torch in this process"), oom.process_non_torch_bytes))
+        held.append((text("other processes"), oom.other_processes_bytes))
+    tensors = oom.allocated_bytes
+    known: list[tuple[str, int]] = []
+    weights = rank.figures.get("weights_bytes")
+    granted = rank.budget.engine_kv_cache_bytes
+    if weights and oom.phase != "weight_load":
+        known.append((text("weights"), int(weights)))
+    if granted and kv_cache:
+        known.append((text("KV cache"), granted))
+    if tensors is not None and sum(size for _, size in known) > tensors:
+        known = []  # figures of another moment
+    if tensors is not None:
+        rest = tensors - sum(size for _, size in known)
+        name = text("other tensors") if known else text("tensors")
+        held.append((name, rest))
+    else:
+        held.append((text("tensors (at most)"), _peak(oom)))
+    sizes = [(name, size) for name, size in (*held, *known) if size is not None and size > 0]
+    return max(sizes, key=lambda entry: entry[1], default=None)
 
 
 @finding(
@@ -142,10 +216,9 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
         parts.append(text("{size:gib} GiB were asked for", size=wanted))
     if free is not None:
         parts.append(text("{size:gib} GiB free", size=free))
-    chip = "CUDA" if context.run.info.engine == "vllm" else "NPU"
     action = text(
         "{setting}, without max_split_size_mb: the two exclude each other",
-        setting=f"PYTORCH_{chip}_ALLOC_CONF=expandable_segments:True",
+        setting=f"{allocator_variable(context)}=expandable_segments:True",
     )
     enough = wanted is None or size + (free or 0) >= wanted
     severity = WARNING if enough else INFO

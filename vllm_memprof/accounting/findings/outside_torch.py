@@ -42,10 +42,10 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
         profile run, where the equation subtracts it as non-torch memory; a warning afterwards.
 
     Computed:
-        Growth of the owner `other` in a phase, less that of the phases inside it, or between two
-        phases; 16 MiB or more, and still held at the last reading before the shutdown. `other` is
-        what the process holds of the device less torch, operator workspace, ATB and communicators
-        (`vllm_memprof/accounting/device_memory.py::device_memory`).
+        Growth of the remainder `other` in a phase, less that of the phases inside it, or between
+        two phases; 16 MiB or more, and still held at the last reading before the shutdown. `other`
+        is what the process holds of the device less torch, operator workspace, ATB and
+        communicators (`vllm_memprof/accounting/device_memory.py::device_memory`).
 
     To do:
         Find the library by the phase that the evidence names. Leave room for it with a smaller KV
@@ -89,7 +89,7 @@ def _last_reading(rank: RankReport) -> int | None:
         place = (span.order, edge.side == AFTER)
         if shutdown is not None and place > (shutdown.order, False):
             continue
-        for row in edge.owners.rows if edge.owners is not None else ():
+        for row in edge.owners.remainders() if edge.owners is not None else ():
             if row.component == "other" and row.bytes is not None:
                 return row.bytes
     return None
@@ -103,9 +103,9 @@ def _own_growth(rank: RankReport) -> Iterator[tuple[Growth, int]]:
     for row in table:
         if row.after is None:
             parent = parents.get(row.order)
-            inside[parent] = inside.get(parent, 0) + (row.owners.get("other") or 0)
+            inside[parent] = inside.get(parent, 0) + (row.remainders.get("other") or 0)
     for row in table:
-        size = row.owners.get("other")
+        size = row.remainders.get("other")
         if size is not None:
             yield row, size - (inside.get(row.order, 0) if row.after is None else 0)
 

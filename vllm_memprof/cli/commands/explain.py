@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, render, write_out
+from vllm_memprof.cli.show import Lang, check_format, draw, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered
-from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -40,6 +39,8 @@ def explain(
     torch_npu, and npu-smi tables, packed with gzip or not, as printed or as pasted into an issue. A
     figure that a log does not print stays unknown, and each is exact to its last printed digit
     only.
+
+    Keys, tokens and passwords in the log are replaced by *** before it is read.
 
     Several starts are several reports; with --format json, an array of them; with html or csv, one
     file. LOG#2 is the second start of a log alone. Markdown stays below 60 kB and names the starts
@@ -78,12 +79,10 @@ def explain(
         array = ",\n".join(content.rstrip("\n") for content in texts)
         write_out(f"[\n{array}\n]\n", output)
     else:
-        from vllm_memprof.report.language import language
-        from vllm_memprof.report.markdown import start_lines
+        from vllm_memprof.report.documents.starts import Starts
 
-        lines = [language(lang)(text("{count} engine starts", count=len(reports))), ""]
-        lines += [f"{n}. {line}" for n, line in enumerate(start_lines(reports, lang), start=1)]
-        write_out("\n".join([*lines, "", *texts]), output)
+        table = draw(Starts(reports), format_name, to_file=output is not None, lang=lang)
+        write_out("\n".join([table, *texts]), output)
 
 
 def read_reports(logs: list[str]) -> list[Report]:

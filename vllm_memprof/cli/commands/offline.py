@@ -54,6 +54,7 @@ def offline(
     format_name: shared.Format = "table",
     lang: Lang = "en",
     quiet: shared.Quiet = False,
+    keep_secrets: shared.KeepSecrets = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
@@ -61,7 +62,7 @@ def offline(
     """Run prompts without a server, then report."""
     phases = [] if empty_cache_at is None else empty_cache_at.split(",")
     request = shared.request(
-        "offline", ctx, model, device, run_dir, startup_timeout, python, stack, quiet,
+        "offline", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         prompts_file=prompts,
         prompts=prompt or [],
         images_dir=images,

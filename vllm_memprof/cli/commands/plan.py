@@ -36,6 +36,7 @@ def plan(
     format_name: shared.Format = "table",
     lang: Lang = "en",
     quiet: shared.Quiet = False,
+    keep_secrets: shared.KeepSecrets = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
@@ -67,6 +68,8 @@ def plan(
         "--no-cache": no_cache,
     }
     if fit is not None:
+        if keep_secrets:
+            raise UsageError("--keep-secrets is for one run: it does not go with --fit")
         own = {"device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank}
         asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
@@ -79,7 +82,7 @@ def plan(
             hint = "e.g. --fit devices; see memprof plan --help"
             raise UsageError(f"{name} means nothing without --fit", hint=hint)
     request = shared.request(
-        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet,
+        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         ranks=ranks, rank=rank,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

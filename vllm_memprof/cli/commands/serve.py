@@ -20,6 +20,7 @@ def serve(
     format_name: shared.Format = "table",
     lang: Lang = "en",
     quiet: shared.Quiet = False,
+    keep_secrets: shared.KeepSecrets = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
@@ -32,6 +33,6 @@ def serve(
     engine's output and memprof's messages go to stderr, the report to stdout.
     """
     request = shared.request(
-        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet
+        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets
     )
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -107,8 +107,9 @@ def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
                 for row in edge.owners.parts
                 if row.bytes and row.component.startswith("npu_workspace_stream_")
             ]
-            rows = {row.component: row.bytes for row in edge.owners.rows}
-            how = {row.component: row.how for row in edge.owners.rows}
+            held = [*edge.owners.rows, *edge.owners.remainders()]
+            rows = {row.component: row.bytes for row in held}
+            how = {row.component: row.how for row in held}
             largest_first = tuple(sorted(streams, reverse=True))
             edges.append(EdgeMemory(span.phase, edge.side, rows, how, largest_first))
     opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]

@@ -11,15 +11,18 @@ from vllm_memprof.report.documents.check import check_document
 from vllm_memprof.report.documents.diff import diff_document
 from vllm_memprof.report.documents.plans import fit_document, sweep_document
 from vllm_memprof.report.documents.report import report_document
+from vllm_memprof.report.documents.starts import Starts, starts_document
 
 #: Whatever there is a document of.
-Found = Report | Diff | CheckResult | Sweep | Fit
+Found = Report | Starts | Diff | CheckResult | Sweep | Fit
 
 
 def document(found: Found, width: int) -> Document:
     """Return the document, its tables laid out for lines of ``width`` characters."""
     if isinstance(found, Report):
         return report_document(found, width)
+    if isinstance(found, Starts):
+        return starts_document(found, width)
     if isinstance(found, Diff):
         return diff_document(found, width)
     if isinstance(found, CheckResult):

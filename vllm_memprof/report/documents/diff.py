@@ -26,6 +26,7 @@ from vllm_memprof.compare.causes import (
     Side,
 )
 from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
+from vllm_memprof.record.spans import UNEXPLAINED
 from vllm_memprof.report.document import (
     BAD,
     GOOD,
@@ -53,7 +54,7 @@ from vllm_memprof.units import GIB, format_bytes, format_gib
 
 #: Quantities that the device's counters may divide by owner; rows of a device that are no owner's.
 _OF_OWNERS = {"initial_non_torch", "non_torch"}
-_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "unaccounted"}
+_NOT_OWNERS = {*NEVER_MODELLED_ROWS, "free"}
 _PHASE_FIELDS = (
     (text("Reserved"), "reserved_bytes"),
     (text("Allocated peak"), "allocated_peak_bytes"),
@@ -345,7 +346,7 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
         for owner in owners
         if owner.a is not None and owner.b is not None and owner.a != owner.b
     ]
-    if not parts or {owner.component for owner in owners} <= {"npu_workspace", "other_non_torch"}:
+    if not parts or {owner.component for owner in owners} <= {"npu_workspace", UNEXPLAINED}:
         return []
     told = ", ".join(parts)
     return [
@@ -499,9 +500,9 @@ def _owner_sections(rank: RankDiff) -> list[Section]:
     for phase, edge in dict.fromkeys((owner.phase, owner.edge) for owner in rank.owners):
         rows = []
         for owner in rank.owners:
-            rest = owner.component == "unaccounted"
+            rest = owner.component == UNEXPLAINED
             if (owner.phase, owner.edge) == (phase, edge) and (owner.a or owner.b or rest):
-                title = text("unaccounted") if rest else owner.component
+                title = text("unexplained") if rest else owner.component
                 change = _signed(_less(owner.b, owner.a))
                 cells = [title, _level(owner.a), _level(owner.b), change]
                 rows.append(Row(cells, style=MUTED if rest else PLAIN))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
-from vllm_memprof.report.sections.base import UNKNOWN, fold, least_grant
+from vllm_memprof.report.sections.audit import audited
+from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
 
+#: Label of the worker of a log that speaks of one alone.
+SOLE_WORKER = "the worker"
 _STATUS = {
     "ok": text("ok"),
     "running": text("running"),
     "failed": text("failed"),
     "oom": text("oom"),
     "truncated": text("truncated"),
+}
+
+#: A log rarely shows a run to its end: what it shows is said, and no more.
+_STATUS_OF_A_LOG = {
+    "ok": text("no failure in the log"),
+    "truncated": text("the log ends before the KV cache is sized"),
 }
 
 
@@ -29,7 +38,7 @@ def report_document(report: Report, width: int) -> Document:
         findings=finding_views(report),
         sections=sections(report, width),
         verdict=verdict(report),
-        badge=Line("", _STATUS.get(status, status), good),
+        badge=Line("", _status_word(report), good),
     )
 
 
@@ -61,24 +70,51 @@ def verdict(report: Report) -> Text:
         if not report.run.exit_reason:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
-    budget = least.budget
+    budget, log = least.budget, report.run.source == "log"
     not_run = report.run.ranks.not_run if report.run.ranks else []
     size = text("KV cache {size:gib} GiB", size=budget.engine_kv_cache_bytes)
     granted = size
     if least.kv.tokens is not None:
         granted = text("{size}, {tokens:,} tokens", size=size, tokens=least.kv.tokens)
-    if len({rank.budget.engine_kv_cache_bytes for rank in report.ranks}) > 1:
-        granted = text(
-            "{granted} on {label}, the least of {count} ranks",
-            granted=granted,
-            label=least.label,
-            count=len(report.ranks),
+    ranks = report.ranks
+    if log:  # lines that no rank is named for are no further rank
+        ranks = [rank for rank in ranks if rank.budget.engine_kv_cache_bytes is not None]
+    if len({rank.budget.engine_kv_cache_bytes for rank in ranks}) > 1:
+        label, count = labels_of([least]), len(ranks)
+        granted = (
+            text(
+                "{granted} on {label}, the least of the {count} ranks in the log",
+                granted=granted,
+                label=label,
+                count=count,
+            )
+            if log
+            else text(
+                "{granted} on {label}, the least of {count} ranks",
+                granted=granted,
+                label=label,
+                count=count,
+            )
         )
     elif not_run:
         labels = fold([rank.label for rank in report.ranks])
         granted = text("{granted} on {labels}", granted=granted, labels=labels)
-    elif len(report.ranks) > 1:
+    elif len(ranks) > 1 and log:
+        granted = text(
+            "{granted} on each of the {count} ranks in the log",
+            granted=granted,
+            count=len(ranks),
+        )
+    elif len(ranks) > 1:
         granted = text("{granted} on every rank", granted=granted)
+    elif len(report.ranks) > 1 or least.lines is not None:
+        granted = text("{granted} on {labels}", granted=granted, labels=labels_of([least]))
+    elif log and least.label != SOLE_WORKER:
+        granted = text(
+            "{granted} on {label}, the only rank in the log",
+            granted=granted,
+            label=labels_of([least]),
+        )
     parts = [_out_of_memory(report)] if report.run.status == "oom" else []
     parts.append(granted)
     if not_run:
@@ -90,6 +126,8 @@ def verdict(report: Report) -> Text:
             )
         )
     parts.append(_recomputed(report))
+    if (outcome := audited(report)) is not None:
+        parts.append(outcome)
     if budget.fits_request_kv_cache_bytes is not None:
         fits = text("fits the request: {size:gib} GiB", size=budget.fits_request_kv_cache_bytes)
         if budget.fits_request_kv_tokens is not None:
@@ -126,16 +164,29 @@ def _out_of_memory(report: Report) -> Text:
 def _recomputed(report: Report) -> Text:
     if any(rank.budget.override for rank in report.ranks):
         return text("fixed by --kv-cache-memory-bytes")
-    if wrong := [rank.label for rank in report.ranks if rank.budget.balanced is False]:
-        return text("equation recomputed: differs on {labels}", labels=fold(wrong))
-    if any(rank.budget.balanced is None for rank in report.ranks):
-        if len(report.ranks) > 1:
-            return text("equation not recomputed on every rank")
-        return text("equation not recomputed")
-    equation = report.ranks[0].budget.equation
-    if any(rank.budget.tolerance_bytes for rank in report.ranks):
-        return text("equation {equation} recomputed: equal within rounding", equation=equation)
-    return text("equation {equation} recomputed: equal to the byte", equation=equation)
+    results: dict[bool | None, list[RankReport]] = {}
+    for rank in report.ranks:
+        if report.run.source == "log" and rank.budget.engine_kv_cache_bytes is None:
+            continue  # lines without a rank, or a rank that was not sized
+        results.setdefault(rank.budget.balanced, []).append(rank)
+    equal, wrong, unknown = (results.get(result, []) for result in (True, False, None))
+    parts: list[str] = []
+    if wrong:
+        parts.append(text("equation recomputed: differs on {labels}", labels=labels_of(wrong)))
+    if equal:
+        equation = equal[0].budget.equation
+        told = text("equation {equation} recomputed: equal to the byte", equation=equation)
+        if any(rank.budget.tolerance_bytes for rank in equal):
+            told = text("equation {equation} recomputed: equal within rounding", equation=equation)
+        if wrong or unknown:
+            told = text("{told} on {labels}", told=told, labels=labels_of(equal))
+        parts.append(told)
+    if unknown:
+        told = text("equation not recomputed")
+        if wrong or equal:
+            told = text("{told} on {labels}", told=told, labels=labels_of(unknown))
+        parts.append(told)
+    return join("; ", parts)
 
 
 def _device(report: Report) -> str:
@@ -155,9 +206,15 @@ def _device(report: Report) -> str:
     )
 
 
+def _status_word(report: Report) -> str:
+    status = report.run.status
+    words = {**_STATUS, **(_STATUS_OF_A_LOG if report.run.source == "log" else {})}
+    return words.get(status, status)
+
+
 def _status(report: Report) -> str:
     run = report.run
-    status = _STATUS.get(run.status, run.status)
+    status = _status_word(report)
     parts = [status if run.seconds is None else join(", ", [status, f"{run.seconds:.1f} s"])]
     if run.exit_code:
         parts.append(text("exit status {code}", code=run.exit_code))

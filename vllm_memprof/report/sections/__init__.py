@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.document import Section
+from vllm_memprof.report.sections.audit import audit_sections
 from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
 from vllm_memprof.report.sections.communicators import communicator_sections
@@ -14,6 +15,7 @@ from vllm_memprof.report.sections.growth import growth_sections
 from vllm_memprof.report.sections.kv import kv_sections
 from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
+from vllm_memprof.report.sections.printed import printed_sections
 
 
 def sections(report: Report, width: int) -> list[Section]:
@@ -27,6 +29,8 @@ def sections(report: Report, width: int) -> list[Section]:
     phases = phase_section(report, wide)
     found = [phases] if phases.rows or report.run.source != "log" else []  # few logs name phases
     found += budget_sections(report)
+    found += audit_sections(report, wide)
+    found += printed_sections(report)
     found += kv_sections(report)
     found += device_sections(report, wide)
     found += oom_sections(report)

@@ -53,7 +53,15 @@ def group_ranks(
 
 
 def labels_of(ranks: Iterable[RankReport]) -> str:
-    return fold([rank.label for rank in ranks])
+    """Return the labels of ranks; of a log, of a worker that nothing names also its lines."""
+    members = list(ranks)
+    lines = members[0].lines if len(members) == 1 else None
+    if lines is None:
+        return fold([rank.label for rank in members])
+    first, last = lines
+    if first == last:
+        return text("{label}, line {first}", label=members[0].label, first=first)
+    return text("{label}, lines {first}-{last}", label=members[0].label, first=first, last=last)
 
 
 def modelled(title: str, mark: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.equations import divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
@@ -17,6 +17,7 @@ from vllm_memprof.report.document import (
     Row,
     Section,
 )
+from vllm_memprof.report.sections.audit import recomputed_from
 from vllm_memprof.report.sections.base import (
     BYTES,
     GIB,
@@ -104,18 +105,25 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
             if budget.balanced
             else Row([text("granted - recomputed: differs"), "", size], style=BAD, mark="✗")
         )
-    rows += [
-        amount(text("{term}, not subtracted", term=term_title(report, term)), term.bytes, MUTED)
-        for term in budget.terms
-        if not term.subtracted and term.bytes is not None
-    ]
-    title = text(
+    estimated = any(term.name == "graph_estimate" and term.subtracted for term in budget.terms)
+    for term in budget.terms:
+        if term.subtracted or term.bytes is None:
+            continue
+        name = term_title(report, term)
+        title = (
+            text("{term}, estimated above", term=name)
+            if term.name == "graph" and estimated
+            else text("{term}, not subtracted", term=name)
+        )
+        rows.append(amount(title, term.bytes, MUTED))
+    heading = text(
         "KV cache budget, equation {equation}, {labels}",
         equation=budget.equation or UNKNOWN,
         labels=labels_of(members),
     )
     columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    return Section(title, columns, rows, _equation_notes(report, budget))
+    notes = _equation_notes(report, budget) + recomputed_from(report, rank)
+    return Section(heading, columns, rows, notes)
 
 
 def _equation_notes(report: Report, budget: Budget) -> list[str]:
@@ -140,6 +148,15 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
     if report.run.engine_version is None or report.run.source == "log":
         notes.append(text("chosen by {reason}", reason=budget.chosen_by))
+    if report.run.engine_version is None and budget.takes_fixed_size:
+        releases = ignoring_fixed_size(budget.equation)
+        if releases:
+            notes.append(
+                text(
+                    "the release is not known: {releases} ignores --kv-cache-memory-bytes",
+                    releases=releases,
+                )
+            )
     if budget.override:
         option = f"--{budget.override.replace('_', '-')}"
         notes.append(text("a fixed size replaced the equation: {option}", option=option))
@@ -156,8 +173,10 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
         if budget.implied_requested_bytes is not None:
             notes.append(
                 text(
-                    "the terms and the granted KV cache add up to a request of {size:gib} GiB",
+                    "the terms and the granted KV cache add up to a request of {size:gib} "
+                    "+-{slack:gib} GiB",
                     size=budget.implied_requested_bytes,
+                    slack=budget.tolerance_bytes,
                 )
             )
     if (
@@ -188,7 +207,13 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
 
     rows = [row(text("KV cache, recomputed"), budget.kv_cache_bytes, budget.kv_tokens)]
     notes: list[str] = []
+    missing = [item for item in budget.not_subtracted if item.bytes is None]
+    if report.run.source == "log" and missing:
+        titles = join("; ", [item.title for item in missing])
+        notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=missing[0].reason))
     for item in budget.not_subtracted:
+        if item.bytes is None and report.run.source == "log":
+            continue
         if item.bytes is None:
             notes.append(
                 text(
@@ -207,6 +232,10 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
                 cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
                 rows.append(Row(cells, 1, MUTED))
     fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
+    left_out = sum(item.bytes or 0 for item in budget.not_subtracted)
+    half = left_out - left_out // divisor_of(budget.equation)
+    if half:  # of what it would subtract, too
+        rows.append(row(title_of("halved"), half, None, mark="+"))
     rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
         fewer = (

@@ -78,14 +78,17 @@ def _rows(memory: DeviceMemory) -> list[Row]:
             rows += [
                 _row(part) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS
             ]
-    rest = memory.unaccounted_bytes
+    rest = memory.unexplained_bytes
     total = None
     if rest is not None:
         total = sum(row.bytes for row in memory.rows if row.bytes is not None) + rest
-    unaccounted = text("unaccounted")
+    how = HOW.get(memory.unexplained_how, memory.unexplained_how) if rest is not None else ""
+    source = text("every remainder together")
+    cells = [text("unexplained"), format_gib(rest, 4), format_bytes(rest), how, source]
     return [
         *rows,
-        Row([unaccounted, format_gib(rest, 4), format_bytes(rest), "", ""], style=MUTED),
+        Row(cells, style=MUTED),
+        *(_row(part) for part in memory.remainders() if part.bytes),
         Row(
             [text("device total"), format_gib(total, 4), format_bytes(total), "", ""],
             style=TOTAL,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_memprof.accounting.growth import UNACCOUNTED, Growth, growth_by_owner
+from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import TORCH_ROWS
+from vllm_memprof.record.spans import UNEXPLAINED
 from vllm_memprof.report.document import Column, Row, Section
 from vllm_memprof.report.sections.base import SHOWN_GROUPS, WIDE, group_ranks, labels_of
 from vllm_memprof.text import join, text
@@ -22,12 +23,10 @@ _GAP, _SIDES = 2, 2
 _TITLES = {
     "torch": text("torch"),
     "communicators": text("HCCL"),
-    "unaccounted": text("unaccounted"),
+    "unexplained": text("unexplained"),
     "npu_workspace": text("operator\nworkspace"),
     "npu_workspace_and_other": text("workspace\nand other"),
     "other_processes": text("other\nprocesses"),
-    "communicators_unnamed": text("HCCL,\nunnamed"),
-    "other_non_torch": text("other\nnon-torch"),
 }
 #: Phases with a table of their own.
 _ELSEWHERE = ("empty_cache",)
@@ -124,7 +123,7 @@ def _fitting(
 ) -> list[str]:
     """Return the owners whose columns fit the line, in their order.
 
-    Those that moved least give way to a last column; torch and what is not accounted for stay.
+    Those that moved least give way to a last column; torch and what is unexplained stay.
     """
     phases = max(2 * row.depth + len(_place(row)) for row, _ in grown)
     sizes = {
@@ -135,14 +134,14 @@ def _fitting(
         )
         for name in names
     }
-    ranked = sorted(names, key=lambda name: (name not in (_SEGMENTS, UNACCOUNTED), -moved[name]))
+    ranked = sorted(names, key=lambda name: (name not in (_SEGMENTS, UNEXPLAINED), -moved[name]))
     left = width - _SIDES - phases
     if sum(sizes.values()) <= left:
         return names
     left -= max(_GAP + len("owners"), *sizes.values())
     kept = []
     for name in ranked:
-        if name not in (_SEGMENTS, UNACCOUNTED) and sizes[name] > left:
+        if name not in (_SEGMENTS, UNEXPLAINED) and sizes[name] > left:
             break
         left -= sizes[name]
         kept.append(name)

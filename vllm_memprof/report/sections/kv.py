@@ -57,9 +57,20 @@ def kv_sections(report: Report) -> list[Section]:
 def _notes(kv: Kv) -> list[str]:
     notes: list[str] = []
     if kv.derived:
-        notes.append(
-            text("blocks and bytes are derived from the printed tokens and size of the KV cache")
-        )
+        if kv.blocks is not None or kv.bytes_per_token is not None:
+            notes.append(
+                text(
+                    "blocks and bytes are derived from the printed tokens and size of the KV cache"
+                )
+            )
+        if kv.default_block_size:
+            notes.append(
+                text(
+                    "block size {size}: the engine's default, the log does not print it",
+                    size=kv.block_size,
+                )
+            )
+        notes += _bytes_per_token(kv)
     if kv.override_blocks is not None or is_overridden_by_an_unknown(kv):
         given = "" if kv.override_blocks is None else f" {kv.override_blocks}"
         replaced = text(
@@ -80,6 +91,20 @@ def _notes(kv: Kv) -> list[str]:
             parts.append(text("unknown: {names}", names=join("; ", unknown)))
         notes.append(join("; ", parts))
     return notes
+
+
+def _bytes_per_token(kv: Kv) -> list[str]:
+    """Return what the rounding of a log leaves open."""
+    if kv.bytes_per_token_limits is None:
+        return []
+    low, high = kv.bytes_per_token_limits
+    between = text(
+        "bytes per token: {low:,} to {high:,} by the rounding of the log", low=low, high=high
+    )
+    if kv.bytes_per_token is None:
+        return [between]
+    single = text("{value:,} is the only multiple of 64 among them", value=int(kv.bytes_per_token))
+    return [join("; ", [between, single])]
 
 
 def _kv_groups(kv: Kv) -> Section:

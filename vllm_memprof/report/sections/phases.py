@@ -114,7 +114,7 @@ def phase_section(report: Report, wide: bool) -> Section:
     else:
         title = text("Phases, GiB before → after")
         if len(report.ranks) == 1:
-            title = text("Phases, GiB before → after, {labels}", labels=everyone)
+            title = text("Phases, GiB before → after, {labels}", labels=labels_of(report.ranks))
         elif everyone:
             title = text("Phases, GiB before → after, {labels} alike", labels=everyone)
         plain = [row for _, row in rows]

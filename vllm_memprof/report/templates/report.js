@@ -4,7 +4,7 @@
 const COLOURS = [
   [/^tensors: weights/, "weights"], [/^tensors: KV/, "kv"], [/^tensors: other/, "tensors"], [/^tensors/, "undivided"], [/^cached|^reserved/, "cached"],
   [/^context/, "context"], [/^communicator/, "communicator"], [/^atb/, "atb"], [/^graph/, "graph"],
-  [/^runtime|^cann_/, "runtime"], [/workspace/, "workspace"], [/^unaccounted/, "rest"], [/./, "others"],
+  [/^runtime|^cann_/, "runtime"], [/workspace/, "workspace"], [/^unexplained/, "rest"], [/./, "others"],
 ];
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from vllm_memprof.accounting.findings.advice import (
     leave_a_kv_cache,
     leave_room,
     make_up_for,
+    most_accepted,
 )
 from vllm_memprof.accounting.model import RankReport
 
@@ -41,8 +43,8 @@ def test_more_than_there_is_leaves_no_room(ranks: list[RankReport]) -> None:
 
 def test_a_utilization_of_1_or_more_makes_up_for_nothing(ranks: list[RankReport]) -> None:
     share, total = ranks[0].budget.gpu_memory_utilization or 0, device_total(ranks[0]) or 0
-    assert make_up_for(ranks[0], gib(1)).startswith("--gpu-memory-utilization 0.9")
-    assert make_up_for(ranks[0], round((1 - share) * total)) == ""
+    assert make_up_for(ranks[0], gib(1), ranks).startswith("--gpu-memory-utilization 0.9")
+    assert make_up_for(ranks[0], round((1 - share) * total), ranks) == ""
 
 
 def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
@@ -56,12 +58,59 @@ def test_a_total_that_was_not_recorded_is_the_request_over_its_share(
 
 
 def test_how_much_more_a_kv_cache_takes(ranks: list[RankReport]) -> None:
-    assert "raise --gpu-memory-utilization, or" in leave_a_kv_cache(ranks[0], 0)
+    assert "raise --gpu-memory-utilization, or" in leave_a_kv_cache(ranks[0], 0, ranks)
     budget = replace(ranks[0].budget, gpu_memory_utilization=0.5)
     half = replace(ranks[0], device_total_bytes=gib(60), budget=budget)
-    assert "more than --gpu-memory-utilization 0.6000 " in leave_a_kv_cache(half, gib(6))
-    assert "no --gpu-memory-utilization below 1" in leave_a_kv_cache(half, gib(31))
+
+    def said(rank: RankReport, missing: int) -> str:
+        return leave_a_kv_cache(rank, missing, [rank])
+
+    assert said(half, gib(6)) == "more than --gpu-memory-utilization 0.6000 is enough"
+    assert "no --gpu-memory-utilization below 1" in said(half, gib(31))
     bare = replace(half, device_total_bytes=None, figures={})
-    assert "by more than 6.00 / the device's GiB" in leave_a_kv_cache(bare, gib(6))
+    assert "by more than 6.00 / the device's GiB" in said(bare, gib(6))
     e4p = replace(half, budget=replace(budget, equation="E4p"))
-    assert "more than --gpu-memory-utilization 0.7000 " in leave_a_kv_cache(e4p, gib(6))
+    assert "more than --gpu-memory-utilization 0.7000 " in said(e4p, gib(6))
+    printed = replace(half, half_units={"kv_cache_bytes": gib(0.005)})
+    assert "more than --gpu-memory-utilization 0.6001 " in said(printed, gib(6))
+
+
+def test_no_suggestion_asks_for_more_than_is_free(ranks: list[RankReport]) -> None:
+    """Engines that check raise where less is free than wanted x total, on any of their ranks."""
+    budget = replace(ranks[0].budget, gpu_memory_utilization=0.5, equation="E3")
+    crowded = replace(
+        ranks[0], device_total_bytes=gib(60), initial_free_bytes=gib(40), budget=budget
+    )
+    roomy = replace(crowded, initial_free_bytes=gib(59))
+    assert make_up_for(crowded, gib(6), [crowded]) == (
+        "--gpu-memory-utilization 0.6000 makes up for it"
+    )
+    refused = "no utilization makes up for it: above 0.6666 the engine refuses to start"
+    assert make_up_for(crowded, gib(12), [crowded]) == refused
+    assert make_up_for(roomy, gib(12), [roomy, crowded]) == refused
+    assert "0.7000 makes up" in make_up_for(roomy, gib(12), [roomy])
+    assert leave_a_kv_cache(crowded, gib(12), [crowded]).startswith("no utilization is enough")
+    assert "0.7000 is enough" in leave_a_kv_cache(roomy, gib(12), [roomy])
+    unknown = replace(crowded, initial_free_bytes=None)
+    assert make_up_for(unknown, gib(12), [unknown]).endswith(
+        "where 42.00 GiB are free at the start"
+    )
+    e2 = replace(crowded, budget=replace(budget, equation="E2"))  # does not check
+    assert make_up_for(e2, gib(12), [e2]) == "--gpu-memory-utilization 0.7000 makes up for it"
+
+
+@pytest.mark.parametrize(("free", "total"), [(52.63, 79.32), (19.77, 22.05), (50.0, 60.96)])
+def test_the_largest_share_is_accepted_whatever_was_rounded(
+    ranks: list[RankReport], free: float, total: float
+) -> None:
+    half = gib(0.005)
+    printed = replace(
+        ranks[0],
+        device_total_bytes=gib(total),
+        initial_free_bytes=gib(free),
+        half_units={"initial_free_bytes": half, "device_total_bytes": half},
+    )
+    share = most_accepted([printed])
+    assert share is not None
+    assert math.ceil((gib(total) + half) * share) <= gib(free) - half
+    assert (share + 0.0001) * (gib(total) + half) > gib(free) - half

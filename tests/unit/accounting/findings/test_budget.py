@@ -17,9 +17,11 @@ def test_a_budget_that_was_clamped_to_0_is_priced_by_its_terms(tmp_path: Path) -
     (found,) = found_in(reports, "negative-kv")
     assert found.bytes == 0
     assert "the equation gives -2.09 GiB" in found.evidence
-    assert found.action == "more than --gpu-memory-utilization 0.9843 leaves a positive KV cache"
+    assert found.action.startswith("more than --gpu-memory-utilization 0.9843 is enough; ")
     (unknown,) = found_in(read(tmp_path, CLAMPED), "negative-kv")
-    assert unknown.action == "raise --gpu-memory-utilization, or lower --max-num-batched-tokens"
+    assert unknown.action.startswith(
+        "raise --gpu-memory-utilization, or lower --max-num-batched-tokens; "
+    )
 
 
 CLAMPED = "Available memory: 0, total memory: 65455301591"

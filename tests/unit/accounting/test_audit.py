@@ -1,0 +1,210 @@
+"""The engine's figures beside memprof's own readings of the same memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.mutations import figures_of, with_its_grant, workers
+from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.audit import (
+    LOAD_SLACK_BYTES,
+    MOST_TOLERANCE_BYTES,
+    asked_utilization,
+    audit,
+)
+from vllm_memprof.accounting.equations import EQUATIONS, Equation
+from vllm_memprof.accounting.model import AuditRow, Report
+from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.loader import Run
+from vllm_memprof.record.spans import Span
+from vllm_memprof.units import GIB, MIB
+
+ENGINE_RUNS = ("recorded_013_tp2", "recorded_023_tp2", "recorded_tiny_tp2", "recorded_tp1")
+
+
+def rows_of(report: Report, rank: int = 0) -> dict[str, AuditRow]:
+    return {row.term: row for row in report.ranks[rank].budget.audit}
+
+
+def equation(name: str, release: str) -> Equation:
+    return next(row for row in EQUATIONS if row.id == name and release in row.read_in)
+
+
+@pytest.mark.parametrize("name", ENGINE_RUNS)
+def test_a_run_of_the_real_engine_agrees_to_the_byte(name: str) -> None:
+    for rank in build_report(recorded(name)).ranks:
+        compared = [row for row in rank.budget.audit if row.difference_bytes is not None]
+        assert len(compared) >= 4
+        assert {row.difference_bytes for row in compared} == {0}
+        assert all(row.agrees for row in compared)
+
+
+def test_a_row_says_what_it_has() -> None:
+    report = build_report(recorded("recorded_023_tp2"))
+    data = to_json(report)["ranks"][0]["budget"]["audit"]
+    wanted = {"term", "engine_bytes", "own_bytes", "difference_bytes", "tolerance_bytes"}
+    assert all(wanted <= set(row) for row in data)
+    terms = [row.name for row in report.ranks[0].budget.terms]
+    assert [row["term"] for row in data][: len(terms) + 1] == ["requested", *terms]
+    assert data[-1]["term"] == "kv_cache"
+    weights = next(row for row in data if row["term"] == "weights")
+    assert (weights["tolerance_bytes"], weights["how"]) == (LOAD_SLACK_BYTES, "derived")
+    # free and non-torch of a simulated device are the profile's
+    assert rows_of(report)["non_torch"].how == rows_of(report)["kv_cache"].how == "modelled"
+
+
+def test_the_engine_halves_its_peak_and_its_residual_stays_0() -> None:
+    """The audit alone tells, with the bytes and tokens that the KV cache has too many."""
+    run = recorded("recorded_023_tp2")
+    (halved,) = (
+        each
+        for each in figures_of(run)
+        if (each.what, each.change) == ("figure peak_activation_bytes", "halved")
+    )
+    figures = workers(halved.run)[0].figures
+    wrong = int(figures["peak_activation_bytes"] or 0)  # half of it
+    granted = int(figures["kv_cache_bytes"] or 0) + wrong
+    report = build_report(with_its_grant(halved, granted).run)
+    assert report.ranks[0].budget.residual_bytes == 0
+    (found,) = (one for one in report.findings if one.id == "engine-term-off")
+    assert (found.severity, found.label, found.bytes) == ("warning", "TP0", wrong)
+    assert found.kv_tokens is not None
+    assert found.kv_tokens > 30_000
+    assert "peak activation: engine 2.1104 GiB, read 4.2207 GiB" in found.evidence
+
+
+def test_what_the_engine_keeps_no_figure_of_stands_in_the_equation() -> None:
+    """E2 reads and forgets: the granted KV cache is what memprof's readings are compared with."""
+    rows = rows_of(build_report(recorded("recorded_013_tp2")))
+    assert rows["peak_allocated"].engine_bytes is None
+    assert rows["peak_allocated"].own_bytes == 14_249_981_952
+    assert rows["peak_allocated"].agrees is None
+    assert "keeps no figure" in str(rows["peak_allocated"].reason)
+    assert rows["kv_cache"].agrees is True
+    assert rows["kv_cache"].how == "modelled"  # used on the device is
+
+
+def test_a_log_has_no_reading_of_memprof() -> None:
+    (run,) = read_log(str(DATA / "logs" / "recorded_tp2_0.23.0.log"))
+    report = build_report(run)
+    rows = rows_of(report)
+    assert rows["weights"].engine_bytes is not None
+    for row in rows.values():
+        assert (row.own_bytes, row.difference_bytes, row.tolerance_bytes, row.agrees) == (None,) * 4
+        assert "a log holds the engine's figures only" in str(row.reason)
+
+
+def start_up(moved: int = 0) -> list[Span]:
+    """Return a start-up in which another process takes memory before the groups are made."""
+    free = 50 * GIB
+    before = snapshot(device_total_bytes=64 * GIB, device_free_bytes=free, non_torch_bytes=0)
+    later = replace(before, device_free_bytes=free - moved, non_torch_bytes=moved)
+    return [
+        span("device_init", None, later, 0),
+        span("empty_cache", before, before, 1, parent=0),
+        span("hccl_init", later, later, 2, parent=0),
+    ]
+
+
+@pytest.mark.parametrize(("moved", "agrees"), [(MIB, True), (MOST_TOLERANCE_BYTES + 1, None)])
+def test_what_moves_between_two_readings_is_the_tolerance(moved: int, agrees: bool | None) -> None:
+    """The engine reads between both: at 50 GiB free, or with what was taken."""
+    figures = {"initial_free_bytes": 50 * GIB, "gpu_memory_utilization": 0.9}
+    rows = {
+        row.term: row
+        for row in audit(equation("E4", "0.23.0"), figures, start_up(moved), "hooks", False)
+    }
+    free = rows["initial_free"]
+    assert (free.own_bytes, free.tolerance_bytes) == (50 * GIB - moved, moved)
+    assert free.agrees is agrees
+    assert free.undecided is (agrees is None)
+    if free.undecided:
+        assert "it moved by 0.06 GiB between the readings" in str(free.reason)
+    off = audit(
+        equation("E4", "0.23.0"),
+        {**figures, "initial_free_bytes": 50 * GIB + 1},
+        start_up(MIB),
+        "hooks",
+        False,
+    )
+    assert next(row for row in off if row.term == "initial_free").agrees is False
+
+
+def test_vllm_reads_after_its_groups_are_made() -> None:
+    before = snapshot(device_total_bytes=64 * GIB, device_free_bytes=60 * GIB)
+    after = replace(before, device_free_bytes=59 * GIB)
+    spans = [span("hccl_init", before, after, 0)]
+    figures = {"initial_free_bytes": 59 * GIB, "gpu_memory_utilization": 0.9}
+    known, unknown = (
+        next(
+            row
+            for row in audit(equation(*release), figures, spans, "hooks", False)
+            if row.term == "initial_free"
+        )
+        for release in (("E6", "0.33.0"), ("E5", "0.23.0"))
+    )
+    assert (known.own_bytes, known.difference_bytes, known.agrees) == (59 * GIB, 0, True)
+    assert (unknown.own_bytes, unknown.difference_bytes) == (59 * GIB, 0)
+    assert unknown.undecided  # from which release on it reads after them is not known
+
+
+def test_an_estimate_is_not_read_and_hides_the_peak() -> None:
+    """Graphs that are captured for it raise the counter between the engine's reading and ours."""
+    run = recorded("recorded_023_tp2")
+    first = workers(run)[0]
+    row = equation("E5", "0.23.0")
+    figures = {**first.figures, "graph_estimate_bytes": 100 * MIB}
+    found = {each.term: each for each in audit(row, figures, first.phases, "hooks", True)}
+    assert found["graph_estimate"].own_bytes is None
+    assert "an estimate of the engine" in str(found["graph_estimate"].reason)
+    assert found["peak_activation"].own_bytes is None
+    assert "graphs were captured" in str(found["peak_activation"].reason)
+    assert found["kv_cache"].own_bytes is None
+
+
+def test_an_estimate_of_nothing_is_the_engines_in_the_equation() -> None:
+    run = recorded("recorded_023_tp2")
+    first = workers(run)[0]
+    row = equation("E5", "0.23.0")
+    figures = {**first.figures, "graph_estimate_bytes": 0}
+    found = {each.term: each for each in audit(row, figures, first.phases, "hooks", True)}
+    assert found["kv_cache"].difference_bytes == 0
+
+
+def test_a_fixed_size_is_not_the_equations() -> None:
+    figures: dict[str, int | float | None] = {
+        "kv_cache_memory_bytes_arg": GIB,
+        "kv_cache_bytes": GIB,
+        "gpu_memory_utilization": 0.9,
+    }
+    rows = audit(equation("E4", "0.23.0"), figures, start_up(), "hooks", False)
+    assert rows[-1].own_bytes is None
+    assert "a fixed size replaced the equation" in str(rows[-1].reason)
+
+
+@pytest.mark.parametrize(
+    ("command", "share"),
+    [
+        (["memprof", "plan", "m", "--gpu-memory-utilization", "0.95"], 0.95),
+        (["vllm", "serve", "--gpu_memory_utilization=0.5"], 0.5),
+        (["--gpu-memory-utilization", "0.5", "--gpu-memory-utilization=0.6"], 0.6),
+        (["--gpu-memory-utilization", "half"], None),
+        (["--gpu-memory-utilization"], None),
+        ([], None),
+    ],
+)
+def test_the_utilization_of_a_command(command: list[str], share: float | None) -> None:
+    assert asked_utilization(command) == share
+
+
+def test_a_run_that_ended_early_has_readings_as_far_as_it_got() -> None:
+    run: Run = run_of(process(start_up(), {"initial_free_bytes": 50 * GIB}))
+    report = build_report(run)
+    rows = rows_of(report)
+    assert rows["initial_free"].agrees is True
+    assert rows["weights"].own_bytes is None
+    assert "not recorded to its end" in str(rows["weights"].reason)

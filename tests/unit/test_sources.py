@@ -1,0 +1,48 @@
+"""What a person names becomes a report: a run folder with the log of its engine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.accounting.builders import DATA
+from vllm_memprof.sources import build_run
+
+LOG = DATA / "logs" / "recorded_tp2_0.23.0.log"
+
+
+def checked(run_dir: Path) -> dict[str, bool | None]:
+    kv = build_run(run_dir).ranks[0].kv
+    return {check.name: check.ok for check in kv.checks if "printed" in check.name}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A recorded run, with the log of another start with the same command."""
+    shutil.copytree(DATA / "recorded_tp2", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_the_plan_of_a_run_is_compared_with_its_engine_log(run_dir: Path) -> None:
+    shutil.copy(LOG, run_dir / "engine.log")
+    assert checked(run_dir) == {
+        "tokens as the engine printed them": True,
+        "max concurrency as the engine printed it, in hundredths": True,
+        "max_model_len as the engine printed it": True,
+    }
+
+
+def test_a_log_that_prints_other_tokens_is_told(run_dir: Path) -> None:
+    text = LOG.read_text()
+    assert "642,560 tokens" in text
+    (run_dir / "engine.log").write_text(text.replace("642,560 tokens", "642,688 tokens"))
+    assert checked(run_dir)["tokens as the engine printed them"] is False
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no line about memory\n", b"\x1f\x8b broken"])
+def test_a_log_that_is_not_there_or_says_nothing(run_dir: Path, content: bytes | None) -> None:
+    if content is not None:
+        (run_dir / "engine.log").write_bytes(content)
+    assert checked(run_dir) == {"tokens and concurrency as the engine printed them": None}

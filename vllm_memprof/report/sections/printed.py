@@ -1,0 +1,133 @@
+"""Figures that a log prints and that no term of the budget equation shows."""
+
+from __future__ import annotations
+
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.report.document import Column, Row, Section
+from vllm_memprof.report.sections.base import (
+    BYTES,
+    GIB,
+    SHOWN_GROUPS,
+    group_ranks,
+    labels_of,
+    more_groups,
+)
+from vllm_memprof.text import Text, text
+from vllm_memprof.units import format_bytes, format_gib
+
+#: Figure -> the term of an equation that shows it where the equation is known.
+_SHOWN_BY = {
+    "weights_bytes": "weights",
+    "peak_activation_bytes": "peak_activation",
+    "non_torch_increase_bytes": "non_torch",
+    "consumed_bytes": "consumed",
+    "graph_estimate_bytes": "graph_estimate",
+    "graph_bytes": "graph",
+}
+#: Figure -> title. Bytes unless the name says otherwise; in the order of a start-up.
+_TITLES: dict[str, Text] = {
+    "printed_peak_activation_bytes": text("peak activation, as printed"),
+    "non_kv_cache_bytes": text("all but the KV cache, as printed"),
+    "suggested_requested_bytes": text("--kv-cache-memory suggested for the request"),
+    "suggested_limit_bytes": text("--kv-cache-memory suggested for the whole device"),
+    "equivalent_utilization": text("utilization with the same KV cache, no graph estimate"),
+    "suggested_utilization": text("utilization suggested to make up for the estimate"),
+    "kv_cache_minimum_bytes": text("KV cache of one request of max_model_len"),
+    "estimated_max_model_len": text("max_model_len that fits, as the engine estimates"),
+    "warm_up_reserved_bytes": text("reserved after warm-up"),
+    "warm_up_allocated_bytes": text("allocated after warm-up"),
+    "serving_reserved_bytes": text("reserved while serving, the most printed"),
+    "serving_allocated_bytes": text("allocated while serving, the most printed"),
+}
+#: Where the engine prints the bytes of a suggestion on another part of the line, which may be cut.
+_ROUNDED = {
+    "suggested_requested_bytes": "suggested_requested_printed_bytes",
+    "suggested_limit_bytes": "suggested_limit_printed_bytes",
+}
+
+
+def printed_sections(report: Report) -> list[Section]:
+    """Return the table of each group of ranks of a log that print the same; none for other runs."""
+    if report.run.source != "log":
+        return []
+    tables = {rank.label: _table(rank) for rank in report.ranks}
+    known = [rank for rank in report.ranks if any(tables[rank.label])]
+    groups = group_ranks(known, lambda rank: repr(tables[rank.label]))
+    columns = [Column("", right=False), Column(GIB), Column(BYTES)]
+    found = []
+    for members in groups[:SHOWN_GROUPS]:
+        rows, notes = tables[members[0].label]
+        title = text("Other figures of the log, {labels}", labels=labels_of(members))
+        found.append(Section(title, columns if rows else [], rows, notes))
+    if found:
+        found[-1].notes.extend(more_groups(groups, "report.json"))
+    return found
+
+
+def _table(rank: RankReport) -> tuple[list[Row], list[str]]:
+    """Return the rows and the notes of one rank."""
+    shown = {term.name for term in rank.budget.terms if term.bytes is not None}
+    rows: list[Row] = []
+    for name in (*_SHOWN_BY, *_TITLES):
+        value = rank.figures.get(name)
+        if value is None and name in _ROUNDED:
+            value = rank.figures.get(_ROUNDED[name])
+        term = _SHOWN_BY.get(name)
+        if value is None or term in shown:
+            continue
+        title = _TITLES[name] if term is None else title_of(term)
+        if name.endswith("_bytes"):
+            half = rank.half_units.get(name if name in rank.figures else _ROUNDED[name], 0)
+            size = format_bytes(int(value)) + (f" ±{half:,}" if half else "")
+            rows.append(Row([title, format_gib(int(value), 4), size]))
+        elif name.endswith("_utilization"):
+            rows.append(Row([title, f"{value:.4f}", ""]))
+        else:
+            rows.append(Row([title, "", text("{tokens} tokens", tokens=format_bytes(int(value)))]))
+    return rows, _notes(rank)
+
+
+def _notes(rank: RankReport) -> list[str]:
+    """Return what the log says of the estimate of graph memory, where no equation does."""
+    subtracted = rank.figures.get("graph_estimate_charged")
+    notes: list[str] = []
+    if subtracted is not None and rank.budget.equation is None:
+        notes.append(
+            text("the engine says that it subtracts its graph estimate from the KV cache")
+            if subtracted
+            else text("the engine says that it does not subtract its graph estimate")
+        )
+    return [*notes, *_estimate_notes(rank)]
+
+
+def _estimate_notes(rank: RankReport) -> list[str]:
+    """Return what follows from two printed utilizations: the estimate of graph memory."""
+    asked, equivalent = (
+        rank.figures.get(name) for name in ("gpu_memory_utilization", "equivalent_utilization")
+    )
+    if asked is None or equivalent is None:
+        return []
+    total, share = rank.figures.get("device_total_bytes"), asked - equivalent
+    if total is None:
+        return [
+            text(
+                "graphs, estimated: {asked:.4f} - {equivalent:.4f} = {share:.4f} of the device's "
+                "total, which the log does not print",
+                asked=asked,
+                equivalent=equivalent,
+                share=share,
+            )
+        ]
+    if rank.figures.get("graph_estimate_bytes") != round(share * total):
+        return []  # printed as well
+    return [
+        text(
+            "graphs, estimated: derived, ({asked:.4f} - {equivalent:.4f}) x device total = "
+            "{size:gib} +-{slack:gib} GiB",
+            asked=asked,
+            equivalent=equivalent,
+            size=round(share * total),
+            slack=rank.half_units.get("graph_estimate_bytes", 0),
+        )
+    ]
