@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Names that changed -> names of the working tree; applied to every word of a path, on both sides.
 RENAMED = {
-    "honest_kv_cache_bytes": "fits_request_kv_cache_bytes",
-    "honest_kv_cache": "fits_request_kv_cache",
-    "honest_kv_tokens": "fits_request_kv_tokens",
+    "honest_kv_cache_bytes": "fits_request_bytes",
+    "honest_kv_cache": "fits_request",
+    "honest_kv_tokens": "fits_request_tokens",
     "honest_tokens": "fits_request_tokens",
     "headroom_bytes": "spare_bytes",
     "uncharged": "not_subtracted",

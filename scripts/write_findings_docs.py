@@ -22,6 +22,7 @@ from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from tests.unit.accounting.builders import recorded as recorded_run
 from tests.unit.accounting.findings import test_every_finding as logs
+from tests.unit.accounting.findings import test_fits_device as device
 from tests.unit.accounting.findings import test_outside_torch as outside
 from tests.unit.accounting.findings.test_cycles import updates
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of
@@ -50,6 +51,7 @@ SUBJECTS = {
     "outside_torch": "Outside torch",
     "empty_cache": "empty_cache",
     "cycles": "Cycles of sleep mode and weight updates",
+    "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
 }
@@ -154,7 +156,6 @@ EXAMPLES: dict[str, Example] = {
     "gb-is-gib": recorded("logs/recorded_tp2_0.23.0.log"),
     "graph-estimate-high": recorded("logs/wtdcode__vllm-backport-34.log"),
     "graph-not-charged": recorded("graph_tp2"),
-    "headroom-below-observed-peak": recorded("graph_tp2"),
     "hook-never-called": by_hand(lambda: _hook("never_called")),
     "hook-not-bound": by_hand(lambda: _hook("missing")),
     "hook-overwritten": by_hand(lambda: _hook("overwritten")),
@@ -165,6 +166,10 @@ EXAMPLES: dict[str, Example] = {
     "out-of-memory": recorded("recorded_oom"),
     "rank-skew": recorded("skewed_tp2"),
     "requested-base-mistaken": recorded("logs/two_methods_910b_tp2.md"),
+    "engine-suggestion-beyond-device": recorded("graph_tp2"),
+    "kv-cache-beyond-device": by_hand(lambda: device.start_up(device.FITS_RELEASED + 1)),
+    "reserved-peak-beyond-device": recorded("graph_tp2"),
+    "spare-small": by_hand(lambda: device.start_up(device.FITS)),
     "reserved-grows-without-empty-cache": by_hand(lambda: updates(emptied=False)),
     "residue-per-cycle": by_hand(_leak),
     "startup-refused": recorded("logs/pytorch__pytorch-175666.log"),

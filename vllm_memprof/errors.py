@@ -10,8 +10,6 @@ MemprofError                 exit 1
 
 from __future__ import annotations
 
-from vllm_memprof.redact import redact_text
-
 
 class MemprofError(Exception):
     """Base of the errors that a user may meet.
@@ -24,6 +22,8 @@ class MemprofError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
+        from vllm_memprof.redact import redact_text  # its patterns take a tenth of --help
+
         self.message = redact_text(message)
         self.hint = None if hint is None else redact_text(hint)
         super().__init__(self.message)

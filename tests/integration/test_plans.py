@@ -235,7 +235,7 @@ def test_24_plans_on_a_local_ray_of_two_workers(place: Path) -> None:
     figures = (
         "tokens",
         "kv_cache_bytes",
-        "fits_request_kv_cache_bytes",
+        "fits_request_bytes",
         "spare_beside_held_bytes",
         "terms",
         "max_concurrency",

@@ -9,6 +9,14 @@ SOURCE = Path(__file__).parents[1] / "data" / "recorded_023_tp2"
 _MIB = 1 << 20
 #: Fields of a snapshot that hold what lies outside torch, and their sign.
 _OUTSIDE_TORCH = {"device_free_bytes": -1, "non_torch_bytes": 1, "process_bytes": 1}
+#: The same of the engine's figures, so that they agree with the snapshots.
+_FIGURES_OUTSIDE_TORCH = {
+    "initial_free_bytes": -1,
+    "profile_after_free_bytes": -1,
+    "initial_non_torch_bytes": 1,
+    "profile_before_non_torch_bytes": 1,
+    "profile_after_non_torch_bytes": 1,
+}
 
 
 def write_many_ranks(folder: Path, ranks: int, outlier: int | None = None) -> Path:
@@ -43,4 +51,8 @@ def _as_rank(event: dict, rank: int, ranks: int, more: int) -> dict:
     for name, sign in _OUTSIDE_TORCH.items():
         if taken.get(name) is not None:
             taken[name] += sign * more
+    figures = event.get("values") or {}
+    for name, sign in _FIGURES_OUTSIDE_TORCH.items():
+        if figures.get(name) is not None:
+            figures[name] += sign * more
     return event

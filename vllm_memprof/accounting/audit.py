@@ -287,6 +287,10 @@ TITLES: dict[str, Text] = {
     "profile_after_free": text("free after profiling"),
     "kv_cache": text("KV cache"),
 }
+#: Terms that are differences of which memprof does not know both moments, and why.
+_NO_SPAN: dict[str, Text] = {
+    "transient_headroom": text("from which allocated memory this release counts it was not read"),
+}
 _NOT_KEPT = text("the engine keeps no figure of it: memprof's reading stands in the equation")
 _FROM_LOG = text("a log holds the engine's figures only")
 
@@ -366,6 +370,8 @@ def _request(
 
 def _of_term(term: Term, own: Mapping[str, Own], engine: Figures) -> Own:
     """Return memprof's reading of a term: that of its figure, else of the figures it is made of."""
+    if term.name in _NO_SPAN:
+        return Own(None, reason=_NO_SPAN[term.name])
     if term.figure is not None and term.figure in own:
         return own[term.figure]
     parts = (*term.plus, *term.minus)

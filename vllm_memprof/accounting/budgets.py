@@ -1,4 +1,7 @@
-"""The KV cache that fits the request: the equation's result less all that it does not subtract.
+"""The KV cache that fits the request, and the one that fits the device.
+
+The first is the equation's result less all that the run held and it does not subtract; the second
+is the device less all that is held beside the KV cache at the serving peak (``accounting.spare``).
 
 An item that cannot be read makes the figure unknown; one that does not apply to the run is left
 out. Beside it, other readings of the same budget, where a log prints absolute figures.
@@ -6,13 +9,29 @@ out. Beside it, other readings of the same budget, where a log prints absolute f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vllm_memprof.accounting.equations import Equation, form_of
 from vllm_memprof.accounting.kv import tokens_for_bytes
-from vllm_memprof.accounting.model import Correction, Kv, NotSubtracted, TermRow
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MEASURED,
+    MODELLED,
+    Budget,
+    Correction,
+    Kv,
+    NotSubtracted,
+    Oom,
+    Suggestion,
+    TermRow,
+)
+from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, is_device_wide
+from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak, unprofiled
+from vllm_memprof.accounting.suggestions import computed, printed
+from vllm_memprof.record.spans import last_of, weakest
 from vllm_memprof.text import Text, text
+from vllm_memprof.units import minus
 
 
 def items_not_subtracted(
@@ -46,6 +65,13 @@ def items_not_subtracted(
             elif estimate:
                 size = max(0, size - estimate)
                 formula = f"max(0, {formula} - {row.estimated_by})"
+        if name == "reserved_not_allocated" and size is not None:
+            beyond = minus(
+                profile_reserved_peak(evidence.spans),
+                evidence.figure("profile_after_allocated_peak_bytes"),
+            )
+            if beyond is not None and beyond < size:  # the peak uses these blocks
+                size, formula = max(0, beyond), "reserved peak - allocated peak of the profile run"
         items.append(
             NotSubtracted(
                 name=name,
@@ -73,6 +99,94 @@ def fits_request(
     if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
         return None
     return kv_cache_bytes - sum(item.bytes or 0 for item in items) // divisor
+
+
+#: Figures of a log from which the device's budget may be made; each is rounded.
+_PRINTED_FOR_DEVICE = (
+    "device_total_bytes",
+    "requested_bytes",
+    "initial_free_bytes",
+    "weights_bytes",
+    "peak_activation_bytes",
+    "non_torch_increase_bytes",
+    "profile_after_allocated_peak_bytes",
+    "profile_end_reserved_bytes",
+    "profile_end_non_torch_bytes",
+    "graph_bytes",
+    "kv_cache_bytes",
+)
+
+
+def fit_device(
+    budget: Budget,
+    equation: Equation | None,
+    evidence: Evidence,
+    kv: Kv,
+    half_units: Mapping[str, int],
+    *,
+    oom: Oom | None = None,
+    eager: bool = False,
+    why_unknown: Text | None = None,
+) -> Budget:
+    """Return a budget with the KV cache that fits the device, what is spare, and how each is known.
+
+    Args:
+        budget: with everything that the equation gives.
+        equation: of the engine, None where it is not known.
+        evidence: of the rank.
+        kv: its KV cache.
+        half_units: half of the last printed digit per figure, bytes.
+        oom: an allocation that failed on this rank.
+        eager: no graphs are captured.
+        why_unknown: why nothing is recorded after the profile run, where that is known.
+    """
+    granted = budget.engine_kv_cache_bytes
+    serves_with = granted if kv.planned_bytes is None else kv.planned_bytes
+    if granted is None or granted <= 0:
+        serves_with = None
+    peak = serving_peak(evidence, serves_with, oom, why_unknown)
+    total = evidence.figure("device_total_bytes")
+    if total is None and budget.requested and budget.gpu_memory_utilization:
+        total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
+    fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
+    suggested = printed(evidence.figures)
+    if not suggested and equation is not None and last_of(evidence.spans, "warm_up") is not None:
+        suggested = computed(equation, evidence.figures, eager)
+    of_equation = MODELLED if evidence.simulated and _is_device_wide(budget) else DERIVED
+    how = {
+        "kv_cache_bytes": (budget.kv_cache_bytes, of_equation),
+        "engine_kv_cache_bytes": (granted, MEASURED if of_equation == DERIVED else of_equation),
+        "fits_request_bytes": (
+            budget.fits_request_bytes,
+            weakest([of_equation, *(each.how for each in budget.not_subtracted if each.bytes)]),
+        ),
+        "fits_device_bytes": (fits, weakest([DERIVED, peak.how])),
+        "spare_bytes": (minus(fits, serves_with), weakest([DERIVED, peak.how])),
+        "suggested_bytes": (len(suggested) or None, of_equation),
+    }
+    return replace(
+        budget,
+        held_at_peak=peak.items,
+        fits_device_bytes=fits,
+        fits_device_tokens=None if fits is None else tokens_for_bytes(kv, fits),
+        fits_device_released_bytes=released,
+        spare_bytes=minus(fits, serves_with),
+        released_spare_bytes=minus(released, serves_with),
+        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
+        device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
+        suggestions=[
+            Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, size))
+            for limit, size in suggested.items()
+        ],
+        how={name: known for name, (size, known) in how.items() if size is not None},
+    )
+
+
+def _is_device_wide(budget: Budget) -> bool:
+    """Whether a figure of the whole device has a part in what the engine granted."""
+    if budget.override is not None:
+        return False
+    return any(term.subtracted and is_device_wide(term.name) for term in budget.terms)
 
 
 def at_the_peaks(evidence: Evidence) -> int | None:

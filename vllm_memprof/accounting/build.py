@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.audit import asked_utilization, audit
-from vllm_memprof.accounting.budgets import corrections, fits_request, items_not_subtracted
+from vllm_memprof.accounting.budgets import (
+    corrections,
+    fit_device,
+    fits_request,
+    items_not_subtracted,
+)
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
@@ -18,6 +23,7 @@ from vllm_memprof.accounting.model import (
     Budget,
     Check,
     Kv,
+    Oom,
     RankReport,
     Report,
     RunSummary,
@@ -28,7 +34,6 @@ from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.accounting.search import Printed, device_by_total, search
-from vllm_memprof.accounting.spare import spare
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of
@@ -136,6 +141,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
     if total is None:
         total = first_device_total(process)
     calls = empty_cache_calls(run, process)
+    oom = failed_allocation(process, run.oom_counters)
     return RankReport(
         rank=who.rank,
         label=rank.label,
@@ -148,14 +154,13 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         device_total_bytes=total,
         initial_free_bytes=evidence.figure("initial_free_bytes"),
         phases=_phases_with_owners(process, rank.summary.simulated),
-        budget=_budget(rank),
+        budget=_budget(rank, oom),
         kv=rank.kv,
         empty_cache=calls,
         reclaim=summarise_calls(process, calls, rank.kv),
         cycles=cycles(process),
-        oom=failed_allocation(process, run.oom_counters),
+        oom=oom,
         errors=process.errors,
-        spare_bytes=None if run.source == "log" else spare(process.phases, total),
         figures=dict(evidence.figures),
         unread=process.unread,
         half_units=process.figures_half_units,
@@ -175,7 +180,26 @@ def _phases_with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:
     return phases
 
 
-def _budget(rank: _Rank) -> Budget:
+def _budget(rank: _Rank, oom: Oom | None) -> Budget:
+    """Return the engine's equation of a rank, and what fits the request and the device."""
+    why_unknown = None
+    if rank.summary.source == "log":
+        why_unknown = text("the log does not say")
+    elif rank.summary.mode == "plan":
+        why_unknown = text("memprof plan stops after the KV plan")
+    return fit_device(
+        _equation_budget(rank),
+        rank.equation,
+        rank.evidence,
+        rank.kv,
+        rank.process.figures_half_units,
+        oom=oom,
+        eager=rank.summary.eager,
+        why_unknown=why_unknown,
+    )
+
+
+def _equation_budget(rank: _Rank) -> Budget:
     equation, evidence, kv = rank.equation, rank.evidence, rank.kv
     figures, half_units = evidence.figures, rank.process.figures_half_units
     budget = Budget(
@@ -211,9 +235,9 @@ def _budget(rank: _Rank) -> Budget:
         takes_fixed_size=equation.override is not None,
         checks=_budget_checks(equation, figures, half_units),
         not_subtracted=items,
-        fits_request_kv_cache_bytes=fitting,
+        fits_request_bytes=fitting,
         kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
-        fits_request_kv_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
+        fits_request_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
         corrections=corrections(equation, evidence, kv, items) if from_log else [],
         audit=audit(
             equation,

@@ -110,6 +110,9 @@ class Equation:
     #: The engine raises at its start where less is free than it requests.
     #: (vllm/v1/worker/utils.py::request_memory; NPUWorker.init_device, from vllm-ascend 0.15)
     checks_free: bool = True
+    #: At the end of a start the engine prints sizes for --kv-cache-memory-bytes, made of weights,
+    #: peak activation, non-torch increase and captured graphs. (``accounting.suggestions``)
+    suggests: bool = False
 
     @property
     def formula(self) -> str:
@@ -228,6 +231,7 @@ _E4 = Equation(
     cite=_ASCEND,
     terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
     not_subtracted=_RELATIVE_LEAVES_OUT,
+    suggests=True,
 )
 #: From 0.14 on the request is rounded up. (vllm/v1/worker/utils.py::request_memory)
 _E5 = Equation(
@@ -302,6 +306,7 @@ EQUATIONS: tuple[Equation, ...] = (
         read_in="0.18.0rc1, 0.18.0",
         terms=(_WEIGHTS, _PEAK_INCREASE, _NON_TORCH, _GRAPH),
         override=None,
+        suggests=False,
     ),
     replace(_E4, versions=">=0.19.0rc1,<0.21.0rc1", read_in="0.19.1rc1, 0.20.2rc1"),
     # Two releases subtracted an estimate of the graph pools; 0.23 took it back.

@@ -16,6 +16,7 @@ from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
 from vllm_memprof.record.codec import Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
+from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
 from vllm_memprof.record.spans import MEASURED as MEASURED
 from vllm_memprof.record.spans import MODELLED as MODELLED
 from vllm_memprof.record.spans import ComponentRow as ComponentRow
@@ -137,9 +138,32 @@ class NotSubtracted:
     formula: str  # in the names of figures and snapshots
     source: str  # the moment or the file it was read at
     reason: str | None = None  # why bytes is None
-    required: bool = True  # False: does not apply to this run, so the honest figure does without it
+    required: bool = True  # False: does not apply to this run, and the sum does without it
     kv_tokens: int | None = None
     parts: tuple[ItemPart, ...] = ()  # empty: not divided
+
+
+@dataclass(frozen=True)
+class Held:
+    """Memory that a rank holds beside its KV cache at the serving peak."""
+
+    name: str  # of ``accounting.quantities``
+    title: str
+    bytes: int | None
+    how: How
+    source: str  # the moment it was read at
+    reason: str | None = None  # why bytes is None
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A KV cache size that the engine suggests for ``--kv-cache-memory-bytes``."""
+
+    limit: Annotated[str, Allowed(("request", "device"))]  # that the engine says it fits into
+    bytes: int
+    how: How
+    kv_tokens: int | None
+    spare_bytes: int | None  # fits_device_bytes less it; negative: it does not fit the device
 
 
 @dataclass(frozen=True)
@@ -187,7 +211,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Budget:
-    """The engine's equation, recomputed, and the honest figure beside it."""
+    """The engine's equation, recomputed, and the KV caches that fit the request and the device."""
 
     equation: str | None = None  # E0 ... E6; None where no row fits the version
     cite: str | None = None
@@ -206,14 +230,53 @@ class Budget:
     tolerance_bytes: int = 0
     checks: list[Check] = field(default_factory=list)
     not_subtracted: list[NotSubtracted] = field(default_factory=list)
-    fits_request_kv_cache_bytes: int | None = None
+    fits_request_bytes: int | None = None
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
-    fits_request_kv_tokens: int | None = None
+    fits_request_tokens: int | None = None
+    #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
+    held_at_peak: list[Held] = field(default_factory=list)
+    fits_device_bytes: int | None = None  # device total less held_at_peak
+    fits_device_tokens: int | None = None
+    #: The same if the allocator releases every unallocated block and operator workspace.
+    fits_device_released_bytes: int | None = None
+    #: fits_device_bytes less the KV cache that the rank serves with; negative: it does not fit.
+    spare_bytes: int | None = None
+    #: The same with ``fits_device_released_bytes``.
+    released_spare_bytes: int | None = None
+    unprofiled_bytes: int | None = None  # that serving may hold beyond the profile run
+    device_tolerance_bytes: int = 0  # half-units of what a log printed; 0 from hooks
+    suggestions: list[Suggestion] = field(default_factory=list)
+    how: dict[str, str] = field(default_factory=dict)  # figure of this budget -> how it is known
     corrections: list[Correction] = field(default_factory=list)  # from logs
     #: The engine's figures beside memprof's readings; ``residual_bytes`` compares neither.
     audit: list[AuditRow] = field(default_factory=list)
     #: Of a log whose release's equation does not close: what every equation of the engine gives.
     tried: list[Tried] = field(default_factory=list)
+
+    @property
+    @computed
+    def suggested_bytes(self) -> list[int]:
+        """The sizes of ``suggestions``."""
+        return [each.bytes for each in self.suggestions]
+
+    @property
+    @computed
+    def device_verdict(
+        self,
+    ) -> Annotated[str, Allowed(("fits", "narrow", "release", "exceeds"))] | None:
+        """Whether the device holds the KV cache and the serving peak; None where it is unknown.
+
+        ``narrow``: it does, with less to spare than profiling may miss. ``release``: it does if the
+        allocator releases blocks and workspace that nothing uses, and reserves them again.
+        ``exceeds``: not even then.
+        """
+        slack = self.device_tolerance_bytes
+        if self.spare_bytes is not None and self.spare_bytes >= -slack:
+            margin = 0 if self.unprofiled_bytes is None else self.unprofiled_bytes
+            return "fits" if self.spare_bytes >= margin - slack else "narrow"
+        if self.released_spare_bytes is not None and self.released_spare_bytes < -slack:
+            return "exceeds"
+        return None if self.spare_bytes is None else "release"
 
     @property
     @computed
@@ -326,7 +389,7 @@ class Oom:
     other_processes_bytes: int | None = None  # total - free - process_bytes
     graph_pools_bytes: int | None = None  # allocated in private pools
     #: Who asked, where it was not torch's caching allocator; None: that one, or not known.
-    asked_by: Annotated[str | None, Allowed(("npu_workspace", "runtime"))] = None
+    asked_by: Annotated[str, Allowed(("npu_workspace", "runtime"))] | None = None
     phase: str | None = None  # the innermost phase that was under way, where it is known
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None
@@ -356,9 +419,6 @@ class RankReport:
     )
     cycles: list[Cycle] = field(default_factory=list)  # of sleep mode and of weight updates
     errors: list[str] = field(default_factory=list)
-    spare_bytes: int | None = (
-        None  # device total less what all owners held at the worst moment seen
-    )
     figures: dict[str, int | float | None] = field(
         default_factory=dict
     )  # the engine's, by their names in the record

@@ -17,7 +17,14 @@ from vllm_memprof.accounting.counters import (
     torch_bytes,
 )
 from vllm_memprof.accounting.equations import Figures
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ItemPart, RankReport
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    ESTIMATED,
+    MEASURED,
+    MODELLED,
+    ItemPart,
+    RankReport,
+)
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text
@@ -39,6 +46,13 @@ KV_TITLES: dict[str, Text] = {
     "block_size": text("block size, tokens"),
     "bytes_per_token": text("bytes per token"),
     "bytes_per_block": text("bytes per block"),
+}
+#: How a figure is known -> in words.
+HOW_TITLES: dict[str, Text] = {
+    MEASURED: text("measured"),
+    DERIVED: text("derived"),
+    ESTIMATED: text("estimated"),
+    MODELLED: text("modelled"),
 }
 _ENGINES_FIGURE, _NOT_RECORDED = text("the engine's figure"), text("it was not recorded")
 #: Phases in which a worker reads its device for the first time.
@@ -437,6 +451,12 @@ _ROWS = (
         required=False,
     ),
     Quantity("mm_ipc", text("multi-modal decoding")),
+    # --- beside the KV cache at the serving peak, see ``accounting.spare``
+    Quantity("reserved_peak", text("reserved, peak of the profile run")),
+    Quantity("non_torch_peak", text("non-torch, peak of the profile run"), device_wide=True),
+    Quantity("late_torch", text("torch memory, after profiling")),
+    Quantity("late_device", text("non-torch, after profiling, graphs included"), device_wide=True),
+    Quantity("held_later", text("more, at a later moment"), device_wide=True),
     # --- terms of equations that hold several of them, see ``Term.parts``
     Quantity("peak_allocated", text("allocated peak")),
     Quantity("used_by_device", text("used on the device"), device_wide=True),

@@ -130,9 +130,9 @@ def _only_remainder(rank: RankReport) -> Text | None:
 
 
 def _spare(rank: RankReport, simulated: bool) -> int | None:
-    """Known once the KV cache stands: before, most of the device is free and says nothing."""
-    stands = any(row.phase == "kv_cache_alloc" and row.after is not None for row in rank.phases)
-    return rank.spare_bytes if stands else None
+    """Known where everything held at the serving peak is: a part would make it too large."""
+    whole = all(item.bytes is not None for item in rank.budget.held_at_peak)
+    return rank.budget.spare_bytes if whole else None
 
 
 _KV_CACHE_BYTES = (("kv_cache_bytes",),)
@@ -188,10 +188,10 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "headroom",
-            text("spare at the worst moment"),
+            text("spare at the serving peak"),
             BYTES,
             _spare,
-            "kv_cache_alloc",
+            "warm_up",
             device_wide=True,
             varies_bytes=_VARIES,
         ),

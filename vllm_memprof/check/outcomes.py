@@ -218,7 +218,7 @@ def _allowed(limit: Limit, whole: int | None) -> int | None:
     """Return the amount of a limit; of a percentage of something, down to the whole unit."""
     if limit.percent is None:
         return limit.amount
-    return None if whole is None else int(limit.percent * whole)
+    return None if whole is None else int(limit.percent * abs(whole))
 
 
 def _before(limit: Limit, readings: list[Reading], rank: Reading) -> Reading:

@@ -30,9 +30,10 @@ from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, parse_size
 #: Findings that a proposed file forbids, less those that its run has.
 _PROPOSED_FINDINGS = (
     "equation-unbalanced",
-    "headroom-below-observed-peak",
     "hook-never-called",
+    "kv-cache-beyond-device",
     "negative-kv",
+    "reserved-peak-beyond-device",
 )
 _COLUMN = 44  # where the remarks of a proposed file begin
 
@@ -114,6 +115,8 @@ def _proposal(report: Report, key: Key, margin: Margin) -> str:
     value, reason = _worst(report, key)
     if value is None:
         return f"# {key.name}: not measured ({_one_line(str(reason))})"
+    if value < 0 and key.sense == AT_LEAST:
+        return f"# {key.name}: {format_bytes(value)} {figure.unit} in the run, below any limit"
     limit = _toml(_written(_with_margin(value, key, figure, margin), key, margin))
     in_gib = f" ({format_gib(value)} GiB)" if figure.unit == BYTES and value >= GIB else ""
     measured = f"{format_bytes(value)} {figure.unit}{in_gib} in the run"
@@ -188,6 +191,9 @@ def tighten_budget(
         value, reason = _worst(report, limit.key)
         if value is None:
             remarks.append(f"{limit.key.name} stays: not measured ({reason})")
+            continue
+        if value < 0 and limit.key.sense == AT_LEAST:
+            remarks.append(f"{limit.key.name} stays: {value:,} in the run, below any limit")
             continue
         new = _written(
             _with_margin(value, limit.key, figure_of(limit.key), margin), limit.key, margin

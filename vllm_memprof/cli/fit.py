@@ -13,7 +13,6 @@ import typer
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli.show import check_format
 from vllm_memprof.files import from_here, write_atomically
-from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.request import Plan
@@ -97,6 +96,7 @@ def fit(
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.sweep import PLANS_DIR
     from vllm_memprof.plans.wants import lengths, parse_wants
+    from vllm_memprof.redact import redact_command
     from vllm_memprof.report.results import render_result_json
 
     check_format(format_name, lang=lang, formats=FORMATS)

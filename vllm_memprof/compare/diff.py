@@ -213,9 +213,9 @@ def _term_rows(rank_a: RankReport, rank_b: RankReport) -> list[TermDiff]:
         *terms,
         TermDiff("kv_cache", a.engine_kv_cache_bytes, b.engine_kv_cache_bytes),
         TermDiff("residual", a.residual_bytes, b.residual_bytes),
-        TermDiff(
-            "fits_request_kv_cache", a.fits_request_kv_cache_bytes, b.fits_request_kv_cache_bytes
-        ),
+        TermDiff("fits_request", a.fits_request_bytes, b.fits_request_bytes),
+        TermDiff("fits_device", a.fits_device_bytes, b.fits_device_bytes),
+        TermDiff("spare", a.spare_bytes, b.spare_bytes),
     ]
 
 

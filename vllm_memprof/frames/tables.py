@@ -50,7 +50,9 @@ _BUDGET = (
     "requested_bytes",
     "kv_cache_bytes",
     "engine_kv_cache_bytes",
-    "fits_request_kv_cache_bytes",
+    "fits_request_bytes",
+    "fits_device_bytes",
+    "spare_bytes",
     "residual_bytes",
 )
 
@@ -186,10 +188,10 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
 def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and figure of the KV-cache equation.
 
-    Columns after ``WHO``: kind (string: budget, term, not_subtracted), name (string), bytes
-    (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
-    subtracted (boolean, of a term), how (string, of what the equation does not subtract),
-    kv_tokens (Int64, KV cache tokens that the bytes would hold).
+    Columns after ``WHO``: kind (string: budget, term, not_subtracted, held_at_peak), name (string),
+    bytes (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
+    subtracted (boolean, of a term), how (string, of all but the terms), kv_tokens (Int64, KV cache
+    tokens that the bytes would hold).
     """
     columns = {
         "kind": "string",
@@ -205,21 +207,27 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
         rank, found = source.rank, source.rank.budget
         tokens = {
             "kv_cache_bytes": found.kv_tokens,
-            "fits_request_kv_cache_bytes": found.fits_request_kv_tokens,
+            "fits_request_bytes": found.fits_request_tokens,
+            "fits_device_bytes": found.fits_device_tokens,
         }
         sizes = {
             "device_total_bytes": rank.device_total_bytes,
             "initial_free_bytes": rank.initial_free_bytes,
             **{name: getattr(found, name) for name in _BUDGET},
-            "spare_bytes": rank.spare_bytes,
         }
         for name, size in sizes.items():
             half = rank.half_units.get(name, 0)
-            yield ("budget", name, size, half, None, None, tokens.get(name))
+            known = found.how.get(name)
+            yield ("budget", name, size, half, None, known, tokens.get(name))
+        for each in found.suggestions:
+            name = f"suggested_{each.limit}_bytes"
+            yield ("budget", name, each.bytes, 0, None, each.how, each.kv_tokens)
         for term in found.terms:
             yield ("term", term.name, term.bytes, term.half_unit_bytes, term.subtracted, None, None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
+        for held in found.held_at_peak:
+            yield ("held_at_peak", held.name, held.bytes, 0, None, held.how, None)
 
     return _make(ranks, columns, rows)
 

@@ -78,6 +78,8 @@ def build_command(
         command.append(f"--prompt={prompt}")  # one token: a prompt may begin with a dash
     if request.images_dir is not None:
         command += ["--images", str(request.images_dir.absolute())]
+    if request.at_once:
+        command.append("--at-once")
     if request.max_tokens is not None:
         command += ["--max-tokens", str(request.max_tokens)]
     if devices is not None:  # on hardware all ranks run: each waits for the others

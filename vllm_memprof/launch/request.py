@@ -58,6 +58,7 @@ class LaunchRequest:
     prompts_file: Path | None = None  # one JSON object per line
     prompts: list[str] = field(default_factory=list)
     images_dir: Path | None = None
+    at_once: bool = False  # all prompts in one batch
     max_tokens: int | None = None
     sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
     empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it

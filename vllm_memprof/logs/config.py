@@ -39,7 +39,7 @@ _ASCEND_TRACE = re.compile(
 )
 _CUDA_TRACE = re.compile(
     r"CUDA out of memory|nvidia-smi|\bNCCL\b|PYTORCH_CUDA|\[gpu_worker\.py|plugin cuda"
-    r"|platform cuda"
+    r"|platform cuda|Free memory on device cuda:\d"
 )
 
 #: Field of ``Config`` -> its type. A number counts only when something follows it: lines get cut.

@@ -183,12 +183,14 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         )
     if start.repeats:
         notes.append(
-            "it repeats figures of the start before it and holds no other: another worker, another "
-            "start, or a copy"
+            text(
+                "it repeats figures of the start before it and holds no other: another worker, "
+                "another start, or a copy"
+            )
         )
     if any(worker.label is None for worker in start.workers.values()) and config.world_size > 1:
         notes.append(
-            "the log does not name ranks: workers are numbered in the order of their lines"
+            text("the log does not name ranks: workers are numbered in the order of their lines")
         )
     status, reason = _status(start)
     versions = {"vllm": config.vllm_version, "vllm-ascend": config.ascend_version}
@@ -263,6 +265,8 @@ def _status(start: Start) -> tuple[str, str | None]:
     granted = [worker.figures.get("kv_cache_bytes") for worker in start.workers.values()]
     if any(figure is not None and figure.value < 0 for figure in granted):
         return "failed", "the KV cache is negative"
+    if any(figure is not None and figure.value == 0 for figure in granted):
+        return "failed", "the KV cache is 0"
     if start.broken and not start.finished:
         return "failed", "an engine process failed"
     complete = start.finished or bool(start.kv_plans) or any(granted)

@@ -23,9 +23,8 @@ UNORDERED = (
     "better; memprof sweep tries all of them"
 )
 AFTER_THE_PLAN = (
-    "headroom: device total less the KV cache and the most that all else held in the plan; what "
-    "comes after the plan (captured graphs, pools that are first used in the warm-up) is not in "
-    "it: ask for it with --headroom"
+    "headroom: what is spare at the serving peak; what comes after the plan (captured graphs, "
+    "pools that are first used in the warm-up) is not in it: ask for it with --headroom"
 )
 
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.accounting.spare import spare_with_kv_cache
 from vllm_memprof.record.codec import computed
 from vllm_memprof.record.loader import Run
+from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
 
 SWEEP_SCHEMA = "memprof.sweep/2"
@@ -43,30 +43,21 @@ class PlanRow:
     terms: dict[str, int | None] = field(default_factory=dict)  # TERMS, bytes
     #: Granted by the engine; where it refused to start, what its equation gives.
     kv_cache_bytes: int | None = None
-    fits_request_kv_cache_bytes: int | None = None
+    fits_request_bytes: int | None = None
     tokens: int | None = None
     fits_request_tokens: int | None = None
     max_model_len: int | None = None
     max_concurrency: float | None = None  # at max_model_len
     #: Length in tokens -> requests at once.
     concurrency_at: dict[int, float | None] = field(default_factory=dict)
-    spare_beside_held_bytes: int | None = None  # with the KV cache, beside all else that was held
-    #: With the KV cache, beside the worst moment of the profile run.
-    spare_at_profile_peak_bytes: int | None = None
+    fits_device_bytes: int | None = None
+    fits_device_tokens: int | None = None
+    #: As in ``accounting.model.Budget``: at the serving peak, without what comes after the plan.
+    spare_bytes: int | None = None
+    spare_how: How | None = None
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
-
-    @property
-    @computed
-    def spare_bytes(self) -> int | None:
-        """The lesser of both; the one that is known where the other is not."""
-        known = [
-            size
-            for size in (self.spare_beside_held_bytes, self.spare_at_profile_peak_bytes)
-            if size is not None
-        ]
-        return min(known, default=None)
 
     @property
     def ok(self) -> bool:
@@ -165,7 +156,9 @@ def plan_row(
         return row
     least = min(granted, key=lambda rank: granted_bytes(rank) or 0)
     budget, kv = least.budget, least.kv
-    spares = [spare_with_kv_cache(rank) for rank in report.ranks]
+    budgets = [rank.budget for rank in report.ranks]
+    spare = _least([each.spare_bytes for each in budgets]) if row.ok else None
+    hows = [known for each in budgets if (known := each.how.get("spare_bytes")) is not None]
     plan = next((process.kv_plan for process in run.processes if process.kv_plan is not None), None)
     balanced = [rank.budget.balanced for rank in report.ranks]
     return replace(
@@ -174,18 +167,18 @@ def plan_row(
         requested_bytes=budget.requested_bytes,
         terms={name: budget.term(name) for name in TERMS},
         kv_cache_bytes=granted_bytes(least),
-        fits_request_kv_cache_bytes=_least(
-            [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
-        ),
+        fits_request_bytes=_least([each.fits_request_bytes for each in budgets]),
         tokens=kv.tokens,
-        fits_request_tokens=_least([rank.budget.fits_request_kv_tokens for rank in report.ranks]),
+        fits_request_tokens=_least([each.fits_request_tokens for each in budgets]),
         max_model_len=kv.max_model_len,
         max_concurrency=kv.max_concurrency,
         concurrency_at={
             length: None if plan is None else concurrency_at(plan, length) for length in lengths
         },
-        spare_beside_held_bytes=_least([beside for beside, _ in spares]) if row.ok else None,
-        spare_at_profile_peak_bytes=_least([peak for _, peak in spares]) if row.ok else None,
+        fits_device_bytes=_least([each.fits_device_bytes for each in budgets]),
+        fits_device_tokens=_least([each.fits_device_tokens for each in budgets]),
+        spare_bytes=spare,
+        spare_how=None if spare is None else weakest(hows),
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )

@@ -20,8 +20,10 @@ class Figure:
 FIGURES = (
     Figure("tokens", text("KV tokens"), "tokens"),
     Figure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
+    Figure("fits_device_tokens", text("KV tokens that fit the device"), "tokens"),
     Figure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
-    Figure("fits_request_kv_cache_bytes", text("KV cache that fits the request, GiB"), "GiB"),
+    Figure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
+    Figure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
     Figure("spare_bytes", text("Spare, GiB"), "GiB"),
     Figure("max_concurrency", text("Requests of max_model_len"), "requests"),
 )

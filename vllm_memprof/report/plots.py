@@ -112,8 +112,9 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
     budget = rank.budget
     figures = [rank.device_total_bytes, budget.requested_bytes, budget.engine_kv_cache_bytes]
     figures += [
-        budget.fits_request_kv_cache_bytes,
-        rank.spare_bytes,
+        budget.fits_request_bytes,
+        budget.fits_device_bytes,
+        budget.spare_bytes,
         *(term.bytes for term in budget.terms),
     ]
     figures += [item.bytes for item in budget.not_subtracted]
@@ -221,7 +222,7 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
         )
         level = granted
     steps.append(Step(text("KV cache"), level, "level"))
-    if budget.fits_request_kv_cache_bytes is not None:
+    if budget.fits_request_bytes is not None:
         for item in budget.not_subtracted:
             if item.bytes:
                 title = modelled(item.title, item.how == MODELLED)
@@ -229,11 +230,9 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
                 level -= item.bytes
         divided = divisor_of(budget.equation) != 1
         rest = title_of("halved") if divided else text("rounding")
-        steps += _change(rest, budget.fits_request_kv_cache_bytes - level)
+        steps += _change(rest, budget.fits_request_bytes - level)
         steps.append(
-            Step(
-                text("KV cache that fits the request"), budget.fits_request_kv_cache_bytes, "level"
-            )
+            Step(text("KV cache that fits the request"), budget.fits_request_bytes, "level")
         )
     return steps, None
 
@@ -260,10 +259,14 @@ def skew_rows(ranks: Sequence[RankReport]) -> list[SkewRow]:
         ),
         (
             text("KV cache that fits the request"),
-            [rank.budget.fits_request_kv_cache_bytes for rank in ranks],
+            [rank.budget.fits_request_bytes for rank in ranks],
+        ),
+        (
+            text("KV cache that fits the device"),
+            [rank.budget.fits_device_bytes for rank in ranks],
         ),
         (text("free at the start"), [rank.initial_free_bytes for rank in ranks]),
-        (text("spare at the serving peak"), [rank.spare_bytes for rank in ranks]),
+        (text("spare at the serving peak"), [rank.budget.spare_bytes for rank in ranks]),
     ]
     rows = []
     for title, sizes in figures:

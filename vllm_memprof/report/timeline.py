@@ -93,7 +93,7 @@ class Timeline:
     in_use: list[int | None]  # device total less free, as read
     bands: list[Band]
     peaks: list[Peak]
-    worst_bytes: int | None  # most that all owners held: device total less headroom
+    worst_bytes: int | None  # most that all owners were seen to hold
     left_out: int = 0  # readings that are not drawn
 
 
@@ -125,7 +125,8 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     rest = [reading.memory.unexplained_bytes for reading in drawn]
     how = drawn[-1].memory.unexplained_how
     owners.append(Owner(UNEXPLAINED, rest, how))
-    total, left = rank.device_total_bytes, rank.spare_bytes
+    held = [_in_use(edge.snapshot) for _, edge in edges_of(rank.phases)]
+    held += [_reserved_between(span) for span in rank.phases]
     return Timeline(
         moments=[
             Moment((each.t_ns - start) / 1e9, each.span.phase, each.edge.side) for each in drawn
@@ -134,7 +135,7 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
         in_use=[_in_use(reading.snapshot) for reading in drawn],
         bands=_bands(rank, start),
         peaks=_peaks(rank, readings, start),
-        worst_bytes=None if total is None or left is None else total - left,
+        worst_bytes=max((size for size in held if size is not None), default=None),
         left_out=len(readings) - len(drawn),
     )
 

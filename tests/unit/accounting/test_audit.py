@@ -208,3 +208,14 @@ def test_a_run_that_ended_early_has_readings_as_far_as_it_got() -> None:
     assert rows["initial_free"].agrees is True
     assert rows["weights"].own_bytes is None
     assert "not recorded to its end" in str(rows["weights"].reason)
+
+
+def test_a_term_without_both_moments_has_no_reading() -> None:
+    run = recorded("recorded_023_tp2")
+    first = workers(run)[0]
+    rows = audit(equation("E6", "0.33.0"), first.figures, first.phases, "hooks", True)
+    found = {row.term: row for row in rows}
+    assert found["transient_headroom"].own_bytes is None
+    assert "from which allocated memory" in str(found["transient_headroom"].reason)
+    assert found["consumed"].own_bytes is not None
+    assert found["kv_cache"].own_bytes is None

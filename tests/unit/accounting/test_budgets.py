@@ -232,4 +232,4 @@ def test_what_fits_of_a_run_is_the_sum_of_its_rows() -> None:
         assert budget.kv_cache_bytes is not None
         known = [item.bytes for item in budget.not_subtracted if item.bytes is not None]
         assert len(known) >= 4
-        assert budget.fits_request_kv_cache_bytes == budget.kv_cache_bytes - sum(known)
+        assert budget.fits_request_bytes == budget.kv_cache_bytes - sum(known)

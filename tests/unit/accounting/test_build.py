@@ -67,7 +67,7 @@ BUDGET_KEYS += [
     "residual_bytes",
     "tolerance_bytes",
     "balanced",
-    "fits_request_kv_cache_bytes",
+    "fits_request_bytes",
 ]
 KV_KEYS = ["tokens", "block_size", "blocks", "bytes_per_token", "max_model_len", "max_concurrency"]
 EMPTY_KEYS = [
@@ -149,7 +149,7 @@ def test_a_run_of_the_real_engine() -> None:
         # its layers were recorded without their layout, and it has no engine.log
         assert [check.ok for check in rank.kv.checks] == [None, *[True] * 5, None]
         assert (budget.term("graph") or 0) > 0
-        assert budget.fits_request_kv_cache_bytes is not None
+        assert budget.fits_request_bytes is not None
         held = next(row for row in rank.phases if row.phase == "device_init").after
         assert held is not None
         outside = next(item for item in budget.not_subtracted if item.name == "persistent_torch")
@@ -200,7 +200,7 @@ def test_the_equation_balances_to_the_byte() -> None:
         assert [check.ok for check in budget.checks] == [True, True]
         items = [item.bytes for item in budget.not_subtracted]
         assert None not in items
-        assert budget.fits_request_kv_cache_bytes == (budget.kv_cache_bytes or 0) - sum(
+        assert budget.fits_request_bytes == (budget.kv_cache_bytes or 0) - sum(
             i for i in items if i is not None
         )
 
@@ -273,7 +273,7 @@ def test_a_fixed_size_has_no_honest_figure() -> None:
         replace(p, figures={**p.figures, **fixed} if p.figures else {}) for p in run.processes
     ]
     budget = build_report(replace(run, processes=processes)).ranks[0].budget
-    assert (budget.override, budget.residual_bytes, budget.fits_request_kv_cache_bytes) == (
+    assert (budget.override, budget.residual_bytes, budget.fits_request_bytes) == (
         "kv_cache_memory_bytes",
         0,
         None,
@@ -393,7 +393,8 @@ def test_findings_of_a_graph_run() -> None:
         "graph-not-charged",
         "uncharged-persistent-torch",
         "non-torch-read-after-empty-cache",
-        "headroom-below-observed-peak",
+        "reserved-peak-beyond-device",
+        "engine-suggestion-beyond-device",
     }
     graph = next(finding for finding in report.findings if finding.id == "graph-not-charged")
     granted = report.ranks[0].budget.engine_kv_cache_bytes

@@ -51,7 +51,7 @@ def assert_sound(report: Report) -> None:
         if any(term.subtracted and term.bytes is None for term in budget.terms):
             assert budget.kv_cache_bytes is None
             assert budget.balanced is None
-            assert budget.fits_request_kv_cache_bytes is None
+            assert budget.fits_request_bytes is None
         elif budget.kv_cache_bytes is not None and budget.engine_kv_cache_bytes is not None:
             assert budget.residual_bytes == 0
     json.loads(render_json(report))

@@ -107,13 +107,13 @@ def test_what_a_neighbour_holds_is_taken_off_in_every_command() -> None:
     # sweep: the KV cache less all that no term subtracts
     row = plan_row(new_run, new, {})
     assert row.kv_cache_bytes is not None
-    assert row.fits_request_kv_cache_bytes is not None
+    assert row.fits_request_bytes is not None
     rest = [
         item.bytes or 0
         for item in new.ranks[0].budget.not_subtracted
         if item.name != "initial_non_torch"
     ]
-    assert row.kv_cache_bytes - row.fits_request_kv_cache_bytes - sum(rest) == OWN
+    assert row.kv_cache_bytes - row.fits_request_bytes - sum(rest) == OWN
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_neighbour_that_cannot_be_told_apart_makes_it_unknown_in_every_command
     assert together.b.held_bytes is None
     assert read_figure(new, of_quantity("initial_non_torch", "device_init"))[0].reason == reason
     assert of_check(old, "initial_non_torch") is None
-    assert plan_row(new_run, new, {}).fits_request_kv_cache_bytes is None
+    assert plan_row(new_run, new, {}).fits_request_bytes is None
 
 
 def test_a_neighbour_is_none_of_the_increase() -> None:

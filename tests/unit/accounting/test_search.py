@@ -200,7 +200,7 @@ def test_an_estimate_that_is_not_printed_leaves_the_graphs_unknown() -> None:
     assert graphs[0].reason == "the estimate that the equation subtracts is not known"
     assert graphs[0].required
     assert not found(report, "graph-not-charged")
-    assert "captured graphs: NOT MEASURED (the estimate" in " ".join(table(report, 200).split())
+    assert "NOT MEASURED: captured graphs (the estimate" in " ".join(table(report, 200).split())
 
 
 def test_graphs_of_an_estimate_that_is_switched_off_are_not_charged(tmp_path) -> None:
@@ -311,7 +311,29 @@ def test_the_table_of_a_310p_adds_up(tmp_path) -> None:
     assert (budget.equation, budget.balanced) == ("E4p", True)
     items = sum(item.bytes or 0 for item in budget.not_subtracted)
     assert round(items / GIB, 2) == 1.21
-    assert budget.fits_request_kv_cache_bytes == (budget.kv_cache_bytes or 0) - items // 2
+    assert budget.fits_request_bytes == (budget.kv_cache_bytes or 0) - items // 2
     lines = [line.split() for line in table(report, 120).splitlines()]
     (row,) = [line for line in lines if line[:5] == ["+", "half", "kept", "for", "operator"]]
     assert row[-2] == f"{items - items // 2:,}"
+
+
+def test_e2_names_what_it_subtracts_of_a_neighbour(tmp_path) -> None:
+    """#7308: at 0.3 the second instance gets 0; at 0.6 as much as the first, and it starts."""
+    log = (
+        "vllm serve some/model --gpu-memory-utilization 0.6\n"
+        "INFO [core.py:1] Initializing a V1 LLM engine (v0.14.0) with config: model='some/model', "
+        "max_seq_len=4096, \nINFO platform plugin ascend is activated\n"
+        "results of real profiling:\npeak_memory after profiling is 3.00 G\n"
+        "non_torch_memory after profiling is {used} G\n"
+        "Available memory: {kv}, total memory: 65455301591\n"
+    )
+    path = tmp_path / "second.log"
+    path.write_text(log.format(used="19.50", kv=round(14.076 * GIB)))
+    (report,) = [build_report(run) for run in read_log(str(path))]
+    (neighbour,) = found(report, "co-tenant")
+    assert "Equation E2 subtracts all that is in use on the device" in neighbour.title
+    assert "19.50 GiB" in neighbour.evidence
+    assert neighbour.action.startswith("move the other process to another device, or upgrade")
+    path.write_text(log.format(used="1.21", kv=round(32.366 * GIB)))
+    (alone,) = [build_report(run) for run in read_log(str(path))]
+    assert not found(alone, "co-tenant")

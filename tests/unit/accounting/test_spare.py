@@ -1,4 +1,4 @@
-"""Spare memory, the worst moment of a profile run, and runs of the older methods under hooks."""
+"""What is held at the serving peak, and runs of the older methods under hooks."""
 
 from __future__ import annotations
 
@@ -12,74 +12,203 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.kv import infer_layout
-from vllm_memprof.accounting.model import Kv, Report
-from vllm_memprof.accounting.spare import profile_peak, spare
+from vllm_memprof.accounting.model import ESTIMATED, Budget, Kv, Oom, Report
+from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.spare import ServingPeak, serving_peak, unprofiled
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
+from vllm_memprof.text import text
+from vllm_memprof.units import MIB
+
+FIGURES = {"device_total_bytes": 1000, "profile_after_allocated_peak_bytes": 250}
 
 
 def at(
-    free: int | None = None,
-    reserved: int | None = None,
-    non_torch: int | None = None,
+    reserved: int,
+    non_torch: int,
+    allocated: int | None = None,
+    workspace: int | None = 0,
+    pools: int | None = None,
     peak: int | None = None,
 ) -> Any:
     return snapshot(
-        device_total_bytes=100,
-        device_free_bytes=free,
+        device_total_bytes=1000,
+        device_free_bytes=1000 - reserved - non_torch,
         reserved_bytes=reserved,
+        allocated_bytes=reserved if allocated is None else allocated,
         non_torch_bytes=non_torch,
+        npu_workspace_bytes=workspace,
+        graph_pool_bytes=pools,
         reserved_run_peak_bytes=peak,
     )
 
 
-def test_the_least_free_moment_counts() -> None:
-    spans = [span("weight_load", at(90), at(40)), span("warm_up", at(35), at(38), order=1)]
-    assert spare(spans, 100) == 35
-
-
-def test_a_reserved_peak_between_two_snapshots_counts_with_the_lesser_non_torch() -> None:
-    spans = [span("profile_run", at(60, 30, 10, peak=30), at(55, 30, 15, peak=70))]
-    assert spare(spans, 100) == 100 - (70 + 10)
-
-
-def test_an_old_peak_does_not_count_again() -> None:
-    spans = [span("request", at(60, 30, 10, peak=70), at(55, 30, 15, peak=70))]
-    assert spare(spans, 100) == 55
-
-
-def test_without_a_reading_nothing_is_known_to_be_spare() -> None:
-    assert spare([], 100) is None
-    assert spare([span("weight_load", None, snapshot())], 100) is None
-    assert spare([span("weight_load", None, at(free=1))], None) is None
-
-
-def test_the_profile_s_worst_moment_may_lie_inside_it() -> None:
-    spans = [
-        span("weight_load", at(90), at(1), order=0),  # does not count
-        span("profile_run", at(80), at(70), order=1),
-        span("empty_cache", at(20), at(70), order=2, parent=1, depth=1),
+def start_up(*later: Span, workspace: int | None = 20, retaken: int | None = 0) -> list[Span]:
+    """100 of weights, 300 reserved at the peak, 400 of KV cache, then 30 + 15 after profiling."""
+    return [
+        span("profile_run", at(100, 40), at(110, 50, 100)),
+        span("empty_cache", at(300, 70, 250, workspace), at(110, 50, 100), 1, parent=0, depth=1),
+        span("kv_cache_alloc", at(110, 50, 100), at(510, 50, 500), 2),
+        span("warm_up", at(510, 50, 500), at(540, 65 + (retaken or 0), 520, retaken, 25), 3),
+        *later,
     ]
-    assert profile_peak(spans, 100) == 80
-    assert profile_peak(spans[:1], 100) is None
 
 
-@given(frees=st.lists(st.integers(0, 100), min_size=1, max_size=8))
-def test_no_more_is_spare_than_was_free(frees: list[int]) -> None:
-    spans = [span("request", None, at(free), order=i) for i, free in enumerate(frees)]
-    assert spare(spans, 100) == min(frees)
+def peak_of(spans: list[Span], **figures: int) -> ServingPeak:
+    return serving_peak(Evidence({**FIGURES, **figures}, spans, False), 400)
 
 
-def test_a_recorded_run_has_spare_memory() -> None:
-    for rank in build_report(recorded("graph_tp2")).ranks:
-        least = min(
-            s.device_free_bytes
-            for row in rank.phases
-            for s in (row.before, row.after)
-            if s is not None
+def sizes(peak: ServingPeak) -> dict[str, int | None]:
+    return {item.name: item.bytes for item in peak.items}
+
+
+def test_the_profile_run_at_its_worst_and_what_came_after_it() -> None:
+    peak = peak_of(start_up())
+    assert sizes(peak) == {
+        "reserved_peak": 300,
+        "non_torch_peak": 70,
+        "late_torch": 30,  # 20 of tensors, and the pools of graphs; at most what reserved grew by
+        "late_device": 15,  # 65 + a workspace of 20, less the 70 that are there already
+    }
+    assert peak.held_bytes == 415
+    # released: the allocated peak, non-torch without workspace, tensors that came later
+    assert peak.at_least_bytes == 250 + 65 + 20
+
+
+def test_blocks_that_the_next_peak_uses_are_not_counted_again() -> None:
+    spans = start_up()
+    idle = at(600, 65, 520, 0, 25)  # 60 more reserved than in the test above, without a tensor
+    spans[3] = span("warm_up", spans[3].before, idle, 3)
+    assert sizes(peak_of(spans))["late_torch"] == 20 + 25
+
+
+def test_workspace_that_is_there_again_is_not_counted_twice() -> None:
+    assert sizes(peak_of(start_up(retaken=20)))["late_device"] == 15
+    assert sizes(peak_of(start_up(retaken=50)))["late_device"] == 45
+    # who holds what empty_cache released is not known: it is taken to come again
+    assert sizes(peak_of(start_up(workspace=None, retaken=None)))["late_device"] == 15
+
+
+def test_a_later_moment_counts_where_it_is_worse() -> None:
+    assert "held_later" not in sizes(peak_of(start_up(span("request", at(600, 65), None, 4))))
+    found = peak_of(start_up(span("request", at(600, 65), at(800, 65), 4)))
+    assert sizes(found)["held_later"] == 800 + 65 - 400 - 415
+    assert found.held_bytes == 465
+    between = span("request", at(600, 65, peak=600), at(600, 80, peak=900), 4)
+    # non-torch memory at that moment is not known: the lesser of both edges
+    assert peak_of(start_up(between)).held_bytes == 900 + 65 - 400
+    old = span("request", at(600, 65, peak=900), at(600, 80, peak=900), 4)
+    assert peak_of(start_up(old)).held_bytes == 415
+
+
+def test_an_allocation_that_failed_does_not_fit_even_after_a_release() -> None:
+    oom = Oom(50, 1000, 500, 900, 10, None, None, None, None, None)
+    found = serving_peak(Evidence(FIGURES, start_up(), False), 400, oom)
+    assert found.held_bytes == found.at_least_bytes == 1000 - 10 + 50 - 400
+    before = start_up()[:2]  # the KV cache does not stand: what it takes is not in the reading
+    assert serving_peak(Evidence(FIGURES, before, False), 400, oom).held_bytes == 370
+
+
+def test_a_plan_leaves_out_what_it_cannot_know_and_says_so() -> None:
+    why = text("memprof plan stops after the KV plan")
+    found = serving_peak(Evidence(FIGURES, start_up()[:2], False), 400, why_unknown=why)
+    assert found.held_bytes == 370
+    assert found.how == ESTIMATED
+    assert [(i.name, i.bytes, i.reason) for i in found.items[2:]] == [
+        ("late_torch", None, why),
+        ("late_device", None, why),
+    ]
+    failed = replace(start_up()[3], error="RuntimeError")
+    assert serving_peak(Evidence(FIGURES, [*start_up()[:3], failed], False), 400).how == ESTIMATED
+
+
+def test_without_a_reading_of_the_profile_run_nothing_is_known() -> None:
+    assert peak_of([]).held_bytes is None
+    assert peak_of(start_up()[2:]).held_bytes is None
+    failed = [replace(start_up()[0], error="RuntimeError"), *start_up()[1:]]
+    assert peak_of(failed).held_bytes is None
+    assert serving_peak(Evidence(FIGURES, start_up(), False), None).held_bytes is None
+
+
+def test_the_engines_figures_are_a_lower_bound() -> None:
+    known = {"weights_bytes": 100, "initial_free_bytes": 960, "graph_bytes": 7}
+    assert peak_of([], **known).at_least_bytes == 100 + 40 + 7
+    assert peak_of([]).at_least_bytes is None
+
+
+def test_a_reserved_reading_below_the_allocated_peak_is_not_that_of_the_peak() -> None:
+    found = peak_of(start_up(), profile_after_allocated_peak_bytes=301)
+    assert found.held_bytes is None
+    assert found.at_least_bytes == 301 + 65 + 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 100)), max_size=6))
+def test_no_later_reading_is_above_the_peak(readings: list[tuple[int, int]]) -> None:
+    later = [span("request", None, at(*each), 4 + i) for i, each in enumerate(readings)]
+    found = peak_of(start_up(*later))
+    assert found.held_bytes is not None
+    assert all(found.held_bytes + 400 >= sum(each) for each in readings)
+    assert found.held_bytes == sum(item.bytes or 0 for item in found.items)
+    assert found.at_least_bytes is not None
+    assert found.at_least_bytes <= found.held_bytes
+
+
+def test_what_serving_may_hold_beyond_the_profile_run() -> None:
+    assert unprofiled(None) == unprofiled(100 * MIB) == 150 * MIB
+    assert unprofiled(1000 * MIB) == 250 * MIB
+
+
+def test_four_verdicts() -> None:
+    def verdict(spare: int | None, released: int | None, slack: int = 0) -> str | None:
+        return Budget(
+            spare_bytes=spare, released_spare_bytes=released, device_tolerance_bytes=slack
+        ).device_verdict
+
+    assert verdict(0, 5) == "fits"
+    assert Budget(spare_bytes=8, unprofiled_bytes=9).device_verdict == "narrow"
+    assert Budget(spare_bytes=9, unprofiled_bytes=9).device_verdict == "fits"
+    assert verdict(-1, 0) == "release"
+    assert verdict(-2, -1) == "exceeds"
+    assert verdict(-2, -1, slack=2) == "fits"  # within the printed digits
+    assert verdict(None, -1) == "exceeds"
+    assert verdict(None, 5) is None
+    assert verdict(None, None) is None
+
+
+def test_a_plan_and_a_whole_run_differ_by_what_comes_after_the_plan() -> None:
+    plan, whole = (build_report(recorded(name)).ranks[0] for name in ("plan_tp2", "graph_tp2"))
+    late = [i.bytes for i in whole.budget.held_at_peak if i.name in ("late_torch", "late_device")]
+    assert None not in late
+    assert plan.budget.spare_bytes is not None
+    assert whole.budget.spare_bytes == plan.budget.spare_bytes - sum(size or 0 for size in late)
+
+
+def test_what_was_never_requested_is_spare() -> None:
+    """At utilization 0.5 nothing is warned of: 30 GiB of the device were never asked for."""
+    run = recorded("recorded_023_tp2")
+    total = 65_452_113_920
+    halved = [
+        replace(
+            each,
+            figures={
+                **each.figures,
+                "gpu_memory_utilization": 0.5,
+                "requested_bytes": total * 0.5,
+                "kv_cache_bytes": each.figures["kv_cache_bytes"] - int(total * 0.45),
+            },
+            kv_plan=None,
         )
-        assert rank.spare_bytes is not None
-        assert 0 < rank.spare_bytes <= least
+        if each.figures
+        else replace(each, kv_plan=None)
+        for each in run.processes
+    ]
+    command = ["0.5" if word == "0.95" else word for word in run.info.command]
+    info = replace(run.info, command=command)
+    report = build_report(replace(run, info=info, processes=halved))
+    assert {f.id for f in report.findings} >= {"graph-not-charged", "uncharged-persistent-torch"}
+    assert {f.severity for f in report.findings} == {"info"}
+    for rank in report.ranks:
+        assert rank.budget.device_verdict == "fits"
 
 
 # -- older methods under hooks: nothing but snapshots and what the engine granted ----------

@@ -53,7 +53,11 @@ def test_a_run_keeps_the_budget_that_it_proposes(name: str, margin: Margin) -> N
     text = propose_budget(report, margin)
     result = check_report(report, parse_budget(text, "b.toml"))
     assert result.ok, text
-    named = re.findall(r"^#? ?(\w+)(?: =|: not measured)", text, re.MULTILINE)
+    named = re.findall(
+        r"^#? ?(\w+)(?: =|: not measured|: -[\d,]+ bytes in the run, below any limit)",
+        text,
+        re.MULTILINE,
+    )
     assert named[: len(LIMITS)] == [key.name for key in LIMITS]
 
 
@@ -86,7 +90,7 @@ def test_the_stated_margin_is_kept() -> None:
 
 def test_findings_that_the_run_has_are_not_forbidden() -> None:
     text = propose_budget(report_of("graph_tp2"), DEFAULT)
-    assert '"headroom-below-observed-peak"' not in text
+    assert '"reserved-peak-beyond-device"' not in text
     assert '"equation-unbalanced"' in text
 
 
@@ -95,7 +99,7 @@ def test_a_name_cannot_leave_its_comment() -> None:
         REPORT,
         run=replace(REPORT.run, model='x\n[budget]\nmax_graph = 1\x00"', device="a\rb\u2028c"),
     )
-    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 7
+    assert len(parse_budget(propose_budget(nasty, DEFAULT), "b.toml").limits) == 6
 
 
 def test_a_run_without_figures_proposes_nothing() -> None:
@@ -224,20 +228,32 @@ def test_the_ratchet_never_loosens(
 @settings(deadline=None)
 @given(_entries(), st.fractions(0, 1, max_denominator=1000))
 def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent: Fraction) -> None:
-    entries.pop("max_unexplained", None)  # of this run only a remainder is known
     lines = [
         f"{name} = {value if isinstance(value, int) else repr(value)}"
         for name, value in entries.items()
     ]
-    report = report_of_graph()
+    report = report_of_known()
     turned = tighten_budget(
         "\n".join(["[budget]", *lines]), "b.toml", report, Margin(percent), force=True
     )
     assert check_report(report, parse_budget(turned.text, "b.toml")).ok
 
 
-def report_of_graph(cache: dict[str, Report] = {}) -> Report:  # noqa: B006
-    return cache.setdefault("graph_tp2", report_of("graph_tp2"))
+def report_of_known(cache: dict[str, Report] = {}) -> Report:  # noqa: B006
+    """A run in which every figure is known, and something is spare."""
+    return cache.setdefault("recorded_023_tp2", report_of("recorded_023_tp2"))
+
+
+def test_no_limit_is_made_of_what_is_below_zero() -> None:
+    """graph_tp2 has nothing to spare: no limit of 0 or more is met by it."""
+    report = report_of("graph_tp2")
+    assert "# min_headroom: -4,219,664,384 bytes in the run, below any limit" in propose_budget(
+        report, DEFAULT
+    )
+    text = '[budget]\nmin_headroom = "5GiB"\n'
+    turned = tighten_budget(text, "b.toml", report, DEFAULT, force=True)
+    assert turned.text == text
+    assert turned.remarks == ["min_headroom stays: -4,219,664,384 in the run, below any limit"]
 
 
 def test_the_committed_files_are_read() -> None:

@@ -30,7 +30,7 @@ def test_several_starts_of_a_log_in_chinese() -> None:
     log = str(DATA / "logs" / "two_methods_910b_tp2.md")
     done = CliRunner().invoke(explain, [log, "--format", "markdown", "--lang", "zh"])
     assert done.exit_code == 0
-    assert done.stdout.startswith("共 5 次引擎启动\n")
+    assert done.stdout.startswith("## 共 5 次引擎启动\n")
     assert "等式 E2 重算结果在舍入误差内相等" in done.stdout
 
 

@@ -94,7 +94,7 @@ def same_budget(reports: list[Report]) -> None:
                 "requested_bytes",
                 "kv_cache_bytes",
                 "engine_kv_cache_bytes",
-                "fits_request_kv_cache_bytes",
+                "fits_request_bytes",
             ):
                 got = figures["budget", name]
                 assert (None if pd.isna(got) else got) == rank["budget"][name], name

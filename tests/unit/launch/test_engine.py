@@ -61,6 +61,8 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
                            "--max-tokens", "4", "--", "-tp", "2"]  # fmt: skip
     cycles = build_command(PYTHON, LaunchRequest("offline", "M", sleep_cycles=5), "M", [])
     assert cycles[6:] == ["--sleep-cycles", "5", "--"]
+    batch = build_command(PYTHON, LaunchRequest("offline", "M", at_once=True), "M", [])
+    assert batch[6:] == ["--at-once", "--"]
     plan = build_command(PYTHON, LaunchRequest("plan", "M"), "M", [])
     assert plan[3:] == ["plan", "--model", "M", "--"]
 

@@ -24,8 +24,7 @@ GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768,
     max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, spare_beside_held_bytes=2 * GIB,
-    spare_at_profile_peak_bytes=3 * GIB,
+    concurrency_at={8192: 61.0, 65536: None}, spare_bytes=2 * GIB, spare_how="derived",
 )  # fmt: skip
 
 
@@ -36,7 +35,7 @@ ROW = PlanRow(
         ("max-model-len", ROW, ["tokens=500001"], TOO_MUCH),
         ("max-model-len", ROW, ["concurrency=1@65536"], TOO_LITTLE),
         ("max-num-seqs", ROW, ["tokens=500000"], HOLDS),
-        ("gpu-memory-utilization", replace(ROW, spare_beside_held_bytes=-1), ["tokens=500001"],
+        ("gpu-memory-utilization", replace(ROW, spare_bytes=-1), ["tokens=500001"],
          TOO_MUCH),
         ("gpu-memory-utilization", PlanRow({}, "failed",
          "ValueError: No available memory for the cache blocks. Try "

@@ -106,27 +106,16 @@ def test_a_row_says_what_the_report_says(made: tuple[Path, PlanRow]) -> None:
         rank.kv.tokens,
         rank.budget.engine_kv_cache_bytes,
     )
-    assert row.fits_request_kv_cache_bytes == min(
-        rank.budget.fits_request_kv_cache_bytes or 0 for rank in report.ranks
+    assert row.fits_request_bytes == min(
+        rank.budget.fits_request_bytes or 0 for rank in report.ranks
     )
     total, requested = rank.device_total_bytes, rank.budget.requested_bytes
     assert total is not None
     assert requested is not None
-    assert row.fits_request_kv_cache_bytes is not None
-    # everything held, beside the KV cache that fits, is what the request leaves
+    assert row.fits_request_bytes is not None
     assert rank.kv.planned_bytes is not None
-    assert (
-        row.spare_beside_held_bytes
-        == total - (requested - row.fits_request_kv_cache_bytes) - rank.kv.planned_bytes
-    )
-    worst = max(
-        memory.before.reserved_run_peak_bytes or 0
-        for memory in rank.phases
-        if memory.before is not None
-    )
-    assert row.spare_at_profile_peak_bytes is not None
-    assert row.spare_at_profile_peak_bytes <= total - worst - rank.kv.planned_bytes
-    assert row.spare_bytes == min(row.spare_beside_held_bytes, row.spare_at_profile_peak_bytes)
+    assert (row.spare_bytes, row.spare_how) == (rank.budget.spare_bytes, "modelled")
+    assert row.fits_device_bytes == row.spare_bytes + rank.kv.planned_bytes
     assert from_json(PlanRow, json.loads(json.dumps(to_json(row)))) == row
 
 

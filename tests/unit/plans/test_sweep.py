@@ -170,7 +170,7 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
                     dict(task.plan.values),
                     "ok",
                     tokens=100 if good else 10,
-                    spare_at_profile_peak_bytes=1,
+                    spare_bytes=1,
                 ),
             )
 

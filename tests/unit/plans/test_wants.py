@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from vllm_memprof.errors import UsageError
@@ -16,8 +14,7 @@ GIB = 1 << 30
 ROW = PlanRow(
     values={}, status="ok", tokens=500_000, kv_cache_bytes=40 * GIB, max_model_len=32768,
     max_concurrency=15.26,
-    concurrency_at={8192: 61.0, 65536: None}, spare_beside_held_bytes=2 * GIB,
-    spare_at_profile_peak_bytes=3 * GIB,
+    concurrency_at={8192: 61.0, 65536: None}, spare_bytes=2 * GIB, spare_how="derived",
 )  # fmt: skip
 
 
@@ -99,12 +96,3 @@ def test_what_is_not_known_is_not_held() -> None:
     row = PlanRow(values={}, status="ok")
     found = misses(row, parse_wants(["tokens=1", "concurrency=1", "kv-cache=1"], None))
     assert [miss.text.endswith("not known") for miss in found] == [True] * 4
-
-
-def test_the_headroom_that_is_known_counts() -> None:
-    assert replace(ROW, spare_beside_held_bytes=None).spare_bytes == 3 * GIB
-    assert replace(ROW, spare_at_profile_peak_bytes=GIB).spare_bytes == GIB
-    assert (
-        replace(ROW, spare_beside_held_bytes=None, spare_at_profile_peak_bytes=None).spare_bytes
-        is None
-    )

@@ -26,7 +26,7 @@ PLAIN = (
     "memprof plan stops|not reached",  # why a phase was not measured
     "per block|planned bytes",  # accounting.kv: names of checks
     "killed by|less was free|the KV cache is",  # exit reasons, recorded as English
-    "npu-smi|is taken to be|is set|does not name ranks|it repeats figures",  # notes of logs
+    "npu-smi|is taken to be|is set",  # notes of logs
 )
 
 

@@ -17,7 +17,7 @@ from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
-from vllm_memprof.report.curves import curves
+from vllm_memprof.report.curves import FIGURES, curves
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
 
@@ -31,10 +31,11 @@ def row(size: str, length: str, tokens: int | None, reason: str | None = None) -
         values={"tensor-parallel-size": size, "max-model-len": length},
         status="ok" if reason is None else "oom", reason=reason, devices=int(size), run_id=f"id{size}{length}",
         run=f"plans/{size}-{length}", seconds=9.5, device_total_bytes=64 * GIB, tokens=tokens, kv_cache_bytes=held,
-        fits_request_kv_cache_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
+        fits_request_bytes=None if held is None else held - GIB, fits_request_tokens=tokens,
         max_model_len=int(length), max_concurrency=None if tokens is None else tokens / int(length), simulated=True,
-        spare_beside_held_bytes=None if held is None else 5 * GIB - held // 8,
-        spare_at_profile_peak_bytes=None if held is None else 6 * GIB - held // 8,
+        fits_device_bytes=None if held is None else held + 5 * GIB - held // 8, fits_device_tokens=tokens,
+        spare_bytes=None if held is None else 5 * GIB - held // 8,
+        spare_how=None if held is None else "modelled",
         terms={"weights": 30 * GIB // int(size), "peak_activation": GIB, "non_torch": None}, balanced=True,
     )  # fmt: skip
 
@@ -199,8 +200,8 @@ def test_the_page_in_a_browser(
     if sweep is SWEEP:
         assert before[0][0] == [None, 200_000, 500_000]
         chromium.value("document.querySelector('select.figure').focus()")
-        chromium.press("ArrowDown", 40)
-        chromium.press("ArrowDown", 40)
+        for _ in range([figure.name for figure in FIGURES].index("kv_cache_bytes")):
+            chromium.press("ArrowDown", 40)
         chromium.wait(lambda: chromium.value(heights) != before)
         title = chromium.value("document.querySelector('.figure-title').textContent")
         assert title == "KV cache, GiB"

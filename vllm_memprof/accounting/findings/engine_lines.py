@@ -14,11 +14,10 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     finding,
 )
+from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.text import text
-from vllm_memprof.units import GIB, MIB
+from vllm_memprof.units import GIB
 
-#: What engines leave free in the sizes that they suggest.
-_SUGGESTION_MARGIN_BYTES = 150 * MIB
 _SUGGESTION_FIGURES = (
     "requested_bytes",
     "consumed_bytes",
@@ -97,7 +96,7 @@ def engine_suggestion_wrong(context: RankContext) -> Iterator[Found]:
     asked, consumed, peak, graph = parts
     rounded = (*_SUGGESTION_FIGURES, "suggested_requested_printed_bytes")
     slack = sum(half.get(name, 0) for name in rounded)
-    expected = asked - consumed - peak - graph - _SUGGESTION_MARGIN_BYTES
+    expected = asked - consumed - peak - graph - MARGIN_BYTES
     if abs(expected - printed) > slack + 1:
         return
     right = int(printed) + int(estimate)

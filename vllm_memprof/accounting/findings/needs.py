@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.spare import profile_peak
 from vllm_memprof.text import Text, text
 
 
@@ -43,10 +41,10 @@ def _recomputed(report: Report, rank: RankReport) -> Text | None:
     return None if checked else text("the equation could not be checked")
 
 
-def _peak(report: Report, rank: RankReport) -> Text | None:
+def _device_budget(report: Report, rank: RankReport) -> Text | None:
     if rank.budget.engine_kv_cache_bytes is None:
         return text("no KV cache was granted")
-    if profile_peak(rank.phases, device_total(rank)) is None:
+    if rank.budget.spare_bytes is None:
         return text("what the profile run held at its peak is not known")
     return None
 
@@ -74,7 +72,7 @@ GRANTED_OR_REFUSED = Need(
 )
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
 AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
-PROFILE_PEAK = Need("the KV cache and the peak of the profile run are known", _peak)
+DEVICE_BUDGET = Need("the KV cache and the peak of the profile run are known", _device_budget)
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
 
 

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.findings.advice import device_total, leave_room
-from vllm_memprof.accounting.findings.needs import PROFILE_PEAK, item_known
-from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, by_bytes, finding
-from vllm_memprof.accounting.kv import worth_in_tokens
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED
-from vllm_memprof.accounting.spare import profile_peak
+from vllm_memprof.accounting.findings.needs import item_known
+from vllm_memprof.accounting.findings.registry import INFO, Found, RankContext, by_bytes, finding
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.accounting.quantities import HOW_TITLES
 from vllm_memprof.text import text
-
-_HOW = {MEASURED: text("measured"), DERIVED: text("derived"), MODELLED: text("modelled")}
-_PEAK_FIGURES = (
-    "profile_end_reserved_bytes",
-    "profile_end_non_torch_bytes",
-    "kv_cache_bytes",
-    "requested_bytes",
-)
 
 
 def _item(context: RankContext, name: str) -> Iterator[Found]:
@@ -32,10 +23,23 @@ def _item(context: RankContext, name: str) -> Iterator[Found]:
         formula=item.formula,
         size=item.bytes,
         source=item.source,
-        how=_HOW.get(item.how, item.how),
+        how=HOW_TITLES.get(item.how, item.how),
     )
     action = leave_room(rank, item.bytes, context.ranks, by_utilization=True)
-    yield Found(evidence, item.bytes, action, kv_tokens=item.kv_tokens)
+    severity = INFO if _only_exceeds_request(rank, item.bytes) else by_bytes(item.bytes)
+    yield Found(evidence, item.bytes, action, severity=severity, kv_tokens=item.kv_tokens)
+
+
+def _only_exceeds_request(rank: RankReport, size: int) -> bool:
+    """Whether the device holds an item beside the KV cache, so that only the request is exceeded.
+
+    Where the KV cache that fits the device is unknown: whether the share of the device that was
+    never requested holds it.
+    """
+    if rank.budget.device_verdict is not None:
+        return rank.budget.device_verdict in ("fits", "narrow")
+    total, asked = device_total(rank), rank.budget.requested_bytes
+    return total is not None and asked is not None and size <= total - asked
 
 
 @finding(
@@ -107,52 +111,3 @@ def non_torch_read_after_empty_cache(context: RankContext) -> Iterator[Found]:
         Give the KV cache a fixed size that is smaller by as much, or lower the utilization.
     """
     yield from _item(context, "non_torch_cleared")
-
-
-@finding(
-    "headroom-below-observed-peak",
-    severity=WARNING,
-    title=text(
-        "The peak of the profile run plus the KV cache exceeds the device: while serving, the "
-        "allocator has to free blocks that are reserved, not allocated"
-    ),
-    needs=PROFILE_PEAK,
-)
-def headroom_below_observed_peak(context: RankContext) -> Iterator[Found]:
-    """Find ranks that cannot hold the KV cache and what the profile run held at its worst moment.
-
-    Meaning:
-        A step as large as the profile run, with the KV cache in place, needs more than the device
-        has. The allocator then frees its unallocated blocks and tries again, which synchronises
-        the device, or it fails.
-
-    Computed:
-        Memory held at the worst moment of the profile run (reserved at its peak, and non-torch) +
-        KV cache - device total, where that takes a KV block and more than the rounding of a log
-        (`vllm_memprof/accounting/spare.py::profile_peak`).
-
-    To do:
-        Give the KV cache the size that the finding names, where the release takes
-        `--kv-cache-memory-bytes`.
-    """
-    rank = context.rank
-    total, granted = device_total(rank), rank.budget.engine_kv_cache_bytes
-    peak = profile_peak(rank.phases, total)
-    if total is None or granted is None or peak is None:
-        return
-    over = peak + granted - total
-    slack = sum(rank.half_units.get(name, 0) for name in _PEAK_FIGURES)
-    if over <= slack or worth_in_tokens(rank.kv, over) == 0:
-        return
-    evidence = text(
-        "{peak:gib} GiB held (reserved and non-torch) at the worst moment of the profile run + KV "
-        "cache {granted:gib} = {both:gib} of {total:gib} GiB",
-        peak=peak,
-        granted=granted,
-        both=peak + granted,
-        total=total,
-    )
-    fixed = total - peak if rank.budget.takes_fixed_size else 0
-    argument = f"--kv-cache-memory-bytes {fixed}"
-    action = text("{argument} leaves room for it", argument=argument) if fixed > 0 else ""
-    yield Found(evidence, over, action)

@@ -42,9 +42,10 @@ def explain(
 
     Keys, tokens and passwords in the log are replaced by *** before it is read.
 
-    Several starts are several reports; with --format json, an array of them; with html or csv, one
-    file. LOG#2 is the second start of a log alone. Markdown stays below 60 kB and names the starts
-    that it leaves out. There is no --format trace, because a log has no times.
+    Several starts are several reports, behind a table that compares them; with --format json, an
+    array of them; with html or csv, one file. LOG#2 is the second start of a log alone. Markdown
+    stays below 60 kB and names the starts that it leaves out. There is no --format trace, because a
+    log has no times.
 
     Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
     """

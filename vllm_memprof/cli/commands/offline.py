@@ -30,6 +30,9 @@ def offline(
         Path | None,
         typer.Option("--images", metavar="DIR", help="A folder of images, one request each."),
     ] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Hand all requests to the engine in one batch.")
+    ] = False,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", help="Output tokens per request.")
     ] = None,
@@ -66,6 +69,7 @@ def offline(
         prompts_file=prompts,
         prompts=prompt or [],
         images_dir=images,
+        at_once=at_once,
         max_tokens=max_tokens,
         sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],

@@ -78,7 +78,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
-    """Serve prompts one after the other in this process and shut the engine down in good order."""
+    """Serve prompts in this process, one after the other or at once, and shut the engine down."""
     requests = load_requests(options.prompts, options.prompt, options.images)
     sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
     with _without_collecting():
@@ -93,22 +93,26 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
     try:
-        for number, request in enumerate(requests, start=1):
+        batches = [requests] if options.at_once else [[request] for request in requests]
+        number = 0
+        for batch in batches:
             started = time.perf_counter()
-            [output] = _generate(llm, request, sampling)
+            outputs = _generate(llm, batch, sampling)
             seconds = time.perf_counter() - started
-            print(
-                f"request {number}/{len(requests)}: "
-                f"{len(output.prompt_token_ids or ())} prompt tokens, "
-                f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
-                flush=True,
-            )
+            for output in outputs:
+                number += 1
+                print(
+                    f"request {number}/{len(requests)}: "
+                    f"{len(output.prompt_token_ids or ())} prompt tokens, "
+                    f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
+                    flush=True,
+                )
         for number in range(1, options.sleep_cycles + 1):
             started = time.perf_counter()
             llm.sleep(level=1)
             llm.wake_up()
             seconds = time.perf_counter() - started
-            _generate(llm, requests[0], sampling)
+            _generate(llm, requests[:1], sampling)
             print(f"sleep cycle {number}/{options.sleep_cycles}: {seconds:.2f} s", flush=True)
     finally:
         core = llm.llm_engine.engine_core  # a release without a timeout waits for some seconds
@@ -142,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     offline.add_argument("--images", type=Path, help="folder of images")
     offline.add_argument(
         "--max-tokens", type=int, default=16, help="output tokens per request (default 16)"
+    )
+    offline.add_argument(
+        "--at-once", action="store_true", help="hand all requests to the engine in one batch"
     )
     offline.add_argument(
         "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
@@ -181,10 +188,11 @@ def _renew_thread_pool_in_children() -> None:
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
-def _generate(llm: Any, request: Row, sampling: Any) -> Any:
-    if "messages" in request:
-        return llm.chat(request["messages"], sampling, use_tqdm=False)
-    return llm.generate([request["prompt"]], sampling, use_tqdm=False)
+def _generate(llm: Any, requests: Sequence[Row], sampling: Any) -> Any:
+    """Return the outputs of requests that are all chats or all plain prompts."""
+    if all("messages" in request for request in requests):
+        return llm.chat([request["messages"] for request in requests], sampling, use_tqdm=False)
+    return llm.generate([request["prompt"] for request in requests], sampling, use_tqdm=False)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,9 @@ _TERMS = {
     "requested": ("=", text("requested")),
     "kv_cache": ("=", text("KV cache granted by the engine")),
     "residual": ("", text("granted - recomputed")),
-    "fits_request_kv_cache": ("", text("KV cache that fits the request")),
+    "fits_request": ("", text("KV cache that fits the request")),
+    "fits_device": ("", text("KV cache that fits the device")),
+    "spare": ("", text("spare at the serving peak")),
 }
 _KINDS = {
     "model": text("model"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from vllm_memprof.plans.rows import Fit, PlanRow, Sweep, Try
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import (
     BAD,
     CODE,
@@ -160,18 +161,21 @@ def _columns(wide: bool) -> list[Column]:
         Column(text("Tokens")),
         Column(text("Requests")),
         *([Column(text("Fits request,\nGiB"))] if wide else []),
+        *([Column(text("Fits device,\nGiB"))] if wide else []),
         Column(text("Spare,\nGiB")),
     ]
 
 
 def _figures(row: PlanRow, wide: bool) -> list[str]:
     concurrency = next(iter(row.concurrency_at.values()), row.max_concurrency)
-    spare = modelled(format_gib(row.spare_bytes), row.simulated and row.spare_bytes is not None)
+    mark = row.spare_how == MODELLED
+    spare = modelled(format_gib(row.spare_bytes), mark)
+    fits = modelled(format_gib(row.fits_device_bytes), mark)
     return [
         format_gib(row.kv_cache_bytes),
         format_bytes(row.tokens),
         number(concurrency, ",.2f"),
-        *([format_gib(row.fits_request_kv_cache_bytes)] if wide else []),
+        *([format_gib(row.fits_request_bytes), fits] if wide else []),
         spare,
     ]
 
@@ -185,8 +189,8 @@ def _notes(rows: Sequence[PlanRow]) -> list[str]:
             length=length,
         ),
         text(
-            "spare: device total less all that is held at the worst known moment, with the granted "
-            "KV cache in use"
+            "spare: device total less all that is held at the serving peak, with the granted KV "
+            "cache in use; captured graphs and all else after the KV plan is not in it"
         ),
     ]
     if any(row.simulated for row in rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
@@ -10,6 +11,8 @@ from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_gr
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
 
+#: Verdicts on a device, the gravest last.
+_VERDICTS = ("fits", "narrow", "release", "exceeds")
 #: Label of the worker of a log that speaks of one alone.
 SOLE_WORKER = "the worker"
 _STATUS = {
@@ -62,11 +65,13 @@ def head(report: Report) -> list[Line]:
 
 
 def verdict(report: Report) -> Text:
-    """Return the result in one sentence: KV cache granted, equation recomputed, what fits."""
+    """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits."""
     least = least_grant(report.ranks)
     if least is None or least.budget.engine_kv_cache_bytes is None:
         if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
             return _out_of_memory(report)
+        if report.run.source == "log" and report.run.status == "truncated":
+            return text("no KV cache in the log")
         if not report.run.exit_reason:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)
@@ -128,14 +133,46 @@ def verdict(report: Report) -> Text:
     parts.append(_recomputed(report))
     if (outcome := audited(report)) is not None:
         parts.append(outcome)
-    if budget.fits_request_kv_cache_bytes is not None:
-        fits = text("fits the request: {size:gib} GiB", size=budget.fits_request_kv_cache_bytes)
-        if budget.fits_request_kv_tokens is not None:
-            fits = text(
-                "{size}, {tokens:,} tokens", size=fits, tokens=budget.fits_request_kv_tokens
-            )
-        parts.append(fits)
+    parts += _fits_device(report)
     return join("; ", parts)
+
+
+def _fits_device(report: Report) -> list[Text]:
+    """Return whether the device holds the KV cache, by the rank with the least to spare."""
+    known = [rank for rank in report.ranks if rank.budget.device_verdict is not None]
+    if not known:
+        return []
+    worst = max(
+        known,
+        key=lambda rank: (
+            _VERDICTS.index(rank.budget.device_verdict or "fits"),
+            -(rank.budget.spare_bytes or 0),
+        ),
+    )
+    budget = worst.budget
+    match budget.device_verdict:
+        case "fits":
+            said = text("fits the device, {size:gib} GiB spare", size=budget.spare_bytes)
+        case "narrow":
+            said = text(
+                "fits the device narrowly, {size:gib} GiB spare, less than profiling may miss",
+                size=budget.spare_bytes,
+            )
+        case "release":
+            said = text(
+                "fits the device only if unallocated blocks are released, {size:gib} GiB over",
+                size=-(budget.spare_bytes or 0),
+            )
+        case _:
+            said = text(
+                "does not fit the device, {size:gib} GiB over",
+                size=-(budget.released_spare_bytes or 0),
+            )
+    if budget.how.get("spare_bytes") == MODELLED:
+        said = text("{title} (m)", title=said)
+    if len(known) < len(report.ranks):
+        return [text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))]
+    return [said]
 
 
 def _out_of_memory(report: Report) -> Text:

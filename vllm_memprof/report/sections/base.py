@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, RankReport, RunSummary
+from vllm_memprof.accounting.model import (
+    RankReport,
+    RunSummary,
+)
 from vllm_memprof.report.document import PLAIN, Row
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_bytes, format_gib
@@ -17,8 +20,6 @@ WIDE = 110
 
 GIB, BYTES = text("GiB"), text("bytes")
 UNKNOWN = text("unknown")
-#: How a figure was come by, in words.
-HOW = {MEASURED: text("measured"), DERIVED: text("derived"), MODELLED: text("modelled")}
 
 
 def fold(labels: Sequence[str]) -> str:

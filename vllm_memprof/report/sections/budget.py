@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.equations import divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
-from vllm_memprof.accounting.model import DERIVED, MODELLED, Budget, RankReport, Report, TermRow
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    MODELLED,
+    Budget,
+    Held,
+    NotSubtracted,
+    RankReport,
+    Report,
+    TermRow,
+)
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
 from vllm_memprof.report.document import (
     BAD,
@@ -31,12 +40,12 @@ from vllm_memprof.report.sections.base import (
     more_groups,
     number,
 )
-from vllm_memprof.text import join, text
+from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib
 
 
 def budget_sections(report: Report) -> list[Section]:
-    """Return both tables of each group of ranks that agree to the byte."""
+    """Return the tables of each group of ranks that agree to the byte."""
     log = report.run.source == "log"  # may end with what was asked for
     known = [
         rank
@@ -53,6 +62,10 @@ def budget_sections(report: Report) -> list[Section]:
         found.append(_equation_section(report, members))
         if budget.kv_cache_bytes is not None and _anything_not_subtracted(report, budget):
             found.append(_fits_request_section(report, members))
+        if budget.held_at_peak:
+            found.append(_fits_device_section(members))
+        if budget.engine_kv_cache_bytes is not None and _any_other(budget):
+            found.append(_budgets_section(members))
     if found:
         found[-1].notes.extend(more_groups(groups, "report.json"))
     return found
@@ -61,6 +74,11 @@ def budget_sections(report: Report) -> list[Section]:
 def term_title(report: Report, term: TermRow) -> str:
     """Return a term's title, marked where a simulated device's profile has a part in it."""
     return modelled(title_of(term.name), report.run.simulated and is_device_wide(term.name))
+
+
+def _marked(title: str, budget: Budget, name: str) -> str:
+    """Return the title of a figure of the budget, marked where it depends on a modelled one."""
+    return modelled(title, budget.how.get(name) == MODELLED)
 
 
 def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
@@ -75,13 +93,16 @@ def _granted(rank: RankReport) -> int:
     return 1 << 62 if granted is None else granted
 
 
+def _device_total(rank: RankReport) -> Row:
+    if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
+        return Row([text("device total, derived"), format_gib(derived), "-"])
+    return amount(text("device total"), rank.device_total_bytes)
+
+
 def _equation_section(report: Report, members: list[RankReport]) -> Section:
     rank, budget = members[0], members[0].budget
-    total = amount(text("device total"), rank.device_total_bytes)
-    if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
-        total = Row([text("device total, derived"), format_gib(derived), "-"])
     rows = [
-        total,
+        _device_total(rank),
         Row(["gpu_memory_utilization", number(budget.gpu_memory_utilization), ""], mark="×"),
         amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
@@ -92,8 +113,16 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
             if term.subtracted
         ]
     rows += [
-        amount(text("KV cache, recomputed"), budget.kv_cache_bytes, TOTAL, "="),
-        amount(text("KV cache granted by the engine"), budget.engine_kv_cache_bytes),
+        amount(
+            _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
+            budget.kv_cache_bytes,
+            TOTAL,
+            "=",
+        ),
+        amount(
+            _marked(text("KV cache granted by the engine"), budget, "engine_kv_cache_bytes"),
+            budget.engine_kv_cache_bytes,
+        ),
     ]
     if budget.residual_bytes is None:
         rows.append(Row([text("granted - recomputed"), "-", "-"], style=MUTED))
@@ -195,6 +224,112 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
 
 
+def _not_measured(item: Held | NotSubtracted) -> Text:
+    """Return the note of an item that is not known."""
+    return text(
+        "{title}: {not_measured} ({reason})",
+        title=item.title,
+        not_measured=NOT_MEASURED,
+        reason=item.reason,
+    )
+
+
+def _any_other(budget: Budget) -> bool:
+    sizes = (budget.fits_request_bytes, budget.fits_device_bytes, *budget.suggested_bytes)
+    return any(size is not None for size in sizes)
+
+
+def _fits_device_section(members: list[RankReport]) -> Section:
+    """Return the table from the device to the KV cache that fits it."""
+    rank, budget = members[0], members[0].budget
+    rows = [_device_total(rank)]
+    notes: list[str] = []
+    for item in budget.held_at_peak:
+        if item.bytes is None:
+            notes.append(_not_measured(item))
+        else:
+            rows.append(amount(modelled(item.title, item.how == MODELLED), item.bytes, mark="-"))
+    fits = _marked(text("KV cache that fits the device"), budget, "fits_device_bytes")
+    rows.append(amount(fits, budget.fits_device_bytes, TOTAL, "="))
+    if notes:
+        notes.append(text("estimated: what was not measured is not subtracted"))
+    title = text(
+        "KV cache that fits the device: held memory at the serving peak, {labels}",
+        labels=labels_of(members),
+    )
+    return Section(title, [Column("", right=False), Column(GIB), Column(BYTES)], rows, notes)
+
+
+_SUGGESTED = {
+    "request": text("the engine's suggestion for the request"),
+    "device": text("the engine's suggestion for the device"),
+}
+
+
+def _budgets_section(members: list[RankReport]) -> Section:
+    """Return the KV caches beside each other: granted, fitting, suggested; and what is spare."""
+    rank, budget = members[0], members[0].budget
+    fits = budget.fits_device_bytes
+
+    def row(title: str, name: str, size: int | None, tokens: int | None, style: str = PLAIN) -> Row:
+        cells = [
+            _marked(title, budget, name),
+            format_gib(size, 4),
+            format_bytes(size),
+            format_bytes(tokens),
+            "" if fits is None or size is None or size == fits else format_gib(fits - size, 4),
+        ]
+        return Row(cells, style=style)
+
+    granted = budget.engine_kv_cache_bytes
+    tokens = rank.kv.tokens
+    rows = [
+        row(text("KV cache granted by the engine"), "engine_kv_cache_bytes", granted, tokens),
+        row(
+            text("KV cache that fits the request"),
+            "fits_request_bytes",
+            budget.fits_request_bytes,
+            budget.fits_request_tokens,
+        ),
+        row(
+            text("KV cache that fits the device"),
+            "fits_device_bytes",
+            fits,
+            budget.fits_device_tokens,
+        ),
+        *(
+            row(_SUGGESTED[each.limit], "suggested_bytes", each.bytes, each.kv_tokens)
+            for each in budget.suggestions
+        ),
+    ]
+    spare = budget.spare_bytes
+    title = _marked(text("spare at the serving peak"), budget, "spare_bytes")
+    style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
+    rows.append(Row([title, format_gib(spare, 4), format_bytes(spare), "", ""], style=style))
+    columns = [
+        Column("", right=False),
+        Column(GIB),
+        Column(BYTES),
+        Column(text("KV tokens")),
+        Column(text("Leaves, GiB")),
+    ]
+    notes: list[str] = []
+    if fits is not None:
+        notes.append(
+            text("leaves: what each size leaves of the device at the serving peak; negative: over")
+        )
+    if budget.device_verdict == "exceeds":
+        notes.append(
+            text(
+                "even if the allocator releases all that it can, {size:gib4} GiB are missing",
+                size=-(budget.released_spare_bytes or 0),
+            )
+        )
+    return Section(
+        text("KV cache budgets, {labels}", labels=labels_of(members)), columns, rows, notes
+    )
+
+
 def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     """Return the table from the KV cache of the equation to the one that fits the request."""
     budget = members[0].budget
@@ -205,24 +340,19 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         cells = [title, format_gib(size, 4), format_bytes(size), format_bytes(tokens)]
         return Row(cells, style=style, mark=mark)
 
-    rows = [row(text("KV cache, recomputed"), budget.kv_cache_bytes, budget.kv_tokens)]
+    recomputed = _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes")
+    rows = [row(recomputed, budget.kv_cache_bytes, budget.kv_tokens)]
     notes: list[str] = []
     missing = [item for item in budget.not_subtracted if item.bytes is None]
     if report.run.source == "log" and missing:
-        titles = join("; ", [item.title for item in missing])
-        notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=missing[0].reason))
+        for reason in dict.fromkeys(item.reason for item in missing):
+            titles = join("; ", [item.title for item in missing if item.reason == reason])
+            notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=reason))
     for item in budget.not_subtracted:
         if item.bytes is None and report.run.source == "log":
             continue
         if item.bytes is None:
-            notes.append(
-                text(
-                    "{title}: {not_measured} ({reason})",
-                    title=item.title,
-                    not_measured=NOT_MEASURED,
-                    reason=item.reason,
-                )
-            )
+            notes.append(_not_measured(item))
         else:
             title = modelled(item.title, item.how == MODELLED)
             rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
@@ -231,12 +361,13 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
                 cells = [modelled(title, part.how == MODELLED)]
                 cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
                 rows.append(Row(cells, 1, MUTED))
-    fits, tokens = budget.fits_request_kv_cache_bytes, budget.fits_request_kv_tokens
+    fits, tokens = budget.fits_request_bytes, budget.fits_request_tokens
     left_out = sum(item.bytes or 0 for item in budget.not_subtracted)
     half = left_out - left_out // divisor_of(budget.equation)
     if half:  # of what it would subtract, too
         rows.append(row(title_of("halved"), half, None, mark="+"))
-    rows.append(row(text("KV cache that fits the request"), fits, tokens, TOTAL, "="))
+    title = _marked(text("KV cache that fits the request"), budget, "fits_request_bytes")
+    rows.append(row(title, fits, tokens, TOTAL, "="))
     if fits is not None and budget.kv_cache_bytes is not None:
         fewer = (
             None if None in (tokens, budget.kv_tokens) else (tokens or 0) - (budget.kv_tokens or 0)
@@ -275,7 +406,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
     ]
     if derived:
         notes.append(text("derived: {titles}", titles=join("; ", derived)))
-    least = [rank.budget.fits_request_kv_cache_bytes for rank in report.ranks]
+    least = [rank.budget.fits_request_bytes for rank in report.ranks]
     if (
         fits is not None
         and budget.kv_cache_bytes is not None

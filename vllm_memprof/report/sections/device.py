@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.quantities import HOW_TITLES
 from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
 from vllm_memprof.report.document import (
     MUTED,
@@ -18,7 +19,6 @@ from vllm_memprof.report.document import (
 from vllm_memprof.report.sections.base import (
     BYTES,
     GIB,
-    HOW,
     SHOWN_GROUPS,
     group_ranks,
     labels_of,
@@ -82,7 +82,7 @@ def _rows(memory: DeviceMemory) -> list[Row]:
     total = None
     if rest is not None:
         total = sum(row.bytes for row in memory.rows if row.bytes is not None) + rest
-    how = HOW.get(memory.unexplained_how, memory.unexplained_how) if rest is not None else ""
+    how = HOW_TITLES.get(memory.unexplained_how, memory.unexplained_how) if rest is not None else ""
     source = text("every remainder together")
     cells = [text("unexplained"), format_gib(rest, 4), format_bytes(rest), how, source]
     return [
@@ -104,7 +104,7 @@ def _row(row: ComponentRow) -> Row:
         title,
         format_gib(row.bytes, 4),
         format_bytes(row.bytes),
-        HOW.get(row.how, row.how),
+        HOW_TITLES.get(row.how, row.how),
         row.source,
     ]
     return Row(cells, int(is_part), MUTED if is_part else PLAIN)
@@ -129,13 +129,4 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
         )
         for what, why in members[0].unread.items()
     ]
-    left = [rank.spare_bytes for rank in members if rank.spare_bytes is not None]
-    if left:
-        notes.append(
-            text(
-                "spare at the serving peak: {size:gib4} GiB (device total less all that is held at "
-                "the worst known moment, with the granted KV cache in use)",
-                size=min(left),
-            )
-        )
     return notes

@@ -59,7 +59,7 @@ def phase_section(report: Report, wide: bool) -> Section:
         (text("Allocated peak"), "allocated_peak_bytes"),
         *([(text("Allocated"), "allocated_bytes")] if wide else []),
         (modelled(text("Non-torch"), report.run.simulated), "non_torch_bytes"),
-        *([(text("Free"), "device_free_bytes")] if wide else []),
+        *([(modelled(text("Free"), report.run.simulated), "device_free_bytes")] if wide else []),
     ]
     names = [name for _, name in fields]
 

@@ -22,12 +22,12 @@ _SHOWN_BY = {
     "peak_activation_bytes": "peak_activation",
     "non_torch_increase_bytes": "non_torch",
     "consumed_bytes": "consumed",
+    "printed_peak_activation_bytes": "printed_peak",
     "graph_estimate_bytes": "graph_estimate",
     "graph_bytes": "graph",
 }
 #: Figure -> title. Bytes unless the name says otherwise; in the order of a start-up.
 _TITLES: dict[str, Text] = {
-    "printed_peak_activation_bytes": text("peak activation, as printed"),
     "non_kv_cache_bytes": text("all but the KV cache, as printed"),
     "suggested_requested_bytes": text("--kv-cache-memory suggested for the request"),
     "suggested_limit_bytes": text("--kv-cache-memory suggested for the whole device"),

@@ -162,7 +162,7 @@ TABLE: dict[str, Row] = {
         ascend(), ascend(cleared=0.91), "--kv-cache-memory-bytes "
     ),
     "graph-not-charged": Row(ascend(graph=0.40), ascend(graph=0.0), "--kv-cache-memory-bytes "),
-    "headroom-below-observed-peak": Row(
+    "reserved-peak-beyond-device": Row(
         ascend(reserved=19.13), ascend(), "--kv-cache-memory-bytes "
     ),
     "co-tenant": Row(at_the_start(40.61), at_the_start(60.61)),
@@ -220,6 +220,10 @@ FROM_HOOKS = {
     "test_what_comes_back_as_cache_is_taken_again",
     "reserved-grows-without-empty-cache": "findings/test_cycles.py::"
     "test_reserved_memory_that_grows_with_every_update",
+    "kv-cache-beyond-device": "findings/test_fits_device.py::test_one_verdict_one_finding",
+    "spare-small": "findings/test_fits_device.py::test_one_verdict_one_finding",
+    "engine-suggestion-beyond-device": "findings/test_fits_device.py::"
+    "test_the_engine_s_own_suggestions_are_held_against_the_device",
     "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",
 }
 

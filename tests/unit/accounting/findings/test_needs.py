@@ -9,11 +9,11 @@ import pytest
 from tests.unit.accounting.builders import process, recorded, run_of
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.findings.needs import (
+    DEVICE_BUDGET,
     GRANTED,
     HOOKS,
     KV_ALLOCATED,
     NOTHING,
-    PROFILE_PEAK,
     RECOMPUTED,
     Need,
     item_known,
@@ -37,7 +37,7 @@ def bare() -> Report:
         (HOOKS, "a log does not tell"),
         (GRANTED, "no KV cache was granted"),
         (RECOMPUTED, "the equation could not be checked"),
-        (PROFILE_PEAK, "no KV cache was granted"),
+        (DEVICE_BUDGET, "no KV cache was granted"),
         (KV_ALLOCATED, "the KV cache was not allocated"),
     ],
 )
