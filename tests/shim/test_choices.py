@@ -29,7 +29,7 @@ def test_experts_by_random_order_are_chosen_evenly(sim: Sim) -> None:
     limit, whatever the numbers of tokens and experts."""
     figures = sim.run_torch(f"""{COUNT}
 cases = {{}}
-for tokens in (1000, 4096, 9001):
+for tokens in (1000, 4096, 9001, 32768):
     for experts in (64, 144, 256):
         order = torch.argsort(torch.rand(tokens, experts, device="npu"), dim=1)
         first = order[:, :6].to(torch.int32)
@@ -41,7 +41,7 @@ for tokens in (1000, 4096, 9001):
         ]
 print("RESULT", json.dumps(cases))
 """)
-    assert len(figures) == 9
+    assert len(figures) == 12
     for case, (orders, chosen, counts) in figures.items():
         assert orders, case  # a row has every position once
         assert sum(chosen) == 6 * int(case.split()[0])
@@ -51,14 +51,14 @@ print("RESULT", json.dumps(cases))
 
 def test_counts_above_the_limit_are_even(sim: Sim) -> None:
     figures = sim.run_torch("""
-chosen = torch.zeros(300_001, dtype=torch.int32, device="npu")
+chosen = torch.zeros(2_000_001, dtype=torch.int32, device="npu")
 print("RESULT", json.dumps({
     "histc": torch.histc(chosen, bins=16, min=0, max=16).cpu().int().tolist(),
     "bincount": torch.bincount(chosen, minlength=16).cpu().tolist(),
 }))
 """)
     for name, counts in figures.items():
-        assert sum(counts) == 300_001, name
+        assert sum(counts) == 2_000_001, name
         assert max(counts) - min(counts) == 1, name
 
 
@@ -127,7 +127,8 @@ verdicts = {
     "allclose": torch.allclose(big, same),
     "all": bool(torch.ones(1 << 22, dtype=torch.bool, device="npu").all()),
     "any": bool(torch.ones(1 << 22, dtype=torch.bool, device="npu").any()),
-    "sum": int(torch.ones(1 << 20, dtype=torch.int64, device="npu").sum()),
+    "sum": int(torch.ones(1 << 21, dtype=torch.int64, device="npu").sum()),
+    "sum of fewer": int(torch.ones(1 << 20, dtype=torch.int64, device="npu").sum()),
 }
 print("RESULT", json.dumps(verdicts))
 """
@@ -146,6 +147,7 @@ def test_comparisons_above_the_limit_are_defined(sim: Sim) -> None:
         "all": True,
         "any": False,
         "sum": 0,
+        "sum of fewer": 1 << 20,  # 8 MiB: integers are limited by their number
     }
 
 
@@ -165,13 +167,13 @@ torch.equal(*pair(16)), torch.equal(*pair(1 << 20)), torch.equal(*pair(1 << 21))
 
 def test_what_is_found_is_the_most_above_the_limit(sim: Sim) -> None:
     figures = sim.run_torch("""
-values = torch.zeros(1 << 20, dtype=torch.int64, device="npu")
+values = torch.zeros(1 << 21, dtype=torch.int64, device="npu")
 print("RESULT", json.dumps({
     "nonzero": torch.nonzero(values).shape[0], "select": values.masked_select(values > 0).numel(),
     "unique": values.unique().numel(),
 }))
 """)
-    assert set(figures.values()) == {1 << 20}, figures
+    assert set(figures.values()) == {1 << 21}, figures
 
 
 def test_closeness_is_computed(sim: Sim) -> None:

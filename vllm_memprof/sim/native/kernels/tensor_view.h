@@ -30,9 +30,14 @@ inline bool addressable(const aclTensor &tensor) {
          static_cast<uint64_t>(high + 1) * width <= left;
 }
 
+// Whether `count` elements are few enough to compute. Integers steer the engine (positions, experts,
+// counts) and are limited by their number, so that a cast between their widths is computed too.
+inline bool within_limit(uint64_t count, aclDataType type) {
+  return count * (is_integer(type) ? 1 : element_bytes(type)) <= profile().host_compute_bytes;
+}
+
 inline bool small(const aclTensor &tensor) {
-  return static_cast<uint64_t>(element_count(tensor)) * element_bytes(tensor.type) <=
-         profile().host_compute_bytes;
+  return within_limit(static_cast<uint64_t>(element_count(tensor)), tensor.type);
 }
 
 // Once a product of matrices came by whose weights are above the limit, the model's floats mean
