@@ -86,7 +86,7 @@ def test_the_row_of_a_release(engine: str | None, version: str | None, found: st
 def test_without_a_version_the_form_of_the_lines_decides() -> None:
     row, how = select("vllm-ascend", None, ["E4"])
     assert row is not None
-    assert (row.id, row.versions) == ("E4", ">=0.23.0rc1,<0.27")
+    assert (row.id, row.versions) == ("E4", ">=0.28.0rc1,<0.31")
     assert how is not None
     assert "form of its lines" in how
     assert select("vllm-ascend", None, []) == (None, None)
