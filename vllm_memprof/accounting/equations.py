@@ -95,6 +95,7 @@ class Stage:
     figure: str  # a factor; the numerator of one; or, with ``replaces``, what is returned
     over: str | None = None  # figure: the denominator
     replaces: bool = False  # the figure is the result: the engine plans blocks and no factor
+    printed_half_unit: float = 0.0  # half of the last digit that a log prints of the factor
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -216,7 +217,7 @@ _USED_BY_DEVICE = Term(
 )
 #: Layers that share buffers under layerwise KV pooling: the device holds fewer than the engine
 #: counts. (from 0.26.0rc1)
-_LAYER_REUSE = Stage("layer_reuse", "kv_layer_reuse")
+_LAYER_REUSE = Stage("layer_reuse", "kv_layer_reuse", printed_half_unit=0.0005)
 #: Buffers per layer of every group, where the engine counts those of the largest.
 #: (``_scale_kv_cache_memory_for_multi_group``, in use from 0.29.0rc1; in 0.28.0rc1 it returns what
 #: it is given)
@@ -645,11 +646,12 @@ def evaluate(
         by = "startup_plan" if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
         return Evaluation(asked, terms, int(fixed), 0, override=by)
     subtracted = [row for row in terms if row.subtracted]
-    tolerance = (
+    slack = (
         _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in subtracted)
-    ) // (equation.divisor) + half_units.get("kv_cache_bytes", 0)
+    ) // equation.divisor
+    printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
-        return Evaluation(asked, terms, None, tolerance)
+        return Evaluation(asked, terms, None, slack + printed)
     budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
     if equation.divisor != 1:
         budget = budget // equation.divisor
@@ -659,9 +661,12 @@ def evaluate(
         if after is not None:
             terms.append(TermRow(stage.name, int(budget) - after, True, 0))
             run.append(stage.name)
+            slack = math.ceil(slack * (stage.factor(figures) or 1.0))
+            if half_units:  # the factor was read from text
+                slack += math.ceil(abs(budget) * stage.printed_half_unit)
             budget = after
     result = max(0, int(budget)) if equation.floor_zero else int(budget)
-    return Evaluation(asked, terms, result, tolerance, stages=tuple(run))
+    return Evaluation(asked, terms, result, slack + printed, stages=tuple(run))
 
 
 def counted_per_byte(

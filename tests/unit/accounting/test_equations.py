@@ -338,7 +338,10 @@ ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], i
         lambda f: _plain_less(f, "graph_estimate_bytes"),
     ),
     ("vllm-ascend", "0.23.0", "", (), _plain),
+    ("vllm-ascend", "0.26.0rc1", "", (), _plain),  # stages: test_stages.py
+    ("vllm-ascend", "0.30.0rc2", "", (), _plain),
     ("vllm-ascend", "0.23.0", "Ascend310P3", ("cleared_bytes",), _e4p),
+    ("vllm-ascend", "0.30.0rc2", "Ascend310P3", ("cleared_bytes",), _e4p),
     ("vllm", "0.6.5", "E0", (), _plain),
     ("vllm", "0.11.0", "", (), _plain),
     ("vllm", "0.16.0", "", (), lambda f: _ceiled(f) - _relative(f)),
