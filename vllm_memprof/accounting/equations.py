@@ -19,6 +19,10 @@ from vllm_memprof.text import text
 
 Figures = Mapping[str, "int | float | None"]
 
+#: ``Budget.override`` of a start whose KV cache an earlier one had measured and kept.
+#: (vllm/v1/worker/startup_plan.py, vLLM from 0.27, VLLM_ENABLE_STARTUP_PLAN=1)
+STARTUP_PLAN = "startup_plan"
+
 #: Figures besides those of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``: what an
 #: engine computes on the way to its equation, and neither keeps nor prints. Bytes.
 PASSING_FIGURES: dict[str, str] = {
@@ -643,8 +647,12 @@ def evaluate(
     ]
     fixed = figures.get(equation.override) if equation.override else None
     if fixed is not None:
-        by = "startup_plan" if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
-        return Evaluation(asked, terms, int(fixed), 0, override=by)
+        by = STARTUP_PLAN if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
+        size = int(fixed)
+        for stage in equation.stages:
+            if stage.replaces and (planned := stage.apply(size, figures)) is not None:
+                size = planned
+        return Evaluation(asked, terms, size, 0, override=by)
     subtracted = [row for row in terms if row.subtracted]
     slack = (
         _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in subtracted)
