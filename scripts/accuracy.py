@@ -1,0 +1,184 @@
+"""Hold plans against published runs on hardware: ``python -m scripts.accuracy``.
+
+Each row of ``tests/data/hardware_runs.toml`` is planned on the nearest stack of the simulated
+device, with the arguments and environment as published: one rank of those there are, up to the KV
+plan; where the row has a figure of captured graphs and one rank, up to a first request. What came
+out is kept in ``docs/accuracy.json``, so that the page and the picture are made without an engine.
+
+    python -m scripts.accuracy              the page from what is kept
+    python -m scripts.accuracy --check      exit status 1 where the page is not what is kept
+    python -m scripts.accuracy --run        plan the rows that were not planned, then the page
+    python -m scripts.accuracy --run --again [--only REGEX]    plan rows anew
+    python -m scripts.accuracy --run --rows FILE.toml          a user's own rows: printed, not kept
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scripts import accuracy_page
+from vllm_memprof.accuracy.runs import PublishedRun, load_runs
+from vllm_memprof.plans.engine_args import devices_of
+from vllm_memprof.plans.process import ENV_SIM_STATE
+from vllm_memprof.sim.profiles import find_profile, load_profile
+
+ROOT = Path(__file__).parent.parent
+ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
+KEPT = ROOT / "docs" / "accuracy.json"
+#: Seconds until a row must have ended; a model of 256 experts is compiled meanwhile.
+TIMEOUT_S = 540.0
+#: Constants of a device profile that figures depend on, kept with them.
+CONSTANTS = (
+    "context_bytes",
+    "hccl_base_bytes",
+    "hccl_buffer_mib",
+    "atb_pool_bytes",
+    "graph_capture_bytes",
+)
+#: Variables of the caller that would change a plan, and that no row has.
+_CLEARED = ("HCCL_", "PYTORCH_NPU_", "VLLM_ASCEND_", "TASK_QUEUE_ENABLE", "ATB_")
+
+
+def device_of(run: PublishedRun, folder: Path) -> str:
+    """Return ``--device`` of a row: its profile, with the total that the run's device told."""
+    path = find_profile(run.device)
+    total = load_profile(str(path)).device.total_bytes
+    if run.total_bytes in (None, total):
+        return f"sim:{run.device}"
+    text = re.sub(
+        r"(?m)^total_bytes = [\d_]+", f"total_bytes = {run.total_bytes}", path.read_text("utf-8")
+    )
+    changed = folder / "device.toml"
+    changed.write_text(text, encoding="utf-8")
+    return f"sim:{changed}"
+
+
+def command_of(run: PublishedRun, folder: Path, extra: Iterable[str] = ()) -> list[str]:
+    """Return the command that plans a row, or runs it up to a first request."""
+    whole = run.captures_graphs and devices_of(run.engine_args) == 1 and "pooling" not in run.args
+    verb = ["offline", run.model, "--prompt", "hi", "--max-tokens", "1"]
+    if not whole:
+        verb = ["plan", run.model, "--ranks", "one", "--rank", str(run.rank)]
+    stack = ["--stack", run.stack] if run.stack else []
+    own = ["--device", device_of(run, folder), *stack, "--run-dir", str(folder / "run"), "-q"]
+    own += ["--startup-timeout", f"{TIMEOUT_S - 30:g}"]
+    return [sys.executable, "-m", "vllm_memprof", *verb, *own, "--", *run.engine_args, *extra]
+
+
+def simulate(run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = None) -> dict[str, Any]:
+    """Plan a row in processes of its own; return what came out of it.
+
+    Args:
+        run: the row.
+        extra: engine arguments after those of the row.
+        keep: a folder for the run folder and the output; default: they are deleted.
+    """
+    with tempfile.TemporaryDirectory(prefix="memprof-accuracy-") as name:
+        folder = Path(name)
+        command = command_of(run, folder, extra)
+        env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
+        env |= {**run.env, ENV_SIM_STATE: str(folder / "state")}
+        begin = time.monotonic()
+        with (folder / "output").open("w") as output:
+            engine = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            )
+            try:
+                engine.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(engine.pid, signal.SIGKILL)
+                engine.wait()
+        seconds = round(time.monotonic() - begin, 1)
+        result = {**_outcome(folder, engine.returncode), "seconds": seconds}
+        if keep is not None:
+            shutil.rmtree(keep / run.id, ignore_errors=True)
+            shutil.copytree(folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*"))
+    memory = load_profile(run.device).memory
+    result["constants"] = {name: getattr(memory, name) for name in CONSTANTS}
+    return result
+
+
+def _outcome(folder: Path, status: int) -> dict[str, Any]:
+    """Return the figures of a run folder; without them why there are none."""
+    path = folder / "run" / "report.json"
+    if not path.is_file():
+        lines = (folder / "output").read_text(errors="replace").split("\n")
+        told = [line.strip() for line in lines if line.strip()]
+        reason = f"ended with status {status}: {told[-1]}" if told else f"status {status}"
+        return {"status": "failed", "reason": reason[:300]}
+    report = json.loads(path.read_text(encoding="utf-8"))
+    run, rank = report["run"], report["ranks"][0]
+    terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
+    figures = {
+        "weights": terms.get("weights"),
+        "peak_activation": terms.get("peak_activation"),
+        "non_torch": terms.get("non_torch"),
+        "kv_cache": rank["budget"]["engine_kv_cache_bytes"],
+        "tokens": rank["kv"]["tokens"],
+        "concurrency": rank["kv"]["max_concurrency"],
+        "graphs": terms.get("graph"),
+    }
+    granted = figures["kv_cache"] is not None
+    return {
+        "status": "ok" if granted and figures["tokens"] else run["status"],
+        "reason": None if granted and figures["tokens"] else (run["exit_reason"] or "")[:300],
+        "equation": rank["budget"]["equation"],
+        "engine_version": run["engine_version"],
+        "world_size": (run.get("ranks") or {}).get("world_size", 1),
+        "figures": figures,
+    }
+
+
+def read_kept() -> dict[str, dict[str, Any]]:
+    """Return what was kept, by the row's name."""
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+
+
+def write_kept(kept: dict[str, dict[str, Any]], runs: list[PublishedRun]) -> None:
+    """Write what is kept, in the order of the table; rows that it lacks are dropped."""
+    ordered = {run.id: kept[run.id] for run in runs if run.id in kept}
+    KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """Run it; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", action="store_true", help="plan rows on the simulated device")
+    parser.add_argument("--again", action="store_true", help="also those that were planned")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows with such a name")
+    parser.add_argument("--rows", type=Path, default=ROWS, metavar="FILE", help="the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders there")
+    parser.add_argument("--stack", metavar="NAME", help="another stack than the nearest")
+    parser.add_argument("--check", action="store_true", help="compare the page with what is kept")
+    options = parser.parse_args()
+    runs = load_runs(options.rows)
+    own = options.rows != ROWS
+    kept: dict[str, dict[str, Any]] = {} if own else read_kept()
+    for run in runs if options.run else ():
+        if not re.search(options.only, run.id) or (run.id in kept and not options.again):
+            continue
+        run = replace(run, stack=options.stack) if options.stack else run
+        kept[run.id] = simulate(run, keep=options.keep)
+        print(accuracy_page.line(run, kept[run.id]), flush=True)
+        if not own:
+            write_kept(read_kept() | {run.id: kept[run.id]}, runs)
+    if own:
+        return 0
+    return accuracy_page.write(runs, kept, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
