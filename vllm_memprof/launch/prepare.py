@@ -38,7 +38,7 @@ class _Target:
     device: str | None = None  # name for the record until the engine reports its own
     profile: str | None = None
     devices: int | None = None  # of the simulated machine
-    notes: tuple[str, ...] = ()  # on what stands in for the model's own files
+    notes: tuple[str, ...] = ()  # on what stands in for the build's or the model's own
 
 
 def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None) -> Job:
@@ -103,9 +103,8 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     profile = runtime.profile.name
     devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}
-    return _Target(
-        python, model.path, model.extra_args, env, profile, profile, devices, model.stand_ins
-    )
+    notes = (*runtime.notes, *model.stand_ins)
+    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, notes)
 
 
 def require_device(

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, elf, left_out, symbols
+from vllm_memprof.sim.device_type import built_for, device_type_of
 from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 from vllm_memprof.version import __version__
@@ -33,12 +34,18 @@ from vllm_memprof.version import __version__
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 SITE_DIR = PACKAGE_DIR / "sim" / "site"
 STAMP = "stack.json"
+#: Read by ``site/memprof_device_type.py``.
+ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
 #: Part of the fingerprint; raise it when setup.py leaves something else behind.
 LAYOUT = 1
 
 #: Folders of an installed CANN whose presence torch_npu checks. (torch_npu/utils/npu_intercept.py)
 CANN_FOLDERS = ("opp", "runtime", "compiler")
-ENTRY_POINTS = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+#: Of one name: ``VLLM_PLUGINS``, an allow-list by name, gets it from the launcher.
+ENTRY_POINTS = (
+    "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
+    "[vllm.platform_plugins]\nmemprof = memprof_device_type:register\n"
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class SimRuntime:
     env: dict[str, str]  # additions to and replacements in os.environ
     profile: DeviceProfile
     stack: Stack
+    notes: tuple[str, ...] = ()  # on what differs from an engine on such a device
 
 
 def prepare_runtime(
@@ -70,7 +78,14 @@ def prepare_runtime(
             f"the engine stack {chosen.name} {why.get(state, 'needs an update')} ({folder})",
             setup_command(chosen, folder),
         )
-    return SimRuntime(folder / "bin" / "python", engine_env(device, folder), device, chosen)
+    env = engine_env(device, folder)
+    notes: tuple[str, ...] = ()
+    if ENV_DEVICE_TYPE in env:
+        notes = (
+            f"this vllm-ascend was built for {built_for(folder)} devices and is told that it was "
+            f"built for {env[ENV_DEVICE_TYPE]}; its compiled operators are those of the build",
+        )
+    return SimRuntime(folder / "bin" / "python", env, device, chosen, notes)
 
 
 def setup_command(stack: Stack, prefix: Path) -> str:
@@ -141,6 +156,9 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
         "ASCEND_HOME_PATH": str(prefix / "cann"),
         "ASCEND_OPP_PATH": str(prefix / "cann" / "opp"),
     }
+    device_type = device_type_of(profile.device.soc_name)
+    if device_type is not None and built_for(prefix) not in (None, device_type):
+        env[ENV_DEVICE_TYPE] = device_type
     unless_set = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

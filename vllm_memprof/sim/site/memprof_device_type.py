@@ -1,0 +1,22 @@
+"""Give vllm-ascend the device type that a build of it for the simulated device would have.
+
+Entry point ``vllm.platform_plugins``: vLLM calls `register` in each of its processes, forked,
+spawned or on Ray, before it looks at a platform, and so before vllm-ascend reads its own type.
+The file that the build left (``vllm_ascend/_build_info.py``) is not touched; the attribute of the
+loaded module is set. vllm-ascend then checks it against the device, as on hardware
+(``vllm_ascend/utils.py::check_ascend_device_type``, 0.13.0 to 0.23.0).
+"""
+
+import os
+
+#: A device type as vllm-ascend spells it; set where the installed one differs. (sim/runtime.py)
+ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
+
+
+def register():
+    """Set the type where the launcher asked for one. Returns None: this is no platform."""
+    device_type = os.environ.get(ENV_DEVICE_TYPE)
+    if device_type:
+        from vllm_ascend import _build_info
+
+        _build_info.__device_type__ = device_type
