@@ -25,12 +25,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from scripts import accuracy_page
+from vllm_memprof.accuracy.errors import Planned, errors_of
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
+from vllm_memprof.accuracy.spread import DATA as SPREADS
+from vllm_memprof.accuracy.spread import spreads_text
 from vllm_memprof.plans.engine_args import devices_of
 from vllm_memprof.plans.process import ENV_SIM_STATE
 from vllm_memprof.sim.profiles import find_profile, load_profile
@@ -47,6 +50,11 @@ CONSTANTS = (
     "hccl_buffer_mib",
     "atb_pool_bytes",
     "graph_capture_bytes",
+)
+#: Plans of a search for a limit at most; the search ends when two values are so near.
+_TRIES, _NARROW, _STEP = 4, 0.01, 128
+_REFUSED = re.compile(
+    r"\(([\d.]+) GiB KV cache is needed.*available KV cache memory \(([\d.]+) GiB"
 )
 #: Variables of the caller that would change a plan, and that no row has.
 _CLEARED = ("HCCL_", "PYTORCH_NPU_", "VLLM_ASCEND_", "TASK_QUEUE_ENABLE", "ATB_")
@@ -78,7 +86,9 @@ def command_of(run: PublishedRun, folder: Path, extra: Iterable[str] = ()) -> li
     return [sys.executable, "-m", "vllm_memprof", *verb, *own, "--", *run.engine_args, *extra]
 
 
-def simulate(run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = None) -> dict[str, Any]:
+def simulate(
+    run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = None
+) -> dict[str, Any]:
     """Plan a row in processes of its own; return what came out of it.
 
     Args:
@@ -90,7 +100,8 @@ def simulate(run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = N
         folder = Path(name)
         command = command_of(run, folder, extra)
         env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
-        env |= {**run.env, ENV_SIM_STATE: str(folder / "state")}
+        # the presets, whatever a hub would answer today
+        env |= {**run.env, ENV_SIM_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
         begin = time.monotonic()
         with (folder / "output").open("w") as output:
             engine = subprocess.Popen(
@@ -105,9 +116,13 @@ def simulate(run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = N
         result = {**_outcome(folder, engine.returncode), "seconds": seconds}
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
-            shutil.copytree(folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*"))
+            shutil.copytree(
+                folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*")
+            )
     memory = load_profile(run.device).memory
     result["constants"] = {name: getattr(memory, name) for name in CONSTANTS}
+    result["stack"] = run.stack
+    result["taken"] = taken_from_runs(run)
     return result
 
 
@@ -139,18 +154,100 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),
         "figures": figures,
+        "graph_count": _graphs(rank["phases"]),
     }
 
 
-def read_kept() -> dict[str, dict[str, Any]]:
+def _graphs(phases: list[dict[str, Any]]) -> int | None:
+    """Return the number of captured graphs; None where none was captured or counted."""
+    counts = [each["detail"].get("graphs") for each in phases if each["phase"] == "graph_capture"]
+    return None if not counts or None in counts else sum(counts)
+
+
+def taken_from_runs(run: PublishedRun) -> list[str]:
+    """Return the constants that the device's profile says were taken from a run on hardware."""
+    text = find_profile(run.device).read_text(encoding="utf-8")
+    said = dict(re.findall(r"(?m)^(\w+) = [\d_]+ *# (.*)$", text))
+    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said[name])]
+
+
+def search_limit(run: PublishedRun, keep: Path | None) -> dict[str, Any]:
+    """Plan a row at values of the option that limits its start; return where it stops starting.
+
+    A start needs the KV cache of one request of the full length. Between two values that were tried
+    what is granted and needed is taken to be linear, so few plans are made.
+    """
+    assert run.limit is not None
+    option, tries = f"--{run.limit.option}", {}
+    value, limit, result = run.limit.starts, None, {}
+    for _ in range(_TRIES):
+        result = simulate(run, [option, str(value)], keep)
+        share = _share(result)
+        if share is None:
+            break
+        tries[value] = share
+        above = [each for each, held in tries.items() if held >= 1]
+        below = [each for each, held in tries.items() if held < 1]
+        if above and below:
+            low, high = max(above), min(below)
+            limit = low + (high - low) * (tries[low] - 1) / (tries[low] - tries[high])
+            if (high - low) / low < _NARROW:
+                break
+            value = round(limit / _STEP) * _STEP
+            if value in tries:
+                break
+        else:
+            value = round(value * (1.06 if above else 0.94) / _STEP) * _STEP
+    return {
+        **result,
+        "tries": {str(each): round(held, 5) for each, held in sorted(tries.items())},
+        "limit": limit,
+    }
+
+
+def _share(result: dict[str, Any]) -> float | None:
+    """Return the KV cache granted over that of one request; None where a plan tells neither."""
+    concurrency = (result.get("figures") or {}).get("concurrency")
+    if concurrency is not None:
+        return float(concurrency)
+    sizes = _REFUSED.search(result.get("reason") or "")
+    return None if sizes is None else float(sizes[2]) / float(sizes[1])
+
+
+def read_kept() -> dict[str, Planned]:
     """Return what was kept, by the row's name."""
-    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    rows = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    return {name: Planned(**row) for name, row in rows.items()}
 
 
-def write_kept(kept: dict[str, dict[str, Any]], runs: list[PublishedRun]) -> None:
+def write_kept(kept: dict[str, Planned], runs: list[PublishedRun]) -> None:
     """Write what is kept, in the order of the table; rows that it lacks are dropped."""
-    ordered = {run.id: kept[run.id] for run in runs if run.id in kept}
+    ordered = {run.id: asdict(kept[run.id]) for run in runs if run.id in kept}
     KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def write(runs: list[PublishedRun], check: bool) -> int:
+    """Write page, picture and spreads, or compare them; return the exit status."""
+    kept = read_kept()
+    errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
+    profiles = {run.device: load_profile(run.device).name for run in runs}
+    files = accuracy_page.files(runs, kept) | {SPREADS: spreads_text(errors, profiles)}
+    old = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    for path in old:
+        if check:
+            print(f"{path} is not what {KEPT.name} and the table say: make accuracy-page")
+        else:
+            path.write_text(files[path], encoding="utf-8")
+    silent = [
+        error
+        for error in accuracy_page.outside(errors)
+        if error.figure not in {**error.run.explained, **error.run.unexplained}
+    ]
+    for error in silent:
+        print(
+            f"{error.run.id}: {error.figure} is {error.relative:+.2%} off, and its row says no word"
+        )
+    return 1 if (check and old) or silent else 0
 
 
 def main() -> int:
@@ -166,18 +263,18 @@ def main() -> int:
     options = parser.parse_args()
     runs = load_runs(options.rows)
     own = options.rows != ROWS
-    kept: dict[str, dict[str, Any]] = {} if own else read_kept()
+    kept = {} if own else read_kept()
     for run in runs if options.run else ():
         if not re.search(options.only, run.id) or (run.id in kept and not options.again):
             continue
         run = replace(run, stack=options.stack) if options.stack else run
-        kept[run.id] = simulate(run, keep=options.keep)
-        print(accuracy_page.line(run, kept[run.id]), flush=True)
+        limited = run.limit is not None and not run.published
+        result = search_limit(run, options.keep) if limited else simulate(run, keep=options.keep)
+        planned = Planned(**result)
+        print(accuracy_page.line(run, planned), flush=True)
         if not own:
-            write_kept(read_kept() | {run.id: kept[run.id]}, runs)
-    if own:
-        return 0
-    return accuracy_page.write(runs, kept, check=options.check)
+            write_kept(read_kept() | {run.id: planned}, runs)
+    return 0 if own else write(runs, options.check)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,9 @@ class PublishedRun:
     device: str  # profile of the simulated device
     model: str
     args: list[str] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)  # defaults of that release, and what its log says
+    added: list[str] = field(
+        default_factory=list
+    )  # defaults of that release, and what its log says
     why_added: str = ""
     env: dict[str, str] = field(default_factory=dict)
     stack: str | None = None  # nearest; None: the newest
@@ -83,7 +85,11 @@ class PublishedRun:
     unknown: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
     fitted: dict[str, str] = field(default_factory=dict)  # figure -> constants taken from this run
-    unexplained: dict[str, str] = field(default_factory=dict)  # figure -> what is known of its error
+    explained: dict[str, str] = field(default_factory=dict)  # figure -> why its error is large
+    unexplained: dict[str, str] = field(
+        default_factory=dict
+    )  # figure -> what is known of its error
+    not_planned: str = ""  # why no stack can plan it
     inexact: bool = False  # counts for no statistic
 
     @property
@@ -100,12 +106,29 @@ def load_runs(path: Path) -> list[PublishedRun]:
     """Return the rows of a table.
 
     Raises:
-        UsageError: the file cannot be read, is no TOML, or a row is not one: with its name.
+        UsageError: the file cannot be read, is no TOML, or holds something else: with the row.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
         raise UsageError(f"cannot read the published runs of {path}: {error}") from error
+    return parse_runs(text, path)
+
+
+def parse_runs(text: str, path: Path) -> list[PublishedRun]:
+    """Return the rows of a table's text.
+
+    Args:
+        text: the TOML.
+        path: where it is or will be, for messages.
+
+    Raises:
+        UsageError: as `load_runs`.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is no TOML: {error}") from error
     rows = table.get("run", [])
     if set(table) - {"run"} or not isinstance(rows, list):
         raise UsageError(f"{path} is no table of published runs: it has something beside [[run]]")

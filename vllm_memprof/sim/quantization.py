@@ -59,7 +59,7 @@ RULES: dict[str, dict[str, str]] = {
         _EXPERTS: "W8A8_DYNAMIC",
     },
 }
-#: A weight of the text model's layers; "mtp.0" is DeepSeek-V4's layer for drafts, quantized as well.
+#: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
 _LAYER = re.compile(
     r"(?:(?:model\.(?:language_model\.)?)?layers\.(?P<layer>\d+)|mtp\.0)\."
     r"(?P<rest>.+)\.(?:weight|bias)"

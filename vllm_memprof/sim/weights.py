@@ -447,11 +447,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_moe": Architecture(_QWEN3, _experts),
     "qwen3_next": Architecture(_hybrid_attention, _experts, draft=_qwen3_next_draft),
     "qwen2_5_vl": Architecture(_grouped_attention(qkv_bias=True), _dense, tower=_qwen25_tower),
-    "qwen3_vl": Architecture(_QWEN3, _dense, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower),
+    "qwen3_vl": Architecture(
+        _QWEN3, _dense, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower
+    ),
     "qwen3_vl_moe": Architecture(
         _QWEN3, _experts, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower
     ),
-    "deepseek_v3": Architecture(_latent_attention, _deepseek_experts, draft=_deepseek_draft("deepseek_v3")),
+    "deepseek_v3": Architecture(
+        _latent_attention, _deepseek_experts, draft=_deepseek_draft("deepseek_v3")
+    ),
     "glm_moe_dsa": Architecture(
         _sparse_latent_attention, _deepseek_experts, draft=_deepseek_draft("glm_moe_dsa")
     ),
