@@ -136,15 +136,15 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         return {"status": "failed", "reason": reason[:300]}
     report = json.loads(path.read_text(encoding="utf-8"))
     run, rank = report["run"], report["ranks"][0]
-    terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
+    told = rank["figures"]
     figures = {
-        "weights": terms.get("weights"),
-        "peak_activation": terms.get("peak_activation"),
-        "non_torch": terms.get("non_torch"),
+        "weights": told["weights_bytes"],
+        "peak_activation": told["peak_activation_bytes"],
+        "non_torch": told["non_torch_increase_bytes"],
         "kv_cache": rank["budget"]["engine_kv_cache_bytes"],
         "tokens": rank["kv"]["tokens"],
         "concurrency": rank["kv"]["max_concurrency"],
-        "graphs": terms.get("graph"),
+        "graphs": told["graph_bytes"],
     }
     granted = figures["kv_cache"] is not None
     return {

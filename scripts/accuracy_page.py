@@ -274,7 +274,8 @@ def _x(relative: float) -> float:
 def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
     """Return an SVG: a dot per published figure, by its signed error."""
     errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
-    figures = [name for name in TITLES if any(e.figure == name for e in errors)]
+    shown = [name for name in TITLES if name != "concurrency"]  # follows tokens
+    figures = [name for name in shown if any(e.figure == name for e in errors)]
     height = _TOP + _ROW * len(figures) + 64
     bottom = _TOP + _ROW * len(figures)
     out = [
@@ -282,6 +283,8 @@ def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
         f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="13">',
         "<title>Signed errors of plans against published runs</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        '<text x="12" y="26" font-size="15">Plans against published runs: signed error, '
+        "a dot per published figure</text>",
     ]
     for tick in _TICKS:
         x = _x(tick)

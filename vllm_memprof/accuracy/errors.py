@@ -63,8 +63,9 @@ class Error:
 
     @property
     def fitted(self) -> bool:
-        """Return True if a constant in it was taken from this run."""
-        return self.figure in self.run.fitted
+        """Return True if a constant in it was taken from this run; tokens follow the KV cache."""
+        source = "kv_cache" if self.figure in ("tokens", "concurrency") else self.figure
+        return source in self.run.fitted
 
     @property
     def counts(self) -> bool:
