@@ -56,6 +56,10 @@ LARGE = (
 #: Devices on which a model is planned for the list: the tensor-parallel size at which people serve
 #: it, or the least.
 MODELS = {
+    "Qwen/Qwen2-0.5B-Instruct": (1,),
+    "Qwen/Qwen1.5-MoE-A2.7B": (1,),
+    "Qwen/Qwen3-Embedding-0.6B": (1,),
+    "tencent/Hunyuan-A13B-Instruct": (4,),
     "Qwen/Qwen3-0.6B": (1,),
     "Qwen/Qwen3-1.7B": (1,),
     "Qwen/Qwen3-4B": (1,),
@@ -90,9 +94,13 @@ QUANTIZED = {
     "Qwen/Qwen2.5-VL-72B-Instruct": (4,),
     "deepseek-ai/DeepSeek-V3": (16,),
     "meta-llama/Llama-3.1-70B-Instruct": (4,),
+    "deepseek-ai/DeepSeek-V4-Flash": (16,),
+    "zai-org/GLM-5": (16,),
+    "zai-org/GLM-5.1": (16,),
 }
 #: Context of the models that do not have 32,768 tokens.
 SHORTER = {
+    "Qwen/Qwen1.5-MoE-A2.7B": 8192,
     "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
     "meta-llama/Meta-Llama-3-70B-Instruct": 8192,
 }
@@ -225,10 +233,10 @@ def write_page(rows: list[dict[str, Any]]) -> str:
         "",
         "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a",
         "simulated Ascend 910B with 60.96 GiB: what one rank holds, with `--max-model-len 32768`",
-        "(Llama 3: 8192), `--enforce-eager` and the engine's defaults. The weights are measured;",
-        "the KV cache is what the engine grants, and contains what the simulation models",
-        "([what is exact](concepts/simulation.md)). Made by `scripts/bench_plan.py --models`, from",
-        "[models.json](models.json).",
+        "(Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager` and the engine's defaults. The weights are",
+        "measured; the KV cache is what the engine grants, and contains what the simulation models",
+        "([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Made by",
+        "`scripts/bench_plan.py --models`, from [models.json](models.json).",
         "",
         "| model | TP | weights, GiB | KV cache, GiB | tokens |",
         "|---|---:|---:|---:|---:|",

@@ -41,6 +41,7 @@ WIDTH = 100
         ["scripts/write_command_docs.py"],
         ["-m", "scripts.write_findings_docs"],
         ["scripts/bench_plan.py"],  # the page of models
+        ["-m", "scripts.accuracy"],
     ],
     ids=lambda script: script[-1],
 )

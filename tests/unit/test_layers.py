@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "accounting": {"record"},
     "compare": {"accounting", "record"},
     "check": {"accounting", "compare", "record"},
-    "report": {"accounting", "compare", "check", "plans", "record"},
+    "accuracy": set(),
+    "report": {"accounting", "accuracy", "compare", "check", "plans", "record"},
     "sim": set(),
     "launch": {"record", "sim"},
     "plans": {"record", "accounting", "compare", "sim", "launch"},
@@ -55,6 +56,7 @@ MAY_IMPORT = {
         "accounting",
         "compare",
         "check",
+        "accuracy",
         "report",
         "sim",
         "launch",
@@ -70,6 +72,7 @@ ONLY = {
     ("capture", "record"): {"schema"},
     ("engines", "record"): {"schema"},
     ("report", "plans"): {"rows"},
+    ("report", "accuracy"): {"spread"},
 }
 #: layer -> packages that none of its modules imports at module level.
 NOT_AT_MODULE_LEVEL = {
@@ -79,6 +82,7 @@ NOT_AT_MODULE_LEVEL = {
     "accounting": {"torch", "vllm", "rich", "typer"},
     "compare": {"torch", "vllm", "rich", "typer"},
     "check": {"torch", "vllm", "rich", "typer"},
+    "accuracy": {"torch", "vllm", "rich", "typer", "pandas"},
     "report": {"torch", "vllm", "typer"},
     "sim": {"torch", "vllm", "rich", "typer"},
     "launch": {"torch", "vllm", "pandas"},

@@ -24,6 +24,11 @@ _EXPERTS = r"mlp\.(experts\.\d+|shared_experts?)\.(gate|up|down)_proj"
 
 _DENSE = {_ATTENTION: "W8A8", _MLP: "W8A8"}
 _MOE = {_ATTENTION: "W8A8", _MLP: "W8A8_DYNAMIC", _EXPERTS: "W8A8_DYNAMIC"}
+_LATENT = {
+    r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)": "W8A8",
+    _MLP: "W8A8_DYNAMIC",
+    _EXPERTS: "W8A8_DYNAMIC",
+}
 
 #: model_type -> weights of a layer of the text model -> type; the others are FLOAT.
 RULES: dict[str, dict[str, str]] = {
@@ -35,10 +40,15 @@ RULES: dict[str, dict[str, str]] = {
     "glm4": _DENSE,
     "qwen3_moe": _MOE,
     "qwen3_vl_moe": _MOE,
-    "deepseek_v3": {
-        r"self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)": "W8A8",
-        _MLP: "W8A8_DYNAMIC",
-        _EXPERTS: "W8A8_DYNAMIC",
+    "deepseek_v3": _LATENT,
+    # as DeepSeek-V3; of the indexer nothing
+    "glm_moe_dsa": _LATENT,
+    # W8A8_DYNAMIC throughout, with MTP; which modules stay was chosen by the loaded bytes that were
+    # published (27.17 GiB, TP2 EP16)
+    "deepseek_v4": {
+        r"attn\.(wq_a|wq_b|wkv)": "W8A8_DYNAMIC",
+        r"attn\.indexer\.wq_b": "W8A8_DYNAMIC",
+        r"ffn\.(experts\.\d+|shared_experts)\.w[123]": "W8A8_DYNAMIC",
     },
     # all activations per token; of the linear attention the projection that vllm-ascend's own
     # example quantizes
@@ -49,6 +59,11 @@ RULES: dict[str, dict[str, str]] = {
         _EXPERTS: "W8A8_DYNAMIC",
     },
 }
+#: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
+_LAYER = re.compile(
+    r"(?:(?:model\.(?:language_model\.)?)?layers\.(?P<layer>\d+)|mtp\.0)\."
+    r"(?P<rest>.+)\.(?:weight|bias)"
+)
 
 
 def describe(config: ModelConfig) -> dict[str, str] | None:
@@ -63,11 +78,9 @@ def describe(config: ModelConfig) -> dict[str, str] | None:
         if re.search(r"\.experts\.[1-9]\d*\.", name):
             continue
         types[name] = "FLOAT"  # only layers of the text model are quantized
-        match = re.fullmatch(
-            r"model\.(?:language_model\.)?layers\.(\d+)\.(.+)\.(weight|bias)", name
-        )
-        if match is not None and int(match[1]) < layers:
-            given = (type_ for pattern, type_ in rules.items() if re.fullmatch(pattern, match[2]))
+        match = _LAYER.fullmatch(name)
+        if match is not None and int(match["layer"] or 0) < layers:
+            given = (t for pattern, t in rules.items() if re.fullmatch(pattern, match["rest"]))
             types[name] = next(given, "FLOAT")
     whole = "W8A8" if "W8A8_DYNAMIC" not in types.values() else "W8A8_DYNAMIC"
     return {"model_quant_type": whole, "version": "1.0.0", **types}

@@ -36,10 +36,14 @@ class TextConfig(TypedDict, total=False):
     """The keys of a text model's configuration that decide shapes."""
 
     decoder_sparse_step: int
+    compress_ratios: Sequence[int]
     first_k_dense_replace: int
     full_attention_interval: int
+    hc_mult: int
     head_dim: int | None
     hidden_size: int
+    index_head_dim: int
+    index_n_heads: int
     intermediate_size: int
     kv_lora_rank: int
     linear_conv_kernel_dim: int
@@ -53,10 +57,14 @@ class TextConfig(TypedDict, total=False):
     n_shared_experts: int
     num_attention_heads: int
     num_experts: int
+    num_experts_per_tok: int
+    num_hash_layers: int
     num_hidden_layers: int
     num_key_value_heads: int
     num_local_experts: int
     num_nextn_predict_layers: int
+    o_groups: int
+    o_lora_rank: int
     q_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
@@ -84,9 +92,12 @@ class Architecture:
     attention: Callable[[TextConfig, int], _Weights]  # of a layer, names within it
     feed_forward: Callable[[TextConfig, int], _Weights]
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    prefix: str = "model"  # of the text model
+    prefix: str = "model."  # of the layers
+    model: Callable[[TextConfig], _Weights] | None = None  # beside layers and ends
     tower: Callable[[VisionConfig], _Weights] | None = None
     draft: Callable[[TextConfig], _Weights] | None = None  # loaded by speculative decoding only
+    #: Of the embedding, the last norm and the output head.
+    ends: tuple[str, str, str] = ("model.embed_tokens", "model.norm", "lm_head")
 
 
 def list_weights(config: ModelConfig, draft: bool = False) -> dict[str, tuple[int, ...]] | None:
@@ -101,13 +112,16 @@ def list_weights(config: ModelConfig, draft: bool = False) -> dict[str, tuple[in
         return None
     text = text_config(config)
     hidden, vocabulary, prefix = text["hidden_size"], text["vocab_size"], architecture.prefix
-    weights: dict[str, tuple[int, ...]] = {f"{prefix}.embed_tokens.weight": (vocabulary, hidden)}
+    embedding, norm, head = architecture.ends
+    weights: dict[str, tuple[int, ...]] = {f"{embedding}.weight": (vocabulary, hidden)}
     for index in range(text["num_hidden_layers"]):
         for name, shape in _layer(architecture, text, index):
-            weights[f"{prefix}.layers.{index}.{name}"] = shape
-    weights[f"{prefix}.norm.weight"] = (hidden,)
+            weights[f"{prefix}layers.{index}.{name}"] = shape
+    weights[f"{norm}.weight"] = (hidden,)
+    if architecture.model is not None:
+        weights |= dict(architecture.model(text))
     if not config.get("tie_word_embeddings"):
-        weights["lm_head.weight"] = (vocabulary, hidden)
+        weights[f"{head}.weight"] = (vocabulary, hidden)
     if architecture.tower is not None:
         weights |= dict(architecture.tower(config["vision_config"]))
     if draft and architecture.draft is not None:
@@ -289,15 +303,19 @@ def _layer_norm(name: str, width: int) -> _Weights:
     yield f"{name}.bias", (width,)
 
 
-def _deepseek_draft(text: TextConfig) -> _Weights:
-    """Layers for multi-token prediction; they share embedding and output head with the model."""
-    hidden, first = text["hidden_size"], text["num_hidden_layers"]
-    for index in range(first, first + text.get("num_nextn_predict_layers", 0)):
-        for name, shape in _layer(ARCHITECTURES["deepseek_v3"], text, index):
-            yield f"model.layers.{index}.{name}", shape
-        for name in ("enorm", "hnorm", "shared_head.norm"):
-            yield f"model.layers.{index}.{name}.weight", (hidden,)
-        yield f"model.layers.{index}.eh_proj.weight", (hidden, 2 * hidden)
+def _deepseek_draft(kind: str) -> Callable[[TextConfig], _Weights]:
+    """Return layers for multi-token prediction; embedding and output head are the model's."""
+
+    def weights(text: TextConfig) -> _Weights:
+        hidden, first = text["hidden_size"], text["num_hidden_layers"]
+        for index in range(first, first + text.get("num_nextn_predict_layers", 0)):
+            for name, shape in _layer(ARCHITECTURES[kind], text, index):
+                yield f"model.layers.{index}.{name}", shape
+            for name in ("enorm", "hnorm", "shared_head.norm"):
+                yield f"model.layers.{index}.{name}.weight", (hidden,)
+            yield f"model.layers.{index}.eh_proj.weight", (hidden, 2 * hidden)
+
+    return weights
 
 
 def _qwen3_next_draft(text: TextConfig) -> _Weights:
@@ -311,6 +329,106 @@ def _qwen3_next_draft(text: TextConfig) -> _Weights:
     yield "mtp.fc.weight", (hidden, 2 * hidden)
 
 
+def _hunyuan_attention(text: TextConfig, index: int) -> _Weights:
+    """Norms of a head's queries and keys have names of their own."""
+    yield from _grouped_attention()(text, index)
+    size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    for name in ("query_layernorm", "key_layernorm"):
+        yield f"self_attn.{name}.weight", (size,)
+
+
+def _hunyuan_experts(text: TextConfig, index: int) -> _Weights:
+    hidden, count, inner = text["hidden_size"], text["num_experts"], text["intermediate_size"]
+    yield "mlp.gate.wg.weight", (count, hidden)
+    for expert in range(count):
+        yield from _gated_mlp(f"mlp.experts.{expert}", hidden, inner)
+    yield from _gated_mlp("mlp.shared_mlp", hidden, inner)
+
+
+def _sparse_latent_attention(text: TextConfig, index: int) -> _Weights:
+    """Latent attention with an indexer that chooses the tokens (DSA)."""
+    yield from _latent_attention(text, index)
+    hidden, size, heads = text["hidden_size"], text["index_head_dim"], text["index_n_heads"]
+    yield "self_attn.indexer.wq_b.weight", (heads * size, text["q_lora_rank"])
+    yield "self_attn.indexer.wk.weight", (size, hidden)
+    yield from _layer_norm("self_attn.indexer.k_norm", size)
+    yield "self_attn.indexer.weights_proj.weight", (heads, hidden)
+
+
+def _compressor(name: str, hidden: int, ratio: int, size: int) -> _Weights:
+    """DeepSeek-V4's compression of so many tokens into one; by four, windows overlap."""
+    width = size * (2 if ratio == 4 else 1)
+    yield f"{name}.ape", (ratio, width)
+    yield f"{name}.wkv.weight", (width, hidden)
+    yield f"{name}.wgate.weight", (width, hidden)
+    yield f"{name}.norm.weight", (size,)
+
+
+def _compressed_attention(text: TextConfig, index: int) -> _Weights:
+    """DeepSeek-V4: one key and value head, compressed by the layer's ratio; an indexer at four."""
+    hidden, heads, size = text["hidden_size"], text["num_attention_heads"], text["head_dim"] or 0
+    queries, groups, latent = text["q_lora_rank"], text["o_groups"], text["o_lora_rank"]
+    yield "attn.attn_sink", (heads,)
+    yield "attn.wq_a.weight", (queries, hidden)
+    yield "attn.q_norm.weight", (queries,)
+    yield "attn.wq_b.weight", (heads * size, queries)
+    yield "attn.wkv.weight", (size, hidden)
+    yield "attn.kv_norm.weight", (size,)
+    yield "attn.wo_a.weight", (groups * latent, heads * size // groups)
+    yield "attn.wo_b.weight", (hidden, groups * latent)
+    ratio = text["compress_ratios"][index]
+    if ratio:
+        yield from _compressor("attn.compressor", hidden, ratio, size)
+    if ratio == 4:
+        inner, count = text["index_head_dim"], text["index_n_heads"]
+        yield from _compressor("attn.indexer.compressor", hidden, ratio, inner)
+        yield "attn.indexer.wq_b.weight", (count * inner, queries)
+        yield "attn.indexer.weights_proj.weight", (count, hidden)
+
+
+def _hashed_experts(text: TextConfig, index: int) -> _Weights:
+    """DeepSeek-V4: the first layers choose experts by token, the others by a gate; and streams."""
+    hidden, count = text["hidden_size"], text["n_routed_experts"]
+    yield "ffn.gate.weight", (count, hidden)
+    if index < text["num_hash_layers"]:
+        yield "ffn.gate.tid2eid", (text["vocab_size"], text["num_experts_per_tok"])
+    else:
+        yield "ffn.gate.bias", (count,)
+    names = [f"ffn.experts.{expert}" for expert in range(count)]
+    for name in [*names, "ffn.shared_experts"]:
+        for part in ("w1", "w3"):
+            yield f"{name}.{part}.weight", (text["moe_intermediate_size"], hidden)
+        yield f"{name}.w2.weight", (hidden, text["moe_intermediate_size"])
+    streams = text["hc_mult"]
+    for part in ("attn", "ffn"):
+        yield f"hc_{part}_fn", ((2 + streams) * streams, streams * hidden)
+        yield f"hc_{part}_base", ((2 + streams) * streams,)
+        yield f"hc_{part}_scale", (3,)
+
+
+def _joined_streams(text: TextConfig) -> _Weights:
+    """DeepSeek-V4: what joins the residual streams before the output head."""
+    streams, hidden = text["hc_mult"], text["hidden_size"]
+    yield "hc_head_fn", (streams, streams * hidden)
+    yield "hc_head_base", (streams,)
+    yield "hc_head_scale", (1,)
+
+
+def _deepseek_v4_draft(text: TextConfig) -> _Weights:
+    """One layer for multi-token prediction, with copies of embedding and output head."""
+    hidden, index = text["hidden_size"], text["num_hidden_layers"]
+    for name, shape in _layer(ARCHITECTURES["deepseek_v4"], text, index):
+        yield f"mtp.0.{name}", shape
+    for name in ("e_proj", "h_proj"):
+        yield f"mtp.0.{name}.weight", (hidden, hidden)
+    for name in ("enorm", "hnorm", "norm"):
+        yield f"mtp.0.{name}.weight", (hidden,)
+    for name, shape in _joined_streams(text):
+        yield f"mtp.0.{name}", shape
+    for name in ("head", "emb.tok_emb"):
+        yield f"mtp.0.{name}.weight", (text["vocab_size"], hidden)
+
+
 _QWEN3 = _grouped_attention(head_norms=True)
 _FOUR_NORMS = (
     "input_layernorm",
@@ -318,6 +436,8 @@ _FOUR_NORMS = (
     "post_attention_layernorm",
     "post_mlp_layernorm",
 )
+
+_VL_ENDS = ("model.language_model.embed_tokens", "model.language_model.norm", "lm_head")
 
 #: By ``model_type`` of config.json.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -327,11 +447,29 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_moe": Architecture(_QWEN3, _experts),
     "qwen3_next": Architecture(_hybrid_attention, _experts, draft=_qwen3_next_draft),
     "qwen2_5_vl": Architecture(_grouped_attention(qkv_bias=True), _dense, tower=_qwen25_tower),
-    "qwen3_vl": Architecture(_QWEN3, _dense, prefix="model.language_model", tower=_qwen3_tower),
-    "qwen3_vl_moe": Architecture(
-        _QWEN3, _experts, prefix="model.language_model", tower=_qwen3_tower
+    "qwen3_vl": Architecture(
+        _QWEN3, _dense, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower
     ),
-    "deepseek_v3": Architecture(_latent_attention, _deepseek_experts, draft=_deepseek_draft),
+    "qwen3_vl_moe": Architecture(
+        _QWEN3, _experts, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower
+    ),
+    "deepseek_v3": Architecture(
+        _latent_attention, _deepseek_experts, draft=_deepseek_draft("deepseek_v3")
+    ),
+    "glm_moe_dsa": Architecture(
+        _sparse_latent_attention, _deepseek_experts, draft=_deepseek_draft("glm_moe_dsa")
+    ),
+    "deepseek_v4": Architecture(
+        _compressed_attention,
+        _hashed_experts,
+        norms=("attn_norm", "ffn_norm"),
+        prefix="",
+        model=_joined_streams,
+        draft=_deepseek_v4_draft,
+        ends=("embed", "norm", "head"),
+    ),
+    "hunyuan_v1_moe": Architecture(_hunyuan_attention, _hunyuan_experts),
+    "qwen2_moe": Architecture(_grouped_attention(qkv_bias=True), _experts),
     "glm4": Architecture(_grouped_attention(), _dense, norms=_FOUR_NORMS),
     "gpt_oss": Architecture(
         _grouped_attention(qkv_bias=True, out_bias=True, sinks=True), _gpt_oss_experts

@@ -25,6 +25,8 @@ PUBLISHED = {
     "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
     "openai/gpt-oss-120b": 116_829_156_672,
     "openai/gpt-oss-20b": 20_914_757_184,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
     "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
     "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
     "Qwen/Qwen3-0.6B": 751_632_384 - 151_936 * 1024,
@@ -35,12 +37,16 @@ PUBLISHED = {
     "Qwen/Qwen3-32B": 32_762_123_264,
     "Qwen/Qwen3-4B": 4_022_468_096,
     "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-Embedding-0.6B": 595_776_512,
     "Qwen/Qwen3-VL-235B-A22B-Instruct": 235_670_022_896,
     "Qwen/Qwen3-VL-30B-A3B-Instruct": 31_070_754_032,
     "Qwen/Qwen3-VL-4B-Instruct": 4_437_815_808,
     "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
     "zai-org/GLM-4-32B-0414": 32_566_081_536,
 }
+#: Published in billions alone, of weights without the layer for multi-token prediction.
+BILLIONS = {"deepseek-ai/DeepSeek-V4-Flash": 284, "zai-org/GLM-5": 744, "zai-org/GLM-5.1": 744}
 #: With the layer for multi-token prediction, which only speculative decoding loads.
 WITH_DRAFT = {"Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720}
 
@@ -51,7 +57,9 @@ WITH_DRAFT = {"Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720}
 def test_parameters_are_the_published_ones(name):
     preset = find_preset(name)
     assert preset.parameters == count_parameters(preset.config)
-    if name in WITH_DRAFT:
+    if name in BILLIONS:
+        assert round(preset.parameters / 1e9) == BILLIONS[name]
+    elif name in WITH_DRAFT:
         assert count_parameters(preset.config, draft=True) == WITH_DRAFT[name]
     else:
         assert preset.parameters == PUBLISHED[name]

@@ -100,8 +100,17 @@ def calibrate(
         typer.Argument(metavar="RUN", help="The folder of a run on an Ascend or simulated device."),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The profile, a .toml file.")
-    ],
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The profile, a .toml file."),
+    ] = None,
+    row: Annotated[
+        Path | None,
+        typer.Option(
+            "--row",
+            metavar="FILE",
+            help="Add the run, of an NPU, to the published runs in FILE (.toml).",
+        ),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -116,10 +125,19 @@ def calibrate(
     The profile then is a simulated device: --device sim:FILE. Every value names its source: the
     phase and whether it was measured or derived, or the profile it is taken from because the run
     does not tell.
-    """
-    from vllm_memprof.cli.commands.sim_calibrate import write_profile
 
-    for line in write_profile(run_dir, output, base):
+    With --row, the run becomes a row of a table of published runs as well: its command,
+    environment and figures, against which plans of the same command are held (docs/accuracy.md).
+    """
+    from vllm_memprof.cli.commands.sim_calibrate import write_profile, write_row
+    from vllm_memprof.errors import UsageError
+
+    if output is None and row is None:
+        hint = "-o FILE.toml for a device profile, --row FILE.toml for a row of published runs"
+        raise UsageError("nothing to write: neither -o nor --row is given", hint=hint)
+    lines = [] if output is None else write_profile(run_dir, output, base)
+    lines += [] if row is None else write_row(run_dir, row)
+    for line in lines:
         typer.echo(line)
 
 

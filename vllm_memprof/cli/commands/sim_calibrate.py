@@ -1,9 +1,9 @@
-"""``memprof sim calibrate``: make a device profile from a recorded run."""
+"""``memprof sim calibrate``: a device profile from a recorded run, or a row of published runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 from vllm_memprof.files import write_atomically
@@ -62,6 +62,92 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         lines.append(f"{key:<{width}}  {'-':>15}  from {base_name}: {why}")
     rest = f"written: {output}; everything else is from {base_name}. "
     return [*lines, f"{rest}Use it: --device sim:{output}"]
+
+
+#: Variables of a run that its figures depend on; the others of the record name places.
+_DECIDING = ("HCCL_", "P2P_HCCL_", "PYTORCH_NPU_", "TASK_QUEUE_", "ATB_", "VLLM_ASCEND_")
+
+
+def write_row(run_dir: Path, table: Path) -> list[str]:
+    """Add a run to a table of published runs; return lines that say what was added.
+
+    Raises:
+        RunRecordError: the run cannot be read, was not on an NPU, or no KV cache was sized in it.
+        UsageError: the table is none, or has a row of that run.
+        MemprofError: the file cannot be written.
+    """
+    import tomlkit
+
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.accuracy.runs import parse_runs
+    from vllm_memprof.record.loader import load_run
+
+    record = load_run(run_dir)
+    report = build_report(record)
+    if report.run.simulated or report.run.engine != "vllm-ascend":
+        what = "a simulated device" if report.run.simulated else f"{report.run.engine}"
+        hint = "a row is a run of vllm-ascend on an NPU: memprof offline, serve or plan there"
+        raise RunRecordError(f"{run_dir} is a run of {what}", hint)
+    row = _row_of(report, record.info)
+    try:
+        text = table.read_text(encoding="utf-8") if table.exists() else ""
+    except OSError as error:
+        raise MemprofError(f"cannot read {table}: {error.strerror or error}") from error
+    if text:
+        parse_runs(text, table)
+    added = tomlkit.document()
+    added["run"] = tomlkit.aot()
+    added["run"].append(tomlkit.item(row))
+    text = f"{text.rstrip()}\n\n{tomlkit.dumps(added)}".lstrip()
+    parse_runs(text, table)  # refuses a second row of the same name
+    if not table.parent.is_dir():
+        raise MemprofError(f"cannot write {table}: {table.parent} is not a folder")
+    write_atomically(table, text)
+    figures = ", ".join(f"{name} {value:,}" for name, value in row["published"].items())
+    return [f"added to {table}: {row['id']}: {figures}"]
+
+
+def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
+    """Return a row; its figures are of the rank that was granted the least KV cache."""
+    ranks = [rank for rank in report.ranks if rank.budget.engine_kv_cache_bytes is not None]
+    if not ranks:
+        raise RunRecordError(f"no KV cache was sized in the run {run.id}: it has no figure to add")
+    rank = min(ranks, key=lambda each: each.budget.engine_kv_cache_bytes or 0)
+    term = rank.budget.term
+    figures = {
+        "weights": term("weights"),
+        "peak_activation": term("peak_activation"),
+        "non_torch": term("non_torch"),
+        "kv_cache": rank.budget.engine_kv_cache_bytes,
+        "tokens": rank.kv.tokens,
+        "graphs": term("graph"),
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
+    row: dict[str, Any] = {
+        "id": f"{run.model.rstrip('/').rpartition('/')[2]}-{run.id[:8]}".lower(),
+        "source": f"recorded by memprof, {run.started or 'at an unknown time'}: {versions}",
+        "release": run.engine_version or "unknown",
+        "device": _base_of(run),
+        "model": run.model,
+        "args": _engine_args(run),
+        "env": {name: each for name, each in run.env.items() if name.startswith(_DECIDING)},
+        "published": {name: size for name, size in figures.items() if size is not None},
+    }
+    if rank.device_total_bytes is not None:
+        row["total_bytes"] = rank.device_total_bytes
+    if rank.rank:
+        row["rank"] = rank.rank
+    return row
+
+
+def _engine_args(run: RunInfo) -> list[str]:
+    """Return the arguments of the engine, without the model that it serves."""
+    command = run.engine_command
+    if "--" in command:
+        return command[command.index("--") + 1 :]
+    if "serve" in command:
+        return command[command.index("serve") + 2 :]
+    raise RunRecordError(f"the run {run.id} does not name the engine's arguments")
 
 
 def _base_of(run: RunInfo) -> str:

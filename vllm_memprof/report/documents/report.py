@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
@@ -61,8 +62,29 @@ def head(report: Report) -> list[Line]:
         Line(text("command"), " ".join(run.command) or "-", CODE),
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
         Line(text("verdict"), verdict(report), summary=True),
+        *_spread(report),
         *(Line(text("note"), note) for note in notes),
     ]
+
+
+def _spread(report: Report) -> list[Line]:
+    """Return how far plans of this kind were off on hardware; nothing where too few runs tell."""
+    least = least_grant(report.ranks)
+    if least is None or report.run.mode != "plan" or not report.run.simulated:
+        return []
+    spread = spread_of(least.budget.equation, report.run.device_profile)
+    if spread is None:
+        return []
+    told = text(
+        "KV cache {size:gib} GiB; on {count} published runs of this kind the error was "
+        "{low:+.1f} to {high:+.1f} %, median {median:+.1f} % (docs/accuracy.md)",
+        size=least.budget.engine_kv_cache_bytes,
+        count=spread.runs,
+        low=100 * spread.low,
+        high=100 * spread.high,
+        median=100 * spread.median,
+    )
+    return [Line(text("accuracy"), told)]
 
 
 def verdict(report: Report) -> Text:

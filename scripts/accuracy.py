@@ -1,0 +1,281 @@
+"""Hold plans against published runs on hardware: ``python -m scripts.accuracy``.
+
+Each row of ``tests/data/hardware_runs.toml`` is planned on the nearest stack of the simulated
+device, with the arguments and environment as published: one rank of those there are, up to the KV
+plan; where the row has a figure of captured graphs and one rank, up to a first request. What came
+out is kept in ``docs/accuracy.json``, so that the page and the picture are made without an engine.
+
+    python -m scripts.accuracy              the page from what is kept
+    python -m scripts.accuracy --check      exit status 1 where the page is not what is kept
+    python -m scripts.accuracy --run        plan the rows that were not planned, then the page
+    python -m scripts.accuracy --run --again [--only REGEX]    plan rows anew
+    python -m scripts.accuracy --run --rows FILE.toml          a user's own rows: printed, not kept
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from scripts import accuracy_page
+from vllm_memprof.accuracy.errors import Planned, errors_of
+from vllm_memprof.accuracy.runs import PublishedRun, load_runs
+from vllm_memprof.accuracy.spread import DATA as SPREADS
+from vllm_memprof.accuracy.spread import spreads_text
+from vllm_memprof.plans.engine_args import devices_of
+from vllm_memprof.plans.process import ENV_SIM_STATE
+from vllm_memprof.sim.profiles import find_profile, load_profile
+
+ROOT = Path(__file__).parent.parent
+ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
+KEPT = ROOT / "docs" / "accuracy.json"
+#: Seconds until a row must have ended; a model of 256 experts is compiled meanwhile.
+TIMEOUT_S = 540.0
+#: Constants of a device profile that figures depend on, kept with them.
+CONSTANTS = (
+    "context_bytes",
+    "hccl_base_bytes",
+    "hccl_buffer_mib",
+    "atb_pool_bytes",
+    "graph_capture_bytes",
+)
+#: Plans of a search for a limit at most; the search ends when two values are so near.
+_TRIES, _NARROW, _STEP = 4, 0.01, 128
+_REFUSED = re.compile(
+    r"\(([\d.]+) GiB KV cache is needed.*available KV cache memory \(([\d.]+) GiB"
+)
+#: Variables of the caller that would change a plan, and that no row has.
+_CLEARED = ("HCCL_", "PYTORCH_NPU_", "VLLM_ASCEND_", "TASK_QUEUE_ENABLE", "ATB_")
+
+
+def device_of(run: PublishedRun, folder: Path) -> str:
+    """Return ``--device`` of a row: its profile, with the total that the run's device told."""
+    path = find_profile(run.device)
+    total = load_profile(str(path)).device.total_bytes
+    if run.total_bytes in (None, total):
+        return f"sim:{run.device}"
+    text = re.sub(
+        r"(?m)^total_bytes = [\d_]+", f"total_bytes = {run.total_bytes}", path.read_text("utf-8")
+    )
+    changed = folder / "device.toml"
+    changed.write_text(text, encoding="utf-8")
+    return f"sim:{changed}"
+
+
+def command_of(run: PublishedRun, folder: Path, extra: Iterable[str] = ()) -> list[str]:
+    """Return the command that plans a row, or runs it up to a first request."""
+    whole = run.captures_graphs and devices_of(run.engine_args) == 1 and "pooling" not in run.args
+    verb = ["offline", run.model, "--prompt", "hi", "--max-tokens", "1"]
+    if not whole:
+        verb = ["plan", run.model, "--ranks", "one", "--rank", str(run.rank)]
+    stack = ["--stack", run.stack] if run.stack else []
+    own = ["--device", device_of(run, folder), *stack, "--run-dir", str(folder / "run"), "-q"]
+    own += ["--startup-timeout", f"{TIMEOUT_S - 30:g}"]
+    return [sys.executable, "-m", "vllm_memprof", *verb, *own, "--", *run.engine_args, *extra]
+
+
+def simulate(
+    run: PublishedRun, extra: Iterable[str] = (), keep: Path | None = None
+) -> dict[str, Any]:
+    """Plan a row in processes of its own; return what came out of it.
+
+    Args:
+        run: the row.
+        extra: engine arguments after those of the row.
+        keep: a folder for the run folder and the output; default: they are deleted.
+    """
+    with tempfile.TemporaryDirectory(prefix="memprof-accuracy-") as name:
+        folder = Path(name)
+        command = command_of(run, folder, extra)
+        env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
+        # the presets, whatever a hub would answer today
+        env |= {**run.env, ENV_SIM_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
+        begin = time.monotonic()
+        with (folder / "output").open("w") as output:
+            engine = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            )
+            try:
+                engine.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(engine.pid, signal.SIGKILL)
+                engine.wait()
+        seconds = round(time.monotonic() - begin, 1)
+        result = {**_outcome(folder, engine.returncode), "seconds": seconds}
+        if keep is not None:
+            shutil.rmtree(keep / run.id, ignore_errors=True)
+            shutil.copytree(
+                folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*")
+            )
+    memory = load_profile(run.device).memory
+    result["constants"] = {name: getattr(memory, name) for name in CONSTANTS}
+    result["stack"] = run.stack
+    result["taken"] = taken_from_runs(run)
+    return result
+
+
+def _outcome(folder: Path, status: int) -> dict[str, Any]:
+    """Return the figures of a run folder; without them why there are none."""
+    path = folder / "run" / "report.json"
+    if not path.is_file():
+        lines = (folder / "output").read_text(errors="replace").split("\n")
+        told = [line.strip() for line in lines if line.strip()]
+        reason = f"ended with status {status}: {told[-1]}" if told else f"status {status}"
+        return {"status": "failed", "reason": reason[:300]}
+    report = json.loads(path.read_text(encoding="utf-8"))
+    run, rank = report["run"], report["ranks"][0]
+    told = rank["figures"]
+    figures = {
+        "weights": told["weights_bytes"],
+        "peak_activation": told["peak_activation_bytes"],
+        "non_torch": told["non_torch_increase_bytes"],
+        "kv_cache": rank["budget"]["engine_kv_cache_bytes"],
+        "tokens": rank["kv"]["tokens"],
+        "concurrency": rank["kv"]["max_concurrency"],
+        "graphs": told["graph_bytes"],
+    }
+    granted = figures["kv_cache"] is not None
+    return {
+        "status": "ok" if granted and figures["tokens"] else run["status"],
+        "reason": None if granted and figures["tokens"] else (run["exit_reason"] or "")[:300],
+        "equation": rank["budget"]["equation"],
+        "engine_version": run["engine_version"],
+        "world_size": (run.get("ranks") or {}).get("world_size", 1),
+        "figures": figures,
+        "graph_count": _graphs(rank["phases"]),
+    }
+
+
+def _graphs(phases: list[dict[str, Any]]) -> int | None:
+    """Return the number of captured graphs; None where none was captured or counted."""
+    counts = [each["detail"].get("graphs") for each in phases if each["phase"] == "graph_capture"]
+    return None if not counts or None in counts else sum(counts)
+
+
+def taken_from_runs(run: PublishedRun) -> list[str]:
+    """Return the constants that the device's profile says were taken from a run on hardware."""
+    text = find_profile(run.device).read_text(encoding="utf-8")
+    said = dict(re.findall(r"(?m)^(\w+) = [\d_]+ *# (.*)$", text))
+    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said[name])]
+
+
+def search_limit(run: PublishedRun, keep: Path | None) -> dict[str, Any]:
+    """Plan a row at values of the option that limits its start; return where it stops starting.
+
+    A start needs the KV cache of one request of the full length. Between two values that were tried
+    what is granted and needed is taken to be linear, so few plans are made.
+    """
+    assert run.limit is not None
+    option, tries = f"--{run.limit.option}", {}
+    value, limit, result = run.limit.starts, None, {}
+    for _ in range(_TRIES):
+        result = simulate(run, [option, str(value)], keep)
+        share = _share(result)
+        if share is None:
+            break
+        tries[value] = share
+        above = [each for each, held in tries.items() if held >= 1]
+        below = [each for each, held in tries.items() if held < 1]
+        if above and below:
+            low, high = max(above), min(below)
+            limit = low + (high - low) * (tries[low] - 1) / (tries[low] - tries[high])
+            if (high - low) / low < _NARROW:
+                break
+            value = round(limit / _STEP) * _STEP
+            if value in tries:
+                break
+        else:
+            value = round(value * (1.06 if above else 0.94) / _STEP) * _STEP
+    return {
+        **result,
+        "tries": {str(each): round(held, 5) for each, held in sorted(tries.items())},
+        "limit": limit,
+    }
+
+
+def _share(result: dict[str, Any]) -> float | None:
+    """Return the KV cache granted over that of one request; None where a plan tells neither."""
+    concurrency = (result.get("figures") or {}).get("concurrency")
+    if concurrency is not None:
+        return float(concurrency)
+    sizes = _REFUSED.search(result.get("reason") or "")
+    return None if sizes is None else float(sizes[2]) / float(sizes[1])
+
+
+def read_kept() -> dict[str, Planned]:
+    """Return what was kept, by the row's name."""
+    rows = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    return {name: Planned(**row) for name, row in rows.items()}
+
+
+def write_kept(kept: dict[str, Planned], runs: list[PublishedRun]) -> None:
+    """Write what is kept, in the order of the table; rows that it lacks are dropped."""
+    ordered = {run.id: asdict(kept[run.id]) for run in runs if run.id in kept}
+    KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+
+
+def write(runs: list[PublishedRun], check: bool) -> int:
+    """Write page, picture and spreads, or compare them; return the exit status."""
+    kept = read_kept()
+    errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
+    profiles = {run.device: load_profile(run.device).name for run in runs}
+    files = accuracy_page.files(runs, kept) | {SPREADS: spreads_text(errors, profiles)}
+    old = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    for path in old:
+        if check:
+            print(f"{path} is not what {KEPT.name} and the table say: make accuracy-page")
+        else:
+            path.write_text(files[path], encoding="utf-8")
+    silent = [
+        error
+        for error in accuracy_page.outside(errors)
+        if error.figure not in {**error.run.explained, **error.run.unexplained}
+    ]
+    for error in silent:
+        print(
+            f"{error.run.id}: {error.figure} is {error.relative:+.2%} off, and its row says no word"
+        )
+    return 1 if (check and old) or silent else 0
+
+
+def main() -> int:
+    """Run it; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run", action="store_true", help="plan rows on the simulated device")
+    parser.add_argument("--again", action="store_true", help="also those that were planned")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows with such a name")
+    parser.add_argument("--rows", type=Path, default=ROWS, metavar="FILE", help="the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders there")
+    parser.add_argument("--stack", metavar="NAME", help="another stack than the nearest")
+    parser.add_argument("--check", action="store_true", help="compare the page with what is kept")
+    options = parser.parse_args()
+    runs = load_runs(options.rows)
+    own = options.rows != ROWS
+    kept = {} if own else read_kept()
+    for run in runs if options.run else ():
+        if not re.search(options.only, run.id) or (run.id in kept and not options.again):
+            continue
+        run = replace(run, stack=options.stack) if options.stack else run
+        limited = run.limit is not None and not run.published
+        result = search_limit(run, options.keep) if limited else simulate(run, keep=options.keep)
+        planned = Planned(**result)
+        print(accuracy_page.line(run, planned), flush=True)
+        if not own:
+            write_kept(read_kept() | {run.id: planned}, runs)
+    return 0 if own else write(runs, options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

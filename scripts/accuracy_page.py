@@ -1,0 +1,370 @@
+"""The page and the picture of ``scripts.accuracy``: ``docs/accuracy.md`` and ``accuracy.svg``.
+
+In: the table of published runs, and what their plans gave. Nothing is planned here.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from vllm_memprof.accuracy.errors import (
+    TARGETS,
+    Error,
+    Planned,
+    errors_of,
+    statistics_of,
+)
+from vllm_memprof.accuracy.runs import FIGURES, PublishedRun
+from vllm_memprof.units import GIB
+
+DOCS = Path(__file__).parent.parent / "docs"
+TITLES = {
+    "weights": "weights",
+    "peak_activation": "peak activation",
+    "non_torch": "non-torch increase",
+    "kv_cache": "KV cache",
+    "tokens": "KV cache tokens",
+    "concurrency": "max concurrency",
+    "graphs": "captured graphs",
+    "limit": "start limit",
+}
+_HEAD = """\
+# Plans against hardware
+
+{count} starts on NPUs whose command lines and figures somebody published, and what the simulated
+device makes of the same command lines: {planned} are planned, {failed} cannot be. The table is
+[`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml); this page and its picture are
+made from it by `make accuracy`, which plans each row on the stack nearest to its release. What the
+plans gave is kept in [accuracy.json](accuracy.json).
+
+An error is (simulated - published) / published. A published figure has the rounding of its digits;
+a target counts as met if something that rounds to the published figure is within it. **Predicted**:
+no constant of the simulated device was taken from this very run; only these count in the
+statistics. *Fitted*: one was. *Inexact*: the source says "about" or lacks arguments that decide.
+"Without taken constants" sets to nothing every constant that was taken from any run on hardware.
+
+![Signed errors of each figure: weights, peak activation, KV cache, tokens and graphs, by
+device](accuracy.svg)
+"""
+
+
+def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
+    """Return the text of the page."""
+    done = [(run, kept[run.id]) for run in runs if run.id in kept]
+    errors = [error for run, planned in done for error in errors_of(run, planned)]
+    failed = [(run, planned) for run, planned in done if not errors_of(run, planned)]
+    missing = [run for run in runs if run.id not in kept]
+    head = _HEAD.format(
+        count=len(runs), planned=len(done) - len(failed), failed=len(failed) + len(missing)
+    )
+    parts = [
+        head,
+        "## Errors by figure\n",
+        _statistics(errors),
+        "## By device and equation\n",
+        _by_device(errors),
+        "## Outside the targets\n",
+        _outside(errors),
+        "## Taken from a run\n",
+        _taken(done),
+        "## Every figure\n",
+        _every(errors),
+        "## Start limits\n",
+        _limits(done),
+        "## Rows without a plan\n",
+        _failed(failed, missing),
+        "## What is not known of a row\n",
+        _unknown(runs),
+        _ADD,
+    ]
+    return "\n".join(parts)
+
+
+_ADD = """\
+## Add a run
+
+`memprof sim calibrate RUN --row FILE.toml` writes a run on an NPU, recorded by memprof, as a row of
+such a table: source, release, command, environment and figures to the byte. `python -m
+scripts.accuracy --run --rows FILE.toml` plans the rows of your own file; send one, and it is held
+against every later release.
+
+See also: [the simulated device](concepts/simulation.md), [many plans](concepts/plans.md).
+"""
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.2f} %"
+
+
+def _value(figure: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if FIGURES.get(figure):
+        return f"{value / GIB:.4f} GiB"
+    return f"{value:,.2f}" if figure == "concurrency" else f"{value:,.0f}"
+
+
+def _statistics(errors: Sequence[Error]) -> str:
+    rows = []
+    for figure, title in TITLES.items():
+        found = [error for error in errors if error.figure == figure]
+        stats = statistics_of(found)
+        if stats is None:
+            continue
+        bare = [e.relative_without_fitted for e in found if e.counts]
+        known = sorted((each for each in bare if each is not None), key=abs)
+        target = TARGETS.get(figure)
+        within = "-" if stats.met is None else f"{stats.met} of {stats.count} within {target:.1%}"
+        rows.append([
+            title, str(stats.count), _percent(stats.median), f"{100 * stats.percentile_90:.2f} %",
+            f"{_percent(stats.worst.relative)} ({stats.worst.run.id})", within,
+            f"{_percent(_median(known))}, {_percent(known[-1])}" if known else "-",
+        ])  # fmt: skip
+    header = ("figure", "predicted", "median", "90th percentile of sizes", "worst", "target")
+    return _table((*header, "without taken constants: median, worst"), rows)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[-middle - 1]) / 2
+
+
+def _by_device(errors: Sequence[Error]) -> str:
+    keys = sorted(
+        {(e.run.device, e.planned.equation or "-", e.planned.stack or "-") for e in errors}
+    )
+    rows = []
+    for device, equation, stack in keys:
+        for figure in ("weights", "peak_activation", "kv_cache", "graphs"):
+            found = [
+                e for e in errors
+                if e.figure == figure
+                and (e.run.device, e.planned.equation or "-", e.planned.stack or "-")
+                == (device, equation, stack)
+            ]  # fmt: skip
+            stats = statistics_of(found)
+            if stats is not None:
+                worst = f"{_percent(stats.worst.relative)} ({stats.worst.run.id})"
+                rows.append([device, equation, stack, TITLES[figure], str(stats.count),
+                             _percent(stats.median), worst])  # fmt: skip
+    return _table(("device", "equation", "stack", "figure", "predicted", "median", "worst"), rows)
+
+
+def outside(errors: Iterable[Error]) -> list[Error]:
+    """Return the predictions that miss their target; each needs a word in its row."""
+    return [error for error in errors if error.met is False and error.counts]
+
+
+def _outside(errors: Sequence[Error]) -> str:
+    rows = []
+    for error in outside(errors):
+        said = error.run.explained.get(error.figure)
+        why = f"explained: {said}" if said else ""
+        if not said:
+            why = f"unexplained: {error.run.unexplained.get(error.figure, 'nothing is known')}"
+        rows.append([error.run.id, TITLES[error.figure], _percent(error.relative), why])
+    if not rows:
+        return "None.\n"
+    return _table(("row", "figure", "error", "why"), rows)
+
+
+def _taken(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+    rows = [
+        [run.id, TITLES.get(figure, figure), constants]
+        for run, _ in done
+        for figure, constants in run.fitted.items()
+    ]
+    return _table(("row", "figure that contains it", "constants"), rows)
+
+
+def _kind(error: Error) -> str:
+    if error.fitted:
+        return "fitted"
+    return "inexact" if error.run.inexact else "predicted"
+
+
+def _every(errors: Sequence[Error]) -> str:
+    rows = []
+    for error in errors:
+        if error.figure == "limit":
+            continue
+        release = (
+            f"{error.run.release} → {(error.planned.stack or '').removeprefix('vllm-ascend-')}"
+        )
+        published = error.published.value
+        half = error.published.half_unit / published
+        rows.append([
+            error.run.id, release, TITLES[error.figure], _value(error.figure, published),
+            f"±{100 * abs(half):.2f} %" if half else "exact",
+            _value(error.figure, error.simulated), _percent(error.relative),
+            _percent(error.relative_without_fitted), _kind(error),
+        ])  # fmt: skip
+    header = ("row", "release → stack", "figure", "published", "digits", "simulated", "error")
+    return _table((*header, "without taken constants", "kind"), rows)
+
+
+def _limits(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+    rows = []
+    for run, planned in done:
+        if run.limit is None:
+            continue
+        tried = ", ".join(f"{key}: {each:.3f}" for key, each in planned.tries.items()) or "-"
+        if planned.limit is None:
+            found, error = f"none: {planned.reason or planned.status}", "-"
+        else:
+            found = f"{planned.limit:,.0f}"
+            [each] = [each for each in errors_of(run, planned) if each.figure == "limit"]
+            error = f"{_percent(each.relative)}{'' if each.met else ', outside'}"
+        rows.append([run.id, f"{run.limit.starts:,} to {run.limit.fails:,}", found, error, tried])
+    text = (
+        "The largest `max-num-batched-tokens` that starts: published between a start and a\n"
+        "failure; simulated where the KV cache granted equals that of one request of the full\n"
+        "length, between the values tried (value: granted / needed). The error is against the\n"
+        "middle of the published interval; the target counts from its ends.\n\n"
+    )
+    return text + _table(("row", "published", "simulated", "error", "tried"), rows)
+
+
+def _failed(failed: Sequence[tuple[PublishedRun, Planned]], missing: Sequence[PublishedRun]) -> str:
+    rows = [
+        [run.id, planned.stack or "-", planned.reason or planned.status]
+        for run, planned in failed
+        if run.limit is None or run.published
+    ]
+    rows += [[run.id, run.stack or "-", run.not_planned or "not planned yet"] for run in missing]
+    return _table(("row", "stack", "why"), rows) if rows else "None.\n"
+
+
+def _unknown(runs: Sequence[PublishedRun]) -> str:
+    rows = [
+        [run.id, run.source, "; ".join(run.unknown) or "-", "; ".join(run.differs) or "-"]
+        for run in runs
+    ]
+    return _table(("row", "source", "not known", "the plan differs"), rows)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+_COLOURS = {"910b": "#0072b2", "a3": "#d55e00", "310p": "#009e73"}
+_WIDTH, _LEFT, _ROW, _TOP = 960, 150, 62, 46
+_TICKS = (-0.5, -0.1, -0.01, -0.001, 0.0, 0.001, 0.01, 0.1, 0.5)
+
+
+def _x(relative: float) -> float:
+    """Return the place of an error: linear up to 0.1 %, then a decade per equal step."""
+    size = math.log10(1 + abs(relative) / 0.001)
+    most = math.log10(1 + 1.0 / 0.001)
+    middle, half = (_LEFT + _WIDTH - 20) / 2, (_WIDTH - 20 - _LEFT) / 2
+    return middle + math.copysign(min(size / most, 1.0), relative) * half
+
+
+def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
+    """Return an SVG: a dot per published figure, by its signed error."""
+    errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
+    shown = [name for name in TITLES if name != "concurrency"]  # follows tokens
+    figures = [name for name in shown if any(e.figure == name for e in errors)]
+    height = _TOP + _ROW * len(figures) + 64
+    bottom = _TOP + _ROW * len(figures)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" font-family="sans-serif" font-size="13">',
+        "<title>Signed errors of plans against published runs</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        '<text x="12" y="26" font-size="15">Plans against published runs: signed error, '
+        "a dot per published figure</text>",
+    ]
+    for tick in _TICKS:
+        x = _x(tick)
+        colour, width = ("#555555", 1.5) if tick == 0 else ("#dddddd", 1)
+        label = "0" if tick == 0 else f"{100 * tick:+g} %"
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}" '
+                   f'stroke="{colour}" stroke-width="{width}"/>')  # fmt: skip
+        out.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle" fill="#333333">'
+                   f"{label}</text>")  # fmt: skip
+    for row, figure in enumerate(figures):
+        out += _band(figure, [e for e in errors if e.figure == figure], _TOP + _ROW * row)
+    out += _legend(bottom + 44)
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def _band(figure: str, errors: Sequence[Error], top: float) -> list[str]:
+    """Draw one figure: its target as a band, its errors as dots that do not hide one another."""
+    middle = top + _ROW / 2
+    out = [f'<text x="{_LEFT - 60}" y="{middle + 4}" text-anchor="end" fill="#111111">'
+           f"{escape(TITLES[figure])}</text>"]  # fmt: skip
+    target = TARGETS.get(figure)
+    if target is not None:
+        left, right = _x(-target), _x(target)
+        out.insert(0, f'<rect x="{left:.1f}" y="{top + 6}" width="{right - left:.1f}" '
+                      f'height="{_ROW - 12}" fill="#e3f1e3"/>')  # fmt: skip
+    placed: list[tuple[float, int]] = []
+    for error in sorted(errors, key=lambda each: each.relative):
+        x = _x(error.relative)
+        lane = next(n for n in range(99) if all(abs(x - o) > 10 or n != m for o, m in placed))
+        placed.append((x, lane))
+        step = (lane + 1) // 2 * 9 * (1 if lane % 2 else -1)
+        y = max(top + 7, min(top + _ROW - 7, middle + step))
+        colour = _COLOURS.get(error.run.device, "#444444")
+        fill = colour if error.counts else "#ffffff"
+        dashes = ' stroke-dasharray="2 2"' if error.run.inexact else ""
+        told = f"{error.run.id}: {_percent(error.relative)}, {_kind(error)}"
+        out.append(_dot(x, y + 4, fill, colour, dashes, escape(told)))
+    return out
+
+
+def _legend(y: float) -> list[str]:
+    entries: list[tuple[str, Callable[[float], str]]] = []
+    for device, title in (("910b", "Ascend 910B"), ("a3", "Ascend 910C (A3)")):
+        entries.append((title, lambda x, c=_COLOURS[device]: _dot(x, y, c, c, "")))  # type: ignore[misc]
+    entries.append(("fitted", lambda x: _dot(x, y, "#ffffff", "#444444", "")))
+    dashed = ' stroke-dasharray="2 2"'
+    entries.append(("inexact", lambda x: _dot(x, y, "#ffffff", "#444444", dashed)))
+    entries.append(("target", lambda x: f'<rect x="{x - 8}" y="{y - 11}" width="16" height="14" '
+                                        'fill="#e3f1e3" stroke="#b5d6b5"/>'))  # fmt: skip
+    out, x = [], float(_LEFT)
+    for title, draw in entries:
+        out.append(draw(x))
+        out.append(f'<text x="{x + 12}" y="{y}" fill="#333333">{title}</text>')
+        x += 40 + 8 * len(title)
+    return out
+
+
+def _dot(x: float, y: float, fill: str, stroke: str, more: str, told: str = "") -> str:
+    """Return a dot on the line of a text at ``y``."""
+    circle = f'<circle cx="{x:.1f}" cy="{y - 4:.1f}" r="4.5" fill="{fill}" stroke="{stroke}" '
+    circle += f'stroke-width="1.5"{more}'
+    return f"{circle}><title>{told}</title></circle>" if told else f"{circle}/>"
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def line(run: PublishedRun, planned: Planned) -> str:
+    """Return a row's outcome in one line, for a terminal."""
+    told = [f"{run.id}: {planned.status}, {planned.seconds:.0f} s"]
+    if planned.reason:
+        told.append(textwrap.shorten(planned.reason, 200))
+    for error in errors_of(run, planned):
+        simulated, published = (
+            _value(error.figure, v) for v in (error.simulated, error.published.value)
+        )
+        told.append(f"{error.figure} {simulated} / {published} {_percent(error.relative)}")
+    return "; ".join(told)
+
+
+def files(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> dict[Path, str]:
+    """Return the files of the page and their texts."""
+    return {DOCS / "accuracy.md": page(runs, kept), DOCS / "accuracy.svg": picture(runs, kept)}

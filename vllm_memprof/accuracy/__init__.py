@@ -1,0 +1,1 @@
+"""What plans of published runs say about plans: rows of runs on hardware, errors, spreads."""
