@@ -9,6 +9,8 @@ import pytest
 from tests.shim.conftest import Sim
 
 MIB = 1 << 20
+#: Every block is split to the byte that was asked for, in units of 512.
+EXACT = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}
 #: The peak of one product beyond its result: the operator's workspace, in torch's unit of 512 bytes.
 PRODUCT = """
 npu = torch.npu
@@ -51,7 +53,8 @@ def test_matrices_whose_rows_are_no_whole_units_are_copied(
 ) -> None:
     change_profile(workspace=f"M* {MIB} 0 0 matmul_v3")
     figures = sim.run_torch(
-        PRODUCT + f'print("RESULT", json.dumps(workspace(matrix({left}), matrix({right}))))\n'
+        PRODUCT + f'print("RESULT", json.dumps(workspace(matrix({left}), matrix({right}))))\n',
+        **EXACT,
     )
     assert figures == blocks(MIB + copies)
 
@@ -62,6 +65,7 @@ def test_a_rule_without_a_tiling_asks_for_its_base_alone(
     change_profile(workspace=f"M* {MIB} 0 0")
     figures = sim.run_torch(
         PRODUCT
-        + 'print("RESULT", json.dumps(workspace(matrix(64, 2152), matrix(2152, 64, True))))\n'
+        + 'print("RESULT", json.dumps(workspace(matrix(64, 2152), matrix(2152, 64, True))))\n',
+        **EXACT,
     )
     assert figures == blocks(MIB)

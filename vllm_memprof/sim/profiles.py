@@ -218,8 +218,8 @@ def _workspace_rule(pattern: str, given: object, path: Path) -> WorkspaceRule:
         for key, value in rows.items()
         if key in ("base", "cap") and type(value) is int and value >= 0
     }
-    valid = sizes == rows and type(factor) is not bool and re.fullmatch(r"[\w*]+", pattern)
-    valid = valid and tiling in ("", *TILINGS)
+    valid = sizes == rows and type(factor) is not bool and tiling in ("", *TILINGS)
+    valid = valid and re.fullmatch(r"[\w*]+", pattern) is not None
     if not (valid and isinstance(factor, (int, float)) and factor >= 0):
         raise SetupError(
             f"the device profile {path} has a rule in [workspace] that is none: "

@@ -50,9 +50,10 @@ def test_unknown_profile_lists_the_known() -> None:
 
 
 def test_own_file(tmp_path: Path) -> None:
-    text = (PROFILES_DIR / "ascend910b.toml").read_text().replace(
-        '"ascend910b"', '"mine"'
-    ) + '"FusedInfer*" = 4096\n"Mine*" = {base = 1, per_byte = 2.5, cap = 9}\n"Own" = {base = 3, tiling = "matmul_v3"}\n'
+    text = (
+        (PROFILES_DIR / "ascend910b.toml").read_text().replace('"ascend910b"', '"mine"')
+        + '"FusedInfer*" = 4096\n"Mine*" = {base = 1, per_byte = 2.5, cap = 9}\n"Own" = {base = 3, tiling = "matmul_v3"}\n'
+    )
     (tmp_path / "mine.toml").write_text(text)
     profile = load_profile(str(tmp_path / "mine.toml"))
     assert profile.name == "mine"
