@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.shim.conftest import Sim
 
 PRELUDE = """
@@ -132,3 +134,38 @@ acl.result(
         "runs": 3,
         "after": 0,
     }
+
+
+def test_a_captured_graph_costs_arguments_where_it_ends_and_queues_where_it_runs(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    mib = 1 << 20
+    change_profile(
+        graph_capture_bytes=6 * mib, graph_argument_bytes=mib // 64, graph_queue_bytes=2 * mib
+    )
+    figures = sim.run(
+        PRELUDE
+        + """
+queue, side, fork, graph = stream(), stream(), event(), ctypes.c_void_p()
+function = FUNCTION(lambda _: None)
+before = acl.used()
+acl.call("aclmdlRICaptureBegin", queue, 2)
+acl.call("aclrtRecordEvent", fork, queue)
+acl.call("aclrtStreamWaitEvent", side, fork)
+for where in (*[queue] * 32_767, *[side] * 32_766):
+    acl.call("aclrtLaunchHostFunc", where, function, None)
+acl.call("aclmdlRICaptureEnd", queue, ctypes.byref(graph))
+used = [acl.used() - before]
+for _ in range(2):
+    acl.call("aclmdlRIExecuteAsync", graph, queue)
+    acl.call("aclrtSynchronizeStream", queue)
+    used.append(acl.used() - before)
+acl.call("aclmdlRIDestroy", graph)
+acl.result(used=[*used, acl.used() - before])
+"""
+    )
+    # The event counts on both streams. 32,767 tasks and one entry more, of 64 bytes, fill a queue of
+    # 2 MiB; one more task doubles it.
+    captured, queues = 6 * mib + 65_535 * (mib // 64), (4 + 2) * mib
+    pages = [-(-size // (2 * mib)) * 2 * mib for size in (captured, captured + queues)]
+    assert figures == {"used": [pages[0], pages[1], pages[1], 0]}
