@@ -69,7 +69,9 @@ def _host_view(tensor):
 
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    memory = (ctypes.c_char * (_reach(tensor) * tensor.element_size())).from_address(tensor.data_ptr())
+    memory = (ctypes.c_char * (_reach(tensor) * tensor.element_size())).from_address(
+        tensor.data_ptr()
+    )
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
