@@ -6,7 +6,6 @@ mend is found. A function's name is the name of its case: reads are told by thei
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest

@@ -22,6 +22,7 @@ namespace {
 
 using State = uint32_t;  // kFresh, kKnown, or a row of `origins`, counted from kOrigins
 constexpr State kFresh = 0, kKnown = 1, kOrigins = 2;
+constexpr const char *kNobody = "no operator";
 constexpr uint64_t kMostRuns = 1 << 16;  // a tensor in more pieces is taken as a whole
 
 struct Origin {
@@ -207,7 +208,7 @@ void report(State value, const char *reader, uint64_t bytes) {
   if (value == kKnown) return;
   Shadow &state = shadow();
   CallSite ask = nullptr;
-  Origin left{false, "no operator"};
+  Origin left{false, kNobody};
   {
     std::lock_guard<std::mutex> guard(state.mutex);
     ask = state.call_site;
@@ -320,14 +321,16 @@ PoisonCall::~PoisonCall() {
   {
     std::lock_guard<std::mutex> guard(state.mutex);
     for (const Piece &piece : reads) read = worst(state, piece.start, piece.end, read);
+    if (read == kFresh) read = origin(state, false, kNobody);
     for (const Piece &piece : writes)
       set(state, piece.start, piece.end, piece.answer ? origin(state, true, name) : read);
     State left = origin(state, false, name);
     for (const aclTensor *result : results_of(call_))
       if (!touched(writes, *result) && !touched(reads, *result))
         for_runs(*result, [&](uintptr_t start, uintptr_t end) { set(state, start, end, left); });
-    // Fresh memory that an operator gets and leaves fresh was for its results.
+    // Fresh memory that an operator gets and neither reads nor writes was for its results.
     auto take = [&](const aclTensor &tensor) {
+      if (touched(reads, tensor)) return;
       for_runs(tensor, [&](uintptr_t start, uintptr_t end) {
         std::vector<std::pair<uintptr_t, uintptr_t>> fresh;
         for_pieces(state, start, end, [&](uintptr_t from, uintptr_t to, State value) {
@@ -356,17 +359,16 @@ SHIM_API void memprof_sim_on_poisoned_read(void (*call_site)(char *text, uint64_
   shadow().call_site = call_site;
 }
 
-SHIM_API void memprof_sim_host_kernel(const char *name, const uint64_t *read_at,
-                                      const uint64_t *read_bytes, uint64_t reads,
-                                      const uint64_t *written_at, const uint64_t *written_bytes,
-                                      uint64_t writes) {
+SHIM_API void memprof_sim_host_kernel(const uint64_t *read_at, const uint64_t *read_bytes,
+                                      uint64_t reads, const uint64_t *written_at,
+                                      const uint64_t *written_bytes, uint64_t writes) {
   if (!poison_mode) return;
   Shadow &state = shadow();
   std::lock_guard<std::mutex> guard(state.mutex);
   State read = kKnown;
   for (uint64_t row = 0; row < reads; ++row)
     read = worst(state, read_at[row], read_at[row] + read_bytes[row], read);
-  if (read == kFresh) read = origin(state, false, name);
+  if (read == kFresh) read = origin(state, false, kNobody);
   for (uint64_t row = 0; row < writes; ++row)
     set(state, written_at[row], written_at[row] + written_bytes[row], read);
 }

@@ -51,7 +51,7 @@ def launch(kernel, grid, args, kwargs):
                 },
                 grid=grid,
             )
-        _tell_poison(kernel.fn.__name__, tensors, host.written)
+        _tell_poison(tensors, host.written)
     except IndexError:
         return  # a dummy run: its positions or blocks are nobody's
     except Exception as error:
@@ -75,7 +75,7 @@ def _host_view(tensor):
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
 
-def _tell_poison(name, tensors, written):
+def _tell_poison(tensors, written):
     """Tells the simulated device what was read and written past it; only its poison mode asks."""
     if "MEMPROF_SIM_POISON" not in os.environ:
         return
@@ -87,7 +87,7 @@ def _tell_poison(name, tensors, written):
 
     results = [tensors[each] for each in written if each in tensors]
     ctypes.CDLL("libascendcl.so").memprof_sim_host_kernel(
-        name.encode(), *ranges(list(tensors.values())), *ranges(results)
+        *ranges(list(tensors.values())), *ranges(results)
     )
 
 
