@@ -25,6 +25,7 @@ COMMANDS = (
     "sim setup",
     "sim list",
     "sim calibrate",
+    "sim selftest",
 )
 FOLDER = Path(__file__).parent.parent / "docs" / "commands"
 

@@ -141,6 +141,43 @@ def calibrate(
         typer.echo(line)
 
 
+@app.command("selftest")
+def selftest(
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="Engine stack; default: the newest.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", help="A preset of small tensors.")
+    ] = "memprof/tiny",
+    device: Annotated[
+        str, typer.Option("--device", metavar="PROFILE", help="Simulated device.")
+    ] = "910b",
+) -> None:
+    """Run a tiny model, and find what the host reads that the device never computed.
+
+    Status 1 when the engine read memory that nobody wrote: it then may size tensors by chance. What
+    is answered without computing, as documented, is listed and is no failure.
+    """
+    from rich.console import Console
+
+    from vllm_memprof.sim.poison import UNWRITTEN
+    from vllm_memprof.sim.selftest import run_selftest
+
+    reads = run_selftest(stack, model, device)
+    table = _table(f"{model}: read by the host, not computed", "value", "by", "read", "call site")
+    for read in sorted(reads, key=lambda read: (read.kind != UNWRITTEN, read.left_by)):
+        where = read.call_site.replace(" < ", "\n")
+        table.add_row(read.kind, read.left_by, f"{read.read_by}, {read.bytes} bytes", where)
+    if reads:
+        Console(highlight=False).print(table)
+    unwritten = sum(read.kind == UNWRITTEN for read in reads)
+    typer.echo(
+        f"{unwritten} reads of values that nobody wrote, {len(reads) - unwritten} of values that "
+        "are answered without computing; equal ones are counted once"
+    )
+    raise typer.Exit(1 if unwritten else 0)
+
+
 def _table(title: str, *columns: str) -> Table:
     from rich import box
     from rich.table import Table

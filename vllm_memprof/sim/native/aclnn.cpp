@@ -21,6 +21,7 @@
 #include "graph.h"
 #include "kernels/table.h"
 #include "ownership.h"
+#include "poison.h"
 #include "profile.h"
 #include "tensor.h"
 #include "tiling.h"
@@ -271,7 +272,7 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   executor->kernel = find_kernel(name);
   executor->call.name = name;
   memcpy(executor->call.reals, reals, sizeof executor->call.reals);
-  if (executor->kernel || tracing()) {
+  if (executor->kernel || tracing() || poison_mode) {
     for (int word = 0; word < results; ++word)
       executor->call.arguments.push_back(argument_of(words[word]));
     // An attention operator's only string is the layout of its tensors. It may not outlive this
@@ -308,7 +309,10 @@ int memprof_sim_aclnn_run(void *, uint64_t, aclOpExecutor *executor, aclrtStream
   if (!account_kernels(physical_device(current_device()), found->call.name))
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of aclnn%s",
                 found->call.name.c_str());
-  if (found->kernel) found->kernel(found->call);
+  {
+    PoisonCall poisoned(found->call, "aclnn");
+    if (found->kernel) found->kernel(found->call);
+  }
   if (!found->repeatable) executors().take(executor);
   return ACL_SUCCESS;
 }

@@ -13,6 +13,7 @@
 #include "kernels/tensor_view.h"
 #include "memory.h"
 #include "ownership.h"
+#include "poison.h"
 #include "tensor.h"
 
 struct aclDataBuffer {
@@ -81,8 +82,11 @@ void zero_integers(const std::vector<aclTensor> &inputs, const aclTensor &output
   for (const aclTensor &input : inputs)
     if (input.data == output.data) return;
   if (within_limit(static_cast<uint64_t>(element_count(output)), output.type) &&
-      device_range(output.data, &left, nullptr) && bytes <= left)
+      device_range(output.data, &left, nullptr) && bytes <= left) {
+    Answering answering;
+    note_write(output.data, bytes);
     memset(output.data, 0, bytes);
+  }
 }
 
 struct CompileOptions {
@@ -162,20 +166,24 @@ SHIM_API aclError aclopCompileAndExecute(const char *type, int input_count,
     arguments.push_back(tensor_of(input_descs[index], inputs[index]));
   for (int index = 0; index < output_count; ++index)
     results.push_back(tensor_of(output_descs[index], outputs[index]));
-  if (Kernel kernel = kernel_of(type)) {
-    Call call;
-    call.name = type;
-    for (const std::vector<aclTensor> *tensors : {&arguments, &results})
-      for (const aclTensor &tensor : *tensors) {
-        Argument argument;
-        argument.kind = Kind::kTensor;
-        argument.tensor = tensor;
-        call.arguments.push_back(argument);
-      }
+  Call call;
+  call.name = type;
+  auto add = [&](const std::vector<aclTensor> &tensors) {
+    for (const aclTensor &tensor : tensors) {
+      Argument argument;
+      argument.kind = Kind::kTensor;
+      argument.tensor = tensor;
+      call.arguments.push_back(argument);
+    }
+  };
+  add(arguments);
+  call.arguments.emplace_back();  // no attribute is looked at; it parts arguments and results
+  add(results);
+  PoisonCall poisoned(call, "aclop ");
+  if (Kernel kernel = kernel_of(type))
     kernel(call);
-  } else {
+  else
     for (const aclTensor &result : results) zero_integers(arguments, result);
-  }
   return ACL_SUCCESS;
 }
 

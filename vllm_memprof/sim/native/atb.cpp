@@ -12,6 +12,7 @@
 #include "kernels/attention.h"
 #include "memory.h"
 #include "ownership.h"
+#include "poison.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -64,14 +65,15 @@ struct AtbPack {
   AtbTensors out;
 };
 
-// The inputs of a call; empty when the object does not look like one of the layout known here.
-std::vector<aclTensor> inputs_of(const AtbPack *pack) {
+// The inputs or the results of a call; empty when the object does not look like one of the layout
+// known here.
+std::vector<aclTensor> tensors_of(const AtbPack *pack, AtbTensors AtbPack::*which) {
   std::vector<aclTensor> result;
   if (!pack || pack->in.heap || pack->in.size >= AtbTensors::kRoom || pack->out.heap ||
       pack->out.size >= AtbTensors::kRoom)
     return {};
-  for (uint64_t index = 0; index < pack->in.size; ++index) {
-    const AtbTensor &given = pack->in.storage[index];
+  for (uint64_t index = 0; index < (pack->*which).size; ++index) {
+    const AtbTensor &given = (pack->*which).storage[index];
     if (given.dim_count > 8) return {};
     aclTensor tensor{};
     tensor.type = static_cast<aclDataType>(given.type);
@@ -114,8 +116,19 @@ class Operation {
     if (!account_kernels(physical_device(current_device()), family_))
       return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the kernels of %s",
                   family_.c_str());
-    if (family_ == "AtbReshapeAndCache")
-      reshape_and_cache(inputs_of(static_cast<const AtbPack *>(pack)));
+    auto *tensors = static_cast<const AtbPack *>(pack);
+    Call call;
+    call.name = family_;
+    for (auto which : {&AtbPack::in, &AtbPack::out}) {
+      call.arguments.emplace_back();  // no attribute is looked at; it parts inputs and results
+      for (const aclTensor &tensor : tensors_of(tensors, which)) {
+        call.arguments.emplace_back();
+        call.arguments.back().kind = Kind::kTensor;
+        call.arguments.back().tensor = tensor;
+      }
+    }
+    PoisonCall poisoned(call, "");
+    if (family_ == "AtbReshapeAndCache") reshape_and_cache(tensors_of(tensors, &AtbPack::in));
     return ACL_SUCCESS;
   }
   virtual int Reserved0() {

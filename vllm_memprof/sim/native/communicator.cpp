@@ -21,6 +21,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "ownership.h"
+#include "poison.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -138,7 +139,15 @@ void deliver(void *destination, const void *source, uint64_t bytes) {
   if (!device_range(destination, &left_destination, nullptr) ||
       !device_range(source, &left_source, nullptr))
     return;
-  if (bytes <= left_destination && bytes <= left_source) keep_copy(destination, source, bytes);
+  if (bytes <= left_destination && bytes <= left_source)
+    keep_copy(destination, source, bytes, true);
+}
+
+// Other ranks' data does not arrive: what a collective of several ranks delivers is not its result.
+void lack_others(const std::shared_ptr<Communicator> &communicator, const char *function,
+                 const void *receive, uint64_t bytes) {
+  if (poison_mode && communicator->ranks > 1 && receive && device_range(receive, nullptr, nullptr))
+    poison_left(receive, bytes, function);
 }
 
 }  // namespace
@@ -236,6 +245,7 @@ SHIM_API HcclResult HcclAllReduce(void *send, void *receive, uint64_t count, Hcc
   std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAllReduce", handle, stream, &communicator)) return status;
   deliver(receive, send, count * type_bytes(type));
+  lack_others(communicator, "HcclAllReduce", receive, count * type_bytes(type));
   return HCCL_SUCCESS;
 }
 
@@ -244,13 +254,17 @@ SHIM_API HcclResult HcclReduce(void *send, void *receive, uint64_t count, HcclDa
   std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclReduce", handle, stream, &communicator)) return status;
   if (communicator->rank == root) deliver(receive, send, count * type_bytes(type));
+  lack_others(communicator, "HcclReduce", receive, count * type_bytes(type));
   return HCCL_SUCCESS;
 }
 
-SHIM_API HcclResult HcclBroadcast(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
-                                  aclrtStream stream) {
+SHIM_API HcclResult HcclBroadcast(void *buffer, uint64_t count, HcclDataType type, uint32_t root,
+                                  HcclComm handle, aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
-  return begin("HcclBroadcast", handle, stream, &communicator);
+  if (HcclResult status = begin("HcclBroadcast", handle, stream, &communicator)) return status;
+  if (communicator->rank != root)
+    lack_others(communicator, "HcclBroadcast", buffer, count * type_bytes(type));
+  return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, HcclDataType type,
@@ -260,6 +274,7 @@ SHIM_API HcclResult HcclAllGather(void *send, void *receive, uint64_t count, Hcc
   uint64_t bytes = count * type_bytes(type);
   for (uint32_t rank = 0; rank < communicator->ranks; ++rank)
     deliver(static_cast<char *>(receive) + rank * bytes, send, bytes);
+  lack_others(communicator, "HcclAllGather", receive, communicator->ranks * bytes);
   return HCCL_SUCCESS;
 }
 
@@ -282,6 +297,7 @@ SHIM_API HcclResult HcclReduceScatter(void *send, void *receive, uint64_t count,
   if (HcclResult status = begin("HcclReduceScatter", handle, stream, &communicator)) return status;
   uint64_t bytes = count * type_bytes(type);
   deliver(receive, static_cast<char *>(send) + communicator->rank * bytes, bytes);
+  lack_others(communicator, "HcclReduceScatter", receive, bytes);
   return HCCL_SUCCESS;
 }
 
@@ -312,10 +328,12 @@ SHIM_API HcclResult HcclSend(void *, uint64_t, HcclDataType, uint32_t, HcclComm 
   return begin("HcclSend", handle, stream, &communicator);
 }
 
-SHIM_API HcclResult HcclRecv(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
-                             aclrtStream stream) {
+SHIM_API HcclResult HcclRecv(void *buffer, uint64_t count, HcclDataType type, uint32_t,
+                             HcclComm handle, aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
-  return begin("HcclRecv", handle, stream, &communicator);
+  if (HcclResult status = begin("HcclRecv", handle, stream, &communicator)) return status;
+  lack_others(communicator, "HcclRecv", buffer, count * type_bytes(type));
+  return HCCL_SUCCESS;
 }
 
 SHIM_API HcclResult HcclBatchSendRecv(HcclSendRecvItem *, uint32_t, HcclComm handle,
@@ -330,6 +348,8 @@ SHIM_API HcclResult HcclAlltoAll(const void *send, uint64_t count, HcclDataType 
   std::shared_ptr<Communicator> communicator;
   if (HcclResult status = begin("HcclAlltoAll", handle, stream, &communicator)) return status;
   deliver(const_cast<void *>(receive), send, count * type_bytes(type) * communicator->ranks);
+  lack_others(communicator, "HcclAlltoAll", receive,
+              count * type_bytes(type) * communicator->ranks);
   return HCCL_SUCCESS;
 }
 

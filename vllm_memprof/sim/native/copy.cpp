@@ -12,6 +12,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "pages.h"
+#include "poison.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -32,6 +33,11 @@ void drop(void *destination, uint64_t bytes) {
   // MADV_REMOVE is for the shared mappings of physical memory, MADV_DONTNEED for private ones.
   if (madvise(pages, last_page - first_page, MADV_REMOVE) != 0)
     madvise(pages, last_page - first_page, MADV_DONTNEED);
+}
+
+bool all_zero(const void *bytes, uint64_t count) {
+  const char *begin = static_cast<const char *>(bytes);
+  return *begin == 0 && memcmp(begin, begin + 1, count - 1) == 0;
 }
 
 // The bytes must lie inside one device allocation; memory that is not the device's is the caller's
@@ -63,8 +69,9 @@ aclError copy(const char *function, void *destination, uint64_t room, const void
   if ((needs_device_destination && !to_device) || (needs_device_source && !from_device))
     trace("%s: kind %d with a pointer that is not device memory (%p <- %p)", function, kind,
           destination, source);
+  if (from_device && !to_device) poison_host_read(function, source, bytes);
   if (to_device)
-    keep_copy(destination, source, bytes);
+    keep_copy(destination, source, bytes, from_device);
   else
     memmove(destination, source, bytes);
   return ACL_SUCCESS;
@@ -80,6 +87,8 @@ aclError copy_rows(const char *function, char *destination, uint64_t destination
                  width * height > profile().kept_copy_bytes;
   for (uint64_t row = 0; row < height; ++row) {
     if (dropped) {
+      poison_left(destination + row * destination_pitch, width,
+                  "a copy to the device that is not kept");
       drop(destination + row * destination_pitch, width);
       continue;
     }
@@ -104,15 +113,27 @@ aclError fill(const char *function, void *pointer, uint64_t room, int value, uin
 
 }  // namespace
 
-void keep_copy(void *destination, const void *source, uint64_t bytes) {
+void keep_copy(void *destination, const void *source, uint64_t bytes, bool from_device) {
   if (destination == source) return;
-  if (bytes <= profile().kept_copy_bytes)
-    memmove(destination, source, bytes);
+  if (bytes > profile().kept_copy_bytes) {
+    if (poison_mode && (from_device || !all_zero(source, bytes)))
+      poison_left(destination, bytes, "a copy to the device that is not kept");
+    else
+      poison_known(destination, bytes);
+    return drop(destination, bytes);
+  }
+  if (from_device)
+    poison_copy(destination, source, bytes);
   else
-    drop(destination, bytes);
+    poison_known(destination, bytes);
+  memmove(destination, source, bytes);
 }
 
 void keep_set(void *destination, int value, uint64_t bytes) {
+  if (bytes > profile().kept_copy_bytes && value != 0)
+    poison_left(destination, bytes, "a fill that is not kept");
+  else
+    poison_known(destination, bytes);
   if (bytes <= profile().kept_copy_bytes)
     memset(destination, value, bytes);
   else
@@ -196,6 +217,7 @@ SHIM_API aclError aclrtValueWrite(void *address, uint64_t value, uint32_t, aclrt
     return status;
   if (!on_device)
     return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWrite: %p is not device memory", address);
+  poison_known(address, sizeof value);
   memcpy(address, &value, sizeof value);
   return ACL_SUCCESS;
 }

@@ -5,7 +5,7 @@
 
 namespace memprof_sim {
 
-void keep_copy(void *destination, const void *source, uint64_t bytes);
+void keep_copy(void *destination, const void *source, uint64_t bytes, bool from_device);
 void keep_set(void *destination, int value, uint64_t bytes);
 
 }  // namespace memprof_sim

@@ -16,6 +16,7 @@
 #include "ownership.h"
 #include "pages.h"
 #include "physical.h"
+#include "poison.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -86,6 +87,7 @@ aclError allocate(void **pointer, uint64_t bytes, uint64_t page, Component compo
   }
   std::lock_guard<std::mutex> guard(blocks().mutex);
   blocks().by_address[reinterpret_cast<uintptr_t>(mapped)] = {charged, device, component};
+  poison_fresh(mapped, charged);
   *pointer = mapped;
   trace("malloc %s %llu -> %p", component_name(component), static_cast<unsigned long long>(charged),
         mapped);
@@ -126,6 +128,8 @@ aclError device_free(void *pointer) {
 }
 
 void memory_forget_device(int device) {
+  // In poison mode tensors have allocations of their own; Python frees the last after the reset.
+  if (poison_mode) return;
   std::lock_guard<std::mutex> guard(blocks().mutex);
   auto &by_address = blocks().by_address;
   for (auto it = by_address.begin(); it != by_address.end();) {

@@ -21,6 +21,7 @@
 #include "error.h"
 #include "ownership.h"
 #include "pages.h"
+#include "poison.h"
 #include "profile.h"
 
 namespace memprof_sim {
@@ -221,6 +222,7 @@ SHIM_API aclError aclrtMapMem(void *address, size_t bytes, size_t offset, aclrtD
     return fail(ACL_ERROR_BAD_ALLOC, "the host refused to map %zu bytes: %s", bytes,
                 strerror(errno));
   ++physical->mappings;
+  poison_fresh(address, bytes);
   state().mapped[start] = {bytes, physical};
   return ACL_SUCCESS;
 }

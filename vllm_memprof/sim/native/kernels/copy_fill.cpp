@@ -47,17 +47,21 @@ void masked_fill(Call &call) {
 }
 
 // uniform(self, from, to, seed, offset) in place. Numbers from 0 to 1 that random orders are made
-// of, tokens by experts, lie evenly in each row, and each column has all of them in turn. Not drawn
-// are those with fewer rows than columns: sampling's, requests by vocabulary, takes the likeliest
-// token without them; and other ranges, those of weights that are not read from files.
+// of, tokens by experts, lie evenly in each row, and each column has all of them in turn. Those
+// with fewer rows than columns are left: sampling's, requests by vocabulary, takes the likeliest
+// token without them. Other ranges, those of weights that are not read from files, are zeros.
 void uniform(Call &call) {
   aclTensor *target = tensor_at(call, 0);
-  if (!target || is_integer(target->type) || !usable(*target) || call.real(0) != 0 ||
-      call.real(1) != 1 || element_count(*target) == 0)
-    return;
+  if (!target || is_integer(target->type) || element_count(*target) == 0) return;
+  if (call.real(0) != 0 || call.real(1) != 1) {
+    Answering answering;
+    return fill(*target, 0);
+  }
+  if (!usable(*target)) return;
   int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width),
           count = 0;
-  if (element_count(*target) / width < width) return;
+  if (element_count(*target) / width < width || taken_out("random")) return;
+  Answering answering;
   walk(target->shape, {target}, [&](auto &, int64_t *index) {
     int64_t place = (count / width + count % width) % width * step % width;
     set_value(*target, index[0], (static_cast<Value>(place) + 0.5L) / static_cast<Value>(width));

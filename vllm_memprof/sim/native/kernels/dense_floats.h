@@ -12,14 +12,17 @@ namespace memprof_sim {
 inline void read_floats(const aclTensor &tensor, std::vector<float> *values) {
   values->resize(static_cast<size_t>(element_count(tensor)));
   if (tensor.type == ACL_FLOAT && contiguous(tensor)) {
-    if (!values->empty())
-      memcpy(values->data(), element(tensor, tensor.offset), values->size() * sizeof(float));
+    if (values->empty()) return;
+    note_read(element(tensor, tensor.offset), values->size() * sizeof(float));
+    memcpy(values->data(), element(tensor, tensor.offset), values->size() * sizeof(float));
     return;
   }
   size_t next = 0;
   auto read = [&](auto narrow) {
-    walk(tensor.shape, {&tensor},
-         [&](auto &, int64_t *index) { (*values)[next++] = narrow(element(tensor, index[0])); });
+    walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) {
+      note_read(element(tensor, index[0]), element_bytes(tensor.type));
+      (*values)[next++] = narrow(element(tensor, index[0]));
+    });
   };
   if (tensor.type == ACL_FLOAT)
     read([](const char *at) { return load_raw<float>(at); });
@@ -36,6 +39,7 @@ inline void write_floats(const aclTensor &tensor, const std::vector<float> &valu
   walk(tensor.shape, {&tensor}, [&](auto &, int64_t *index) {
     float value = values[next++];
     char *at = element(tensor, index[0]);
+    note_write(at, element_bytes(tensor.type));
     if (tensor.type == ACL_FLOAT)
       memcpy(at, &value, sizeof value);
     else

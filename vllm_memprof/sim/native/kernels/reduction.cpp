@@ -49,6 +49,7 @@ void reduce(Call &call) {
   const aclTensor &in = *tensors[0], &out = *tensors[1];
   if (float_result(out) || !usable(out)) return;
   if (!usable(in)) {
+    Answering answering;
     if (is_integer(out.type)) fill(out, 0);
     return;
   }
@@ -101,6 +102,7 @@ void reduce_whole(Call &call) {
   const aclTensor &in = *tensors[0], &out = *tensors[1];
   if (float_result(out) || !usable(out)) return;
   if (!usable(in)) {
+    Answering answering;
     if (is_integer(out.type)) fill(out, combine == keep_all);
     return;
   }
@@ -126,11 +128,12 @@ void equal_whole(Call &call) {
   const aclTensor &left = *tensors[0], &right = *tensors[1];
   bool same = left.shape == right.shape;
   if (same && (!usable(left) || !usable(right))) {
-    same = same_memory(left, right);
-    if (!same)
-      note_answer("Equal", static_cast<uint64_t>(element_count(left)) * element_bytes(left.type),
-                  "different");
-    return fill(*tensors[2], same);
+    if (taken_out("equal")) return;
+    if (same_memory(left, right)) return fill(*tensors[2], 1);
+    Answering answering;
+    note_answer("Equal", static_cast<uint64_t>(element_count(left)) * element_bytes(left.type),
+                "different");
+    return fill(*tensors[2], 0);
   }
   if (!same) return fill(*tensors[2], 0);
   walk(left.shape, {&left, &right}, [&](auto &, int64_t *index) {
@@ -142,7 +145,8 @@ void equal_whole(Call &call) {
 // Counts of values that are not computed: as even as `count` values can be over the bins.
 void spread_counts(const aclTensor &counts, int64_t count) {
   int64_t bins = counts.shape.size() == 1 ? counts.shape[0] : 0, bin = 0;
-  if (!usable(counts) || bins == 0) return;
+  if (!usable(counts) || bins == 0 || taken_out("counts")) return;
+  Answering answering;
   walk(counts.shape, {&counts}, [&](auto &, int64_t *index) {
     set_value(counts, index[0], static_cast<Value>(count / bins + (bin++ < count % bins)));
   });

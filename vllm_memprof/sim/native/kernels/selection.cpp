@@ -135,6 +135,8 @@ void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions) {
       positions <= 0 || !addressable(chosen))
     return;
   int64_t count = chosen.shape[axis], stride = chosen.strides[axis], start = 0;
+  if (taken_out("choices")) return;
+  Answering answering;
   if (count > kLongestLine) return fill(chosen, 0);
   // Choices of `count` go on where the row before ended; an order may be cut anywhere.
   int64_t step = count < positions ? count : even_step(positions);
@@ -144,6 +146,7 @@ void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions) {
     int64_t position = start;
     for (int64_t at = 0; at < count; ++at) {
       char *target = element(chosen, index[0] + at * stride);
+      note_write(target, element_bytes(chosen.type));
       if (chosen.type == ACL_INT32)
         *reinterpret_cast<int32_t *>(target) = static_cast<int32_t>(position);
       else
@@ -155,6 +158,7 @@ void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions) {
 }
 
 void zero_indices(Call &call) {
+  Answering answering;
   auto tensors = tensors_of(call);
   for (size_t index = tensors.size() < 2 ? 0 : 1; index < tensors.size(); ++index)
     if (tensors[index]->type == ACL_INT32 || tensors[index]->type == ACL_INT64)

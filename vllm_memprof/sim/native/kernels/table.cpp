@@ -5,6 +5,7 @@
 
 #include "kernels/tensor_view.h"
 #include "ownership.h"
+#include "poison.h"
 
 namespace memprof_sim {
 namespace {
@@ -34,6 +35,7 @@ struct Table {
 Kernel find_kernel(const std::string &operator_name) {
   const Table &table = process_state<Table>();
   auto found = table.by_name.find(operator_name);
+  if (operator_name == "IsClose" && taken_out("isclose")) found = table.by_name.end();
   if (found != table.by_name.end() &&
       !(found->second.of_layers && floats_given_up.load(std::memory_order_relaxed)))
     return found->second.kernel;

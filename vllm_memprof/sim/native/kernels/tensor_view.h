@@ -6,8 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "copy.h"
 #include "kernels/number_formats.h"
 #include "memory.h"
+#include "poison.h"
 #include "profile.h"
 #include "tensor.h"
 
@@ -30,8 +32,9 @@ inline bool addressable(const aclTensor &tensor) {
          static_cast<uint64_t>(high + 1) * width <= left;
 }
 
-// Whether `count` elements are few enough to compute. Integers steer the engine (positions, experts,
-// counts) and are limited by their number, so that a cast between their widths is computed too.
+// Whether `count` elements are few enough to compute. Integers steer the engine (positions,
+// experts, counts) and are limited by their number, so that a cast between their widths is computed
+// too.
 inline bool within_limit(uint64_t count, aclDataType type) {
   return count * (is_integer(type) ? 1 : element_bytes(type)) <= profile().host_compute_bytes;
 }
@@ -111,10 +114,12 @@ inline bool broadcasts_to(const aclTensor &tensor, const std::vector<int64_t> &s
 }
 
 inline Value value_at(const aclTensor &tensor, int64_t index) {
+  note_read(element(tensor, index), element_bytes(tensor.type));
   return load(element(tensor, index), tensor.type);
 }
 
 inline void set_value(const aclTensor &tensor, int64_t index, Value value) {
+  note_write(element(tensor, index), element_bytes(tensor.type));
   store(element(tensor, index), tensor.type, value);
 }
 
@@ -136,10 +141,17 @@ inline void write_values(const aclTensor &tensor, const std::vector<T> &values) 
   });
 }
 
+// Zeros cost no host memory, whatever the size.
 inline void fill(const aclTensor &tensor, Value value) {
+  if (value == 0 && contiguous(tensor) && addressable(tensor)) {
+    uint64_t bytes = static_cast<uint64_t>(element_count(tensor)) * element_bytes(tensor.type);
+    if (bytes == 0) return;
+    note_write(element(tensor, tensor.offset), bytes);
+    return keep_set(element(tensor, tensor.offset), 0, bytes);
+  }
   if (!usable(tensor)) return;
   walk(tensor.shape, {&tensor},
-       [&](auto &, int64_t *index) { store(element(tensor, index[0]), tensor.type, value); });
+       [&](auto &, int64_t *index) { set_value(tensor, index[0], value); });
 }
 
 inline void copy(const aclTensor &target, const aclTensor &source) {
@@ -148,14 +160,15 @@ inline void copy(const aclTensor &target, const aclTensor &source) {
     return;
   if (target.type == source.type && contiguous(target) && contiguous(source) &&
       target.shape == source.shape) {
-    memmove(element(target, target.offset), element(source, source.offset),
-            static_cast<uint64_t>(element_count(target)) * element_bytes(target.type));
+    uint64_t bytes = static_cast<uint64_t>(element_count(target)) * element_bytes(target.type);
+    note_read(element(source, source.offset), bytes);
+    note_write(element(target, target.offset), bytes);
+    memmove(element(target, target.offset), element(source, source.offset), bytes);
     return;
   }
   if (!is_plain(target.type) || !is_plain(source.type)) return;
-  walk(target.shape, {&target, &source}, [&](auto &, int64_t *index) {
-    store(element(target, index[0]), target.type, load(element(source, index[1]), source.type));
-  });
+  walk(target.shape, {&target, &source},
+       [&](auto &, int64_t *index) { set_value(target, index[0], value_at(source, index[1])); });
 }
 
 }  // namespace memprof_sim

@@ -8,6 +8,7 @@ so that what was launched before is there; a stream that records a graph is left
 
 import ctypes
 import itertools
+import os
 import sys
 
 from .._host import device_profile
@@ -50,6 +51,7 @@ def launch(kernel, grid, args, kwargs):
                 },
                 grid=grid,
             )
+        _tell_poison(tensors, host.written)
     except IndexError:
         return  # a dummy run: its positions or blocks are nobody's
     except Exception as error:
@@ -65,13 +67,37 @@ def _host_view(tensor):
     """The same memory as a tensor of the CPU, with the same shape and strides."""
     import torch
 
-    reach = sum(
-        (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    memory = (ctypes.c_char * ((reach + 1) * tensor.element_size())).from_address(tensor.data_ptr())
+    memory = (ctypes.c_char * (_reach(tensor) * tensor.element_size())).from_address(
+        tensor.data_ptr()
+    )
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+def _tell_poison(tensors, written):
+    """Tells the simulated device what was read and written past it; only its poison mode asks."""
+    if "MEMPROF_SIM_POISON" not in os.environ:
+        return
+
+    def ranges(chosen):
+        spans = [(each.data_ptr(), _reach(each) * each.element_size()) for each in chosen]
+        arrays = ((ctypes.c_uint64 * len(spans))(*column) for column in zip(*spans, strict=True))
+        return [*(arrays if spans else (None, None)), ctypes.c_uint64(len(spans))]
+
+    results = [tensors[each] for each in written if each in tensors]
+    ctypes.CDLL("libascendcl.so").memprof_sim_host_kernel(
+        *ranges(list(tensors.values())), *ranges(results)
+    )
+
+
+def _reach(tensor):
+    """Elements from the first to the last of a tensor, gaps of its strides included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum(
+        (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _writes(*names):

@@ -1,0 +1,66 @@
+"""A self-test of a stack: does a tiny model run without the host reading what nobody computed?
+
+In: a stack that is set up, the preset of a small model. Out: the reads that poison mode found. Runs
+in the launcher's process; the engine is a child.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from vllm_memprof.errors import SetupError
+from vllm_memprof.sim.poison import CALL_SITE_DIR, PoisonedRead, load_poisoned_reads, poison_env
+from vllm_memprof.sim.presets import resolve_model
+from vllm_memprof.sim.runtime import prepare_runtime
+
+SCRIPT = Path(__file__).parent / "engine" / "generate.py"
+TIMEOUT_S = 600.0
+_TAIL_LINES = 20
+
+
+def run_selftest(
+    stack: str | None, model: str, device: str, without: str = ""
+) -> list[PoisonedRead]:
+    """Run a model in poison mode, a few tokens long; return what the host read uncomputed.
+
+    Args:
+        stack: of the engine; None for the default.
+        model: a preset all of whose tensors are small; see ``memprof sim list``.
+        device: name of a device profile.
+        without: answers of the simulated device to take out, for tests: see native/poison.h.
+
+    Raises:
+        UsageError: no such stack, device or quantization.
+        SetupError: the stack is not set up, or the engine failed.
+    """
+    runtime = prepare_runtime(device, stack)
+    resolved = resolve_model(model, [])
+    with tempfile.TemporaryDirectory(prefix="memprof-sim-selftest-") as folder:
+        reads = Path(folder) / "reads.jsonl"
+        env = {**os.environ, **runtime.env, **resolved.env, **poison_env(reads)}
+        env |= {
+            "MEMPROF_SIM_STATE": f"{folder}/state",
+            "MEMPROF_SIM_WITHOUT": without,
+            "PYTHONPATH": f"{CALL_SITE_DIR}{os.pathsep}{env['PYTHONPATH']}",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
+        try:
+            done = subprocess.run(
+                [str(runtime.python), str(SCRIPT), resolved.path],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"the engine did not end within {TIMEOUT_S:.0f} s") from error
+        if "MEMPROF {" not in done.stdout:
+            tail = "\n".join(done.stdout.splitlines()[-_TAIL_LINES:])
+            raise SetupError(f"the engine failed with status {done.returncode}:\n{tail}")
+        return load_poisoned_reads(reads)
