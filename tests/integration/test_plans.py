@@ -68,6 +68,7 @@ def fit(place: Path, *args: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_a_search_agrees_with_the_sweep_and_one_that_runs_out_of_memory_is_a_row(
     place: Path,
 ) -> None:

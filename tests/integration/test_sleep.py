@@ -162,7 +162,7 @@ if __name__ == "__main__":
     ("kind", "expected"),
     [
         ("growing", {"reserved-grows-without-empty-cache"}),
-        ("steady", set()),
+        pytest.param("steady", set(), marks=pytest.mark.full),
         ("growing-emptied", set()),
     ],
 )

@@ -96,7 +96,12 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
 def find_culprit(
     deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
 ) -> Death | None:
-    """Return the death that caused the others: the first disorderly one of an engine process.
+    """Return the death that caused the others: the first disorderly one of an engine process."""
+    return next(iter(_suspects(deaths, progress, orderly_too)), None)
+
+
+def _suspects(deaths: list[Death], progress: EngineProgress, orderly_too: bool) -> list[Death]:
+    """Return the disorderly deaths of engine processes noticed at once, the likeliest cause first.
 
     The engine core's death well after its workers began to shut down is none: vLLM kills it when it
     takes too long.
@@ -115,7 +120,7 @@ def find_culprit(
     # Of several noticed at once: one whose death is known to be violent, else the one that fell
     # silent first.
     at_once.sort(key=lambda pair: (not pair[0].known, pair[1].last_t_ns or 0))
-    return at_once[0][0] if at_once else None
+    return [death for death, _ in at_once]
 
 
 def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: str) -> str:
@@ -172,6 +177,12 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     if culprit is not None and (error is None or culprit.t_ns <= error[0]):
         ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
         reason = describe_death(culprit, progress, ready, seen.mode)
+        if not culprit.known:  # nor then which of several was first
+            reason += "".join(
+                f"; {describe_death(other, progress, ready, seen.mode)} at the same time"
+                for other in _suspects(seen.deaths, progress, orderly_too=True)
+                if other is not culprit and not other.known
+            )
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
             reason += "; the kernel killed a process for lack of host memory meanwhile (see dmesg)"
         if culprit.signal is None and line and not _GENERIC.search(line):

@@ -77,6 +77,17 @@ def test_of_deaths_noticed_at_once_the_violent_one_counts():
     assert "TP0" in str(judge(seen(deaths=later), progress_of("TP0", "TP1")).reason)
 
 
+def test_of_deaths_noticed_at_once_that_nobody_saw_both_are_named():
+    deaths = [Death(10, 5 * S), Death(11, 5 * S + 1000)]
+    reason = judge(seen(deaths=deaths), progress_of("TP0", "TP1")).reason
+    assert reason == (
+        "worker TP0 (pid 10) vanished in weight_load; "
+        "worker TP1 (pid 11) vanished in weight_load at the same time"
+    )
+    known = [Death(10, 5 * S), Death(11, 5 * S + 1000, exit_code=0)]
+    assert "TP1" not in str(judge(seen(deaths=known), progress_of("TP0", "TP1")).reason)
+
+
 def test_deaths_in_good_order_are_no_cause():
     progress = progress_of("TP0", phase=None)
     progress.fold(
