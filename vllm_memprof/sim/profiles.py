@@ -62,7 +62,7 @@ class Memory:
     kernels_bytes: int  # per process and device, by the first operator that has a workspace
     hccl_buffer_mib: int  # one HCCL buffer, unless HCCL_BUFFSIZE or the communicator says else
     hccl_buffers: int  # per communicator, at its first collective
-    hccl_base_bytes: int  # once per process and device, with its first communicator
+    hccl_base_bytes: int  # per communicator, at its first collective
     atb_pool_bytes: int  # per process and device, by the first ATB operation
     graph_capture_bytes: int  # per captured graph, where its capture ends
     graph_argument_bytes: int  # the same, for each of its tasks
