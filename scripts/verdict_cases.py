@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
 import struct
@@ -188,11 +187,8 @@ class Place:
             *("--prompts", str(requests), "--max-tokens", str(OUTPUT_TOKENS)),
             *setup.engine_args(utilization),
         ]
-        env = {**os.environ, "MEMPROF_SIM_STATE": str(self.folder / f"{name}.state")}
         with Path(f"{run_dir}.out").open("w") as out:
-            subprocess.run(
-                command, stdout=out, stderr=subprocess.STDOUT, env=env, timeout=self.timeout_s
-            )
+            subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=self.timeout_s)
         return run_dir
 
 

@@ -1,9 +1,10 @@
-"""Two runs on one simulated device: the second sees the memory of the first."""
+"""Two runs on one simulated device: the second sees the memory of the first where both share it."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +17,14 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096"]
 
 
-def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup_processes):
+def test_a_plan_sees_another_s_memory_where_both_share_the_device(
+    sim_stack, tmp_path, cleanup_processes
+):
     """The first plan is stopped (SIGSTOP) right after its weights are loaded, so that both hold memory at once."""
-    first_dir, second_dir = tmp_path / "first", tmp_path / "second"
+    first_dir, second_dir, alone_dir = (tmp_path / name for name in ("first", "second", "alone"))
     first = start_memprof(
-        ["plan", "Qwen/Qwen3-14B", *ARGS, "--gpu-memory-utilization", "0.6"], first_dir
+        ["plan", "Qwen/Qwen3-14B", *ARGS, "--gpu-memory-utilization=0.6", "--share-device"],
+        first_dir,
     )
     cleanup_processes.append(first)
 
@@ -40,12 +44,14 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     worker, held = wait_until(weights_loaded, 200, "the first run holds its weights")
     assert held > 27 * GIB
     try:
-        second = start_memprof(
-            ["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization", "0.2"], second_dir
-        )
+        small = ["plan", "memprof/tiny", *ARGS, "--gpu-memory-utilization=0.2"]
+        second = start_memprof([*small, "--share-device"], second_dir)
         cleanup_processes.append(second)
         report = finish(second, second_dir).report
         seen = report["ranks"][0]
+        third = start_memprof(small, alone_dir)
+        cleanup_processes.append(third)
+        alone = finish(third, alone_dir)
     finally:
         os.kill(worker, signal.SIGCONT)
     assert finish(first, first_dir).returncode == 0
@@ -59,3 +65,8 @@ def test_the_second_plan_sees_the_first_ones_memory(sim_stack, tmp_path, cleanup
     findings = {finding["id"]: finding for finding in report["findings"]}
     assert findings["co-tenant"]["bytes"] == others
     assert "the driver's list of processes" in findings["co-tenant"]["evidence"]
+    [rank] = alone.report["ranks"]
+    own = next(m for m in device_memory(rank) if (m["phase"], m["edge"]) == ("hccl_init", "before"))
+    assert {row["component"]: row["bytes"] for row in own["owners"]}["other_processes"] == 0
+    assert rank["initial_free_bytes"] == seen["initial_free_bytes"] + others
+    assert not Path(alone.info["env"]["MEMPROF_SIM_STATE"]).exists()

@@ -55,6 +55,9 @@ print("RESULT", json.dumps({
     "sum": reduced([7, 3]),
     "sum of slots": reduced([[0, 9, 0], [0, 4, 0]]),
     "sum of a full row": reduced([1, 9, 0]),
+    "sum of slots and a flag": reduced([0, 9, 0, 1]),
+    "sum of slots, a flag, slots": reduced([0, 9, 0, 1, 0, 2, 0]),
+    "sum with a full row": reduced([0, 9, 0, 1, 0, 2, 5]),
     "gathered": gathered,
     "flat": flat.tolist(),
     "own": own,
@@ -73,6 +76,9 @@ def test_a_rank_without_peers(sim: Sim, change_profile) -> None:
     assert result["sum"] == [21, 9]
     assert result["sum of slots"] == [[9, 9, 9], [4, 4, 4]]
     assert result["sum of a full row"] == [3, 27, 0]
+    assert result["sum of slots and a flag"] == [9, 9, 9, 3]
+    assert result["sum of slots, a flag, slots"] == [9, 9, 9, 3, 2, 2, 2]
+    assert result["sum with a full row"] == [0, 27, 0, 3, 0, 6, 15]
     assert result["gathered"] == [{"rank": 21}] * 3
     assert result["flat"] == [1, 2] * 3
     assert result["own"] == ["own"]

@@ -73,6 +73,13 @@ Stack = Annotated[
     str | None,
     typer.Option("--stack", metavar="NAME", help="Simulated stack; see `memprof sim list`."),
 ]
+ShareDevice = Annotated[
+    bool,
+    typer.Option(
+        "--share-device",
+        help="Share the simulated devices with all who do so (MEMPROF_SIM_STATE), not alone.",
+    ),
+]
 
 #: Settings of a Typer app whose command takes the engine's arguments.
 APP_SETTINGS: dict[str, Any] = {

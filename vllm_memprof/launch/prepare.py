@@ -38,6 +38,7 @@ class _Target:
     device: str | None = None  # name for the record until the engine reports its own
     profile: str | None = None
     devices: int | None = None  # of the simulated machine
+    state: Path | None = None  # accounting of its devices, of this run alone
     notes: tuple[str, ...] = ()  # on what stands in for the build's or the model's own
 
 
@@ -89,12 +90,13 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         request.startup_timeout_s,
         shutdown_timeout_s=timeout_s,
         keep_secrets=request.keep_secrets,
+        device_state=target.state,
     )
 
 
 def _simulated_target(request: LaunchRequest) -> _Target:
     from vllm_memprof.sim.presets import resolve_model
-    from vllm_memprof.sim.runtime import prepare_runtime
+    from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
 
     assert request.device.profile is not None
     runtime = prepare_runtime(request.device.profile, request.stack)
@@ -104,7 +106,12 @@ def _simulated_target(request: LaunchRequest) -> _Target:
     devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}
     notes = (*runtime.notes, *model.stand_ins)
-    return _Target(python, model.path, model.extra_args, env, profile, profile, devices, notes)
+    state = None if request.share_device else own_state_file()
+    if state is not None:
+        env[ENV_STATE] = str(state)
+    return _Target(
+        python, model.path, model.extra_args, env, profile, profile, devices, state, notes
+    )
 
 
 def require_device(

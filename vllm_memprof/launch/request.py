@@ -55,6 +55,7 @@ class LaunchRequest:
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     python: str | None = None
     stack: str | None = None
+    share_device: bool = False  # with all that do so, on a simulated device; else it is alone there
     prompts_file: Path | None = None  # one JSON object per line
     prompts: list[str] = field(default_factory=list)
     images_dir: Path | None = None
@@ -89,6 +90,11 @@ class LaunchRequest:
             raise UsageError("--rank must not be negative")
         if self.rank is not None and self.ranks not in (None, "auto", "one"):
             raise UsageError(f"--rank goes with --ranks one, not with --ranks {self.ranks}")
+        if self.share_device and not self.device.simulated:
+            raise UsageError(
+                "--share-device is for a simulated device: a real one is shared as it is",
+                hint="add --device sim:910b, or leave --share-device out",
+            )
         if not self.device.simulated and (self.rank is not None or self.ranks in ("one", "edges")):
             auto = self.ranks in (None, "auto")
             what = f"--rank {self.rank}" if auto else f"--ranks {self.ranks}"

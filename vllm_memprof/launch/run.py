@@ -83,6 +83,7 @@ class Job:
     shutdown_timeout_s: float = 0.0  # what the engine was told to take for a graceful shutdown
     patience: Patience = field(default_factory=Patience)
     keep_secrets: bool = False  # engine.log holds what the engine printed, secrets and all
+    device_state: Path | None = None  # accounting of simulated devices; removed when all have ended
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ class _EngineRun:
             finally:
                 self._end_all(engine, watch)
                 watch.close()
+                if self._job.device_state is not None:
+                    self._job.device_state.unlink(missing_ok=True)
                 self._fold_events()
                 self._view.update(self._progress)
                 self._view.close()

@@ -1,6 +1,6 @@
 """The process of one plan: ``memprof plan`` in a group of its own, ended when its time is up.
 
-It has a simulated device of its own. ``memprof plan`` ends the engine's processes; this module ends
+``memprof plan`` has simulated devices of its own, and ends the engine's processes; this module ends
 ``memprof plan``: a signal to its main process is passed on to the engine, a second one hastens.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ from vllm_memprof.plans.plan_folder import OUTPUT_FILE, row_of
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 
-#: Names the state file of a simulated device; with one of its own, a plan shares it with none.
-ENV_SIM_STATE = "MEMPROF_SIM_STATE"
 #: Seconds beyond the engine's own deadline, for the start and the end of ``memprof plan``.
 GRACE_S = 90.0
 #: Seconds between two signals to a plan that is to end; the last is SIGKILL.
@@ -48,15 +45,10 @@ class PlanProcess:
         self._signals: list[int] = []
         self._next_s = 0.0
         self._output = run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}"
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        self._state = Path(shared) / f"memprof-sim-plan-{os.getpid()}-{os.urandom(4).hex()}"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 plan.command(run_dir),
-                env={
-                    **(os.environ if environ is None else environ),
-                    ENV_SIM_STATE: str(self._state),
-                },
+                env=os.environ if environ is None else environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=output,
@@ -98,7 +90,6 @@ class PlanProcess:
 
     def row(self) -> PlanRow:
         """Return its row, once it has ended; its output is kept in the run folder."""
-        self._state.unlink(missing_ok=True)
         row = row_of(self.plan, self.run_dir, self._process.returncode, self.ended)
         if self.run_dir.is_dir():
             self._output.replace(self.run_dir / OUTPUT_FILE)

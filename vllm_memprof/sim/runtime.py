@@ -34,6 +34,8 @@ from vllm_memprof.version import __version__
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
 SITE_DIR = PACKAGE_DIR / "sim" / "site"
 STAMP = "stack.json"
+#: Names the file in which all processes on a simulated device account for its memory.
+ENV_STATE = "MEMPROF_SIM_STATE"
 #: Read by ``site/memprof_device_type.py``.
 ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
 #: Part of the fingerprint; raise it when setup.py leaves something else behind.
@@ -165,6 +167,12 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(prefix / "cache" / "vllm"),
     }
     return env | {name: value for name, value in unless_set.items() if name not in os.environ}
+
+
+def own_state_file() -> Path:
+    """Return a name for the accounting of devices that nobody else uses; nothing is made."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return Path(shared) / f"memprof-sim-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def link_package(prefix: Path) -> Path:

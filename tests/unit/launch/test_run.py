@@ -353,3 +353,10 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < limit
         time.sleep(0.05)
+
+
+def test_accounting_of_its_own_devices_goes_with_a_run(tmp_path: Path) -> None:
+    job = replace(make_job(tmp_path, mode="plan"), device_state=tmp_path / "devices")
+    (tmp_path / "devices").touch()
+    run(job)
+    assert not (tmp_path / "devices").exists()

@@ -61,6 +61,7 @@ def offline(
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
+    share_device: shared.ShareDevice = False,
 ) -> None:
     """Run prompts without a server, then report."""
     phases = [] if empty_cache_at is None else empty_cache_at.split(",")
@@ -73,5 +74,6 @@ def offline(
         max_tokens=max_tokens,
         sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],
+        share_device=share_device,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

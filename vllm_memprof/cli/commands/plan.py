@@ -42,6 +42,7 @@ def plan(
     stack: shared.Stack = None,
     ranks: Ranks = "auto",
     rank: Rank = None,
+    share_device: shared.ShareDevice = False,
     fit: search.FitKnob = None,
     want: search.Wants = None,
     headroom: search.Headroom = None,
@@ -70,6 +71,8 @@ def plan(
     if fit is not None:
         if keep_secrets:
             raise UsageError("--keep-secrets is for one run: it does not go with --fit")
+        if share_device:
+            raise UsageError("--share-device is for one run: it does not go with --fit")
         own = {"device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank}
         asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
@@ -83,6 +86,6 @@ def plan(
             raise UsageError(f"{name} means nothing without --fit", hint=hint)
     request = shared.request(
         "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank,
+        ranks=ranks, rank=rank, share_device=share_device,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -24,6 +24,7 @@ def serve(
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
     stack: shared.Stack = None,
+    share_device: shared.ShareDevice = False,
 ) -> None:
     """Run `vllm serve` and show where memory goes.
 
@@ -33,6 +34,7 @@ def serve(
     engine's output and memprof's messages go to stderr, the report to stdout.
     """
     request = shared.request(
-        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets
-    )
+        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
+        share_device=share_device,
+    )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -174,16 +174,30 @@ def add_up(tensor: Any, own: int, count: int) -> None:
     Over slots, one per rank, of which this rank has filled its own; else N times the value.
 
     Slots are what the engine sums where every rank reports about itself: the token counts of
-    data-parallel ranks (vllm-ascend 0.23.0, ``NPUModelRunner._sync_metadata_across_dp``), and which
-    ranks share a machine.
+    data-parallel ranks, and which ranks share a machine. Along the last dimension stand the slots
+    alone (vllm-ascend 0.23.0, ``NPUModelRunner._sync_metadata_across_dp``), slots and a flag
+    (0.18.0), or slots, a flag, and slots again (0.13.0).
     """
-    if tensor.dim() and tensor.shape[-1] == count:
-        others = tensor.clone()
-        others[..., own] = 0
-        if not others.any():
-            tensor.copy_(tensor[..., own : own + 1].expand(tensor.shape).clone())
-            return
+    layouts = [(count,), (count, 1), (count, 1, count)]
+    extent = tensor.shape[-1] if tensor.dim() else 0
+    for layout in layouts:
+        if sum(layout) == extent:
+            parts = tensor.split(layout, dim=-1)
+            slots = [part for part in parts if part.shape[-1] == count]
+            if not any(_others_filled(part, own) for part in slots):
+                for part in parts:
+                    if part.shape[-1] == count:
+                        part.copy_(part[..., own : own + 1].expand(part.shape).clone())
+                    else:
+                        part.mul_(count)
+                return
     tensor.mul_(count)
+
+
+def _others_filled(slots: Any, own: int) -> bool:
+    others = slots.clone()
+    others[..., own] = 0
+    return bool(others.any())
 
 
 def join_alone() -> None:

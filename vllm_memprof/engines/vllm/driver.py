@@ -53,6 +53,8 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
     os.environ[ENV_STOP_AFTER] = "kv_plan"
     with _without_collecting():
         args = _parse_engine_args("plan", options.model, engine_args, server=True)
+        if options.devices is not None:
+            _leave_out_swap_space(args)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -64,6 +66,17 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
                 UsageContext.OPENAI_API_SERVER
             )
     return kv_plan_run.run(vllm_config, options.ranks, options.rank, options.devices)
+
+
+def _leave_out_swap_space(args: argparse.Namespace) -> None:
+    """Take a simulated machine to have the host memory that the engine would swap to.
+
+    vLLM up to 0.13 compares 4 GiB for each tensor rank, or ``--swap-space``, with the memory of the
+    machine it runs on (``CacheConfig.verify_with_parallel_config``), and makes no other use of it.
+    """
+    if getattr(args, "swap_space", 0):
+        print(f"memprof plan: --swap-space {args.swap_space:g} is not compared with this machine")
+        args.swap_space = 0
 
 
 @contextlib.contextmanager

@@ -133,7 +133,7 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     elif executor is UniProcExecutor:
         executor = one_rank_executor.PlanExecutor
     if data_parallel:
-        _become_replica(vllm_config, replica.index)
+        _become_replica(vllm_config, replica.index, _replicas_of_a_machine(choice.world, devices))
     try:
         core = EngineCore(vllm_config, executor, log_stats=False)
     except StopAfterPlan:
@@ -146,17 +146,21 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
     return 1
 
 
-def _become_replica(vllm_config: Any, index: int) -> None:
-    """Set what ``EngineCoreProc.run_engine_core`` sets for a data-parallel rank. (vllm 0.23.0)
+def _replicas_of_a_machine(world: World, devices: int | None) -> int:
+    """Return how many data-parallel replicas a machine holds: all of them where its devices are not
+    known, one where a replica takes more than a machine."""
+    return world.data if devices is None else max(1, devices // world.replica_size)
 
-    (vllm 0.23.0, EngineCoreProc.run_engine_core)
+
+def _become_replica(vllm_config: Any, index: int, of_a_machine: int) -> None:
+    """Set what ``EngineCoreProc.run_engine_core`` sets for a data-parallel rank. (vllm 0.23.0)
 
     The group over which its cores agree when to step is left out: it lives on the host and is not
     used before the first request.
     """
     parallel = vllm_config.parallel_config
     multiprocessing.current_process().name = f"EngineCore_DP{index}"
-    parallel.data_parallel_rank_local = index
+    parallel.data_parallel_rank_local = index % of_a_machine
     if hasattr(parallel, "data_parallel_index"):
         parallel.data_parallel_index = index
     if is_moe(vllm_config) or not hasattr(parallel, "data_parallel_index"):

@@ -7,12 +7,13 @@ is answered for by the one that stands for it. Imports vLLM: for runs that end a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import multiprocessing
 import os
 import subprocess
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.v1.executor import uniproc_executor
@@ -25,6 +26,23 @@ from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
 
 #: The calls that a plan makes, in their order.
 _ASKED = ("get_kv_cache_specs", "determine_available_memory")
+
+
+@contextlib.contextmanager
+def _devices_for(ranks: int) -> Iterator[None]:
+    """Inside, this process is told of a device for every rank of its replica.
+
+    With data parallelism a worker compares both (vllm-ascend 0.13.0 to 0.23.0,
+    ``NPUWorker._init_device``); the ranks that do not run may have theirs on other machines.
+    """
+    import torch
+
+    count = torch.npu.device_count
+    torch.npu.device_count = lambda: max(count(), ranks)
+    try:
+        yield
+    finally:
+        torch.npu.device_count = count
 
 
 class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
@@ -61,7 +79,8 @@ def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int
             for other in range(on_one_machine):
                 if other != device and is_in_use(other):
                     on_crowd(other)
-            return super().init_device()
+            with _devices_for(len(answers_from)):
+                return super().init_device()
 
         def shutdown(self) -> None:
             super().shutdown()
