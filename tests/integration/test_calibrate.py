@@ -30,6 +30,8 @@ CHANGED = {
     "hccl_base_bytes": 11 * MIB,
     "atb_pool_bytes": 120 * MIB,
     "graph_capture_bytes": 3 * MIB,
+    "graph_argument_bytes": 0,
+    "graph_queue_bytes": 0,
 }
 WORKSPACE = {"AtbLinear": 40 * MIB}
 #: With torch_npu's task queue an operator may still be waiting where a phase ends: what is read

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.shim.conftest import Sim
 
 PRELUDE = """
@@ -132,3 +134,32 @@ acl.result(
         "runs": 3,
         "after": 0,
     }
+
+
+def test_a_captured_graph_costs_a_queue_per_stream_and_arguments_per_task(
+    sim: Sim, change_profile: Callable[..., None]
+) -> None:
+    mib = 1 << 20
+    change_profile(
+        graph_capture_bytes=2 * mib, graph_task_bytes=mib, graph_argument_bytes=4 * mib
+    )
+    figures = sim.run(
+        PRELUDE
+        + """
+queue, side, fork, graph = stream(), stream(), event(), ctypes.c_void_p()
+function = FUNCTION(lambda _: None)
+before = acl.used()
+acl.call("aclmdlRICaptureBegin", queue, 2)
+acl.call("aclrtRecordEvent", fork, queue)
+acl.call("aclrtStreamWaitEvent", side, fork)
+for where in (queue, queue, queue, queue, side):
+    acl.call("aclrtLaunchHostFunc", where, function, None)
+acl.call("aclmdlRICaptureEnd", queue, ctypes.byref(graph))
+captured = acl.used() - before
+acl.call("aclmdlRIDestroy", graph)
+acl.result(captured=captured, after=acl.used() - before)
+"""
+    )
+    # Four tasks and one more entry: 2 MiB, doubled twice. One task and one more: the smallest.
+    assert figures == {"captured": (8 + 2 + 5 * 4) * mib, "after": 0}
+

@@ -170,6 +170,8 @@ def _graphs(rank: RankFacts, result: Calibration) -> None:
     else:
         note = f"{rank.graphs} graph{'s' if rank.graphs > 1 else ''}"
         result.add(key, most.known("graph") // rank.graphs, rank.source(most, "graph", note))
+        for part in ("graph_argument_bytes", "graph_queue_bytes"):
+            result.add(part, 0, f"within {key}: the run tells graphs only together")
 
 
 def _workspace(rank: RankFacts) -> list[Setting]:

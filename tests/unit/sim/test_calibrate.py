@@ -72,6 +72,8 @@ def test_every_figure_of_a_start_up() -> None:
         "hccl_base_bytes": 70 * MIB,
         "atb_pool_bytes": 96 * MIB,
         "graph_capture_bytes": 2 * MIB,
+        "graph_argument_bytes": 0,
+        "graph_queue_bytes": 0,
     }
     sources = {setting.key: setting.source for setting in found.settings}
     assert (

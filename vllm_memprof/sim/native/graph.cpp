@@ -1,6 +1,7 @@
-// Graph capture (aclmdlRI*). A captured graph remembers its host functions and how many tasks it
-// has; what it costs the device (streams, task buffers) is the profile's graph_capture_bytes per
-// graph.
+// Graph capture (aclmdlRI*). A captured graph remembers its host functions and how many tasks each
+// of its streams has. What CANN's runtime takes for it: a buffer for the arguments of each task,
+// where it is captured (UmaArgLoader), and a queue for each stream, where the graph runs for the
+// first time (CaptureModel::BuildSqCq, Stream::AllocSoftwareSqAddr).
 #include "graph.h"
 
 #include <atomic>
@@ -24,7 +25,9 @@ struct Graph {
   uint32_t id;
   int device;
   std::string name;
-  std::atomic<uint64_t> tasks{0};
+  std::map<aclrtStream, uint64_t> tasks;  // by stream
+  std::atomic<uint64_t> bytes{0};         // taken from the device
+  std::atomic<bool> queued{false};        // its queues are taken
   std::vector<std::function<void()>> host_functions;
   std::vector<std::pair<aclrtCallback, void *>> on_destroy;
 };
@@ -55,6 +58,37 @@ std::shared_ptr<Graph> active_graph(aclrtStream stream) {
   return found == state.active.end() ? nullptr : found->second;
 }
 
+constexpr uint64_t kQueueEntryBytes = 64;  // rtStarsSqe_t
+
+uint64_t task_count(const Graph &graph) {
+  uint64_t count = 0;
+  for (const auto &[stream, tasks] : graph.tasks) count += tasks;
+  return count;
+}
+
+// The smallest queue, doubled until it holds an entry for each task and one more.
+uint64_t queue_bytes(uint64_t tasks) {
+  uint64_t bytes = profile().graph_queue_bytes;
+  while (bytes && bytes < (tasks + 1) * kQueueEntryBytes) bytes *= 2;
+  return bytes;
+}
+
+bool take_runtime_share(Graph &graph, uint64_t bytes) {
+  if (!account_runtime_share(physical_device(graph.device), static_cast<int64_t>(bytes)))
+    return false;
+  graph.bytes += bytes;
+  return true;
+}
+
+bool take_queues(Graph &graph) {
+  if (graph.queued.exchange(true)) return true;
+  uint64_t bytes = 0;
+  for (const auto &[stream, tasks] : graph.tasks) bytes += queue_bytes(tasks);
+  if (take_runtime_share(graph, bytes)) return true;
+  graph.queued = false;
+  return false;
+}
+
 thread_local aclmdlRICaptureMode thread_mode = ACL_MODEL_RI_CAPTURE_MODE_GLOBAL;
 
 }  // namespace
@@ -66,12 +100,15 @@ bool capture_record(aclrtStream stream, std::function<void()> node) {
   if (!graph) return false;
   std::lock_guard<std::mutex> guard(captures().mutex);
   graph->host_functions.push_back(std::move(node));
-  ++graph->tasks;
+  ++graph->tasks[stream];
   return true;
 }
 
 void graph_count_task(aclrtStream stream) {
-  if (std::shared_ptr<Graph> graph = active_graph(stream)) ++graph->tasks;
+  std::shared_ptr<Graph> graph = active_graph(stream);
+  if (!graph) return;
+  std::lock_guard<std::mutex> guard(captures().mutex);
+  ++graph->tasks[stream];
 }
 
 void capture_join(aclrtStream stream, aclrtStream captured) {
@@ -81,6 +118,7 @@ void capture_join(aclrtStream stream, aclrtStream captured) {
   if (found == state.active.end() || state.active.count(stream)) return;
   state.active[stream] = found->second;
   state.origin[stream] = state.origin[captured];
+  found->second->tasks[stream];
 }
 
 }  // namespace memprof_sim
@@ -99,6 +137,7 @@ SHIM_API aclError aclmdlRICaptureBegin(aclrtStream stream, aclmdlRICaptureMode m
   auto graph = std::make_unique<Graph>();
   graph->id = next_graph_id++;
   graph->device = current_device();
+  graph->tasks[stream] = 0;
   state.active[stream] = graphs().find(graphs().add(std::move(graph)));
   state.origin[stream] = stream;
   ++state.count;
@@ -136,13 +175,13 @@ SHIM_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI *model) {
     }
     --state.count;
   }
-  if (!account_runtime_share(physical_device(graph->device),
-                             static_cast<int64_t>(profile().graph_capture_bytes))) {
+  uint64_t tasks = task_count(*graph);
+  if (!take_runtime_share(*graph,
+                          profile().graph_capture_bytes + tasks * profile().graph_argument_bytes)) {
     graphs().take(graph.get());
     return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for a captured graph");
   }
-  trace("captured graph %u with %llu tasks", graph->id,
-        static_cast<unsigned long long>(graph->tasks));
+  trace("captured graph %u with %llu tasks", graph->id, static_cast<unsigned long long>(tasks));
   *model = graph.get();
   return ACL_SUCCESS;
 }
@@ -158,6 +197,8 @@ SHIM_API aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream) {
   std::shared_ptr<Graph> graph = graphs().find(model);
   if (!graph)
     return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIExecuteAsync: unknown graph %p", model);
+  if (!take_queues(*graph))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device memory left for the queues of a graph");
   for (auto &node : graph->host_functions) node();
   return ACL_SUCCESS;
 }
@@ -169,8 +210,7 @@ SHIM_API aclError aclmdlRIExecute(aclmdlRI model, int32_t) {
 SHIM_API aclError aclmdlRIDestroy(aclmdlRI model) {
   std::shared_ptr<Graph> graph = graphs().take(model);
   if (!graph) return fail(ACL_ERROR_RT_INVALID_HANDLE, "aclmdlRIDestroy: unknown graph %p", model);
-  account_runtime_share(physical_device(graph->device),
-                        -static_cast<int64_t>(profile().graph_capture_bytes));
+  account_runtime_share(physical_device(graph->device), -static_cast<int64_t>(graph->bytes.load()));
   for (auto &[callback, data] : graph->on_destroy) callback(data);
   return ACL_SUCCESS;
 }

@@ -51,11 +51,13 @@ Profile load() {
     }
     WorkspaceRule rule;
     std::istringstream fields(value);
-    if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap)
+    if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap) {
+      fields >> rule.tiling;
       result.workspace.push_back(rule);
-    else
+    } else
       result.problem =
-          "a workspace line of the device profile is not \"glob base per_byte cap\": " + value;
+          "a workspace line of the device profile is not \"glob base per_byte cap [tiling]\": " +
+          value;
   }
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");
@@ -77,6 +79,8 @@ Profile load() {
   result.hccl_buffers = number(values, "hccl_buffers", &result);
   result.atb_pool_bytes = number(values, "atb_pool_bytes", &result);
   result.graph_capture_bytes = number(values, "graph_capture_bytes", &result);
+  result.graph_argument_bytes = number(values, "graph_argument_bytes", &result);
+  result.graph_queue_bytes = number(values, "graph_queue_bytes", &result);
   result.ai_core_count = static_cast<int64_t>(number(values, "ai_core_count", &result));
   result.vector_core_count = static_cast<int64_t>(number(values, "vector_core_count", &result));
   result.ai_cpu_count = static_cast<int64_t>(number(values, "ai_cpu_count", &result));

@@ -7,12 +7,14 @@
 
 namespace memprof_sim {
 
-// base + per_byte x bytes of the operator's largest tensor, at most cap where there is one.
+// base + per_byte x bytes of the operator's largest tensor, at most cap where there is one; and
+// what a tiling of that name adds.
 struct WorkspaceRule {
   std::string pattern;  // glob over operator names without "aclnn"
   uint64_t base = 0;
   double per_byte = 0;
-  uint64_t cap = 0;  // 0: none
+  uint64_t cap = 0;    // 0: none
+  std::string tiling;  // a name of tiling.cpp; empty: none
 };
 
 struct Profile {
@@ -38,6 +40,8 @@ struct Profile {
   uint64_t hccl_buffers = 0;
   uint64_t atb_pool_bytes = 0;
   uint64_t graph_capture_bytes = 0;
+  uint64_t graph_argument_bytes = 0;
+  uint64_t graph_queue_bytes = 0;
   int64_t ai_core_count = 0;
   int64_t vector_core_count = 0;
   int64_t ai_cpu_count = 0;
