@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 
 from tests.shim.conftest import Sim, result_of
+from vllm_memprof.sim.profiles import load_profile
+from vllm_memprof.sim.runtime import engine_env
 
 MIB = 1 << 20
 CONTEXT = 375_809_638
@@ -245,3 +247,14 @@ print("RESULT", json.dumps({"mib": resource.getrusage(resource.RUSAGE_SELF).ru_m
 """)
     assert figures["mib"] < 2048
     assert os.cpu_count()
+
+
+def test_torch_names_the_cann_of_the_profile(sim: Sim) -> None:
+    profile = load_profile("910b")
+    env = engine_env(profile, sim.folder / "prefix")
+    figures = sim.run_torch(
+        'print("RESULT", json.dumps({"cann": torch.version.cann}))',
+        **{name: env[name] for name in ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH")},
+    )
+    # The engine parses it as a version (vllm_ascend/attention/sfa_v1.py).
+    assert figures == {"cann": profile.device.cann_version}

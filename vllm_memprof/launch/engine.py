@@ -47,6 +47,11 @@ _READY_LINE = b"Application startup complete"
 #: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py,
 #: run_engine_core)
 _FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal error")
+#: What the simulated device answered without computing, where it decides about memory.
+#: (sim/native/error.cpp, note_answer)
+ANSWER_LINE = re.compile(
+    rb"\[memprof (simulated device\] .* is not computed; answered: .*) \(pid \d+\)"
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -153,6 +158,7 @@ class LogPump:
         self.fatal_line: str | None = None
         self.last_output_s = time.monotonic()
         self.log_error: str | None = None  # why engine.log is incomplete
+        self.device_answers: list[str] = []  # of the simulated device, each of them once
         self._thread = threading.Thread(target=self._run, name="memprof-log", daemon=True)
 
     def start(self) -> None:
@@ -214,6 +220,10 @@ class LogPump:
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line):
                 self._error_lines.append(line.decode(errors="replace").strip()[:500])
+            if found := ANSWER_LINE.search(line):
+                answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
+                if answer not in self.device_answers:
+                    self.device_answers.append(answer)
 
 
 class EngineProcess:

@@ -180,6 +180,7 @@ class _EngineRun:
             self._info.notes.append(f"processes that could not be ended: {left}")
         if engine.pump.log_error:
             self._info.notes.append(engine.pump.log_error)
+        self._info.notes += engine.pump.device_answers
         self._finish(verdict)
         return Outcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
 

@@ -141,7 +141,11 @@ def find_profile(name: str) -> Path:
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
     """Write the profile for the shim, unless the file says the same already."""
-    text = flat_text(profile)
+    write_unless_same(path, flat_text(profile))
+
+
+def write_unless_same(path: Path, text: str) -> None:
+    """Write a file at once or not at all; one that says the same stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return

@@ -8,7 +8,7 @@ Layout of a stack's folder (the prefix), which is itself a virtual environment::
     bin/python              the engine's interpreter
     shim/                   the simulated device: one library under the names of CANN's
     left_out/               stand-ins for CUDA libraries that torch links and nothing calls
-    cann/                   empty folders where torch_npu looks for an installed CANN
+    cann/<version>/         what torch_npu looks for in an installed CANN: see `stand_in_cann`
     profiles/<name>-….txt   device profiles as the shim reads them, by their content
     memprof/                memprof itself, for the engine: see `link_package`
     cache/vllm/             compiled graphs; never mixed with those of a real device
@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,13 @@ from pathlib import Path
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, elf, left_out, symbols
 from vllm_memprof.sim.device_type import built_for, device_type_of
-from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
+from vllm_memprof.sim.profiles import (
+    DeviceProfile,
+    flat_text,
+    load_profile,
+    write_flat,
+    write_unless_same,
+)
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 from vllm_memprof.version import __version__
 
@@ -41,7 +48,8 @@ ENV_DEVICE_TYPE = "MEMPROF_SIM_DEVICE_TYPE"
 #: Part of the fingerprint; raise it when setup.py leaves something else behind.
 LAYOUT = 1
 
-#: Folders of an installed CANN whose presence torch_npu checks. (torch_npu/utils/npu_intercept.py)
+#: Folders of an installed CANN whose presence torch_npu checks
+#: (torch_npu/utils/npu_intercept.py::_cann_package_check).
 CANN_FOLDERS = ("opp", "runtime", "compiler")
 #: Of one name: ``VLLM_PLUGINS``, an allow-list by name, gets it from the launcher.
 ENTRY_POINTS = (
@@ -149,14 +157,15 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
     write_flat(profile, flat)
     python_path = [str(SITE_DIR), str(link_package(prefix))]
+    cann = stand_in_cann(profile, prefix)
     libraries = [str(prefix / "shim"), str(prefix / "left_out")]
     env = {
         "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
         "PYTHONPATH": _joined(python_path, "PYTHONPATH"),
         "MEMPROF_SIM_PROFILE": str(flat),
         # torch_npu checks that these exist, and must not look into a real CANN of this machine.
-        "ASCEND_HOME_PATH": str(prefix / "cann"),
-        "ASCEND_OPP_PATH": str(prefix / "cann" / "opp"),
+        "ASCEND_HOME_PATH": str(cann),
+        "ASCEND_OPP_PATH": str(cann / "opp"),
     }
     device_type = device_type_of(profile.device.soc_name)
     if device_type is not None and built_for(prefix) not in (None, device_type):
@@ -173,6 +182,24 @@ def own_state_file() -> Path:
     """Return a name for the accounting of devices that nobody else uses; nothing is made."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return Path(shared) / f"memprof-sim-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def stand_in_cann(profile: DeviceProfile, prefix: Path) -> Path:
+    """Make the folder of an installed CANN of the profile's version, and return it.
+
+    It holds the empty folders whose presence torch_npu checks, and the file from which torch_npu
+    takes ``torch.version.cann`` (``torch_npu/utils/collect_env.py::get_cann_version``, 2.8.0 to
+    2.10.0: the last ``=`` of the first line with "version"). The engine compares that version; it
+    is the one that the runtime answers. A profile without a version has no such file: unknown.
+    """
+    version = profile.device.cann_version
+    home = prefix / "cann" / (version.replace("/", "_") or "unknown")
+    for name in CANN_FOLDERS:
+        (home / name).mkdir(parents=True, exist_ok=True)
+    if version:
+        info = home / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
+        write_unless_same(info, f"package_name=Ascend-cann-toolkit\nversion={version}\n")
+    return home
 
 
 def link_package(prefix: Path) -> Path:

@@ -37,7 +37,6 @@ from vllm_memprof.sim.build import build_shim, find_compiler
 from vllm_memprof.sim.left_out import build_left_out
 from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
 from vllm_memprof.sim.runtime import (
-    CANN_FOLDERS,
     STAMP,
     Stamp,
     engine_env,
@@ -273,8 +272,6 @@ class _Setup:
         marker.write_text(versions)
 
     def build_shim(self) -> None:
-        for name in CANN_FOLDERS:
-            (self.prefix / "cann" / name).mkdir(parents=True, exist_ok=True)
         result = build_shim(self.python, self.prefix / "shim", self.progress.detail)
         self.progress.detail("built" if result.built else "already there")
 

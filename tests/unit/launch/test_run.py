@@ -322,6 +322,22 @@ def test_an_engine_without_hooks_says_so(tmp_path):
     assert "no engine process wrote events" in " ".join(outcome.info.notes)
 
 
+def test_answers_of_the_simulated_device_are_notes(tmp_path):
+    """Each once, whatever the process; other lines of the device are none."""
+    line = "[memprof simulated device] aclnnEqual of tensors of {} bytes is not computed; answered: "
+    lines = [line.format(size) + f"different (pid {pid})" for size, pid in ((4, 1), (4, 2), (8, 1))]
+    job = make_job(tmp_path)
+    script = f"print({'; '.join(lines)!r}.replace('; [', chr(10) + 'x [')); print('[memprof] x')"
+    job.command = [sys.executable, "-c", script]
+    outcome, _ = run(job)
+    notes = [note for note in outcome.info.notes if note.startswith("simulated device:")]
+    assert notes == [
+        f"simulated device: aclnnEqual of tensors of {size} bytes is not computed; "
+        "answered: different"
+        for size in (4, 8)
+    ]
+
+
 def test_plain_lines_tell_each_finished_phase(tmp_path, capfdbinary):
     job = make_job(tmp_path, mode="offline")
     run_engine(job, PlainView("title", time.monotonic_ns(), show_output=False))

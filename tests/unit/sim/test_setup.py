@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -339,3 +340,27 @@ def test_the_environment_of_an_engine(tmp_path, monkeypatch):
     assert env["LD_LIBRARY_PATH"] == f"{tmp_path}/shim:{tmp_path}/left_out:/libs"
     assert "VLLM_CACHE_ROOT" not in env
     assert "soc_name=Ascend910B3" in Path(env["MEMPROF_SIM_PROFILE"]).read_text()
+
+
+def installed_versions(home: Path) -> list[str]:
+    """Return the versions that torch_npu finds (torch_npu/utils/collect_env.py)."""
+    files = [path for path in home.rglob("*") if re.match(r"ascend_.*_install\.info", path.name)]
+    lines = (line for path in files for line in path.read_text().splitlines() if "version" in line)
+    return [line.split("=")[-1] for line in lines]
+
+
+@pytest.mark.parametrize("version", ["9.1.0", "8.5.0"])
+def test_the_stand_in_cann_has_the_version_of_the_profile(tmp_path, version):
+    shipped = runtime.load_profile("910b")
+    profile = replace(shipped, device=replace(shipped.device, cann_version=version))
+    home = Path(runtime.engine_env(profile, tmp_path)["ASCEND_HOME_PATH"])
+    assert installed_versions(home) == [version]
+    assert all((home / name).is_dir() for name in ("opp", "runtime", "compiler"))
+
+
+def test_a_profile_without_a_version_installs_no_cann(tmp_path):
+    shipped = runtime.load_profile("910b")
+    profile = replace(shipped, device=replace(shipped.device, cann_version=""))
+    env = runtime.engine_env(profile, tmp_path)
+    assert installed_versions(Path(env["ASCEND_HOME_PATH"])) == []
+    assert Path(env["ASCEND_OPP_PATH"]).is_dir()

@@ -10,9 +10,9 @@
 #include "error.h"
 #include "graph.h"
 #include "kernels/table.h"
+#include "kernels/tensor_view.h"
 #include "memory.h"
 #include "ownership.h"
-#include "profile.h"
 #include "tensor.h"
 
 struct aclDataBuffer {
@@ -80,8 +80,8 @@ void zero_integers(const std::vector<aclTensor> &inputs, const aclTensor &output
   if (output.type != ACL_INT32 && output.type != ACL_INT64) return;
   for (const aclTensor &input : inputs)
     if (input.data == output.data) return;
-  if (bytes <= profile().host_compute_bytes && device_range(output.data, &left, nullptr) &&
-      bytes <= left)
+  if (within_limit(static_cast<uint64_t>(element_count(output)), output.type) &&
+      device_range(output.data, &left, nullptr) && bytes <= left)
     memset(output.data, 0, bytes);
 }
 

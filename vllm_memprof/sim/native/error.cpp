@@ -21,7 +21,7 @@ struct ThreadError {
   aclError last = ACL_SUCCESS;
 };
 
-// Functions whose failure stands on stderr already.
+// Functions of which stderr has a line already.
 struct Reported {
   std::mutex mutex;
   std::set<std::string> functions;
@@ -50,6 +50,17 @@ aclError fail(aclError code, const char *format, ...) {
   thread_error().last = code;
   trace("%s", thread_error().pending.c_str());
   return code;
+}
+
+void note_answer(const char *operator_name, uint64_t tensor_bytes, const char *answer) {
+  auto &reported = process_state<Reported>();
+  std::lock_guard<std::mutex> guard(reported.mutex);
+  if (reported.functions.insert(operator_name).second)
+    fprintf(
+        stderr,
+        "[memprof simulated device] aclnn%s of tensors of %llu bytes is not computed; answered: "
+        "%s (pid %d)\n",
+        operator_name, static_cast<unsigned long long>(tensor_bytes), answer, getpid());
 }
 
 aclError fail_unimplemented(const char *function) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels/arguments.h"
+#include "kernels/selection.h"
 #include "kernels/table.h"
 #include "kernels/tensor_view.h"
 
@@ -42,6 +43,25 @@ void masked_fill(Call &call) {
   if (!broadcasts_to(*mask, target->shape)) return;
   walk(target->shape, {target, mask}, [&](auto &, int64_t *index) {
     if (value_at(*mask, index[1]) != 0) set_value(*target, index[0], value);
+  });
+}
+
+// uniform(self, from, to, seed, offset) in place. Numbers from 0 to 1 that random orders are made
+// of, tokens by experts, lie evenly in each row, and each column has all of them in turn. Not drawn
+// are those with fewer rows than columns: sampling's, requests by vocabulary, takes the likeliest
+// token without them; and other ranges, those of weights that are not read from files.
+void uniform(Call &call) {
+  aclTensor *target = tensor_at(call, 0);
+  if (!target || is_integer(target->type) || !usable(*target) || call.real(0) != 0 ||
+      call.real(1) != 1 || element_count(*target) == 0)
+    return;
+  int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width),
+          count = 0;
+  if (element_count(*target) / width < width) return;
+  walk(target->shape, {target}, [&](auto &, int64_t *index) {
+    int64_t place = (count / width + count % width) % width * step % width;
+    set_value(*target, index[0], (static_cast<Value>(place) + 0.5L) / static_cast<Value>(width));
+    ++count;
   });
 }
 
@@ -156,6 +176,8 @@ constexpr KernelRow kRows[] = {
     {"InplaceZero", fill_zero},
     {"InplaceOne", fill_one},
     {"InplaceMaskedFillScalar", masked_fill},
+    {"InplaceUniform", uniform},
+    {"InplaceUniformTensor", uniform},
     {"Arange", arange},
     {"Range", arange},
     {"Triu", triangle<true>},

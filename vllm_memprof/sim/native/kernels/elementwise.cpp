@@ -86,6 +86,30 @@ void unary(Call &call) {
   });
 }
 
+// isclose(self, other, rtol, atol, equal_nan, out). What differs by its values alone is close where
+// an operator of this process computed nothing: the engine checks consistency with it, and values
+// that nobody computed are no sign of the opposite.
+void is_close(Call &call) {
+  auto tensors = tensors_of(call);
+  if (tensors.size() != 3) return;
+  const aclTensor &left = *tensors[0], &right = *tensors[1], &out = *tensors[2];
+  if (!usable(left) || !usable(right) || !broadcasts_to(left, out.shape) ||
+      !broadcasts_to(right, out.shape))
+    return fill(out, 1);
+  bool nan_equal = flag_at(call, 2);
+  bool unknown = values_missing.load(std::memory_order_relaxed) &&
+                 !(is_integer(left.type) && is_integer(right.type));
+  Value relative = call.real(0), absolute = call.real(1);
+  if (unknown) return fill(out, 1);
+  walk(out.shape, {&out, &left, &right}, [&](auto &, int64_t *index) {
+    Value a = value_at(left, index[1]), b = value_at(right, index[2]);
+    bool close = a == b ||
+                 (std::isfinite(b) && std::fabs(a - b) <= absolute + relative * std::fabs(b)) ||
+                 (nan_equal && std::isnan(a) && std::isnan(b));
+    set_value(out, index[0], close);
+  });
+}
+
 // where(condition, self, other, out)
 void where(Call &call) {
   auto tensors = tensors_of(call);
@@ -173,6 +197,7 @@ constexpr KernelRow kRows[] = {
     {"BitwiseNot", unary<bit_not>},
     {"Neg", unary<negate>},
     {"Abs", unary<absolute>},
+    {"IsClose", is_close},
     {"Clamp", clamp},
     {"ClampMin", clamp},
     {"SWhere", where},

@@ -1,5 +1,6 @@
 // Host kernels that route tokens to experts: the softmax of the gate, the largest scores and their
-// experts.
+// experts. Where the scores are not computed, experts are chosen evenly: an all-to-all of real
+// tokens is sized by them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -17,8 +18,8 @@ namespace {
 // one.
 bool route(const aclTensor &scores, size_t k, bool renormalize, const aclTensor &weights,
            const aclTensor &experts) {
-  if (!usable(scores) || !usable(weights) || !usable(experts) || scores.shape.size() != 2 ||
-      weights.shape != experts.shape)
+  if (!usable(scores) || !usable(weights) || !usable(experts) || float_result(scores) ||
+      scores.shape.size() != 2 || weights.shape != experts.shape)
     return false;
   size_t rows = static_cast<size_t>(scores.shape[0]), count = static_cast<size_t>(scores.shape[1]);
   if (k == 0 || k > count ||
@@ -46,6 +47,18 @@ bool route(const aclTensor &scores, size_t k, bool renormalize, const aclTensor 
   return true;
 }
 
+// The experts of a gate that is not computed. In every gate they follow their weights.
+void spread_experts(Call &call) {
+  auto tensors = tensors_of(call);
+  for (size_t index = 2; index < tensors.size(); ++index) {
+    const aclTensor &weights = *tensors[index - 1], &experts = *tensors[index];
+    if (experts.shape.empty() || experts.shape != weights.shape || is_integer(weights.type) ||
+        !is_integer(experts.type))
+      continue;
+    return spread_choices(experts, experts.shape.size() - 1, tensors[0]->shape.back());
+  }
+}
+
 // moe_gating_top_k_softmax(x, finished or null, k, y, experts, rows): rows[i][j] = j x number of
 // rows + i
 void gating_softmax(Call &call) {
@@ -54,7 +67,7 @@ void gating_softmax(Call &call) {
       tensors.size() == 4 && call.arguments.size() > 2 && call.arguments[1].kind == Kind::kNone;
   if (!plain || !route(*tensors[0], static_cast<size_t>(call.arguments[2].word), false, *tensors[1],
                        *tensors[2]))
-    return zero_indices(call);
+    return spread_experts(call);
   const aclTensor &rows = *tensors[3];
   if (!usable(rows) || rows.shape != tensors[1]->shape) return;
   walk(rows.shape, {&rows}, [&](auto &position, int64_t *index) {
@@ -72,12 +85,14 @@ void gating(Call &call) {
                call.real(0) == 1;
   if (!plain || !route(*tensors[0], static_cast<size_t>(call.arguments[2].word),
                        call.arguments[6].word == 1, *tensors[1], *tensors[2]))
-    zero_indices(call);
+    spread_experts(call);
 }
 
 constexpr KernelRow kRows[] = {
     {"MoeGatingTopK", gating},
+    {"MoeGatingTopKHash", spread_experts},
     {"MoeGatingTopKSoftmax", gating_softmax},
+    {"MoeGatingTopKSoftmaxV2", spread_experts},
 };
 
 }  // namespace

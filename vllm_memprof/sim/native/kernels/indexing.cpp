@@ -91,9 +91,7 @@ void index_put(Call &call) {
   bool accumulate = call.arguments[3].word & 1;
   uint64_t count = 1;
   for (int64_t extent : shape) count *= static_cast<uint64_t>(extent);
-  if (!broadcasts_to(values, shape) ||
-      count * element_bytes(self.type) > profile().host_compute_bytes)
-    return;
+  if (!broadcasts_to(values, shape) || !within_limit(count, self.type)) return;
   walk(shape, {&values}, [&](auto &position, int64_t *index) {
     int64_t at = indexing.resolve(position);
     if (at < 0) return;

@@ -1,8 +1,12 @@
-// Host kernels of sums, extremes and counts, over axes or whole tensors.
+// Host kernels of sums, extremes and counts, over axes or whole tensors. Each answers something
+// also where the tensors are above the limit, because the host reads such results and decides by
+// them: sums and extremes of integers 0, `all` true, `any` false, counts spread evenly over their
+// bins, and two tensors differ unless they are the same memory.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "error.h"
 #include "kernels/arguments.h"
 #include "kernels/table.h"
 #include "kernels/tensor_view.h"
@@ -43,7 +47,11 @@ void reduce(Call &call) {
   if (tensors.size() != 2 || call.arguments.size() < 2 || call.arguments[1].kind != Kind::kIntArray)
     return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (float_result(out) || !usable(out) || !usable(in)) return;
+  if (float_result(out) || !usable(out)) return;
+  if (!usable(in)) {
+    if (is_integer(out.type)) fill(out, 0);
+    return;
+  }
   std::vector<bool> reduced(in.shape.size(), call.arguments[1].integers.empty());
   for (int64_t dim : call.arguments[1].integers) {
     int64_t axis = dim < 0 ? dim + static_cast<int64_t>(in.shape.size()) : dim;
@@ -91,7 +99,11 @@ void reduce_whole(Call &call) {
   if (tensors.size() != 2 || element_count(*tensors[1]) != 1 || element_count(*tensors[0]) == 0)
     return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (float_result(out) || !usable(in) || !usable(out)) return;
+  if (float_result(out) || !usable(out)) return;
+  if (!usable(in)) {
+    if (is_integer(out.type)) fill(out, combine == keep_all);
+    return;
+  }
   bool first = true;
   Value result = 0;
   walk(in.shape, {&in}, [&](auto &, int64_t *index) {
@@ -102,25 +114,46 @@ void reduce_whole(Call &call) {
   fill(out, result);
 }
 
+bool same_memory(const aclTensor &left, const aclTensor &right) {
+  return left.type == right.type && left.shape == right.shape && left.strides == right.strides &&
+         element(left, left.offset) == element(right, right.offset);
+}
+
 // equal(self, other, out)
 void equal_whole(Call &call) {
   auto tensors = tensors_of(call);
-  if (tensors.size() != 3 || !usable(*tensors[0]) || !usable(*tensors[1]) ||
-      tensors[0]->shape != tensors[1]->shape)
-    return;
+  if (tensors.size() != 3) return;
   const aclTensor &left = *tensors[0], &right = *tensors[1];
-  bool same = true;
+  bool same = left.shape == right.shape;
+  if (same && (!usable(left) || !usable(right))) {
+    same = same_memory(left, right);
+    if (!same)
+      note_answer("Equal", static_cast<uint64_t>(element_count(left)) * element_bytes(left.type),
+                  "different");
+    return fill(*tensors[2], same);
+  }
+  if (!same) return fill(*tensors[2], 0);
   walk(left.shape, {&left, &right}, [&](auto &, int64_t *index) {
     same = same && value_at(left, index[0]) == value_at(right, index[1]);
   });
   fill(*tensors[2], same);
 }
 
+// Counts of values that are not computed: as even as `count` values can be over the bins.
+void spread_counts(const aclTensor &counts, int64_t count) {
+  int64_t bins = counts.shape.size() == 1 ? counts.shape[0] : 0, bin = 0;
+  if (!usable(counts) || bins == 0) return;
+  walk(counts.shape, {&counts}, [&](auto &, int64_t *index) {
+    set_value(counts, index[0], static_cast<Value>(count / bins + (bin++ < count % bins)));
+  });
+}
+
 // bincount(self, weights or null, least length, out)
 void bincount(Call &call) {
   aclTensor *in = tensor_at(call, 0), *weights = tensor_at(call, 1),
             *out = tensor_at(call, call.arguments.empty() ? 0 : call.arguments.size() - 1);
-  if (!in || !out || in == out || !usable(*in) || !usable(*out) || out->shape.size() != 1) return;
+  if (!in || !out || in == out || !usable(*out) || out->shape.size() != 1) return;
+  if (!usable(*in)) return weights ? void() : spread_counts(*out, element_count(*in));
   if (weights && (!usable(*weights) || weights->shape != in->shape)) return;
   std::vector<Value> counts(static_cast<size_t>(out->shape[0]), 0);
   walk(in->shape, {in, weights ? weights : in}, [&](auto &, int64_t *index) {
@@ -137,7 +170,8 @@ void histc(Call &call) {
   Value low = 0, high = 0;
   if (tensors.size() != 2 || !scalar_at(call, 2, &low) || !scalar_at(call, 3, &high)) return;
   const aclTensor &in = *tensors[0], &out = *tensors[1];
-  if (!usable(in) || !usable(out) || out.shape.size() != 1 || out.shape[0] == 0) return;
+  if (!usable(out) || out.shape.size() != 1 || out.shape[0] == 0) return;
+  if (!usable(in)) return spread_counts(out, element_count(in));
   if (low == high && element_count(in) > 0) {
     low = INFINITY, high = -INFINITY;
     walk(in.shape, {&in}, [&](auto &, int64_t *index) {

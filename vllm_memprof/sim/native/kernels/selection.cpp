@@ -1,6 +1,6 @@
-// Host kernels that select by value: argmax, top-k, sorting. On tensors above host_compute_bytes
-// the positions they answer are 0: one that always exists, for a token id or an expert. So are all
-// positions that are drawn at random.
+// Host kernels that select by value: argmax, top-k, sorting. Above host_compute_bytes a choice of
+// one is position 0, which always exists; orders and choices of several are spread evenly over the
+// positions, as random ones are on average (`spread_choices`).
 #include "kernels/selection.h"
 
 #include <algorithm>
@@ -72,34 +72,37 @@ void extreme(Call &call) {
   if (!done) zero_indices(call);
 }
 
-// topk(self, k, dim, largest, sorted, values, indices)
+// topk(self, k, dim, largest, sorted, values, indices). Scores that were given up choose nothing.
 void topk(Call &call) {
   auto tensors = tensors_of(call);
   size_t axis = 0;
-  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis) ||
-      !pick(*tensors[0], axis, static_cast<size_t>(call.arguments[1].word), flag_at(call, 3),
-            flag_at(call, 3), tensors[1], tensors[2]))
-    zero_indices(call);
+  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis)) return zero_indices(call);
+  const aclTensor &in = *tensors[0];
+  if (float_result(in) || !pick(in, axis, static_cast<size_t>(call.arguments[1].word),
+                                flag_at(call, 3), flag_at(call, 3), tensors[1], tensors[2]))
+    spread_choices(*tensors[2], axis, in.shape[axis]);
 }
 
 // sort(self, stable, dim, descending, values, indices)
 void sort(Call &call) {
   auto tensors = tensors_of(call);
   size_t axis = 0;
-  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis) ||
-      !pick(*tensors[0], axis, static_cast<size_t>(tensors[0]->shape[axis]), flag_at(call, 3),
-            flag_at(call, 3), tensors[1], tensors[2]))
-    zero_indices(call);
+  if (tensors.size() != 3 || !axis_of(call, 2, *tensors[0], &axis)) return zero_indices(call);
+  const aclTensor &in = *tensors[0];
+  if (!pick(in, axis, static_cast<size_t>(in.shape[axis]), flag_at(call, 3), flag_at(call, 3),
+            tensors[1], tensors[2]))
+    spread_choices(*tensors[2], axis, in.shape[axis]);
 }
 
 // argsort(self, dim, descending, out)
 void argsort(Call &call) {
   auto tensors = tensors_of(call);
   size_t axis = 0;
-  if (tensors.size() != 2 || !axis_of(call, 1, *tensors[0], &axis) ||
-      !pick(*tensors[0], axis, static_cast<size_t>(tensors[0]->shape[axis]), flag_at(call, 2),
-            flag_at(call, 2), nullptr, tensors[1]))
-    zero_indices(call);
+  if (tensors.size() != 2 || !axis_of(call, 1, *tensors[0], &axis)) return zero_indices(call);
+  const aclTensor &in = *tensors[0];
+  if (!pick(in, axis, static_cast<size_t>(in.shape[axis]), flag_at(call, 2), flag_at(call, 2),
+            nullptr, tensors[1]))
+    spread_choices(*tensors[1], axis, in.shape[axis]);
 }
 
 constexpr KernelRow kRows[] = {
@@ -118,6 +121,38 @@ constexpr KernelRow kRows[] = {
 };
 
 }  // namespace
+
+int64_t even_step(int64_t positions) {
+  int64_t step = std::llround(0.6180339887498949 * static_cast<double>(positions));
+  while (std::gcd(step, positions) != 1) ++step;
+  return step;
+}
+
+void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions) {
+  // A longer order is one of a vocabulary, not of experts: tokens are picked from it, no sizes.
+  constexpr int64_t kLongestLine = 4096;
+  if ((chosen.type != ACL_INT32 && chosen.type != ACL_INT64) || axis >= chosen.shape.size() ||
+      positions <= 0 || !addressable(chosen))
+    return;
+  int64_t count = chosen.shape[axis], stride = chosen.strides[axis], start = 0;
+  if (count > kLongestLine) return fill(chosen, 0);
+  // Choices of `count` go on where the row before ended; an order may be cut anywhere.
+  int64_t step = count < positions ? count : even_step(positions);
+  aclTensor starts = chosen;
+  starts.shape[axis] = std::min<int64_t>(count, 1);
+  walk(starts.shape, {&starts}, [&](auto &, int64_t *index) {
+    int64_t position = start;
+    for (int64_t at = 0; at < count; ++at) {
+      char *target = element(chosen, index[0] + at * stride);
+      if (chosen.type == ACL_INT32)
+        *reinterpret_cast<int32_t *>(target) = static_cast<int32_t>(position);
+      else
+        *reinterpret_cast<int64_t *>(target) = position;
+      if (++position == positions) position = 0;
+    }
+    start = (start + step) % positions;
+  });
+}
 
 void zero_indices(Call &call) {
   auto tensors = tensors_of(call);

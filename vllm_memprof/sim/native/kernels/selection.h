@@ -15,6 +15,16 @@ namespace memprof_sim {
 std::vector<int64_t> order(const std::vector<Value> &line, size_t count, bool descending,
                            bool nan_first);
 
+// A step that meets all of `positions`, about the share of them that the golden ratio gives: any
+// number of steps are spread evenly.
+int64_t even_step(int64_t positions);
+
+// Answers orders (as many positions as there are) or choices of `positions` along `axis` whose
+// values nobody computed: each row goes on at another position, so that over all rows every one is
+// chosen equally often, as by a random choice on average. Also above the limit of computing: what
+// is chosen steers sizes.
+void spread_choices(const aclTensor &chosen, size_t axis, int64_t positions);
+
 // Fills the positions among a call's results with 0, for one that is not computed.
 void zero_indices(Call &call);
 

@@ -34,9 +34,11 @@ struct Table {
 Kernel find_kernel(const std::string &operator_name) {
   const Table &table = process_state<Table>();
   auto found = table.by_name.find(operator_name);
-  if (found == table.by_name.end()) return nullptr;
-  if (found->second.of_layers && floats_given_up.load(std::memory_order_relaxed)) return nullptr;
-  return found->second.kernel;
+  if (found != table.by_name.end() &&
+      !(found->second.of_layers && floats_given_up.load(std::memory_order_relaxed)))
+    return found->second.kernel;
+  values_missing = true;
+  return nullptr;
 }
 
 }  // namespace memprof_sim

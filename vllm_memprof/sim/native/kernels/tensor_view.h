@@ -30,15 +30,23 @@ inline bool addressable(const aclTensor &tensor) {
          static_cast<uint64_t>(high + 1) * width <= left;
 }
 
+// Whether `count` elements are few enough to compute. Integers steer the engine (positions, experts,
+// counts) and are limited by their number, so that a cast between their widths is computed too.
+inline bool within_limit(uint64_t count, aclDataType type) {
+  return count * (is_integer(type) ? 1 : element_bytes(type)) <= profile().host_compute_bytes;
+}
+
 inline bool small(const aclTensor &tensor) {
-  return static_cast<uint64_t>(element_count(tensor)) * element_bytes(tensor.type) <=
-         profile().host_compute_bytes;
+  return within_limit(static_cast<uint64_t>(element_count(tensor)), tensor.type);
 }
 
 // Once a product of matrices came by whose weights are above the limit, the model's floats mean
 // nothing: then none are computed, so that a large model starts as fast as if there were no kernels
 // for them.
 inline std::atomic<bool> floats_given_up{false};
+
+// Some operator of this process computed nothing: floats may be those of nobody.
+inline std::atomic<bool> values_missing{false};
 
 // A result that is not computed for that reason.
 inline bool float_result(const aclTensor &out) {
