@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 STACK  ?= vllm-ascend-0.23.0
 OLD_STACK := vllm-ascend-0.13.0
+MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench accuracy golden samples check sim sim-all clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench accuracy golden samples check sim sim-all sim-every clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +29,9 @@ sim: $(STAMP)  ## Set up the simulated device and its engine stack
 sim-all: sim  ## The same, and the older engine stack that the tests run too
 	$(BIN)/memprof sim setup --stack $(OLD_STACK)
 
+sim-every: sim-all  ## The same, and the other engine stacks, which make test-full runs
+	for stack in $(MORE_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
+
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
 	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
 
@@ -38,7 +42,7 @@ test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the 
 
 checks: lint test-unit test-fuzz  ## What needs no engine: lint, types, unit tests, damaged logs
 
-test-full: sim-all  ## What CI leaves out, because other tests come through the same code
+test-full: sim-every  ## What CI leaves out, because other tests come through the same code
 	$(BIN)/python -m pytest -n 2 -m full tests/unit
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and full" tests/integration
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "full and not alone" tests/integration
@@ -71,7 +75,7 @@ format: $(STAMP)  ## Format the code
 bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
 	$(BIN)/python scripts/bench_overhead.py
 
-accuracy: sim-all  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
+accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again
 
 golden: $(STAMP)  ## Rewrite the golden files; read the diff before you commit it

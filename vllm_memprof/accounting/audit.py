@@ -411,6 +411,13 @@ def _granted(
     }
     used: list[Own] = [request]
     borrowed: list[str] = []
+    for stage in equation.stages:
+        if stage.factor(engine) is not None:
+            if stage.replaces:
+                reason = text("the engine's planner of blocks made it of the device's budget")
+                return Own(None, reason=reason)
+            figures |= {name: engine.get(name) for name in stage.figures}
+            borrowed.append(stage.name)
     for term in equation.terms:
         if not term.is_subtracted(engine) or term.figure is None:
             continue

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vllm_memprof.accounting.equations import Equation, form_of
+from vllm_memprof.accounting.equations import Equation, counted_per_byte, form_of
 from vllm_memprof.accounting.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -90,15 +90,20 @@ def items_not_subtracted(
 
 
 def fits_request(
-    kv_cache_bytes: int | None, items: list[NotSubtracted], divisor: int = 1
+    kv_cache_bytes: int | None,
+    items: list[NotSubtracted],
+    divisor: int = 1,
+    counted: float = 1.0,
 ) -> int | None:
     """Return the equation's result less every item; None where it or a required item is unknown.
 
-    An equation that divides what is left grants so many times less for each byte subtracted.
+    An equation that divides what is left grants so many times less for each byte subtracted, and
+    one that counts more or fewer bytes than the device holds (``counted`` per byte) accordingly.
     """
     if kv_cache_bytes is None or any(item.required and item.bytes is None for item in items):
         return None
-    return kv_cache_bytes - sum(item.bytes or 0 for item in items) // divisor
+    left_out = sum(item.bytes or 0 for item in items) // divisor
+    return kv_cache_bytes - (left_out if counted == 1.0 else int(left_out * counted))
 
 
 #: Figures of a log from which the device's budget may be made; each is rounded.
@@ -144,6 +149,17 @@ def fit_device(
     serves_with = granted if kv.planned_bytes is None else kv.planned_bytes
     if granted is None or granted <= 0:
         serves_with = None
+    counted = counted_per_byte(equation, evidence.figures)
+    if serves_with is not None and counted != 1.0:
+        serves_with = int(serves_with / counted)  # bytes of the device
+
+    def held(suggested: int) -> int:
+        factor = counted_per_byte(equation, evidence.figures, fixed_size=True)
+        return suggested if factor == 1.0 else int(suggested / factor)
+
+    def tokens_of(size: int) -> int | None:
+        return tokens_for_bytes(kv, size if counted == 1.0 else int(size * counted))
+
     peak = serving_peak(evidence, serves_with, oom, why_unknown)
     total = evidence.figure("device_total_bytes")
     if total is None and budget.requested and budget.gpu_memory_utilization:
@@ -168,14 +184,14 @@ def fit_device(
         budget,
         held_at_peak=peak.items,
         fits_device_bytes=fits,
-        fits_device_tokens=None if fits is None else tokens_for_bytes(kv, fits),
+        fits_device_tokens=None if fits is None else tokens_of(fits),
         fits_device_released_bytes=released,
         spare_bytes=minus(fits, serves_with),
         released_spare_bytes=minus(released, serves_with),
         unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
         device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
         suggestions=[
-            Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, size))
+            Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, held(size)))
             for limit, size in suggested.items()
         ],
         how={name: known for name, (size, known) in how.items() if size is not None},

@@ -70,7 +70,7 @@ def build_report(run: Run) -> Report:
     for at, (label, process) in enumerate(workers):
         figures = engine_figures(process, run.source, summary.eager, equation)
         evidence = Evidence(figures, process.phases, summary.simulated)
-        kv = _kv(run, process, evidence, summary.engine)
+        kv = _kv(run, process, evidence, summary.engine, equation)
         rank = _Rank(
             label, process, summary, equation, chosen_by, evidence, kv, tried[at] if tried else []
         )
@@ -108,7 +108,13 @@ def _equation(
     return result.equation, result.chosen_by or chosen_by, result.tried
 
 
-def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None) -> Kv:
+def _kv(
+    run: Run,
+    process: ProcessRecord,
+    evidence: Evidence,
+    engine: str | None,
+    equation: equations.Equation | None,
+) -> Kv:
     """Return the KV cache of a rank by its own plan, else its replica's, else any."""
     planners = [other for other in run.processes if other.kv_plan is not None]
     dp_rank = process.identity.dp_rank
@@ -121,7 +127,8 @@ def _kv(run: Run, process: ProcessRecord, evidence: Evidence, engine: str | None
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
     printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
     said = printed if run.source != "log" else None
-    kv = build_kv(plan, process.identity.rank, allocated, said)
+    counted = equations.counted_per_byte(equation, evidence.figures)
+    kv = build_kv(plan, process.identity.rank, allocated, said, counted)
     if run.source != "log" or evidence.figure("kv_cache_bytes") is None:
         return kv
     # the engine serves with the tokens of the rank that has the least
@@ -211,15 +218,18 @@ def _equation_budget(rank: _Rank) -> Budget:
     if equation is None:
         return replace(budget, tried=rank.tried)
     result = equations.evaluate(equation, figures, half_units)
+    counted = equations.counted_per_byte(equation, figures)
     from_log = rank.summary.source == "log"
     unread = text("the log does not say") if from_log else None
     items = [
-        replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor)))
+        replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor, counted)))
         for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms, unread)
     ]
     granted = result.kv_cache_bytes
     fitting = (
-        None if result.override or not items else fits_request(granted, items, equation.divisor)
+        None
+        if result.override or not items
+        else fits_request(granted, items, equation.divisor, counted)
     )
     return replace(
         budget,
@@ -227,7 +237,7 @@ def _equation_budget(rank: _Rank) -> Budget:
         cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
         chosen_by=rank.chosen_by,
         override=result.override,
-        formula=equation.formula,
+        formula=equation.formula + "".join(f" x {name}" for name in result.stages),
         requested=result.requested,
         terms=result.terms,
         kv_cache_bytes=granted,
@@ -251,8 +261,10 @@ def _equation_budget(rank: _Rank) -> Budget:
     )
 
 
-def _over(size: int | None, divisor: int) -> int | None:
-    return None if size is None else size // divisor
+def _over(size: int | None, divisor: int, counted: float) -> int | None:
+    if size is None:
+        return None
+    return size // divisor if counted == 1.0 else int(size // divisor * counted)
 
 
 def _budget_checks(

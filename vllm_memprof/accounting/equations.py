@@ -19,6 +19,10 @@ from vllm_memprof.text import text
 
 Figures = Mapping[str, "int | float | None"]
 
+#: ``Budget.override`` of a start whose KV cache an earlier one had measured and kept.
+#: (vllm/v1/worker/startup_plan.py, vLLM from 0.27, VLLM_ENABLE_STARTUP_PLAN=1)
+STARTUP_PLAN = "startup_plan"
+
 #: Figures besides those of ``record.schema.FIGURES`` and ``logs.formats.LOG_FIGURES``: what an
 #: engine computes on the way to its equation, and neither keeps nor prints. Bytes.
 PASSING_FIGURES: dict[str, str] = {
@@ -84,8 +88,45 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What a release makes of the device's budget before it returns it; the figures say whether.
+
+    From here on the engine counts bytes by which it divides the KV cache into blocks, and no longer
+    bytes of the device. A stage whose figures are unknown was not run.
+    """
+
+    name: str  # of ``accounting.quantities``: what the device holds less than the engine counts
+    figure: str  # a factor; the numerator of one; or, with ``replaces``, what is returned
+    over: str | None = None  # figure: the denominator
+    replaces: bool = False  # the figure is the result: the engine plans blocks and no factor
+    printed_half_unit: float = 0.0  # half of the last digit that a log prints of the factor
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return (self.figure,) if self.over is None else (self.figure, self.over)
+
+    def factor(self, figures: Figures) -> float | None:
+        """Return the bytes that the engine counts per byte of the device; None: not run."""
+        value = figures.get(self.figure)
+        if value is None or self.over is None:
+            return value
+        over = figures.get(self.over)
+        return value / over if over else None
+
+    def apply(self, budget: float | int, figures: Figures) -> int | None:
+        """Return what the engine goes on with, in whole bytes as it rounds; None: not run."""
+        factor = self.factor(figures)
+        if factor is None:
+            return None
+        return int(figures[self.figure] or 0) if self.replaces else int(budget * factor)
+
+
+@dataclass(frozen=True)
 class Equation:
-    """``result = round((requested - sum of the subtracted terms) // divisor)``, step by step."""
+    """``result = round((requested - sum of the subtracted terms) // divisor)``, step by step.
+
+    ``stages`` follow, in their order.
+    """
 
     id: str
     engine: str  # vllm-ascend | vllm
@@ -110,6 +151,7 @@ class Equation:
     #: The engine raises at its start where less is free than it requests.
     #: (vllm/v1/worker/utils.py::request_memory; NPUWorker.init_device, from vllm-ascend 0.15)
     checks_free: bool = True
+    stages: tuple[Stage, ...] = ()
     #: At the end of a start the engine prints sizes for --kv-cache-memory-bytes, made of weights,
     #: peak activation, non-torch increase and captured graphs. (``accounting.suggestions``)
     suggests: bool = False
@@ -177,6 +219,16 @@ _USED_BY_DEVICE = Term(
         "non_torch",
     ),
 )
+#: Layers that share buffers under layerwise KV pooling: the device holds fewer than the engine
+#: counts. (from 0.26.0rc1)
+_LAYER_REUSE = Stage("layer_reuse", "kv_layer_reuse", printed_half_unit=0.0005)
+#: Buffers per layer of every group, where the engine counts those of the largest.
+#: (``_scale_kv_cache_memory_for_multi_group``, in use from 0.29.0rc1; in 0.28.0rc1 it returns what
+#: it is given)
+_MULTI_GROUP = Stage("multi_group", "kv_largest_group_page_bytes", over="kv_all_page_bytes")
+#: Sparse KV offload (from 0.26.0rc1) and KV cache spread over ranks (KVPP, from 0.28.0rc1): blocks
+#: that lie in host memory or on other ranks are in what is returned.
+_PLANNER = Stage("kv_elsewhere", "kv_planner_bytes", over="kv_planner_input_bytes", replaces=True)
 _RELATIVE_LEAVES_OUT = (
     "persistent_torch",
     "initial_non_torch",
@@ -187,6 +239,7 @@ _RELATIVE_LEAVES_OUT = (
 )
 _ASCEND_V1 = "vllm_ascend/worker/worker_v1.py::NPUWorker.determine_available_memory"
 _ASCEND = "vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory"
+_ASCEND_310P = "vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory"
 _CUDA = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
 _REQUEST = "vllm/v1/worker/utils.py::request_memory"
 
@@ -226,8 +279,8 @@ _E3 = Equation(
 _E4 = Equation(
     id="E4",
     engine="vllm-ascend",
-    versions=">=0.23.0rc1,<0.27",
-    read_in="0.23.0, 0.25.1rc1",
+    versions=">=0.23.0rc1,<0.26.0rc1",
+    read_in="0.23.0, 0.23.0.post1, 0.25.1rc1",
     cite=_ASCEND,
     terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
     not_subtracted=_RELATIVE_LEAVES_OUT,
@@ -294,11 +347,23 @@ EQUATIONS: tuple[Equation, ...] = (
     replace(
         _E3,
         id="E4p",
-        versions=">=0.18.0rc1,<0.27",
-        read_in="0.18.0, 0.20.2rc1, 0.21.0rc1, 0.23.0, 0.25.1rc1, 0.26 branch",
-        cite="vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory",
+        versions=">=0.18.0rc1,<0.28.0rc1",
+        read_in="0.18.0, 0.20.2rc1, 0.21.0rc1, 0.23.0, 0.25.1rc1, 0.26.0rc1, 0.27.1rc1",
+        cite=_ASCEND_310P,
         divisor=2,
         only="Ascend310P",
+    ),
+    # Its override of the scaling, from 0.30.0rc2, leaves uniform groups alone. It never applies a
+    # start-up plan, and a fixed size neither.
+    replace(
+        _E3,
+        id="E4p",
+        versions=">=0.28.0rc1,<0.31",
+        read_in="0.28.0rc1, 0.29.0rc1, 0.30.0rc2",
+        cite=_ASCEND_310P,
+        divisor=2,
+        only="Ascend310P",
+        stages=(_MULTI_GROUP,),
     ),
     replace(
         _E4,
@@ -317,6 +382,18 @@ EQUATIONS: tuple[Equation, ...] = (
         terms=(_WEIGHTS, _PEAK, _NON_TORCH, _ESTIMATE_ON, _GRAPH),
     ),
     _E4,
+    replace(
+        _E4,
+        versions=">=0.26.0rc1,<0.28.0rc1",
+        read_in="0.26.0rc1, 0.27.1rc1",
+        stages=(_LAYER_REUSE, _PLANNER),
+    ),
+    replace(
+        _E4,
+        versions=">=0.28.0rc1,<0.31",
+        read_in="0.28.0rc1, 0.29.0rc1, 0.30.0rc2",
+        stages=(_MULTI_GROUP, _LAYER_REUSE, _PLANNER),
+    ),
     # --- vLLM
     # V0 and V1 live in the same releases; the lines of V0 tell which one ran.
     Equation(
@@ -441,7 +518,9 @@ class Evaluation:
     terms: list[TermRow]
     kv_cache_bytes: int | None  # None: a figure is missing
     tolerance_bytes: int  # half-units of every figure used; 0 from hooks
-    override: str | None = None  # "kv_cache_memory_bytes": a fixed size replaced the equation
+    #: "kv_cache_memory_bytes", "startup_plan": a fixed size replaced the equation.
+    override: str | None = None
+    stages: tuple[str, ...] = ()  # names of those that were run
 
 
 def select(
@@ -568,18 +647,52 @@ def evaluate(
     ]
     fixed = figures.get(equation.override) if equation.override else None
     if fixed is not None:
-        return Evaluation(asked, terms, int(fixed), 0, override="kv_cache_memory_bytes")
+        by = STARTUP_PLAN if figures.get("startup_plan_bytes") else "kv_cache_memory_bytes"
+        size = int(fixed)
+        for stage in equation.stages:
+            if stage.replaces and (planned := stage.apply(size, figures)) is not None:
+                size = planned
+        return Evaluation(asked, terms, size, 0, override=by)
     subtracted = [row for row in terms if row.subtracted]
-    tolerance = (
+    slack = (
         _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in subtracted)
-    ) // (equation.divisor) + half_units.get("kv_cache_bytes", 0)
+    ) // equation.divisor
+    printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
-        return Evaluation(asked, terms, None, tolerance)
+        return Evaluation(asked, terms, None, slack + printed)
     budget = asked - sum(row.bytes for row in subtracted if row.bytes is not None)
     if equation.divisor != 1:
         budget = budget // equation.divisor
-    result = int(budget)
-    return Evaluation(asked, terms, max(0, result) if equation.floor_zero else result, tolerance)
+    run: list[str] = []
+    for stage in equation.stages:
+        after = stage.apply(budget, figures)
+        if after is not None:
+            terms.append(TermRow(stage.name, int(budget) - after, True, 0))
+            run.append(stage.name)
+            slack = math.ceil(slack * (stage.factor(figures) or 1.0))
+            if half_units:  # the factor was read from text
+                slack += math.ceil(abs(budget) * stage.printed_half_unit)
+            budget = after
+    result = max(0, int(budget)) if equation.floor_zero else int(budget)
+    return Evaluation(asked, terms, result, slack + printed, stages=tuple(run))
+
+
+def counted_per_byte(
+    equation: Equation | None, figures: Figures, *, fixed_size: bool = False
+) -> float:
+    """Return the bytes of KV cache that the engine counts per byte that the device holds of it.
+
+    1 where what it returns are bytes of the device, as in every release without stages.
+
+    Args:
+        equation: of the engine.
+        figures: of one rank.
+        fixed_size: of a size given by --kv-cache-memory-bytes, which the engine takes as what it
+            counts: it scales it by no factor, and hands it to its planners as bytes of the device.
+    """
+    stages = () if equation is None else equation.stages
+    factors = [each.factor(figures) for each in stages if not (fixed_size and each.replaces)]
+    return math.prod(factor for factor in factors if factor is not None)
 
 
 def _terms_for(equation: Equation, figures: Figures) -> list[Term]:

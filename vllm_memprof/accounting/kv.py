@@ -24,6 +24,7 @@ def build_kv(
     worker_index: int | None,
     allocated_bytes: int | None,
     printed: Mapping[str, int | float] | None = None,
+    counted: float = 1.0,
 ) -> Kv:
     """One rank's share of the engine's KV plan, with its cross-checks.
 
@@ -33,6 +34,8 @@ def build_kv(
         allocated_bytes: growth of allocated memory while the KV cache was allocated.
         printed: the same figures as the engine printed them; None where they are the plan, as of a
             log.
+        counted: bytes that the engine counts per byte that the device holds of the KV cache.
+            (``accounting.equations.counted_per_byte``)
     """
     if plan is None:
         return Kv()
@@ -72,7 +75,9 @@ def build_kv(
         plan.get("mamba_cache_mode"),
     )
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
-    checks = _checks(kv, limits, allocated_bytes, padding if plan.get("kv_transfer") else 0)
+    checks = _checks(kv, limits)
+    held = planned if planned is None or counted == 1.0 else round(planned / counted)
+    checks.append(_allocated(held, allocated_bytes, padding if plan.get("kv_transfer") else 0))
     if printed is not None:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
@@ -268,7 +273,7 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
     return min(fitting, default=None)
 
 
-def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: int) -> list[Check]:
+def _checks(kv: Kv, limits: Limits) -> list[Check]:
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
     if pages and None not in pages:
@@ -307,7 +312,6 @@ def _checks(kv: Kv, limits: Limits, allocated_bytes: int | None, padding_bytes: 
         _equal(
             "tokens = what the engine's release makes of its blocks", _tokens(kv, limits), kv.tokens
         ),
-        _allocated(kv.planned_bytes, allocated_bytes, padding_bytes),
     ]
     return checks
 

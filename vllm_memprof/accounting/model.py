@@ -217,7 +217,8 @@ class Budget:
     cite: str | None = None
     chosen_by: str | None = None
     takes_fixed_size: bool = True  # the engine honours --kv-cache-memory-bytes
-    override: str | None = None  # "kv_cache_memory_bytes" where a fixed size replaced the equation
+    #: What replaced the equation: "kv_cache_memory_bytes", a fixed size, or "startup_plan".
+    override: str | None = None
     formula: str | None = None
     device_total_bytes: int | None = None
     gpu_memory_utilization: float | None = None

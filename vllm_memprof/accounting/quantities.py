@@ -464,6 +464,10 @@ _ROWS = (
     Quantity("consumed", text("consumed"), device_wide=True),
     Quantity("transient_headroom", text("transient headroom")),
     Quantity("printed_peak", text("peak activation, as printed")),
+    # --- stages of equations: held by the device, and not counted by the engine; or the reverse
+    Quantity("multi_group", text("KV cache of the other groups")),
+    Quantity("layer_reuse", text("KV cache of layers that share buffers")),
+    Quantity("kv_elsewhere", text("KV cache in host memory or on other ranks")),
     # --- from the sum of the terms to the KV cache
     Quantity("equation", text("the equation of a run, and so all of its terms")),
     Quantity("fixed_size", text("fixed size instead of the equation")),

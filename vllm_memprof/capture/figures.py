@@ -49,6 +49,10 @@ def read_profile(recorder: Recorder, worker: Any, granted: Any) -> None:
     if result is not None:
         _read(recorder, result, _OF_RESULT)
     recorder.figures["kv_cache_bytes"] = _number(granted)
+    # (physical layers, buffers, logical over physical bytes); a factor of 1 changes nothing
+    reuse = getattr(worker, "_gva_layerwise_memory_info", None)
+    if isinstance(reuse, tuple) and len(reuse) == 3 and reuse[2] != 1.0:
+        recorder.figures["kv_layer_reuse"] = _number(reuse[2])
 
 
 def _read(recorder: Recorder, source: Any, paths: dict[str, str]) -> None:

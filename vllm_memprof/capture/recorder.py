@@ -53,6 +53,7 @@ class Notes:
     model_ready: bool = False  # announced
     oom_observed: bool = False  # the allocator tells of failed allocations
     profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
+    kv_groups: Any = None  # the engine's KV cache groups, while it scales its budget by them
     mm_profile: OpenPhase | None = None
     weight_update: OpenPhase | None = None
     graphs_before: int | None = None  # graphs captured before the capture under way

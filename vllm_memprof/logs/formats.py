@@ -337,6 +337,24 @@ FORMATS: tuple[LineFormat, ...] = (
     row(GRANT, "nitial free memory", r"nitial free memory {initial_free_bytes GiB} , reserved"
         r" {kv_cache_memory_bytes_arg GiB} (?:memory )?for KV",
         cite=f"{_ASCEND_GRANT} (0.23 to main); {_CUDA_GRANT} (0.11 to 0.33)"),
+    # Before the available memory: what it is made of. (vllm-ascend, from 0.26)
+    row(GRANT, "persisted startup plan",
+        r"persisted startup plan [^:]{0,60}: kv_cache_memory_bytes={startup_plan_bytes} \(",
+        cite="vllm/v1/worker/startup_plan.py::maybe_apply_startup_plan (0.27 to 0.30)"),
+    row(GRANT, "multi-group budget",
+        r"multi-group budget by [\d.]+ \({kv_largest_group_page_bytes} bytes/block over"
+        r" {kv_all_page_bytes} total page bytes\)", engine=ASCEND,
+        cite="vllm_ascend/worker/worker.py::NPUWorker._scale_kv_cache_memory_for_multi_group (from"
+        " 0.28)"),
+    row(GRANT, "KV cache reuse maps", r"scale logical KV budget by {kv_layer_reuse}\.(?!\d)",
+        engine=ASCEND, cite=f"{_ASCEND_GRANT} (from 0.26)"),
+    row(GRANT, "Sparse KV offload is enabled",
+        r"enlarge total available memory to {kv_planner_bytes GiB}", engine=ASCEND,
+        cite="vllm_ascend/worker/worker.py::NPUWorker.update_available_memory_for_sparse_kv_offload"
+        " (0.26)"),
+    row(GRANT, "Sparse KV offload memory plan", r"planner={kv_planner_bytes GiB}", engine=ASCEND,
+        cite="vllm_ascend/worker/worker.py::NPUWorker._apply_kv_offload_decode_memory_constraints"
+        " (from 0.27)"),
     row(GRANT, "for KV cache on node",
         r"Auto set \({kv_cache_bytes/GiB} / {device_total_bytes/GiB}\) GiB for KV cache",
         equation="CPU",

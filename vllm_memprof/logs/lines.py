@@ -42,6 +42,8 @@ NEEDLES: tuple[bytes, ...] = (
     b"is assigned as",
     b"HBM-Usage",
     b"num_gpu_blocks",
+    b"KV cache reuse",
+    b"multi-group budget",
 )
 #: vllm-ascend prints this line once per step at level DEBUG. The same figures from the same process
 #: are passed on once.

@@ -333,6 +333,9 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
         figures.setdefault("gpu_memory_utilization", utilization)
     if config.kv_cache_memory_bytes is not None:
         figures.setdefault("kv_cache_memory_bytes_arg", config.kv_cache_memory_bytes)
+    if "startup_plan_bytes" in figures:  # to the byte; the line that follows rounds it
+        figures["kv_cache_memory_bytes_arg"] = figures["startup_plan_bytes"]
+        half_units.pop("kv_cache_memory_bytes_arg", None)
     file = f"{name}:{worker.label or 'worker'}"
     phases = _phases(worker)
     return _process(file, identity, phases=phases, figures=figures, half_units=half_units)

@@ -65,6 +65,7 @@ PHASES = (
     "profile_run",
     "empty_cache",
     "kv_cache_alloc",
+    "kernel_warm_up",
     "graph_capture",
     "atb_warm_up",
     "warm_up",
@@ -137,6 +138,12 @@ FIGURES = (
     "graph_bytes",  # npugraph_memory_bytes, null when no graph was captured
     "kv_cache_bytes",  # what determine_available_memory returned
     "kv_cache_memory_bytes_arg",  # --kv-cache-memory-bytes, null when not given
+    "startup_plan_bytes",  # the same, set by a start-up plan that the engine kept from a start
+    "kv_largest_group_page_bytes",  # of a block, all layers of the largest group: multi-group
+    "kv_all_page_bytes",  # of a block, all layers of all groups; null where nothing was scaled
+    "kv_layer_reuse",  # float: logical over physical bytes of layers that share buffers
+    "kv_planner_input_bytes",  # device bytes that the engine's planner of blocks was given
+    "kv_planner_bytes",  # what it returned, host memory or other ranks included
 )
 
 #: Keys of a ``kv_plan`` event.

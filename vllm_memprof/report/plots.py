@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
@@ -209,7 +209,9 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
     computed = budget.kv_cache_bytes
     if computed is not None:
         other = text("other steps of the equation")
-        if budget.override:
+        if budget.override == STARTUP_PLAN:
+            other = text("fixed by a start-up plan, profiling skipped")
+        elif budget.override:
             other = text("fixed by --{option}", option=budget.override.replace("_", "-"))
         steps += _change(other, computed - level)
         level = computed

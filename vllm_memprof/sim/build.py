@@ -163,7 +163,7 @@ def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progres
     library = work / LIBRARY
     say("linking")
     link = [*compiler, "-shared", "-o", str(library), *map(str, objects)]
-    _run([*link, "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
+    run_compiler([*link, "-pthread", "-ldl", "-Wl,-z,defs"], "linking the simulated device")
     _install(library, plan, out_dir)
 
 
@@ -193,12 +193,19 @@ def _compile(compiler: list[str], include_flags: list[str], source: Path, work: 
         for stale in work.glob(f"{source.name}.*.o"):
             stale.unlink()
         temporary = target.with_suffix(".tmp")
-        _run([*command, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}")
+        run_compiler(
+            [*command, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}"
+        )
         temporary.replace(target)
     return target
 
 
-def _run(command: list[str], what: str) -> None:
+def run_compiler(command: list[str], what: str) -> None:
+    """Run a command of the compiler.
+
+    Raises:
+        SetupError: it failed; with its first errors.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import build, elf, left_out, symbols
+from vllm_memprof.sim import build, elf, extensions, left_out, symbols
 from vllm_memprof.sim.device_type import built_for, device_type_of
 from vllm_memprof.sim.profiles import (
     DeviceProfile,
@@ -144,7 +144,7 @@ def write_stamp(prefix: Path, stamp: Stamp) -> None:
 def fingerprint(stack: Stack) -> str:
     """Return a digest of the stack's pins, the sources of the shim and the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
-    modules = [Path(str(module.__file__)) for module in (build, elf, left_out, symbols)]
+    modules = [Path(str(module.__file__)) for module in (build, elf, extensions, left_out, symbols)]
     for path in [*stack.sources, *modules, *build.native_sources()]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
@@ -174,6 +174,9 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CACHE_ROOT": str(prefix / "cache" / "vllm"),
+        # xgrammar's library would compile a conversion of tensors at its first import, for minutes,
+        # into the user's home. (apache-tvm-ffi, with a torch before 2.10)
+        "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1",
     }
     return env | {name: value for name, value in unless_set.items() if name not in os.environ}
 

@@ -34,6 +34,8 @@ from typing import Protocol
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim.build import build_shim, find_compiler
+from vllm_memprof.sim.extensions import build_extension, target_of
+from vllm_memprof.sim.extensions import fingerprint as extension_fingerprint
 from vllm_memprof.sim.left_out import build_left_out
 from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
 from vllm_memprof.sim.runtime import (
@@ -47,11 +49,13 @@ from vllm_memprof.sim.runtime import (
     stack_state,
     write_stamp,
 )
+from vllm_memprof.sim.sharing import INSTALLER, share_package
 from vllm_memprof.sim.stacks import (
     Build,
     Chunk,
     Stack,
     default_prefix,
+    list_stacks,
     load_stack,
     normalize,
     remember_prefix,
@@ -187,6 +191,11 @@ class _Setup:
                 (f"build {each.name} {each.version}", partial(self.build_package, each))
                 for each in builds
             ),
+            *(
+                (f"compile {each.extension.module}", partial(self.build_extension, each))
+                for each in builds
+                if each.extension is not None
+            ),
             ("build the simulated device", self.build_shim),
             ("install memprof", self.install_memprof),
             ("verify: import the engine, allocate on the device", self.verify),
@@ -233,8 +242,12 @@ class _Setup:
         if not missing:
             self.progress.detail("already there")
             return
-        self.progress.detail(f"{len(missing)} of {len(chunk.pins)} packages")
         remove_torn(self.site_packages)
+        shared = self.share(missing)
+        missing = [pin for pin in missing if pin not in shared]
+        self.progress.detail(f"{len(missing)} of {len(chunk.pins)} packages")
+        if not missing:
+            return
         with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as requirements:
             requirements.write("".join(f"{name}=={version}\n" for name, version in missing))
             requirements.flush()
@@ -246,6 +259,21 @@ class _Setup:
                 f"pip reported success, but these are not installed: {names}",
                 "run it again with --force",
             )
+
+    def share(self, pins: list[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Link packages out of the environments of other stacks; return those that were found."""
+        shared = set()
+        for stack in list_stacks():
+            donor = default_prefix(stack.name)
+            if donor == self.prefix or stack.python != self.stack.python:
+                continue
+            there = metadata_folders(donor / self.site_packages.relative_to(self.prefix))
+            for pin in pins:
+                if pin in there and pin not in shared:
+                    self.progress.detail(f"sharing {pin[0]} with {stack.name}")
+                    if share_package(there[pin], self.site_packages):
+                        shared.add(pin)
+        return shared
 
     def build_package(self, build: Build) -> None:
         if not missing_pins([(build.name, build.version)], self.site_packages):
@@ -259,6 +287,33 @@ class _Setup:
             # the build may import torch
             {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")},
         )
+
+    def build_extension(self, build: Build) -> None:
+        """Compile what the package's own build left out of it."""
+        extension = build.extension
+        assert extension is not None
+        target, compiler = target_of(self.python), find_compiler()
+        digest = extension_fingerprint(extension, build.version, compiler)
+        work = self.prefix / "extensions" / digest[:16]
+        marker = work.with_suffix(".done")
+        if marker.is_file() and target.file_of(extension).is_file():
+            self.progress.detail("already there")
+            return
+        work.mkdir(parents=True, exist_ok=True)
+        pin = f"{build.name}=={build.version}"
+        options = ["--no-build-isolation", "--no-binary", build.name, "--dest", str(work)]
+        env = {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")}
+        self._pip([*options, pin], pin, env, verb="download")
+        source = work / "source"
+        source.mkdir(exist_ok=True)
+        archive = next(work.glob("*.tar.gz"))
+        tail = self._run(["tar", "-xzf", str(archive), "--strip-components=1", "-C", str(source)])
+        if tail is not None:
+            raise SetupError(f"{archive} cannot be unpacked:\n{tail}")
+        self.progress.detail(f"compiling {len(extension.sources)} files, some minutes")
+        build_extension(extension, source, target, compiler)
+        shutil.rmtree(work)
+        marker.touch()
 
     def build_left_out(self) -> None:
         target = self.prefix / "left_out"
@@ -300,7 +355,9 @@ class _Setup:
             )
         self.facts = json.loads(report[-1])
 
-    def _pip(self, arguments: list[str], what: str, env: dict[str, str]) -> None:
+    def _pip(
+        self, arguments: list[str], what: str, env: dict[str, str], verb: str = "install"
+    ) -> None:
         package = [what]
 
         def keep(line: str) -> None:
@@ -313,9 +370,10 @@ class _Setup:
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
 
-        options = "--no-deps --no-compile --no-input --disable-pip-version-check"
-        options += " --progress-bar off --no-warn-script-location"
-        pip = [str(self.python), "-m", "pip", "install", *options.split()]
+        options = "--no-deps --no-input --disable-pip-version-check --progress-bar off"
+        if verb == "install":
+            options += " --no-compile --no-warn-script-location"
+        pip = [str(self.python), "-m", "pip", verb, *options.split()]
         tail = self._run([*pip, *arguments], env, keep)
         if tail is not None:
             raise SetupError(
@@ -483,28 +541,28 @@ def find_python(version: str) -> str:
     )
 
 
-def installed_versions(site_packages: Path) -> dict[str, str]:
-    """Return normalized name -> version of what the metadata folders say is installed whole."""
-    versions = {}
+def metadata_folders(site_packages: Path) -> dict[tuple[str, str], Path]:
+    """Return (normalized name, version) -> metadata folder of what is installed whole."""
+    folders = {}
     for folder in site_packages.glob("*.dist-info"):
         name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
-        if (folder / "INSTALLER").exists():  # pip writes it behind the package's files
-            versions[normalize(name)] = version
-    return versions
+        if (folder / INSTALLER).exists():
+            folders[(normalize(name), version)] = folder
+    return folders
 
 
 def missing_pins(
     pins: tuple[tuple[str, str], ...] | list[tuple[str, str]], site_packages: Path
 ) -> list[tuple[str, str]]:
     """Return those of the pins that are not installed in exactly that version."""
-    versions = installed_versions(site_packages)
-    return [(name, version) for name, version in pins if versions.get(name) != version]
+    installed = metadata_folders(site_packages)
+    return [pin for pin in pins if pin not in installed]
 
 
 def remove_torn(site_packages: Path) -> None:
     """Remove the metadata of half installed packages, so that pip installs them anew."""
     for folder in site_packages.glob("*.dist-info"):
-        if not (folder / "INSTALLER").exists():
+        if not (folder / INSTALLER).exists():
             shutil.rmtree(folder)
 
 

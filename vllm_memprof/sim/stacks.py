@@ -7,6 +7,8 @@ A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python
 ``lock`` (file name), ``disk_bytes`` (size of the finished environment), ``temporary_bytes`` (what
 pip needs besides while it unpacks) and tables ``[[build]]`` for packages that are built from their
 source distribution: ``requirement`` and ``env``. Their build requirements are pinned in the lock.
+Where that build leaves out an extension module, because it wants more than a C++ compiler, a table
+``[build.extension]`` names what of it compiles with one: the fields of `Extension`.
 
 A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
 installs a chunk.
@@ -19,6 +21,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vllm_memprof.errors import SetupError, UsageError
 
@@ -43,12 +46,24 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Extension:
+    """An extension module that the setup compiles from a package's source distribution."""
+
+    module: str  # dotted name
+    sources: tuple[str, ...]  # below the source distribution, as the folders of `includes`
+    includes: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # of the compiler, when it compiles and when it links
+
+
+@dataclass(frozen=True)
 class Build:
     """A package that is built from its source distribution."""
 
     name: str  # normalized
     version: str
     env: dict[str, str]
+    extension: Extension | None = None
 
 
 @dataclass(frozen=True)
@@ -141,17 +156,28 @@ def _parse(path: Path) -> Stack:
             python=table["python"],
             chunks=parse_lock(lock.read_text(encoding="utf-8")),
             builds=tuple(
-                Build(*_parse_pin(row["requirement"]), env=dict(row.get("env", {})))
+                Build(
+                    *_parse_pin(row["requirement"]),
+                    env=dict(row.get("env", {})),
+                    extension=_parse_extension(row.get("extension")),
+                )
                 for row in table.get("build", [])
             ),
             disk_bytes=int(table["disk_bytes"]),
             temporary_bytes=int(table["temporary_bytes"]),
             sources=(path, lock),
         )
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"the stack file {path} cannot be read: {type(error).__name__}: {error}"
         ) from error
+
+
+def _parse_extension(row: dict[str, Any] | None) -> Extension | None:
+    if row is None:
+        return None
+    lists = {name: tuple(value) for name, value in row.items() if name != "module"}
+    return Extension(module=row["module"], **lists)
 
 
 def parse_lock(text: str) -> tuple[Chunk, ...]:

@@ -86,7 +86,7 @@ def test_the_row_of_a_release(engine: str | None, version: str | None, found: st
 def test_without_a_version_the_form_of_the_lines_decides() -> None:
     row, how = select("vllm-ascend", None, ["E4"])
     assert row is not None
-    assert (row.id, row.versions) == ("E4", ">=0.23.0rc1,<0.27")
+    assert (row.id, row.versions) == ("E4", ">=0.28.0rc1,<0.31")
     assert how is not None
     assert "form of its lines" in how
     assert select("vllm-ascend", None, []) == (None, None)
@@ -338,7 +338,10 @@ ENGINES: list[tuple[str, str, str, tuple[str, ...], Callable[[dict[str, Any]], i
         lambda f: _plain_less(f, "graph_estimate_bytes"),
     ),
     ("vllm-ascend", "0.23.0", "", (), _plain),
+    ("vllm-ascend", "0.26.0rc1", "", (), _plain),  # stages: test_stages.py
+    ("vllm-ascend", "0.30.0rc2", "", (), _plain),
     ("vllm-ascend", "0.23.0", "Ascend310P3", ("cleared_bytes",), _e4p),
+    ("vllm-ascend", "0.30.0rc2", "Ascend310P3", ("cleared_bytes",), _e4p),
     ("vllm", "0.6.5", "E0", (), _plain),
     ("vllm", "0.11.0", "", (), _plain),
     ("vllm", "0.16.0", "", (), lambda f: _ceiled(f) - _relative(f)),

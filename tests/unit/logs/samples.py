@@ -229,6 +229,31 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
         {"initial_free_bytes": "60.61 GiB", "kv_cache_memory_bytes_arg": "40.00 GiB"},
     ),
     (
+        "vllm from 0.27 and vllm-ascend from 0.27, start-up plan",
+        "INFO [startup_plan.py:157] Applying persisted startup plan (fingerprint 0123456789abcdef): kv_cache_memory_bytes=41803055104 (38.93 GiB), recorded free-memory baseline 60.61 GiB, current 60.61 GiB. Memory profiling will be skipped.",
+        {"startup_plan_bytes": 41803055104},
+    ),
+    (
+        "vllm-ascend from 0.28, several KV cache groups",
+        "INFO [worker.py:733] Ascend per-layer KV layout scales the multi-group budget by 0.5000 (3145728 bytes/block over 6291456 total page bytes) so per-layer buffers fit within device memory.",
+        {"kv_largest_group_page_bytes": 3145728, "kv_all_page_bytes": 6291456},
+    ),
+    (
+        "vllm-ascend from 0.26, layerwise KV pooling",
+        "INFO [worker.py:634] Layerwise KV cache reuse maps 61 layers onto 4 buffer assignments; scale logical KV budget by 15.250.",
+        {"kv_layer_reuse": 15.25},
+    ),
+    (
+        "vllm-ascend 0.26, sparse KV offload",
+        "INFO [worker.py:634] Sparse KV offload is enabled, enlarge total available memory to 93.41 GiB",
+        {"kv_planner_bytes": "93.41 GiB"},
+    ),
+    (
+        "vllm-ascend from 0.27, sparse KV offload",
+        "INFO [worker.py:534] Sparse KV offload memory plan: npu_limit=5120 blocks, dram_limit=4096 blocks, workload_limit=9000 blocks, final=4096 blocks (dram limited), planner=74.25 GiB, host=60.75 GiB, device=13.50 GiB, alignment_reserve=0.24 GiB.",
+        {"kv_planner_bytes": "74.25 GiB"},
+    ),
+    (
         "vllm 0.11 to 0.33, fixed size",
         "INFO [gpu_worker.py:328] Initial free memory 78.59 GiB, reserved 40.00 GiB memory for KV Cache as specified by kv_cache_memory_bytes config and skipped memory profiling.",
         {"initial_free_bytes": "78.59 GiB", "kv_cache_memory_bytes_arg": "40.00 GiB"},

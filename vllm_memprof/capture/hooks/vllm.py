@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, communicators, empty_cache, residency
+from vllm_memprof.capture import actions, communicators, empty_cache, grants, residency
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -25,9 +25,12 @@ from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
 _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
 _NPU_RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
+#: VLLM_USE_V2_MODEL_RUNNER=1; runs from vllm-ascend 0.26 on.
+_NPU_RUNNER_V2 = "vllm_ascend.worker.v2.model_runner:NPUModelRunner"
 _NPU_POOL = "vllm_ascend.device_allocator.camem:CaMemAllocator"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _GPU_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_GPU_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _GPU_POOL = "vllm.device_allocator.cumem:CuMemAllocator"
 _CORE = "vllm.v1.engine.core"
 _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
@@ -105,8 +108,23 @@ HOOKS: tuple[Hook, ...] = (
            leave=actions.keep_profile_result, kind="context", backends=NPU, versions=">=0.18"),
     marker("cuda.w.memory_profiling", "vllm.v1.worker.gpu_worker:memory_profiling",
            leave=actions.keep_profile_result, kind="context", backends=CUDA),
+    # What newer releases make of the budget before they return it.
+    marker("w.startup_plan", "vllm_ascend.worker.worker:maybe_apply_startup_plan",
+           enter=grants.enter_startup_plan, leave=grants.leave_startup_plan,
+           need=OPTIONAL, backends=NPU, versions=">=0.27"),
+    marker("w.kv_groups", "vllm_ascend.worker.worker:get_kv_cache_groups",
+           leave=grants.keep_groups, need=OPTIONAL, backends=NPU, versions=">=0.28",
+           until=PROFILED),
+    marker("w.multi_group", f"{_NPU_WORKER}._scale_kv_cache_memory_for_multi_group",
+           leave=grants.leave_multi_group, need=OPTIONAL, backends=NPU, versions=">=0.28"),
+    marker("w.kv_planner",
+           f"{_NPU_WORKER}.update_available_memory_for_sparse_kv_offload",
+           f"{_NPU_WORKER}._apply_kv_offload_decode_memory_constraints",
+           f"{_NPU_WORKER}._apply_kvpp_memory_budget",
+           leave=grants.leave_planner, need=OPTIONAL, backends=NPU, versions=">=0.26"),
     # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
     phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
+          "vllm.v1.worker.gpu.model_runner:get_dummy_encoder_profile_inputs",
           enter=actions.begin_mm_profile, leave=None, versions=">=0.12", until=PROFILED),
     # vllm-ascend 0.11 does not profile the encoder.
     phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
@@ -114,7 +132,7 @@ HOOKS: tuple[Hook, ...] = (
           need=EXPECTED_ABSENT, backends=NPU, versions="<0.12"),
     # _dummy_run also runs in graph capture and on idle data-parallel ranks: taken off after
     # profiling.
-    marker("r.dummy_run", f"{_NPU_RUNNER}._dummy_run",
+    marker("r.dummy_run", f"{_NPU_RUNNER}._dummy_run", f"{_NPU_RUNNER_V2}._dummy_run",
            enter=actions.stop_mm_profile, backends=NPU, until=PROFILED),
     marker("cuda.r.dummy_run", f"{_GPU_RUNNER}._dummy_run",
            enter=actions.stop_mm_profile, backends=CUDA, until=PROFILED),
@@ -125,8 +143,13 @@ HOOKS: tuple[Hook, ...] = (
     # took them.
     phase("w.atb_warm_up", "atb_warm_up", f"{_NPU_WORKER}._warm_up_atb",
           need=OPTIONAL, backends=NPU),
-    # Never called in eager mode.
-    phase("r.graph_capture", "graph_capture", f"{_NPU_RUNNER}.capture_model",
+    # Triton kernels that are launched once before graphs are captured, inside warm_up.
+    phase("w.kernel_warm_up", "kernel_warm_up",
+          "vllm_ascend.model_executor.warmup.kernel_warmup:kernel_warmup",
+          need=OPTIONAL, backends=NPU),
+    # Never called in eager mode. The V2 runner inherits it.
+    phase("r.graph_capture", "graph_capture",
+          f"{_NPU_RUNNER}.capture_model", f"{_GPU_RUNNER_V2}.capture_model",
           enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, backends=NPU),
     # vllm-ascend's own capture_model drops what this one measured and returned.
     marker("r.graph_capture.inherited", f"{_GPU_RUNNER}.capture_model",

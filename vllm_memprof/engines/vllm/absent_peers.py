@@ -224,7 +224,8 @@ def leave_peers_out() -> None:
     store = LoneStore()
 
     def init_alone(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("init_method", None)
+        for rendezvous in ("init_method", "store"):  # vllm 0.30 makes the store itself
+            kwargs.pop(rendezvous, None)
         return init_process_group(*args, **kwargs, store=dist.PrefixStore("default_pg", store))
 
     def new_group_alone(*args: Any, **kwargs: Any) -> Any:

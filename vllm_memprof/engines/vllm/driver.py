@@ -177,7 +177,10 @@ def _parse_engine_args(
 
     parser = FlexibleArgumentParser(prog=f"memprof {mode}")
     if server:  # so that the arguments of a vllm serve command can be planned unchanged
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
+        try:
+            from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        except ModuleNotFoundError:  # before 0.30
+            from vllm.entrypoints.openai.cli_args import make_arg_parser
 
         parser = make_arg_parser(parser)
     else:

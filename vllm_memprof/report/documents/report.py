@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
 from vllm_memprof.record.spans import MODELLED
@@ -221,6 +222,8 @@ def _out_of_memory(report: Report) -> Text:
 
 
 def _recomputed(report: Report) -> Text:
+    if any(rank.budget.override == STARTUP_PLAN for rank in report.ranks):
+        return text("fixed by a start-up plan, profiling skipped")
     if any(rank.budget.override for rank in report.ranks):
         return text("fixed by --kv-cache-memory-bytes")
     results: dict[bool | None, list[RankReport]] = {}

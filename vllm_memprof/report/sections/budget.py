@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import divisor_of, ignoring_fixed_size
+from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -186,7 +186,16 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
                     releases=releases,
                 )
             )
-    if budget.override:
+    if budget.override == STARTUP_PLAN:
+        absent = [title_of(term.name) for term in budget.terms if term.bytes is None]
+        notes.append(
+            text(
+                "the size is that of a start-up plan, kept by the engine from an earlier start: "
+                "profiling was skipped; NOT MEASURED: {titles}",
+                titles=join(", ", absent),
+            )
+        )
+    elif budget.override:
         option = f"--{budget.override.replace('_', '-')}"
         notes.append(text("a fixed size replaced the equation: {option}", option=option))
     elif budget.kv_cache_bytes is None:

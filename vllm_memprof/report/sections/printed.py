@@ -33,6 +33,7 @@ _TITLES: dict[str, Text] = {
     "suggested_limit_bytes": text("--kv-cache-memory suggested for the whole device"),
     "equivalent_utilization": text("utilization with the same KV cache, no graph estimate"),
     "suggested_utilization": text("utilization suggested to make up for the estimate"),
+    "kv_planner_bytes": text("KV cache with what lies in host memory"),
     "kv_cache_minimum_bytes": text("KV cache of one request of max_model_len"),
     "estimated_max_model_len": text("max_model_len that fits, as the engine estimates"),
     "warm_up_reserved_bytes": text("reserved after warm-up"),

@@ -1,0 +1,1 @@
+"""In place of flash-linear-attention-npu: kernels of linear attention. Runs in engine processes."""
