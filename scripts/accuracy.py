@@ -50,6 +50,8 @@ CONSTANTS = (
     "hccl_buffer_mib",
     "atb_pool_bytes",
     "graph_capture_bytes",
+    "graph_argument_bytes",
+    "graph_queue_bytes",
 )
 #: Plans of a search for a limit at most; the search ends when two values are so near.
 _TRIES, _NARROW, _STEP = 4, 0.01, 128
@@ -120,7 +122,7 @@ def simulate(
                 folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*")
             )
     memory = load_profile(run.device).memory
-    result["constants"] = {name: getattr(memory, name) for name in CONSTANTS}
+    result["constants"] = {name: getattr(memory, name, 0) for name in CONSTANTS}
     result["stack"] = run.stack
     result["taken"] = taken_from_runs(run)
     return result
@@ -168,7 +170,7 @@ def taken_from_runs(run: PublishedRun) -> list[str]:
     """Return the constants that the device's profile says were taken from a run on hardware."""
     text = find_profile(run.device).read_text(encoding="utf-8")
     said = dict(re.findall(r"(?m)^(\w+) = [\d_]+ *# (.*)$", text))
-    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said[name])]
+    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said.get(name, ""))]
 
 
 def search_limit(run: PublishedRun, keep: Path | None) -> dict[str, Any]:

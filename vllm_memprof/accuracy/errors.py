@@ -129,8 +129,9 @@ def without_fitted(planned: Planned, figure: str, simulated: float) -> float | N
             return simulated * (1 + non_torch / kv_cache) if kv_cache else None
         case "graphs":
             each = taken.get("graph_capture_bytes", 0)
-            if each and planned.graph_count is None:
-                return None
+            per_task = taken.get("graph_argument_bytes", 0) + taken.get("graph_queue_bytes", 0)
+            if per_task or (each and planned.graph_count is None):
+                return None  # tasks are not counted in a report
             return simulated - each * (planned.graph_count or 0)
         case "limit":
             return None if non_torch else simulated
