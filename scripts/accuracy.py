@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,12 @@ def _share(result: dict[str, Any]) -> float | None:
     return None if sizes is None else float(sizes[2]) / float(sizes[1])
 
 
+def plan_row(run: PublishedRun, keep: Path | None) -> Planned:
+    """Plan a row: once for its figures, several times for its limit."""
+    limited = run.limit is not None and not run.published
+    return Planned(**(search_limit(run, keep) if limited else simulate(run, keep=keep)))
+
+
 def read_kept() -> dict[str, Planned]:
     """Return what was kept, by the row's name."""
     rows = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
@@ -261,21 +268,23 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=ROWS, metavar="FILE", help="the table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders there")
     parser.add_argument("--stack", metavar="NAME", help="another stack than the nearest")
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="plans at once")
     parser.add_argument("--check", action="store_true", help="compare the page with what is kept")
     options = parser.parse_args()
     runs = load_runs(options.rows)
     own = options.rows != ROWS
     kept = {} if own else read_kept()
-    for run in runs if options.run else ():
-        if not re.search(options.only, run.id) or (run.id in kept and not options.again):
-            continue
-        run = replace(run, stack=options.stack) if options.stack else run
-        limited = run.limit is not None and not run.published
-        result = search_limit(run, options.keep) if limited else simulate(run, keep=options.keep)
-        planned = Planned(**result)
-        print(accuracy_page.line(run, planned), flush=True)
-        if not own:
-            write_kept(read_kept() | {run.id: planned}, runs)
+    chosen = [run for run in runs if options.run and re.search(options.only, run.id)]
+    chosen = [run for run in chosen if options.again or run.id not in kept]
+    if options.stack:
+        chosen = [replace(run, stack=options.stack) for run in chosen]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        under_way = {pool.submit(plan_row, run, options.keep): run for run in chosen}
+        for each in as_completed(under_way):
+            run, planned = under_way[each], each.result()
+            print(accuracy_page.line(run, planned), flush=True)
+            if not own:
+                write_kept(read_kept() | {run.id: planned}, runs)
     return 0 if own else write(runs, options.check)
 
 
