@@ -36,8 +36,8 @@ from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.accuracy.spread import spreads_text
 from vllm_memprof.plans.engine_args import devices_of
-from vllm_memprof.plans.process import ENV_SIM_STATE
 from vllm_memprof.sim.profiles import find_profile, load_profile
+from vllm_memprof.sim.runtime import ENV_STATE
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
@@ -104,7 +104,7 @@ def simulate(
         command = command_of(run, folder, extra)
         env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
         # the presets, whatever a hub would answer today
-        env |= {**run.env, ENV_SIM_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
+        env |= {**run.env, ENV_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
         begin = time.monotonic()
         with (folder / "output").open("w") as output:
             engine = subprocess.Popen(
