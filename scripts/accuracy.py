@@ -37,7 +37,6 @@ from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.accuracy.spread import spreads_text
 from vllm_memprof.plans.engine_args import devices_of
 from vllm_memprof.sim.profiles import find_profile, load_profile
-from vllm_memprof.sim.runtime import ENV_STATE
 
 ROOT = Path(__file__).parent.parent
 ROWS = ROOT / "tests" / "data" / "hardware_runs.toml"
@@ -104,7 +103,7 @@ def simulate(
         command = command_of(run, folder, extra)
         env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
         # the presets, whatever a hub would answer today
-        env |= {**run.env, ENV_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
+        env |= {**run.env, "HF_HUB_OFFLINE": "1"}
         begin = time.monotonic()
         with (folder / "output").open("w") as output:
             engine = subprocess.Popen(
@@ -119,9 +118,7 @@ def simulate(
         result = {**_outcome(folder, engine.returncode), "seconds": seconds}
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
-            shutil.copytree(
-                folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*")
-            )
+            shutil.copytree(folder, keep / run.id, symlinks=True)
     memory = load_profile(run.device).memory
     result["constants"] = {name: getattr(memory, name, 0) for name in CONSTANTS}
     result["stack"] = run.stack
