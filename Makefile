@@ -75,7 +75,7 @@ format: $(STAMP)  ## Format the code
 bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
 	$(BIN)/python scripts/bench_overhead.py
 
-accuracy: sim-all  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
+accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again
 
 golden: $(STAMP)  ## Rewrite the golden files; read the diff before you commit it

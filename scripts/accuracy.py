@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.accuracy.spread import spreads_text
 from vllm_memprof.plans.engine_args import devices_of
-from vllm_memprof.plans.process import ENV_SIM_STATE
 from vllm_memprof.sim.profiles import find_profile, load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +50,8 @@ CONSTANTS = (
     "hccl_buffer_mib",
     "atb_pool_bytes",
     "graph_capture_bytes",
+    "graph_argument_bytes",
+    "graph_queue_bytes",
 )
 #: Plans of a search for a limit at most; the search ends when two values are so near.
 _TRIES, _NARROW, _STEP = 4, 0.01, 128
@@ -101,7 +103,7 @@ def simulate(
         command = command_of(run, folder, extra)
         env = {key: each for key, each in os.environ.items() if not key.startswith(_CLEARED)}
         # the presets, whatever a hub would answer today
-        env |= {**run.env, ENV_SIM_STATE: str(folder / "state"), "HF_HUB_OFFLINE": "1"}
+        env |= {**run.env, "HF_HUB_OFFLINE": "1"}
         begin = time.monotonic()
         with (folder / "output").open("w") as output:
             engine = subprocess.Popen(
@@ -116,11 +118,9 @@ def simulate(
         result = {**_outcome(folder, engine.returncode), "seconds": seconds}
         if keep is not None:
             shutil.rmtree(keep / run.id, ignore_errors=True)
-            shutil.copytree(
-                folder, keep / run.id, symlinks=True, ignore=shutil.ignore_patterns("state*")
-            )
+            shutil.copytree(folder, keep / run.id, symlinks=True)
     memory = load_profile(run.device).memory
-    result["constants"] = {name: getattr(memory, name) for name in CONSTANTS}
+    result["constants"] = {name: getattr(memory, name, 0) for name in CONSTANTS}
     result["stack"] = run.stack
     result["taken"] = taken_from_runs(run)
     return result
@@ -153,6 +153,7 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         "equation": rank["budget"]["equation"],
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),
+        "communicators": sum(each["phase"] == "communicator" for each in rank["phases"]),
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }
@@ -168,7 +169,7 @@ def taken_from_runs(run: PublishedRun) -> list[str]:
     """Return the constants that the device's profile says were taken from a run on hardware."""
     text = find_profile(run.device).read_text(encoding="utf-8")
     said = dict(re.findall(r"(?m)^(\w+) = [\d_]+ *# (.*)$", text))
-    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said[name])]
+    return [name for name in CONSTANTS if re.search(r"fitted|the reported run", said.get(name, ""))]
 
 
 def search_limit(run: PublishedRun, keep: Path | None) -> dict[str, Any]:
@@ -212,6 +213,12 @@ def _share(result: dict[str, Any]) -> float | None:
         return float(concurrency)
     sizes = _REFUSED.search(result.get("reason") or "")
     return None if sizes is None else float(sizes[2]) / float(sizes[1])
+
+
+def plan_row(run: PublishedRun, keep: Path | None) -> Planned:
+    """Plan a row: once for its figures, several times for its limit."""
+    limited = run.limit is not None and not run.published
+    return Planned(**(search_limit(run, keep) if limited else simulate(run, keep=keep)))
 
 
 def read_kept() -> dict[str, Planned]:
@@ -259,21 +266,23 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, default=ROWS, metavar="FILE", help="the table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep run folders there")
     parser.add_argument("--stack", metavar="NAME", help="another stack than the nearest")
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="plans at once")
     parser.add_argument("--check", action="store_true", help="compare the page with what is kept")
     options = parser.parse_args()
     runs = load_runs(options.rows)
     own = options.rows != ROWS
     kept = {} if own else read_kept()
-    for run in runs if options.run else ():
-        if not re.search(options.only, run.id) or (run.id in kept and not options.again):
-            continue
-        run = replace(run, stack=options.stack) if options.stack else run
-        limited = run.limit is not None and not run.published
-        result = search_limit(run, options.keep) if limited else simulate(run, keep=options.keep)
-        planned = Planned(**result)
-        print(accuracy_page.line(run, planned), flush=True)
-        if not own:
-            write_kept(read_kept() | {run.id: planned}, runs)
+    chosen = [run for run in runs if options.run and re.search(options.only, run.id)]
+    chosen = [run for run in chosen if options.again or run.id not in kept]
+    if options.stack:
+        chosen = [replace(run, stack=options.stack) for run in chosen]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        under_way = {pool.submit(plan_row, run, options.keep): run for run in chosen}
+        for each in as_completed(under_way):
+            run, planned = under_way[each], each.result()
+            print(accuracy_page.line(run, planned), flush=True)
+            if not own:
+                write_kept(read_kept() | {run.id: planned}, runs)
     return 0 if own else write(runs, options.check)
 
 

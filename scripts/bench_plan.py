@@ -233,7 +233,7 @@ def write_page(rows: list[dict[str, Any]]) -> str:
         "",
         "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a",
         "simulated Ascend 910B with 60.96 GiB: what one rank holds, with `--max-model-len 32768`",
-        "(Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager` and the engine's defaults. The weights are",
+        "(Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager`, the engine's defaults. The weights are",
         "measured; the KV cache is what the engine grants, and contains what the simulation models",
         "([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Made by",
         "`scripts/bench_plan.py --models`, from [models.json](models.json).",
