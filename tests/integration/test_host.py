@@ -21,7 +21,7 @@ from tests.unit.test_layers import PACKAGE, tomllib
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import ENV_STATE, SITE_DIR, prepare_runtime
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 MODEL = "memprof/tiny"
 ARGS = [
@@ -63,7 +63,7 @@ class Host:
         self._folder = folder
         path = os.pathsep.join([str(SITE_DIR), str(metadata.parent)])
         model = resolve_model(MODEL, [])
-        self._model = model.path
+        self._model, self._model_args = model.path, model.extra_args
         self._env = {**os.environ, **runtime.env, **model.env, "PYTHONPATH": path}
         self._env[ENV_STATE] = str(folder / "devices")
         self._env.pop("MEMPROF_CACHE_DIR", None)
@@ -73,7 +73,7 @@ class Host:
         command = [str(self._python), "-m", "vllm_memprof", mode, "--run-dir", str(run_dir)]
         with Path(f"{run_dir}.out").open("w") as out:
             process = subprocess.Popen(
-                [*command, self._model, *ARGS, *args],
+                [*command, self._model, *self._model_args, *ARGS, *args],
                 env=self._env,
                 cwd=self._folder,
                 stdout=out,
@@ -99,6 +99,23 @@ def figures(value: Any) -> Any:
     return None if isinstance(value, str | bool) else value
 
 
+#: Up to the KV plan: a queue of tasks takes memory of its own, which a later reading may precede.
+PHASES = ("device_init", "hccl_init", "communicator", "weight_load", "profile_run", "empty_cache")
+BUDGET = ("requested_bytes", "terms", "kv_cache_bytes", "engine_kv_cache_bytes", "residual_bytes")
+
+
+def up_to_the_plan(report: dict[str, Any]) -> Any:
+    """What a report says of each rank until its KV cache is planned."""
+    kept = []
+    for rank in report["ranks"]:
+        names = [phase["phase"] for phase in rank["phases"]]
+        until = names.index("profile_run")
+        phases = [phase for phase in rank["phases"][: until + 1] if phase["phase"] in PHASES]
+        budget = {key: rank["budget"][key] for key in BUDGET}
+        kept.append({"phases": phases, "budget": budget, "kv": rank["kv"], "is": rank["figures"]})
+    return figures(kept)
+
+
 def numbers_in(value: Any) -> int:
     if isinstance(value, dict | list):
         return sum(map(numbers_in, value.values() if isinstance(value, dict) else value))
@@ -119,12 +136,12 @@ def assert_measured(run: RunResult) -> None:
 def test_serve_offline_and_plan(host, run_memprof, cleanup_processes):
     simulated = run_memprof("offline", MODEL, "--device", "sim:910b", *ARGS, "--prompt=hello")
     assert simulated.returncode == 0, simulated.output[-3000:]
-    expected = simulated.report["ranks"]
+    expected = up_to_the_plan(simulated.report)
+    assert numbers_in(expected) > 400
 
     offline = finish(*host.start("offline", "--prompt=hello"))
     assert_measured(offline)
-    assert numbers_in(figures(expected)) > 2000
-    assert figures(offline.report["ranks"]) == figures(expected)
+    assert up_to_the_plan(offline.report) == expected
 
     plan = finish(*host.start("plan"))
     server, run_dir = host.start("serve", "--port=0")
@@ -134,6 +151,7 @@ def test_serve_offline_and_plan(host, run_memprof, cleanup_processes):
     served = finish(server, run_dir)
     for run in (plan, served):
         assert_measured(run)
-        for rank, same in zip(run.report["ranks"], expected, strict=True):
-            assert figures(rank["budget"]) == figures(same["budget"])
+        for rank, same in zip(run.report["ranks"], simulated.report["ranks"], strict=True):
+            for part in BUDGET:
+                assert figures(rank["budget"][part]) == figures(same["budget"][part])
             assert rank["kv"]["tokens"] == same["kv"]["tokens"]
