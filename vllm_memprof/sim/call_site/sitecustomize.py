@@ -11,7 +11,6 @@ _FRAMES = 4
 _LEFT_OUT = ("torch", "torch_npu", "functools.py", "contextlib.py")
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
 def _call_site(text: int, room: int) -> None:
     """Writes the innermost lines outside torch, innermost first, to ``text`` of ``room`` bytes."""
     lines: list[str] = []
@@ -25,12 +24,16 @@ def _call_site(text: int, room: int) -> None:
     ctypes.memmove(text, said, len(said))
 
 
+#: Held for as long as the device may call it.
+_LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(_call_site)
+
+
 def _listen() -> None:
     try:
         library = ctypes.CDLL("libascendcl.so")
     except OSError:
         return  # not a process of the engine
-    library.memprof_sim_on_poisoned_read(_call_site)
+    library.memprof_sim_on_poisoned_read(_LISTENER)
 
 
 if "MEMPROF_SIM_POISON" in os.environ:
