@@ -139,8 +139,7 @@ def package_files() -> list[Path]:
     return [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[:2] != ("sim", "site")
-        and (layer_of(path), path.name) != ("sim", "verify.py")
+        if path.relative_to(PACKAGE).parts[:2] not in {("sim", "site"), ("sim", "engine")}
     ]
 
 

@@ -11,25 +11,29 @@ _FRAMES = 4
 _LEFT_OUT = ("torch", "torch_npu", "functools.py", "contextlib.py")
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)
-def _call_site(text, room):
+def _call_site(text: int, room: int) -> None:
     """Writes the innermost lines outside torch, innermost first, to ``text`` of ``room`` bytes."""
-    lines, frame = [], sys._getframe().f_back
+    lines: list[str] = []
+    frame = sys._getframe().f_back
     while frame is not None and len(lines) < _FRAMES:
         path = frame.f_code.co_filename.rpartition("site-packages/")[2]
         if path.split("/", 1)[0] not in _LEFT_OUT and os.path.basename(path) not in _LEFT_OUT:
             lines.append(f"{path}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
-    said = " < ".join(lines).encode()[: int(room)]
+    said = " < ".join(lines).encode()[:room]
     ctypes.memmove(text, said, len(said))
 
 
-def _listen():
+#: Held for as long as the device may call it.
+_LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64)(_call_site)
+
+
+def _listen() -> None:
     try:
         library = ctypes.CDLL("libascendcl.so")
     except OSError:
         return  # not a process of the engine
-    library.memprof_sim_on_poisoned_read(_call_site)
+    library.memprof_sim_on_poisoned_read(_LISTENER)
 
 
 if "MEMPROF_SIM_POISON" in os.environ:

@@ -35,8 +35,6 @@ class PoisonCall {
  public:
   PoisonCall(const Call &call, const char *family);  // the family is part of the name in a report
   ~PoisonCall();
-  PoisonCall(const PoisonCall &) = delete;
-  PoisonCall &operator=(const PoisonCall &) = delete;
 
   struct Piece {
     uintptr_t start, end;
