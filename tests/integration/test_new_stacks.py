@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import OLD_STACK, STACK, require_stack
+from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
+from vllm_memprof.accounting.equations import evaluate, select
+from vllm_memprof.accounting.kv import build_kv
 from vllm_memprof.capture.hook import REQUIRED
 from vllm_memprof.capture.hooks.table import rows_in_force
+from vllm_memprof.sim.presets import resolve_model
+from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(600)]
@@ -159,3 +163,35 @@ def test_the_v2_runner_has_the_functions_of_its_phases() -> None:
     ]
     assert len(targets) == 3
     assert [target for target in targets if not _is_there(site, target)] == []
+
+
+def test_the_last_steps_of_a_budget_by_the_release_s_own_functions(tmp_path: Path) -> None:
+    """gpt-oss-20b: half of the budget for two groups of 12 layers; a KVPP plan; a start-up plan."""
+    runtime = prepare_runtime("910b", require_stack(STACK_030))
+    model = resolve_model("openai/gpt-oss-20b", [])
+    (tmp_path / "run/events").mkdir(parents=True)
+    found, output = run_in_engine(
+        runtime,
+        Path(__file__).parent / "grants_of_030.py",
+        model.path,
+        **model.env,
+        MEMPROF_RUN_DIR=str(tmp_path / "run"),
+        MEMPROF_SIM_STATE=str(tmp_path / "devices"),
+        VLLM_CACHE_ROOT=str(tmp_path / "vllm"),
+        VLLM_ENABLE_STARTUP_PLAN="1",
+    )
+    assert "scales the multi-group budget by 0.5000 (3145728 bytes/block over 6291456" in output
+    figures = {**found["figures"], "device_total_bytes": found["given"]}
+    given = {"requested_bytes": found["given"], "weights_bytes": 0}
+    given |= {"peak_activation_bytes": 0, "non_torch_increase_bytes": 0}
+    equation, _ = select("vllm-ascend", "0.30.0rc2")
+    assert equation is not None
+    groups = {name: size for name, size in figures.items() if "page_bytes" in name}
+    assert evaluate(equation, {**given, **groups}).kv_cache_bytes == found["scaled"]
+    assert evaluate(equation, {**given, **figures}).kv_cache_bytes == found["spread"]
+    assert figures["kv_planner_input_bytes"] == found["scaled"]
+    assert figures["startup_plan_bytes"] == found["fixed"] == 40 << 30
+    # both groups lie over each other in one allocation, which each of its two tensors names
+    plan = build_kv(found["plan"], 0, None)
+    assert plan.planned_bytes == plan.blocks * 3_145_728 <= found["scaled"]
+    assert [check.ok for check in plan.checks if check.ok is not None] == [True] * 5
