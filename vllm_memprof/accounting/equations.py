@@ -280,7 +280,7 @@ _E4 = Equation(
     id="E4",
     engine="vllm-ascend",
     versions=">=0.23.0rc1,<0.26.0rc1",
-    read_in="0.23.0, 0.23.0.post1, 0.25.1rc1",
+    read_in="0.23.0, 0.25.1rc1",
     cite=_ASCEND,
     terms=(_WEIGHTS, _PEAK, _NON_TORCH, _GRAPH),
     not_subtracted=_RELATIVE_LEAVES_OUT,
