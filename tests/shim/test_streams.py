@@ -136,12 +136,12 @@ acl.result(
     }
 
 
-def test_a_captured_graph_costs_a_queue_per_stream_and_arguments_per_task(
+def test_a_captured_graph_costs_arguments_where_it_ends_and_queues_where_it_runs(
     sim: Sim, change_profile: Callable[..., None]
 ) -> None:
     mib = 1 << 20
     change_profile(
-        graph_capture_bytes=2 * mib, graph_task_bytes=mib, graph_argument_bytes=4 * mib
+        graph_capture_bytes=6 * mib, graph_argument_bytes=mib // 64, graph_queue_bytes=2 * mib
     )
     figures = sim.run(
         PRELUDE
@@ -152,14 +152,20 @@ before = acl.used()
 acl.call("aclmdlRICaptureBegin", queue, 2)
 acl.call("aclrtRecordEvent", fork, queue)
 acl.call("aclrtStreamWaitEvent", side, fork)
-for where in (queue, queue, queue, queue, side):
+for where in (*[queue] * 32_767, *[side] * 32_766):
     acl.call("aclrtLaunchHostFunc", where, function, None)
 acl.call("aclmdlRICaptureEnd", queue, ctypes.byref(graph))
-captured = acl.used() - before
+used = [acl.used() - before]
+for _ in range(2):
+    acl.call("aclmdlRIExecuteAsync", graph, queue)
+    acl.call("aclrtSynchronizeStream", queue)
+    used.append(acl.used() - before)
 acl.call("aclmdlRIDestroy", graph)
-acl.result(captured=captured, after=acl.used() - before)
+acl.result(used=[*used, acl.used() - before])
 """
     )
-    # Four tasks and one more entry: 2 MiB, doubled twice. One task and one more: the smallest.
-    assert figures == {"captured": (8 + 2 + 5 * 4) * mib, "after": 0}
-
+    # The event counts on both streams. 32,767 tasks and one entry more, of 64 bytes, fill a queue of
+    # 2 MiB; one more task doubles it.
+    captured, queues = 6 * mib + 65_535 * (mib // 64), (4 + 2) * mib
+    pages = [-(-size // (2 * mib)) * 2 * mib for size in (captured, captured + queues)]
+    assert figures == {"used": [pages[0], pages[1], pages[1], 0]}

@@ -13,7 +13,7 @@ from vllm_memprof.sim.runtime import engine_env
 
 MIB = 1 << 20
 CONTEXT = 375_809_638
-HCCL_BASE = 79_691_776  # taken with a process's first communicator
+HCCL_BASE = 79_691_776  # taken with a communicator's first collective
 
 ALLOCATOR = """
 npu = torch.npu
@@ -223,19 +223,19 @@ def test_communicators_are_charged_at_their_first_collective(sim: Sim) -> None:
         out, err = worker.communicate(timeout=120)
         assert worker.returncode == 0, err[-3000:]
         figures = result_of(out)
-        buffers, once = 2 * 200 * MIB, CONTEXT + HCCL_BASE
+        each = 2 * 200 * MIB + HCCL_BASE
         assert figures["steps"] == {
             "start": CONTEXT,
             "group": CONTEXT,
-            "first collective": once + buffers,
-            "later": once + buffers,
-            "second group": once + buffers,
-            "its collective": once + 2 * buffers,
-            "named": once + 2 * buffers,
-            "fused operator": once
-            + 3 * buffers,  # a matmul that reduces uses the communicator it is given by name
+            "first collective": CONTEXT + each,
+            "later": CONTEXT + each,
+            "second group": CONTEXT + each,
+            "its collective": CONTEXT + 2 * each,
+            "named": CONTEXT + 2 * each,
+            # A product that reduces uses the communicator that it is given by name.
+            "fused operator": CONTEXT + 3 * each,
         }
-        assert figures["end"] == once  # what HCCL took once stays with the process
+        assert figures["end"] == CONTEXT
 
 
 def test_a_worker_stays_small(sim: Sim) -> None:

@@ -147,7 +147,8 @@ def _communicators(rank: RankFacts, result: Calibration) -> None:
         count = f"{len(configured)} communicator{'s' if len(configured) > 1 else ''}"
         note = f"{count} less {sum(configured) // _MIB} MiB of buffers"
         source = rank.source(most, next(iter(most.communicators())), note)
-        result.add("hccl_base_bytes", total - sum(configured), source)
+        base = (total - sum(configured)) // len(configured)
+        result.add("hccl_base_bytes", base, source)
 
 
 def _atb(rank: RankFacts, result: Calibration) -> None:

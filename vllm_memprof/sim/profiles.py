@@ -5,9 +5,9 @@ In: ``data/profiles/*.toml``. Out: `DeviceProfile`, and the flat file that the s
 
 A file has the tables ``[profile]`` (``name`` and ``aliases``: what ``--device sim:NAME`` accepts;
 ``title``: one line for people), ``[device]``, ``[memory]``, ``[simulation]`` with every field of
-the classes below, and ``[workspace]``: ``"Glob*" = {base = bytes, per_byte = factor, cap = bytes,
-tiling = "name"}`` or ``"Glob*" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its
-parameter, "AtbSelfAttention"). The first match counts; operators without one ask for no workspace.
+the classes below, and ``[workspace]``: ``"Glob*" = {base = bytes, per_byte = factor, cap = bytes}``
+or ``"Glob*" = bytes`` by operator name without "aclnn" (of ATB: "Atb" and its parameter,
+"AtbSelfAttention"). The first match counts; operators without one ask for no workspace.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ else:
     import tomli as tomllib
 
 PROFILES_DIR = Path(__file__).parent / "data" / "profiles"
-#: Tilings that ``native/tiling.cpp`` knows: what they add depends on an operator's shapes.
-TILINGS = ("matmul_v3",)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Memory:
     kernels_bytes: int  # per process and device, by the first operator that has a workspace
     hccl_buffer_mib: int  # one HCCL buffer, unless HCCL_BUFFSIZE or the communicator says else
     hccl_buffers: int  # per communicator, at its first collective
-    hccl_base_bytes: int  # once per process and device, with its first communicator
+    hccl_base_bytes: int  # per communicator, at its first collective
     atb_pool_bytes: int  # per process and device, by the first ATB operation
     graph_capture_bytes: int  # per captured graph, where its capture ends
     graph_argument_bytes: int  # the same, for each of its tasks
@@ -79,16 +77,12 @@ class Simulation:
 
 @dataclass(frozen=True)
 class WorkspaceRule:
-    """Workspace of an operator family: base + per_byte * bytes of the largest tensor, capped.
-
-    What a tiling of the open operator library adds by the operator's shapes comes on top.
-    """
+    """Workspace of an operator family: base + per_byte * bytes of the largest tensor, capped."""
 
     pattern: str  # glob over operator names without "aclnn"
     base_bytes: int
     per_byte: float  # bytes of workspace per byte of the operator's largest tensor
     cap_bytes: int  # 0: none
-    tiling: str = ""  # one of TILINGS; empty: none
 
 
 @dataclass(frozen=True)
@@ -155,12 +149,11 @@ def write_unless_same(path: Path, text: str) -> None:
 
 
 def flat_text(profile: DeviceProfile) -> str:
-    """Return ``key=value`` lines, then ``workspace=<glob> <base> <factor> <cap> [<tiling>]``."""
+    """Return ``key=value`` lines, then ``workspace=<glob> <base> <factor> <cap>``."""
     values = asdict(profile.device) | asdict(profile.memory) | asdict(profile.simulation)
     lines = [f"name={profile.name}", *(f"{key}={value}" for key, value in values.items())]
     lines += [
-        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes} "
-        f"{rule.tiling}".rstrip()
+        f"workspace={rule.pattern} {rule.base_bytes} {rule.per_byte} {rule.cap_bytes}"
         for rule in profile.workspace
     ]
     return "\n".join(lines) + "\n"
@@ -216,21 +209,17 @@ def _section(kind: type[_Section], table: Mapping[str, object], path: Path) -> _
 
 def _workspace_rule(pattern: str, given: object, path: Path) -> WorkspaceRule:
     rows: dict[str, object] = dict(given) if isinstance(given, dict) else {"base": given}
-    factor, tiling = rows.pop("per_byte", 0.0), rows.pop("tiling", "")
+    factor = rows.pop("per_byte", 0.0)
     sizes = {
         key: value
         for key, value in rows.items()
         if key in ("base", "cap") and type(value) is int and value >= 0
     }
     valid = sizes == rows and type(factor) is not bool and re.fullmatch(r"[\w*]+", pattern)
-    valid = valid and tiling in ("", *TILINGS)
     if not (valid and isinstance(factor, (int, float)) and factor >= 0):
         raise SetupError(
             f"the device profile {path} has a rule in [workspace] that is none: "
             f"{pattern!r} = {given!r}",
-            "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes, "
-            f"tiling = one of: {', '.join(TILINGS)}}}",
+            "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes}",
         )
-    return WorkspaceRule(
-        pattern, sizes.get("base", 0), float(factor), sizes.get("cap", 0), str(tiling)
-    )
+    return WorkspaceRule(pattern, sizes.get("base", 0), float(factor), sizes.get("cap", 0))

@@ -108,6 +108,20 @@ def test_communicators_whose_sizes_are_unknown_leave_the_base_alone() -> None:
         assert "hccl_base_bytes" in found.silent
 
 
+def test_what_communicators_take_beside_their_buffers_is_one_s_share() -> None:
+    rows: dict[str, int | None] = {"context": 1, "communicator:tp": 400 * MIB}
+    rows |= {"communicator:ep": 100 * MIB, "communicators_unnamed": 30 * MIB}
+    found = calibrate(
+        RankFacts(
+            "TP0",
+            None,
+            [EdgeMemory("profile_run", "after", rows, {})],
+            communicators=[400 * MIB, 100 * MIB],
+        )
+    )
+    assert values(found)["hccl_base_bytes"] == 15 * MIB
+
+
 def test_more_blocks_than_usual_are_brought_back_to_32() -> None:
     facts = RankFacts(
         "TP0", None, [edge_memory("warm_up", context=1, atb=192 * MIB)], atb_blocks=64

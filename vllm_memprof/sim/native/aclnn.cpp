@@ -23,7 +23,6 @@
 #include "ownership.h"
 #include "profile.h"
 #include "tensor.h"
-#include "tiling.h"
 
 struct aclOpExecutor {
   memprof_sim::Call call;
@@ -212,21 +211,6 @@ uint64_t largest_tensor_bytes(const uint64_t *words, int count) {
   return largest;
 }
 
-std::vector<const aclTensor *> tensors_of(const uint64_t *words, int count) {
-  std::vector<const aclTensor *> tensors;
-  for (int index = 0; index < count; ++index)
-    if (kind_of(words[index]) == Kind::kTensor)
-      tensors.push_back(reinterpret_cast<const aclTensor *>(words[index]));
-  return tensors;
-}
-
-uint64_t workspace_bytes(const char *name, const uint64_t *words, int count) {
-  uint64_t bytes = workspace_bytes_for(name, largest_tensor_bytes(words, count));
-  const WorkspaceRule *rule = workspace_rule_for(name);
-  if (!rule || rule->tiling.empty()) return bytes;
-  return bytes + tiling_workspace_bytes(rule->tiling, name, tensors_of(words, count));
-}
-
 Argument argument_of(uint64_t word) {
   Argument argument;
   argument.kind = kind_of(word);
@@ -282,7 +266,8 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
       if (executor->call.arguments[static_cast<size_t>(word)].kind == Kind::kNone)
         executor->call.text = text_at(words[word]);
   }
-  *reinterpret_cast<uint64_t *>(words[results]) = workspace_bytes(name, words, results);
+  *reinterpret_cast<uint64_t *>(words[results]) =
+      workspace_bytes_for(name, largest_tensor_bytes(words, results));
   *reinterpret_cast<aclOpExecutor **>(words[results + 1]) = executors().add(std::move(executor));
   return ACL_SUCCESS;
 }

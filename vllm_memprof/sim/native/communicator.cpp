@@ -33,6 +33,7 @@ struct Communicator {
   std::string name;
   std::mutex mutex;
   std::vector<void *> buffers;
+  void *base = nullptr;
   bool touched = false;
 };
 
@@ -72,24 +73,18 @@ HcclResult create(const char *function, uint32_t ranks, uint32_t rank, const Hcc
   return HCCL_SUCCESS;
 }
 
-// What HCCL takes once per process and device, with the first communicator that has a collective.
-HcclResult take_base() {
-  static std::mutex mutex;
-  static bool taken[kMaxDevices];
-  int device = current_device();
-  if (device < 0) return hccl_fail(HCCL_E_PARA, "a collective without a context");
-  std::lock_guard<std::mutex> guard(mutex);
-  if (taken[device] || profile().hccl_base_bytes == 0) return HCCL_SUCCESS;
-  void *base = nullptr;
-  if (device_allocate(&base, profile().hccl_base_bytes, kHccl) != ACL_SUCCESS) return HCCL_E_MEMORY;
-  taken[device] = true;
-  return HCCL_SUCCESS;
+// What HCCL takes for a communicator beside its buffers, with its first collective. Transfers
+// between two ranks take none of it. (hcomm, CollSendExecutor: no buffers of the vector cores)
+HcclResult take_base(Communicator &communicator) {
+  std::lock_guard<std::mutex> guard(communicator.mutex);
+  if (communicator.base || profile().hccl_base_bytes == 0) return HCCL_SUCCESS;
+  bool taken = device_allocate(&communicator.base, profile().hccl_base_bytes, kHccl) == ACL_SUCCESS;
+  return taken ? HCCL_SUCCESS : HCCL_E_MEMORY;
 }
 
 HcclResult touch(const std::shared_ptr<Communicator> &communicator) {
   std::lock_guard<std::mutex> guard(communicator->mutex);
   if (communicator->touched) return HCCL_SUCCESS;
-  if (HcclResult status = take_base()) return status;
   for (uint64_t index = 0; index < profile().hccl_buffers && communicator->buffer_bytes; ++index) {
     void *buffer = nullptr;
     if (device_allocate(&buffer, communicator->buffer_bytes, kHccl) != ACL_SUCCESS) {
@@ -122,14 +117,20 @@ uint64_t type_bytes(HcclDataType type) {
   }
 }
 
-// What every collective does first: the communicator must exist, and its buffers are there from now
+// What every transfer does first: the communicator must exist, and its buffers are there from now
 // on.
-HcclResult begin(const char *function, HcclComm handle, aclrtStream stream,
-                 std::shared_ptr<Communicator> *communicator) {
+HcclResult begin_transfer(const char *function, HcclComm handle, aclrtStream stream,
+                          std::shared_ptr<Communicator> *communicator) {
   *communicator = communicators().find(handle);
   if (!*communicator) return hccl_fail(HCCL_E_PARA, function);
   graph_count_task(stream);
   return touch(*communicator);
+}
+
+HcclResult begin(const char *function, HcclComm handle, aclrtStream stream,
+                 std::shared_ptr<Communicator> *communicator) {
+  if (HcclResult status = begin_transfer(function, handle, stream, communicator)) return status;
+  return take_base(**communicator);
 }
 
 void deliver(void *destination, const void *source, uint64_t bytes) {
@@ -146,7 +147,8 @@ void deliver(void *destination, const void *source, uint64_t bytes) {
 bool communicator_touch_by_name(const char *name, aclError *status) {
   for (const std::shared_ptr<Communicator> &communicator : communicators().all())
     if (communicator->name == name) {
-      *status = touch(communicator) == HCCL_SUCCESS ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
+      bool taken = touch(communicator) == HCCL_SUCCESS && take_base(*communicator) == HCCL_SUCCESS;
+      *status = taken ? ACL_SUCCESS : ACL_ERROR_RT_MEMORY_ALLOCATION;
       return true;
     }
   return false;
@@ -193,6 +195,7 @@ SHIM_API HcclResult HcclCommDestroy(HcclComm handle) {
   std::shared_ptr<Communicator> communicator = communicators().take(handle);
   if (!communicator) return hccl_fail(HCCL_E_PARA, "HcclCommDestroy: unknown communicator");
   for (void *buffer : communicator->buffers) device_free(buffer);
+  if (communicator->base) device_free(communicator->base);
   return HCCL_SUCCESS;
 }
 
@@ -309,19 +312,19 @@ SHIM_API HcclResult HcclBarrier(HcclComm handle, aclrtStream stream) {
 SHIM_API HcclResult HcclSend(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
                              aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
-  return begin("HcclSend", handle, stream, &communicator);
+  return begin_transfer("HcclSend", handle, stream, &communicator);
 }
 
 SHIM_API HcclResult HcclRecv(void *, uint64_t, HcclDataType, uint32_t, HcclComm handle,
                              aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
-  return begin("HcclRecv", handle, stream, &communicator);
+  return begin_transfer("HcclRecv", handle, stream, &communicator);
 }
 
 SHIM_API HcclResult HcclBatchSendRecv(HcclSendRecvItem *, uint32_t, HcclComm handle,
                                       aclrtStream stream) {
   std::shared_ptr<Communicator> communicator;
-  return begin("HcclBatchSendRecv", handle, stream, &communicator);
+  return begin_transfer("HcclBatchSendRecv", handle, stream, &communicator);
 }
 
 SHIM_API HcclResult HcclAlltoAll(const void *send, uint64_t count, HcclDataType type,

@@ -51,13 +51,11 @@ Profile load() {
     }
     WorkspaceRule rule;
     std::istringstream fields(value);
-    if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap) {
-      fields >> rule.tiling;
+    if (fields >> rule.pattern >> rule.base >> rule.per_byte >> rule.cap)
       result.workspace.push_back(rule);
-    } else
+    else
       result.problem =
-          "a workspace line of the device profile is not \"glob base per_byte cap [tiling]\": " +
-          value;
+          "a workspace line of the device profile is not \"glob base per_byte cap\": " + value;
   }
   result.name = text(values, "name");
   result.soc_name = text(values, "soc_name");

@@ -7,14 +7,12 @@
 
 namespace memprof_sim {
 
-// base + per_byte x bytes of the operator's largest tensor, at most cap where there is one; and
-// what a tiling of that name adds.
+// base + per_byte x bytes of the operator's largest tensor, at most cap where there is one.
 struct WorkspaceRule {
   std::string pattern;  // glob over operator names without "aclnn"
   uint64_t base = 0;
   double per_byte = 0;
-  uint64_t cap = 0;    // 0: none
-  std::string tiling;  // a name of tiling.cpp; empty: none
+  uint64_t cap = 0;  // 0: none
 };
 
 struct Profile {
