@@ -324,7 +324,9 @@ def test_an_engine_without_hooks_says_so(tmp_path):
 
 def test_answers_of_the_simulated_device_are_notes(tmp_path):
     """Each once, whatever the process; other lines of the device are none."""
-    line = "[memprof simulated device] aclnnEqual of tensors of {} bytes is not computed; answered: "
+    line = (
+        "[memprof simulated device] aclnnEqual of tensors of {} bytes is not computed; answered: "
+    )
     lines = [line.format(size) + f"different (pid {pid})" for size, pid in ((4, 1), (4, 2), (8, 1))]
     job = make_job(tmp_path)
     script = f"print({'; '.join(lines)!r}.replace('; [', chr(10) + 'x [')); print('[memprof] x')"

@@ -30,8 +30,9 @@ inline bool addressable(const aclTensor &tensor) {
          static_cast<uint64_t>(high + 1) * width <= left;
 }
 
-// Whether `count` elements are few enough to compute. Integers steer the engine (positions, experts,
-// counts) and are limited by their number, so that a cast between their widths is computed too.
+// Whether `count` elements are few enough to compute. Integers steer the engine (positions,
+// experts, counts) and are limited by their number, so that a cast between their widths is computed
+// too.
 inline bool within_limit(uint64_t count, aclDataType type) {
   return count * (is_integer(type) ? 1 : element_bytes(type)) <= profile().host_compute_bytes;
 }
