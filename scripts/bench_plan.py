@@ -273,7 +273,10 @@ NOTES = """
   are compiled once.
 - Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer,
   preprocessor) is generated in a folder of memprof's cache, with links to its files; the folder
-  itself is only read.
+  itself is only read. Files of a processor (images, audio, video) are those of the model's kind: of
+  the kinds with a preset, and of Qwen3.5 and Qwen2.5-Omni, with the patches and token ids of the
+  configuration. They decide how large the multimodal profile is, and a note names them. Of another
+  kind they have to lie in the folder.
 - Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the
   length. The states of its linear attention do not grow with a request, so half as long requests
   are not twice as many.

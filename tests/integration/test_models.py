@@ -169,6 +169,37 @@ def test_a_folder_with_nothing_but_a_configuration(run_memprof, sim_stack, tmp_p
     assert f"{folder} has no tokenizer: a synthetic one was generated" in run.report["run"]["notes"]
 
 
+#: Images and video, of a kind without a preset: linear and full attention, two layers of an encoder.
+MULTIMODAL = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "dtype": "bfloat16",
+    "image_token_id": 248056,
+    "video_token_id": 248057,
+    "vision_start_token_id": 248053,
+    "vision_end_token_id": 248054,
+    "text_config": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+    },
+    "vision_config": {"model_type": "qwen3_5", "depth": 2, "out_hidden_size": 1024},
+}
+
+
+@pytest.mark.full
+def test_a_multimodal_folder_without_the_files_of_its_processor(run_memprof, sim_stack, tmp_path):
+    folder = model_folder(tmp_path / "mine", MULTIMODAL)
+    arguments = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=8192"]
+    run = run_memprof("plan", str(folder), *arguments)
+    rank = assert_planned(run)
+    assert "mm_profile" in [phase["phase"] for phase in rank["phases"]]
+    named = "has no preprocessor_config.json, video_preprocessor_config.json: generated as for"
+    assert [note for note in run.report["run"]["notes"] if named in note]
+
+
 @pytest.mark.full
 def test_an_unknown_kind_is_refused_in_the_engine_s_words(run_memprof, sim_stack, tmp_path):
     folder = model_folder(

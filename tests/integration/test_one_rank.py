@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import OLD_STACK, RunResult, finish, require_stack, start_memprof
+from tests.support.engine import OLD_STACK, STACK, RunResult, finish, require_stack, start_memprof
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 
@@ -48,6 +48,7 @@ CASES = {
         ["--ranks=edges"],
     ),
     "dp2": (TINY, ["--data-parallel-size=2"], ["--rank=1"]),
+    "dp2-of-0.13": (EXPERTS, ["--data-parallel-size=2", EP, f"--stack={OLD_STACK}"], ["--rank=0"]),
     "dp2-tp2-ep": (
         EXPERTS,
         ["--data-parallel-size=2", "--tensor-parallel-size=2", EP],
@@ -121,6 +122,25 @@ def test_a_rank_alone_is_as_among_all(plan, case):
 @pytest.mark.parametrize("case", [case for case in CASES if case not in DEFAULT])
 def test_a_rank_alone_is_as_among_all_in_other_worlds(plan, case):
     assert_alone_as_among_all(plan, case)
+
+
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_replicas_of_more_ranks_than_a_machine_has_devices(plan, stack):
+    """Two replicas of 16 ranks, on machines of eight devices; the rank belongs to the second.
+
+    Each was refused: the engine counts devices where it has data parallelism, and 0.13.0 compares
+    its swap space, 64 GiB, with the memory of this machine, and gets the replicas' token counts in
+    a form of its own.
+    """
+    config = '{"num_attention_heads": 16, "num_experts": 64}'
+    sizes = ["--data-parallel-size=2", "--tensor-parallel-size=16", EP, "--hf-overrides", config]
+    args = ["--enforce-eager", "--stack", require_stack(stack), "--rank=17"]
+    result = plan(EXPERTS, *sizes, *args)
+    [rank] = result.report["ranks"]
+    assert rank["budget"]["residual_bytes"] == 0
+    assert result.info["ranks"]["world_size"] == 32
+    fuller = [0, 8, 16, 24] if stack == OLD_STACK else []  # the first devices of machines
+    assert result.info["ranks"]["not_run"] == fuller
 
 
 @pytest.mark.full

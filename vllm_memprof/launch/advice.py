@@ -17,6 +17,13 @@ ADVICE: tuple[tuple[str, str], ...] = (
         "this release of vLLM has no such architecture: correct `architectures` in config.json, "
         "or run it on another stack (`memprof sim list`, --stack)",
     ),
+    (
+        r"preprocessor_config\.json|Can't load (?:image|video)? ?(?:processor|feature extractor)"
+        r"|Unrecognized (?:processing class|image processor|feature extractor)",
+        "the model takes images, audio or video, and its folder lacks the files of its processor: "
+        "copy preprocessor_config.json, and where the model has them processor_config.json and "
+        "video_preprocessor_config.json, from its repository",
+    ),
     (r"trust.remote.code", "add --trust-remote-code: the model's folder brings code of its own"),
     (
         r"divisible by (?:the )?tensor|must be divisible by tensor|Total number of attention heads",

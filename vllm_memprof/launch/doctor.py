@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,47 @@ _EXPANDABLE_CONFLICTS = ("max_split_size_mb", "garbage_collection_threshold")
 _MIN_FREE_BYTES = 2 * GIB  # a run record is small; compile caches and logs are not
 _MIN_SHM_BYTES = 1 * GIB  # vLLM's message queues between ranks
 _COMPILERS = ("g++", "clang++", "c++")
+#: Device files beside /dev/davinciN. (installation guide of vllm-ascend: docker run)
+_NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
+_LOAD = """
+import ctypes, json, sys
+def error(name):
+    try: ctypes.CDLL(name)
+    except OSError as found: return str(found)
+print(json.dumps([error(name) for name in sys.argv[1:]]))
+"""
+
+
+@dataclass(frozen=True)
+class HostLibrary:
+    """A library that an engine on a real NPU loads, and how a host gets it."""
+
+    check: str  # name of its check
+    files: tuple[str, ...]  # as the loader is asked for them; the first that loads counts
+    todo: str
+
+
+#: What a host with an NPU needs beside device files. (installation guide of vllm-ascend)
+HOST_LIBRARIES = (
+    HostLibrary(
+        "driver",
+        ("libascend_hal.so",),
+        "install the NPU's driver; in a container mount /usr/local/Ascend/driver/lib64 and "
+        "version.info, with lib64/driver on LD_LIBRARY_PATH",
+    ),
+    HostLibrary(
+        "CANN",
+        ("libascendcl.so",),
+        "source the toolkit's set_env.sh (/usr/local/Ascend/ascend-toolkit/set_env.sh)",
+    ),
+    HostLibrary("ATB", ("libatb.so",), "source /usr/local/Ascend/nnal/atb/set_env.sh"),
+    HostLibrary(
+        "libdcmi",
+        ("libdcmi.so", "/usr/local/dcmi/libdcmi.so"),
+        "in a container mount /usr/local/dcmi; without it memory of other processes on a device "
+        "is not measured",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -69,25 +111,29 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
     checks = [check_memprof(), check_platform()]
     facts, engine_checks = check_engine(python, environ)
     checks += engine_checks
-    devices = check_devices(environ)
+    devices = check_devices()
     checks += devices
+    host = check_host(devices[0], sys.executable if facts is None else str(facts.path), environ)
+    checks += host
     stacks = check_stacks(environ)
     checks += [check_compiler(bool(ready_stacks(stacks))), *stacks]
     checks += [*check_plugins_variable(environ), *check_alloc_conf(environ)]
     if facts is not None and facts.has_vllm and facts.has_memprof:
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_run_dir(), check_shm()]
-    return Diagnosis(checks, find_ways(facts, devices, stacks))
+    return Diagnosis(checks, find_ways(facts, devices, host, stacks))
 
 
 def find_ways(
-    facts: InterpreterFacts | None, devices: list[Check], stacks: list[Check]
+    facts: InterpreterFacts | None, devices: list[Check], host: list[Check], stacks: list[Check]
 ) -> list[str]:
     """Return the ``--device`` values that would work."""
     ways = []
+    lacks = {check.name for check in host if check.state != GOOD}
     if facts is not None and facts.has_vllm and PLUGIN_NAME in facts.plugins:
         kinds = [check.name.split()[0] for check in devices if check.state == GOOD]
-        ways += [f"--device {kind}" for kind in kinds if kind in ("npu", "cuda")]
+        ways += ["--device npu"] if "npu" in kinds and "CANN" not in lacks else []
+        ways += ["--device cuda"] if "cuda" in kinds else []
     if ready_stacks(stacks):
         ways.append(f"--device sim:{DEFAULT_PROFILE}")
     return ways
@@ -144,37 +190,72 @@ def check_engine(
     return facts, checks
 
 
-def check_devices(environ: Mapping[str, str], dev: Path = Path("/dev")) -> list[Check]:
+def check_devices(dev: Path = Path("/dev")) -> list[Check]:
     """Device files and the vendors' tools."""
     nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
     found = f"{len(nodes)} device(s): {', '.join(nodes[:8])}" if nodes else "no /dev/nvidia*"
-    return [_check_npu(environ, dev), Check("cuda", GOOD if nodes else INFO, found)]
+    return [_check_npu(dev), Check("cuda", GOOD if nodes else INFO, found)]
 
 
-def _check_npu(environ: Mapping[str, str], dev: Path) -> Check:
+def _check_npu(dev: Path) -> Check:
     nodes = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
     if not nodes:
         tool = " (npu-smi is there)" if shutil.which("npu-smi") else ""
-        todo = "--device sim:910b needs none; in a container pass --device /dev/davinciN and "
-        todo += "/dev/davinci_manager"
+        files = ", ".join(f"/dev/{name}" for name in _NPU_FILES)
+        todo = f"--device sim:910b needs none; in a container pass --device /dev/davinciN, {files}"
         return Check("npu", INFO, f"no /dev/davinci*{tool}", todo)
     found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
     closed = [
         node.name
-        for node in [*nodes, dev / "davinci_manager"]
+        for node in [*nodes, *(dev / name for name in _NPU_FILES)]
         if not os.access(node, os.R_OK | os.W_OK)
     ]
     if closed:
         todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
         return Check("npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo)
-    if not (environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")):
-        return Check(
-            "npu",
-            WARNING,
-            f"{found}; ASCEND_HOME_PATH is not set",
-            "source the CANN toolkit's set_env.sh",
-        )
     return Check("npu", GOOD, found)
+
+
+def check_host(npu: Check, python: str, environ: Mapping[str, str]) -> list[Check]:
+    """The libraries of a host with an NPU, loaded by the engine's interpreter in its environment.
+
+    Without an NPU what is missing is information, not a fault.
+
+    Args:
+        npu: the check of device files.
+        python: interpreter that loads them, in a process of its own.
+        environ: of the engine.
+    """
+    asked = [file for library in HOST_LIBRARIES for file in library.files]
+    try:
+        done = subprocess.run(
+            [python, "-S", "-c", _LOAD, *asked],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        errors = dict(zip(asked, json.loads(done.stdout), strict=True))
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        errors = dict.fromkeys(asked, f"could not be loaded: {error}")
+    lacking = INFO if npu.state == INFO else WARNING
+    checks = []
+    for library in HOST_LIBRARIES:
+        loaded = [file for file in library.files if errors[file] is None]
+        if not loaded:
+            checks.append(
+                Check(library.check, lacking, str(errors[library.files[0]]), library.todo)
+            )
+        elif library.check == "CANN" and not _cann_home(environ):
+            found = f"{loaded[0]}; ASCEND_HOME_PATH is not set"
+            checks.append(Check(library.check, lacking, found, library.todo))
+        else:
+            checks.append(Check(library.check, GOOD, loaded[0]))
+    return checks
+
+
+def _cann_home(environ: Mapping[str, str]) -> str | None:
+    return environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
 
 
 def check_compiler(needless: bool) -> Check:

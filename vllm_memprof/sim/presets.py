@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.sim import hubs
+from vllm_memprof.sim import hubs, processors
 from vllm_memprof.sim.folders import JsonFiles, has_tokenizer, has_weights, write_folder
 from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
 from vllm_memprof.sim.quantization import RULES, describe
@@ -25,6 +25,8 @@ from vllm_memprof.sim.tokenizers import TokenizerTable, table_for, tokenizer_fil
 from vllm_memprof.sim.weights import ModelConfig
 
 PRESETS_DIR = Path(__file__).parent / "data" / "presets"
+#: End of the names of a processor's files.
+_PROCESSOR = "processor_config.json"
 #: Part of the key of a generated folder; raise it when the generator writes something else.
 GENERATOR = 2
 #: A generated folder is complete: nothing is asked of a hub.
@@ -209,10 +211,18 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     made: JsonFiles = {}
     tokenizer_options = {"--tokenizer", "--skip-tokenizer-init"}
     if not has_tokenizer(folder) and not _given(user_args) & tokenizer_options:
-        made = _stand_ins(config, folder)
+        made = _tokenizer_of(config, folder)
         extra += [] if made else ["--skip-tokenizer-init"]
         remedy = "a synthetic one was generated" if made else extra[-1]
         stand_ins.append(f"{model} has no tokenizer: {remedy}")
+    processor, like = _processor_of(config)
+    if processor and not processors.has_processor(folder):
+        lacking = {name: file for name, file in processor.items() if not (folder / name).exists()}
+        made = {**lacking, **made}
+        stand_ins.append(
+            f"{model} has no {', '.join(sorted(lacking))}: generated as for {like}; "
+            "they decide how large the multimodal profile is"
+        )
     if _is_quantized(user_args) and not (folder / DESCRIPTION).is_file():
         made = {**made, **_description(config, str(folder))}
         stand_ins.append(_GENERATED_DESCRIPTION)
@@ -226,20 +236,46 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     return ResolvedModel(model, str(path), source, extra, _OFFLINE, note, tuple(stand_ins))
 
 
-def _stand_ins(config: ModelConfig, folder: Path) -> JsonFiles:
-    """Return tokenizer and preprocessor files that a folder lacks, by its kind or vocabulary."""
+def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
+    """Return a tokenizer's files by a model's kind, or by the size of its vocabulary alone.
+
+    With those of a preset comes what else it has and the folder lacks, its processor aside.
+    """
+    preset, family = _preset_like(config), processors.family_of(config)
+    if preset is not None:
+        others = {
+            name: file
+            for name, file in preset.files.items()
+            if not name.endswith(_PROCESSOR) and not (folder / name).exists()
+        }
+        return {**others, **tokenizer_files(preset.tokenizer)}
+    if family is not None:
+        table = _tokenizer(family.tokenizer)
+        first = processors.first_special_id(family, config, table["special_tokens"])
+        if first is not None:
+            return tokenizer_files({**table, "plain_tokens": first})
+    by_size = table_for(config)
+    return {} if by_size is None else tokenizer_files(by_size)
+
+
+def _processor_of(config: ModelConfig) -> tuple[JsonFiles, str]:
+    """Return the processor's files of a model's kind, or none, and whose they are."""
+    preset, family = _preset_like(config), processors.family_of(config)
+    if preset is not None:
+        names = [name for name in preset.files if name.endswith(_PROCESSOR)]
+        return {name: preset.files[name] for name in names}, preset.name
+    if family is not None:
+        return processors.processor_files(family, config), ", ".join(family.model_types)
+    return {}, ""
+
+
+def _preset_like(config: ModelConfig) -> Preset | None:
+    """Return the first preset of a model's kind and vocabulary."""
 
     def kind(table: ModelConfig) -> tuple[str | None, int | None]:
         return table.get("model_type"), (table.get("text_config") or table).get("vocab_size")
 
-    for preset in list_presets():
-        if kind(preset.config) == kind(config):
-            others = {
-                key: file for key, file in preset.files.items() if not (folder / key).exists()
-            }
-            return {**others, **tokenizer_files(preset.tokenizer)}
-    table = table_for(config)
-    return {} if table is None else tokenizer_files(table)
+    return next((preset for preset in list_presets() if kind(preset.config) == kind(config)), None)
 
 
 def _description(config: ModelConfig, name: str) -> JsonFiles:

@@ -40,6 +40,7 @@ TokenizerTable = TypedDict(
         "pad_token": str,
         "model_max_length": int,
         "message": Message,
+        "extra_special_tokens": dict[str, str],  # what a processor calls some of them
     },
     total=False,
 )
@@ -104,7 +105,7 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
         "decoder": byte_level,
         "model": model,
     }
-    names = ("bos_token", "eos_token", "pad_token", "model_max_length")
+    names = ("bos_token", "eos_token", "pad_token", "model_max_length", "extra_special_tokens")
     config = {
         "tokenizer_class": table["class"],
         **{name: value for name, value in table.items() if name in names},

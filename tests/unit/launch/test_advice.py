@@ -68,3 +68,18 @@ def test_tensor_parallel_size():
 def test_nothing_is_advised_without_knowledge():
     assert advise("worker TP1 (pid 3) was killed by SIGKILL in weight_load") is None
     assert advise(None) is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OSError: Can't load image processor for '/m'. If you were trying to load it from",
+        "ValueError: Unrecognized processing class in /m. Can't instantiate a processor",
+        "OSError: /m does not appear to have a file named preprocessor_config.json",
+    ],
+)
+def test_a_model_without_the_files_of_its_processor(said):
+    advice = advise(f"DP0 TP0 failed in device_init: {said}")
+    assert advice is not None
+    for name in ("preprocessor", "processor", "video_preprocessor"):
+        assert f" {name}_config.json" in advice

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,14 +51,17 @@ def test_plugins_variable():
 
 
 def test_devices(tmp_path):
-    npu, cuda = doctor.check_devices({}, tmp_path)
+    npu, cuda = doctor.check_devices(tmp_path)
     assert (npu.state, cuda.state) == (doctor.INFO, doctor.INFO)
+    assert "/dev/davinciN, /dev/davinci_manager, /dev/devmm_svm, /dev/hisi_hdc" in npu.todo
     for name in ("davinci0", "davinci1", "davinci_manager", "nvidia0"):
         (tmp_path / name).touch()
-    npu, cuda = doctor.check_devices({}, tmp_path)
+    npu, cuda = doctor.check_devices(tmp_path)
     assert npu.state == doctor.WARNING
-    assert "set_env.sh" in npu.todo
-    npu, cuda = doctor.check_devices({"ASCEND_HOME_PATH": "/usr"}, tmp_path)
+    assert "not accessible: devmm_svm, hisi_hdc" in npu.found
+    for name in ("devmm_svm", "hisi_hdc"):
+        (tmp_path / name).touch()
+    npu, cuda = doctor.check_devices(tmp_path)
     assert npu.found == "2 device(s): davinci0, davinci1"
     assert (npu.state, cuda.state) == (doctor.GOOD, doctor.GOOD)
 
@@ -66,16 +71,60 @@ def test_ways_to_run():
         Path("p"), "3", "x", has_vllm=True, has_memprof=True, plugins=("memprof",)
     )
     device = Check("npu", doctor.GOOD, "")
+    host = [Check("CANN", doctor.GOOD, ""), Check("libdcmi", doctor.WARNING, "")]
+    bare = [Check("CANN", doctor.WARNING, "")]
     stack = Check(doctor.STACK, doctor.GOOD, "")
-    assert find_ways(facts, [device], []) == ["--device npu"]
-    assert find_ways(None, [device], []) == []
-    assert find_ways(None, [], [stack]) == ["--device sim:910b"]
-    assert (
-        find_ways(
-            facts, [Check("npu", doctor.WARNING, "")], [Check(doctor.STACK, doctor.MISSING, "")]
-        )
-        == []
-    )
+    assert find_ways(facts, [device], host, []) == ["--device npu"]
+    assert find_ways(facts, [device], bare, []) == []
+    assert find_ways(facts, [Check("cuda", doctor.GOOD, "")], bare, []) == ["--device cuda"]
+    assert find_ways(None, [device], host, []) == []
+    assert find_ways(None, [], [], [stack]) == ["--device sim:910b"]
+    closed, absent = Check("npu", doctor.WARNING, ""), Check(doctor.STACK, doctor.MISSING, "")
+    assert find_ways(facts, [closed], host, [absent]) == []
+
+
+def libraries(folder: Path, *names: str) -> dict[str, str]:
+    """An environment whose loader finds libraries of these names."""
+    source = folder / "empty.c"
+    source.touch()
+    for name in names:
+        command = ["cc", "-shared", "-o", str(folder / name), str(source)]
+        subprocess.run(command, check=True)
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+def test_what_a_host_with_an_npu_needs(tmp_path):
+    """Every library is named with what to do; with an NPU, what does not load is a warning."""
+    found = Check("npu", doctor.GOOD, "")
+    env = libraries(tmp_path, "libascendcl.so", "libdcmi.so")
+    checks = {c.name: c for c in doctor.check_host(found, sys.executable, env)}
+    assert list(checks) == ["driver", "CANN", "ATB", "libdcmi"]
+    assert "libascend_hal.so" in checks["driver"].found  # in the loader's words
+    assert "/usr/local/Ascend/driver" in checks["driver"].todo
+    assert checks["CANN"].found == "libascendcl.so; ASCEND_HOME_PATH is not set"
+    assert "set_env.sh" in checks["CANN"].todo
+    assert "nnal/atb/set_env.sh" in checks["ATB"].todo
+    assert {name: c.state for name, c in checks.items()} == {
+        "driver": doctor.WARNING,
+        "CANN": doctor.WARNING,
+        "ATB": doctor.WARNING,
+        "libdcmi": doctor.GOOD,
+    }
+    env["ASCEND_HOME_PATH"] = "/usr/local/Ascend"
+    cann = doctor.check_host(found, sys.executable, env)[1]
+    assert (cann.state, cann.found, cann.todo) == (doctor.GOOD, "libascendcl.so", "")
+
+
+def test_without_an_npu_nothing_of_it_is_a_fault():
+    absent = Check("npu", doctor.INFO, "")
+    checks = doctor.check_host(absent, sys.executable, {})
+    assert {check.state for check in checks} <= {doctor.INFO, doctor.GOOD}
+    assert all(check.todo for check in checks if check.state == doctor.INFO)
+
+
+def test_an_interpreter_that_loads_nothing():
+    checks = doctor.check_host(Check("npu", doctor.GOOD, ""), "/no/python", {})
+    assert {check.state for check in checks} == {doctor.WARNING}
 
 
 def test_hooks_are_summarised():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ def test_engine_arguments_are_everything_behind_the_dashes(monkeypatch: pytest.M
     )
     driver.main(["plan", "--model", "m", "--", "-tp", "2", "--", "x"])
     assert given == [("m", ["-tp", "2", "--", "x"])]
+
+
+def test_swap_space_is_not_compared_with_the_machine_of_a_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    older, newer = Namespace(swap_space=16.0), Namespace()
+    for args in (older, newer):
+        driver._leave_out_swap_space(args)
+    assert (older, newer) == (Namespace(swap_space=0), Namespace())
+    assert "--swap-space 16 is not compared" in capsys.readouterr().out

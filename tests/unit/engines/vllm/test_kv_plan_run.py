@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.engines.vllm.kv_plan_run import free_host_bytes, world_of
+from vllm_memprof.engines.vllm.kv_plan_run import (
+    _become_replica,
+    _replicas_of_a_machine,
+    free_host_bytes,
+    world_of,
+)
 from vllm_memprof.engines.vllm.rank_choice import World
 
 MIB = 1 << 20
@@ -56,3 +62,17 @@ def test_free_host_memory(tmp_path, limit, free):
 
 def test_a_machine_that_says_nothing(tmp_path):
     assert free_host_bytes(tmp_path, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "tensor", "index", "local"),
+    [(None, 1, 5, 5), (8, 1, 5, 5), (8, 2, 5, 1), (8, 4, 5, 1), (8, 16, 5, 0)],
+)
+def test_a_replica_is_numbered_on_its_own_machine(devices, tensor, index, local, monkeypatch):
+    process = multiprocessing.current_process()
+    monkeypatch.setattr(process, "_name", process.name)  # put back after the test
+    world = World(tensor=tensor, data=16)
+    given = config(experts=8, tensor_parallel_size=tensor, data_parallel_size=16)
+    _become_replica(given, index, _replicas_of_a_machine(world, devices))
+    parallel = given.parallel_config
+    assert (parallel.data_parallel_rank_local, parallel.data_parallel_rank) == (local, index)
