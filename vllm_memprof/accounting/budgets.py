@@ -191,7 +191,9 @@ def fit_device(
         unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
         device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
         suggestions=[
-            Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, held(size)))
+            Suggestion(
+                limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, held(size))
+            )
             for limit, size in suggested.items()
         ],
         how={name: known for name, (size, known) in how.items() if size is not None},

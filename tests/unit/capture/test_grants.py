@@ -17,14 +17,14 @@ HOOK = HOOKS[0]
 
 @pytest.fixture
 def recorder() -> Any:
-    return SimpleNamespace(
-        figures=dict.fromkeys(FIGURES), notes=SimpleNamespace(kv_groups=None)
-    )
+    return SimpleNamespace(figures=dict.fromkeys(FIGURES), notes=SimpleNamespace(kv_groups=None))
 
 
 def group(*pages: int) -> Any:
     """A KV cache group of layers with pages of their own, as vLLM's UniformTypeKVCacheSpecs."""
-    layers = {f"layers.{index}": SimpleNamespace(page_size_bytes=page) for index, page in enumerate(pages)}
+    layers = {
+        f"layers.{index}": SimpleNamespace(page_size_bytes=page) for index, page in enumerate(pages)
+    }
     return SimpleNamespace(
         layer_names=list(layers), kv_cache_spec=SimpleNamespace(kv_cache_specs=layers)
     )

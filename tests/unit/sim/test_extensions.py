@@ -71,7 +71,7 @@ def test_finished_objects_are_kept(source: Path, target: Target) -> None:
 
 def test_a_missing_file_is_named(source: Path, target: Target) -> None:
     wrong = dataclasses.replace(BINDING, sources=("csrc/other.cpp",))
-    with pytest.raises(SetupError, match="has no csrc/other.cpp"):
+    with pytest.raises(SetupError, match=r"has no csrc/other\.cpp"):
         build_extension(wrong, source, target, find_compiler())
 
 

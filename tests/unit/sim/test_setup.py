@@ -14,6 +14,7 @@ import pytest
 
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import runtime, setup
+from vllm_memprof.sim.extensions import Target
 from vllm_memprof.sim.setup import Progress, run_command, setup_stack, tail_of
 from vllm_memprof.sim.stacks import default_prefix, load_stack
 
@@ -364,3 +365,54 @@ def test_a_profile_without_a_version_installs_no_cann(tmp_path):
     env = runtime.engine_env(profile, tmp_path)
     assert installed_versions(Path(env["ASCEND_HOME_PATH"])) == []
     assert Path(env["ASCEND_OPP_PATH"]).is_dir()
+
+
+def test_a_package_of_another_stack_is_linked_and_not_downloaded(prefix):
+    """``filelock`` is pinned alike in both; of the other stack's packages it alone is whole."""
+    old, new = load_stack("vllm-ascend-0.13.0"), load_stack("vllm-ascend-0.18.0")
+    version = old.version_of("filelock")
+    assert version == new.version_of("filelock")
+    machine = FakeMachine(prefix)
+    site = default_prefix(old.name) / machine.site_packages.relative_to(prefix)
+    metadata = site / f"filelock-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "filelock.py").write_text("")
+    (metadata / "INSTALLER").write_text("pip")
+    empty = "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
+    rows = [f"filelock.py,{empty},0", f"{metadata.name}/INSTALLER,,", f"{metadata.name}/RECORD,,"]
+    (metadata / "RECORD").write_text("\n".join(rows))
+    recorder = Recorder()
+    setup_stack(new.name, prefix, recorder, run=machine)
+    assert (machine.site_packages / "filelock.py").samefile(site / "filelock.py")
+    assert f"sharing filelock with {old.name}" in recorder.details
+    count = sum(len(chunk.pins) for chunk in new.chunks)
+    pip = [text for text in recorder.details if re.fullmatch(r"\d+ of \d+ packages", text)]
+    assert sum(int(text.split()[0]) for text in pip) == count - 1
+
+
+def test_an_extension_is_compiled_from_the_source_distribution(prefix, monkeypatch):
+    stack = load_stack("vllm-ascend-0.30.0rc2")
+    machine = FakeMachine(prefix)
+    built = []
+
+    def run(command, env, listen):
+        if "download" in command:
+            folder = Path(command[command.index("--dest") + 1])
+            assert env["SOC_VERSION"]  # pip prepares the metadata
+            (folder / "vllm_ascend-0.30.0rc2.tar.gz").write_text("")
+        return machine(command, env, listen)
+
+    def build(extension, source, target, compiler):
+        built.append(extension.module)
+        target.file_of(extension).parent.mkdir(parents=True, exist_ok=True)
+        target.file_of(extension).touch()
+
+    target = Target(machine.site_packages, Path("include"), ".so")
+    monkeypatch.setattr(setup, "target_of", lambda python: target)
+    monkeypatch.setattr(setup, "build_extension", build)
+    setup_stack(stack.name, prefix, run=run)
+    assert built == ["vllm_ascend.vllm_ascend_C"]
+    left = [path.suffix for path in (prefix / "extensions").iterdir()]
+    assert left == [".done"]  # sources and objects are removed
+    setup_stack(stack.name, prefix, run=run, force=True)
+    assert len(built) == 1

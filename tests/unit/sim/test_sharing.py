@@ -14,7 +14,9 @@ SITE = Path("lib/python3.11/site-packages")
 
 
 def _digest(content: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().strip("=")
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().strip(
+        "="
+    )
 
 
 @pytest.fixture

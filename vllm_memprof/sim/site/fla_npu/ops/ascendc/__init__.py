@@ -16,9 +16,7 @@ def causal_conv1d_fn(x: Any, weight: Any, bias: Any = None, **_: Any) -> Any:
     return x.new_empty(x.shape)
 
 
-def causal_conv1d_update(
-    x: Any, conv_state: Any, weight: Any, out: Any = None, **_: Any
-) -> Any:
+def causal_conv1d_update(x: Any, conv_state: Any, weight: Any, out: Any = None, **_: Any) -> Any:
     """Return ``out``, else a tensor like the input: the convolution of a decode step."""
     return x.new_empty(x.shape) if out is None else out
 
