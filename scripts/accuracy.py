@@ -153,6 +153,7 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         "equation": rank["budget"]["equation"],
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),
+        "communicators": sum(each["phase"] == "communicator" for each in rank["phases"]),
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }

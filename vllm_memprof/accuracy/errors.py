@@ -38,6 +38,7 @@ class Planned:
     equation: str | None = None
     engine_version: str | None = None
     world_size: int = 1
+    communicators: int = 0  # with a collective up to the KV plan
     figures: Mapping[str, float | None] = field(default_factory=dict)  # bytes, counts
     graph_count: int | None = None  # captured graphs
     constants: Mapping[str, int] = field(default_factory=dict)  # of the device profile
@@ -113,10 +114,10 @@ def without_fitted(planned: Planned, figure: str, simulated: float) -> float | N
     """Return a figure with every constant that was taken from a run set to nothing.
 
     E2 subtracts all non-torch memory of the device, the context included; E3 and E4 what was added
-    since the process began. What HCCL takes beside its buffers is held from the first collective.
+    since the process began. HCCL takes something beside the buffers of each communicator.
     """
     taken = {name: planned.constants[name] for name in planned.taken}
-    non_torch = taken.get("hccl_base_bytes", 0) if planned.world_size > 1 else 0
+    non_torch = taken.get("hccl_base_bytes", 0) * planned.communicators
     if planned.equation == "E2":
         non_torch += taken.get("context_bytes", 0)
     match figure:

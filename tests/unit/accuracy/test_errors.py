@@ -27,6 +27,7 @@ PLANNED = Planned(
     seconds=1.0,
     equation="E4",
     world_size=2,
+    communicators=1,
     figures={"kv_cache": 41 * GIB, "tokens": 990, "graphs": 5000.0, "non_torch": 3.0 * GIB},
     graph_count=10,
     constants=TAKEN,
@@ -62,11 +63,11 @@ def test_a_figure_fitted_to_its_run_is_no_prediction():
 
 
 @pytest.mark.parametrize(
-    ("equation", "world_size", "expected"),
-    [("E4", 2, 43), ("E4", 1, 41), ("E2", 1, 42), ("E2", 2, 44)],
+    ("equation", "communicators", "expected"),
+    [("E4", 1, 43), ("E4", 0, 41), ("E4", 3, 47), ("E2", 0, 42), ("E2", 1, 44)],
 )
-def test_a_kv_cache_without_constants_taken_from_runs(equation, world_size, expected):
-    planned = replace(PLANNED, equation=equation, world_size=world_size)
+def test_a_kv_cache_without_constants_taken_from_runs(equation, communicators, expected):
+    planned = replace(PLANNED, equation=equation, communicators=communicators)
     found = errors(planned=planned)
     assert found["kv_cache"].without_fitted == expected * GIB
     assert found["tokens"].without_fitted == pytest.approx(990 * expected / 41)
