@@ -153,9 +153,9 @@ def fit_device(
     if serves_with is not None and counted != 1.0:
         serves_with = int(serves_with / counted)  # bytes of the device
 
-    def held(suggested: int) -> int:
+    def spare_with(suggested: int) -> int | None:
         factor = counted_per_byte(equation, evidence.figures, fixed_size=True)
-        return suggested if factor == 1.0 else int(suggested / factor)
+        return minus(fits, suggested if factor == 1.0 else int(suggested / factor))
 
     def tokens_of(size: int) -> int | None:
         return tokens_for_bytes(kv, size if counted == 1.0 else int(size * counted))
@@ -191,9 +191,7 @@ def fit_device(
         unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
         device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
         suggestions=[
-            Suggestion(
-                limit, size, of_equation, tokens_for_bytes(kv, size), minus(fits, held(size))
-            )
+            Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), spare_with(size))
             for limit, size in suggested.items()
         ],
         how={name: known for name, (size, known) in how.items() if size is not None},

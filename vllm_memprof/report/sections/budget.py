@@ -187,7 +187,9 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
                 )
             )
     if budget.override == STARTUP_PLAN:
-        absent = [title_of(term.name) for term in budget.terms if term.bytes is None]
+        absent = [
+            title_of(term.name) for term in budget.terms if term.subtracted and term.bytes is None
+        ]
         notes.append(
             text(
                 "the size is that of a start-up plan, kept by the engine from an earlier start: "
