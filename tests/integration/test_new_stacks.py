@@ -3,11 +3,16 @@ the audit agreed. The environments take minutes to set up (make sim-every): no p
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.engine import require_stack
+from tests.support.engine import OLD_STACK, STACK, require_stack
+from vllm_memprof.capture.hook import REQUIRED
+from vllm_memprof.capture.hooks.table import rows_in_force
+from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -77,3 +82,80 @@ def test_every_phase_and_every_byte(
 ) -> None:
     run = offline(run_memprof, stack, "memprof/tiny", f"-tp={tp}", env=env)
     assert_reconciled(run, tp, PHASES | more)
+
+
+def _names(path: Path, parents: list[str]) -> set[str]:
+    """Return the names that a module, or a class in it, defines or imports, by its source."""
+    body: Any = ast.parse(path.read_text(encoding="utf-8"))
+    for name in parents:
+        body = next(
+            node for node in body.body if isinstance(node, ast.ClassDef) and node.name == name
+        )
+    found = set()
+    for node in ast.walk(body) if not parents else body.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(alias.asname or alias.name) for alias in node.names}
+    return found
+
+
+def _is_there(site_packages: Path, target: str) -> bool:
+    module, _, path = target.partition(":")
+    file = site_packages / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        file = site_packages / module.replace(".", "/") / "__init__.py"
+    *parents, name = path.split(".")
+    try:
+        return name in _names(file, parents)
+    except (OSError, StopIteration):
+        return False
+
+
+@pytest.mark.parametrize("name", [STACK_018, STACK_030, STACK, OLD_STACK])
+def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
+    """By the sources: a phase whose function moved is found without a run of it."""
+    stack = load_stack(require_stack(name))
+    site = default_prefix(name) / f"lib/python{stack.python}/site-packages"
+    rows = [
+        row
+        for row in rows_in_force("npu", stack.version_of("vllm"))
+        if row.need == REQUIRED and any(target.startswith("vllm") for target in row.targets)
+    ]
+    assert len(rows) > 10
+    lost = [row.id for row in rows if not any(_is_there(site, target) for target in row.targets)]
+    assert lost == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        (
+            STACK_030,
+            {"w.startup_plan", "w.kv_groups", "w.multi_group", "w.kv_planner", "w.kernel_warm_up"},
+        )
+    ],
+)
+def test_optional_rows_that_a_release_has(name: str, rows: set[str]) -> None:
+    stack = load_stack(require_stack(name))
+    site = default_prefix(name) / f"lib/python{stack.python}/site-packages"
+    found = {
+        row.id
+        for row in rows_in_force("npu", stack.version_of("vllm"))
+        if row.id in rows and any(_is_there(site, target) for target in row.targets)
+    }
+    assert found == rows
+
+
+def test_the_v2_runner_has_the_functions_of_its_phases() -> None:
+    """Rows list both runners: each phase of the second is there by itself."""
+    stack = load_stack(require_stack(STACK_030))
+    site = default_prefix(STACK_030) / f"lib/python{stack.python}/site-packages"
+    targets = [
+        target
+        for row in rows_in_force("npu", stack.version_of("vllm"))
+        for target in row.targets
+        if ".worker.v2." in target or ".worker.gpu." in target
+    ]
+    assert len(targets) == 3
+    assert [target for target in targets if not _is_there(site, target)] == []

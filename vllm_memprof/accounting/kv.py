@@ -46,7 +46,8 @@ def build_kv(
     count = _integer(plan.get("group_count"))
     if count is None and groups:
         count = len(groups)  # of records from before it was recorded
-    per_block = _bytes_per_block(groups, planned, blocks, count)
+    shared = bool(plan.get("shared_backing"))
+    per_block = _bytes_per_block(groups, planned, blocks, count, shared)
     override = _integer(plan.get("num_gpu_blocks_override"))
     fitting = _fitting_blocks(plan, blocks)
     if fitting is None:
@@ -75,7 +76,7 @@ def build_kv(
         plan.get("mamba_cache_mode"),
     )
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
-    checks = _checks(kv, limits)
+    checks = _checks(kv, limits, shared)
     held = planned if planned is None or counted == 1.0 else round(planned / counted)
     checks.append(_allocated(held, allocated_bytes, padding if plan.get("kv_transfer") else 0))
     if printed is not None:
@@ -223,13 +224,18 @@ def worth_in_tokens(kv: Kv, size_bytes: int | None) -> int | None:
 
 
 def _bytes_per_block(
-    groups: list[KvGroup], planned: int | None, blocks: int | None, count: int | None
+    groups: list[KvGroup],
+    planned: int | None,
+    blocks: int | None,
+    count: int | None,
+    shared_backing: bool,
 ) -> int | None:
     """Return the bytes of one block on the device over all layers, as the plan divides them.
 
     Several groups share pools, one per layer of the largest group; the layers of a single group
-    have pages of their own.
-    (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups)
+    have pages of their own. In a shared backing a block has the bytes of the largest group.
+    (vllm 0.11.0 to 0.26.0, vllm/v1/core/kv_cache_utils.py::get_kv_cache_config_from_groups; 0.30.0,
+    _get_kv_cache_bytes_per_block)
     """
     if planned is not None and blocks and planned % blocks == 0:
         return planned // blocks
@@ -244,7 +250,11 @@ def _bytes_per_block(
     ]
     if count == 1:
         return sum(page * number for page, number in known)
-    if len(set(pages)) != 1 or count != len(groups):
+    if count != len(groups):  # a group of several layer types: which row is whose is not known
+        return None
+    if shared_backing:
+        return max(page * number for page, number in known)
+    if len(set(pages)) != 1:
         return None
     return known[0][0] * max(number for _, number in known)
 
@@ -273,14 +283,14 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
     return min(fitting, default=None)
 
 
-def _checks(kv: Kv, limits: Limits) -> list[Check]:
+def _checks(kv: Kv, limits: Limits, shared_backing: bool) -> list[Check]:
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
     if pages and None not in pages:
         replaced = [
             replace(g, page_size_bytes=page) for g, page in zip(kv.groups, pages, strict=True)
         ]
-        per_block = _bytes_per_block(replaced, None, None, kv.group_count)
+        per_block = _bytes_per_block(replaced, None, None, kv.group_count, shared_backing)
     if kv.planned_bytes is None:
         name = "bytes per block = those of its layers, by their types"
         checks = [_equal(name, per_block, kv.bytes_per_block)]

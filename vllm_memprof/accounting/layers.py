@@ -153,12 +153,15 @@ def _states(layout: _Layout, block: int, limits: Limits) -> int | None:
     """
     speculative = int(layout.get("num_speculative_blocks") or 0)
     fixed = {"none": 1, "align": 2}.get(limits.mamba_cache_mode or "")
-    return None if fixed is None else fixed + speculative
+    if fixed is None:
+        return None
+    kept = int(layout.get("num_prefill_checkpoint_blocks") or 0)  # from 0.29 on
+    return fixed + speculative + (kept if limits.mamba_cache_mode == "align" else 0)
 
 
 _SPECS = "vllm/v1/kv_cache_interface.py"
 
-#: Read in vLLM 0.11.0, 0.18.0, 0.23.0, 0.27.1 and 0.33.0.
+#: Read in vLLM 0.11.0, 0.18.0, 0.23.0, 0.27.1, 0.30.0 and 0.33.0.
 LAYER_TYPES: tuple[LayerType, ...] = (
     LayerType(("FullAttentionSpec",), _two_tensors, _whole_length, f"{_SPECS}::FullAttentionSpec"),
     LayerType(("MLAAttentionSpec",), _latent, _whole_length, f"{_SPECS}::MLAAttentionSpec"),

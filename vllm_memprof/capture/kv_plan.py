@@ -59,9 +59,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "max_model_len": max_model_len,
         "max_concurrency": concurrency,
         "available_bytes": [int(available) for available in available_bytes],
-        "planned_bytes": [
-            sum(int(tensor.size) for tensor in config.kv_cache_tensors) for config in configs
-        ],
+        "planned_bytes": [planned_bytes(config.kv_cache_tensors) for config in configs],
         "bytes_per_token": bytes_per_token(groups),
         "groups": groups,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
@@ -73,7 +71,26 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "max_num_batched_tokens": None if step_tokens is None else int(step_tokens),
         "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
         "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
+        "shared_backing": shares_backing(first.kv_cache_tensors),
     }
+
+
+def shares_backing(tensors: Sequence[Any]) -> bool:
+    """Return whether a plan's tensors are places in one allocation, over which groups lie.
+
+    From vLLM 0.29 on each names the size of the whole allocation, and where in it its layers are.
+    (vllm/v1/kv_cache_interface.py::KVCacheTensor 0.30.0; 0.28.0 has a size per tensor)
+    """
+    return any(hasattr(tensor, "layer_stride") for tensor in tensors)
+
+
+def planned_bytes(tensors: Sequence[Any]) -> int:
+    """Return the bytes of a plan on the device, an allocation that several tensors name once.
+
+    Tensors that name sizes that differ are in allocations of their own.
+    """
+    sizes = [int(tensor.size) for tensor in tensors if not getattr(tensor, "host_resident", False)]
+    return sum(set(sizes)) if shares_backing(tensors) else sum(sizes)
 
 
 def tokens_rule(vllm_version: str | None) -> str:
@@ -137,6 +154,7 @@ _LAYOUT = (
     "sliding_window",
     "attention_chunk_size",
     "extra_retained_tokens",
+    "num_prefill_checkpoint_blocks",
     "page_size_padded",
     "cache_dtype_str",
     "compress_ratio",

@@ -154,7 +154,7 @@ KV_PLAN = (
     "max_model_len",
     "max_concurrency",  # float
     "available_bytes",  # list, one per worker: what the equation granted
-    "planned_bytes",  # list, one per worker: what the plan's tensors sum to
+    "planned_bytes",  # list, one per worker: the plan's tensors, what several share counted once
     "bytes_per_token",  # per worker, all layers
     # list of {"type", "layers", "block_size", "page_size_bytes", "bytes_per_token", "dtype",
     # "layout"}
@@ -172,6 +172,7 @@ KV_PLAN = (
     "max_num_batched_tokens",
     "mamba_cache_mode",
     "kv_transfer",  # a connector is configured: its tensors are padded
+    "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
 )
 
 

@@ -357,3 +357,24 @@ def test_what_the_engine_did_not_print_is_unknown() -> None:
 
 def test_a_plan_that_holds_less_than_a_block_for_a_request_has_no_tokens() -> None:
     assert tokens_for_bytes(build_kv(plan(max_concurrency=50_000.0), 0, None), gib(1)) is None
+
+
+def test_groups_in_one_allocation_may_differ_in_their_pages() -> None:
+    """A block has the bytes of the largest group: 12 layers of 100 bytes, not 12 of 80."""
+    groups = [
+        {"type": "FullAttentionSpec", "layers": 12, "block_size": 16, "page_size_bytes": 100},
+        {"type": "MambaSpec", "layers": 12, "block_size": 16, "page_size_bytes": 80},
+    ]
+    plan = {"blocks": 10, "groups": groups, "group_count": 2, "planned_bytes": [None]}
+    assert build_kv({**plan, "shared_backing": True}, 0, None).bytes_per_block == 1200
+    assert build_kv(plan, 0, None).bytes_per_block is None
+
+
+def test_the_device_holds_more_than_the_engine_counts() -> None:
+    """Two groups with a buffer per layer each: the engine counts the bytes of one."""
+    plan = {"blocks": 10, "planned_bytes": [1000], "available_bytes": [1000]}
+    found = {
+        allocated: checks(build_kv(plan, 0, allocated, counted=0.5))["allocated"].ok
+        for allocated in (1000, 2000)
+    }
+    assert found == {1000: False, 2000: True}

@@ -15,6 +15,7 @@ from vllm_memprof.capture.kv_plan import (
     describe,
     describe_group,
     layout,
+    planned_bytes,
     tokens_rule,
 )
 
@@ -147,3 +148,15 @@ def test_a_layout_holds_numbers_and_words_only() -> None:
         == {}
     )
     assert context_parallel(SimpleNamespace()) == 1
+
+
+def _place(size: int, host: bool = False) -> Any:
+    """A tensor of vLLM from 0.29 on: a place in an allocation of that size."""
+    return SimpleNamespace(size=size, layer_stride=8, block_stride=8, host_resident=host)
+
+
+def test_groups_that_share_an_allocation_take_it_once() -> None:
+    assert planned_bytes([_place(640), _place(640)]) == 640
+    assert planned_bytes([_place(640), _place(640), _place(64)]) == 704  # one more, of a drafter
+    assert planned_bytes([_place(640), _place(9999, host=True)]) == 640
+    assert planned_bytes([SimpleNamespace(size=640), SimpleNamespace(size=640)]) == 1280

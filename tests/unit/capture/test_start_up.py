@@ -213,6 +213,7 @@ def test_kv_plan(run_engine: Run) -> None:
         "max_num_batched_tokens": None,
         "mamba_cache_mode": None,
         "kv_transfer": False,
+        "shared_backing": False,
     }
 
 

@@ -104,7 +104,9 @@ HOOKS: tuple[Hook, ...] = (
     *_worker_phase("w.profile_run", "profile_run", "determine_available_memory",
                    leave=actions.leave_profile_run),
     # Not entered when --kv-cache-memory-bytes is given.
-    marker("w.memory_profiling", "vllm_ascend.worker.worker:memory_profiling",
+    marker("w.memory_profiling",
+           "vllm_ascend.worker.worker:memory_profiling",
+           "vllm_ascend._310p.worker_310p:memory_profiling",
            leave=actions.keep_profile_result, kind="context", backends=NPU, versions=">=0.18"),
     marker("cuda.w.memory_profiling", "vllm.v1.worker.gpu_worker:memory_profiling",
            leave=actions.keep_profile_result, kind="context", backends=CUDA),
