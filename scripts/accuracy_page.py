@@ -44,7 +44,8 @@ plans gave is kept in [accuracy.json](accuracy.json).
 An error is (simulated - published) / published. A published figure has the rounding of its digits;
 a target counts as met if something that rounds to the published figure is within it. **Predicted**:
 no constant of the simulated device was taken from this very run; only these count in the
-statistics. *Fitted*: one was. *Inexact*: the source says "about" or lacks arguments that decide.
+statistics. *Fitted*: one was. *Inexact*: the source says "about", lacks arguments that decide, or
+ran a defect that the stack does not have.
 "Without taken constants" sets to nothing every constant that was taken from any run on hardware.
 
 ![Signed errors of each figure: weights, peak activation, KV cache, tokens and graphs, by
@@ -303,7 +304,7 @@ def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
 def _band(figure: str, errors: Sequence[Error], top: float) -> list[str]:
     """Draw one figure: its target as a band, its errors as dots that do not hide one another."""
     middle = top + _ROW / 2
-    out = [f'<text x="{_LEFT - 60}" y="{middle + 4}" text-anchor="end" fill="#111111">'
+    out = [f'<text x="12" y="{middle + 4}" fill="#111111">'
            f"{escape(TITLES[figure])}</text>"]  # fmt: skip
     target = TARGETS.get(figure)
     if target is not None:
