@@ -36,7 +36,8 @@ _HEAD = """\
 # Plans against hardware
 
 {count} starts on NPUs whose command lines and figures somebody published, and what the simulated
-device makes of the same command lines: {planned} are planned, {failed} cannot be. The table is
+device makes of the same command lines: {planned} are planned; of the other {failed} the
+[reason](#rows-without-a-plan) is below. The table is
 [`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml); this page and its picture are
 made from it by `make accuracy`, which plans each row on the stack nearest to its release. What the
 plans gave is kept in [accuracy.json](accuracy.json).
