@@ -36,7 +36,8 @@ _HEAD = """\
 # Plans against hardware
 
 {count} starts on NPUs whose command lines and figures somebody published, and what the simulated
-device makes of the same command lines: {planned} are planned, {failed} cannot be. The table is
+device makes of the same command lines: {planned} are planned; of the other {failed} the
+[reason](#rows-without-a-plan) is below. The table is
 [`tests/data/hardware_runs.toml`](../tests/data/hardware_runs.toml); this page and its picture are
 made from it by `make accuracy`, which plans each row on the stack nearest to its release. What the
 plans gave is kept in [accuracy.json](accuracy.json).
@@ -44,7 +45,8 @@ plans gave is kept in [accuracy.json](accuracy.json).
 An error is (simulated - published) / published. A published figure has the rounding of its digits;
 a target counts as met if something that rounds to the published figure is within it. **Predicted**:
 no constant of the simulated device was taken from this very run; only these count in the
-statistics. *Fitted*: one was. *Inexact*: the source says "about" or lacks arguments that decide.
+statistics. *Fitted*: one was. *Inexact*: the source says "about", lacks arguments that decide, or
+ran a defect that the stack does not have.
 "Without taken constants" sets to nothing every constant that was taken from any run on hardware.
 
 ![Signed errors of each figure: weights, peak activation, KV cache, tokens and graphs, by
@@ -303,7 +305,7 @@ def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
 def _band(figure: str, errors: Sequence[Error], top: float) -> list[str]:
     """Draw one figure: its target as a band, its errors as dots that do not hide one another."""
     middle = top + _ROW / 2
-    out = [f'<text x="{_LEFT - 60}" y="{middle + 4}" text-anchor="end" fill="#111111">'
+    out = [f'<text x="12" y="{middle + 4}" fill="#111111">'
            f"{escape(TITLES[figure])}</text>"]  # fmt: skip
     target = TARGETS.get(figure)
     if target is not None:
