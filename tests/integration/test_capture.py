@@ -284,6 +284,7 @@ def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
         assert len(planned.phases(label, "shutdown")) == 2
 
 
+@pytest.mark.full
 def test_graph_mode_in_one_process(
     engine: Engine, script: str, model_path: str, tmp_path: Path
 ) -> None:

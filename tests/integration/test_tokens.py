@@ -110,7 +110,9 @@ def compare(
     return results[0], results[1]
 
 
-@pytest.mark.parametrize("model", ["memprof/tiny", "memprof/tiny-moe"])
+@pytest.mark.parametrize(
+    "model", ["memprof/tiny", pytest.param("memprof/tiny-moe", marks=pytest.mark.full)]
+)
 def test_greedy_tokens_are_those_of_the_cpu(sim_stack, tmp_path, model):
     cpu, device = compare(sim_stack, tmp_path, model, "float32")
     assert len({token for made in cpu["tokens"] for token in made}) > 50, (
