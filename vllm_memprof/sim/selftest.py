@@ -21,16 +21,13 @@ TIMEOUT_S = 600.0
 _TAIL_LINES = 20
 
 
-def run_selftest(
-    stack: str | None, model: str, device: str, without: str = ""
-) -> list[PoisonedRead]:
+def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRead]:
     """Run a model in poison mode, a few tokens long; return what the host read uncomputed.
 
     Args:
         stack: of the engine; None for the default.
         model: a preset all of whose tensors are small; see ``memprof sim list``.
         device: name of a device profile.
-        without: answers of the simulated device to take out, for tests: see native/poison.h.
 
     Raises:
         UsageError: no such stack, device or quantization.
@@ -43,7 +40,6 @@ def run_selftest(
         env = {**os.environ, **runtime.env, **resolved.env, **poison_env(reads)}
         env |= {
             "MEMPROF_SIM_STATE": f"{folder}/state",
-            "MEMPROF_SIM_WITHOUT": without,
             "PYTHONPATH": f"{CALL_SITE_DIR}{os.pathsep}{env['PYTHONPATH']}",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
