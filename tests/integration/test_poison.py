@@ -11,7 +11,7 @@ from vllm_memprof.sim.selftest import run_selftest
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+@pytest.mark.parametrize("stack", [STACK, pytest.param(OLD_STACK, marks=pytest.mark.full)])
 def test_a_tiny_model_reads_what_was_written(stack):
     reads = run_selftest(require_stack(stack), "memprof/tiny", "910b")
     assert [read for read in reads if read.kind == UNWRITTEN] == []
