@@ -91,7 +91,16 @@ class SymbolPlan:
         """Return the content of ``symbols.json``."""
         columns = ["name", "state", "reason", "asked_by", "linked"]
         rows = [[getattr(symbol, column) for column in columns] for symbol in self.symbols]
-        return {"columns": columns, "symbols": rows, "sonames": self.sonames}
+        return {
+            "columns": columns,
+            "symbols": rows,
+            "null_on_failure": sorted(
+                symbol.name
+                for symbol in self.by_state("failing")
+                if symbol.name in self.pointer_results
+            ),
+            "sonames": self.sonames,
+        }
 
 
 def load_rules(path: Path = RULES_FILE) -> Rules:
