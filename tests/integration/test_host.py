@@ -146,7 +146,7 @@ def test_serve_offline_and_plan(host, run_memprof, cleanup_processes):
     plan = finish(*host.start("plan"))
     server, run_dir = host.start("serve", "--port=0")
     cleanup_processes.append(server)
-    wait_until((run_dir / "report.json").exists, 200, "the server is ready")
+    wait_until((run_dir / "report.json").exists, 300, "the server is ready")
     server.send_signal(signal.SIGINT)
     served = finish(server, run_dir)
     for run in (plan, served):

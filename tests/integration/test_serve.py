@@ -91,7 +91,7 @@ def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(
     process = start_memprof(args, run_dir)
     cleanup_processes.append(process)
     answer = wait_until(
-        lambda: models(port) or process.poll() is not None, 200, "the server answers"
+        lambda: models(port) or process.poll() is not None, 300, "the server answers"
     )
     assert answer is not True, (tmp_path / "run.out").read_text()[-3000:]
     assert [entry["id"] for entry in answer["data"]] == [model]
