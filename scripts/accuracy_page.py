@@ -19,6 +19,7 @@ from vllm_memprof.accuracy.errors import (
     statistics_of,
 )
 from vllm_memprof.accuracy.runs import FIGURES, PublishedRun
+from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -65,6 +66,7 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
     )
     parts = [
         head,
+        _earlier(done),
         "## Errors by figure\n",
         _statistics(errors),
         "## By device and equation\n",
@@ -84,6 +86,25 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
         _ADD,
     ]
     return "\n".join(parts)
+
+
+def _earlier(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+    """Name the rows that were planned before a constant of their device's profile changed."""
+    rows = []
+    for run, planned in done:
+        memory = load_profile(run.device).memory
+        if any(value != getattr(memory, name, value) for name, value in planned.constants.items()):
+            rows.append(run.id)
+    if not rows:
+        return ""
+    names = ", ".join(f"`{row}`" for row in rows)
+    said = (
+        "**Planned before a constant of the simulated device changed** (what a captured graph "
+        "takes, and what HCCL takes for each communicator), and not planned again since, so that "
+        "their graphs, non-torch memory and KV cache may differ from what the same plan gives "
+        f"now: {names}."
+    )
+    return textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 _ADD = """\
