@@ -241,6 +241,7 @@ def test_a_reading_that_empties_the_cache_is_found(run_memprof, tmp_path: Path) 
     assert "2 calls in weight_load" in seen["evidence"]
 
 
+@pytest.mark.full
 def test_an_experiment_adds_calls_that_are_memprof_s(run_memprof) -> None:
     run = run_memprof(
         "offline",
