@@ -161,9 +161,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        pytest.param("growing", {"reserved-grows-without-empty-cache"}, marks=pytest.mark.full),
+        ("growing", {"reserved-grows-without-empty-cache"}),
         pytest.param("steady", set(), marks=pytest.mark.full),
-        ("growing-emptied", set()),
+        pytest.param("growing-emptied", set(), marks=pytest.mark.full),
     ],
 )
 def test_weight_updates(sim_stack: str, tmp_path: Path, kind: str, expected: set[str]) -> None:
