@@ -100,7 +100,9 @@ def find_culprit(
     return next(iter(_suspects(deaths, progress, orderly_too)), None)
 
 
-def _suspects(deaths: list[Death], progress: EngineProgress, orderly_too: bool) -> list[Death]:
+def _suspects(
+    deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
+) -> list[Death]:
     """Return the disorderly deaths of engine processes noticed at once, the likeliest cause first.
 
     The engine core's death well after its workers began to shut down is none: vLLM kills it when it
@@ -180,7 +182,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         if not culprit.known:  # nor then which of several was first
             reason += "".join(
                 f"; {describe_death(other, progress, ready, seen.mode)} at the same time"
-                for other in _suspects(seen.deaths, progress, orderly_too=True)
+                for other in _suspects(seen.deaths, progress)
                 if other is not culprit and not other.known
             )
         if culprit.signal == signal.SIGKILL and seen.host_oom_kills:
