@@ -242,7 +242,7 @@ def write(runs: list[PublishedRun], check: bool) -> int:
     old = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
     for path in old:
         if check:
-            print(f"{path} is not what {KEPT.name} and the table say: make accuracy-page")
+            print(f"{path} is not what {KEPT.name} and the table say: python -m scripts.accuracy")
         else:
             path.write_text(files[path], encoding="utf-8")
     silent = [

@@ -90,19 +90,21 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
 
 def _earlier(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
     """Name the rows that were planned before a constant of their device's profile changed."""
-    rows = []
+    changed: dict[str, list[str]] = {}  # row -> the constants
     for run, planned in done:
         memory = load_profile(run.device).memory
-        if any(value != getattr(memory, name, value) for name, value in planned.constants.items()):
-            rows.append(run.id)
-    if not rows:
+        if names := [
+            name for name, value in planned.constants.items() if value != getattr(memory, name)
+        ]:
+            changed[run.id] = names
+    if not changed:
         return ""
-    names = ", ".join(f"`{row}`" for row in rows)
+    constants = ", ".join(f"`{name}`" for name in sorted(set().union(*changed.values())))
+    rows = ", ".join(f"`{row}`" for row in changed)
     said = (
-        "**Planned before a constant of the simulated device changed** (what a captured graph "
-        "takes, and what HCCL takes for each communicator), and not planned again since, so that "
-        "their graphs, non-torch memory and KV cache may differ from what the same plan gives "
-        f"now: {names}."
+        f"**Planned before a constant of the simulated device changed** ({constants}), and not "
+        "planned again since, so that their graphs, non-torch memory and KV cache may differ from "
+        f"what the same plan gives now: {rows}."
     )
     return textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
