@@ -39,7 +39,9 @@ struct ProcessUsage {
   uint64_t bytes;
 };
 std::vector<ProcessUsage> account_processes(
-    int device);           // the live processes that hold memory of the device
+    int device);  // the live processes that hold memory of the device
+// A context: the first one of a device takes more than that of one more process.
+bool account_context(int device);
 bool account_available();  // the state file could be opened
 
 // Memory that the runtime takes in shares smaller than a page (graphs): the sum is charged in huge
