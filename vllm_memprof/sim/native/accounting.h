@@ -29,6 +29,8 @@ struct Usage {
 
 // Charges this process; false when the device has not that many bytes left.
 bool account_charge(int device, Component component, uint64_t bytes);
+// A context: the first one of a device takes more than that of one more process.
+bool account_context(int device);
 void account_release(int device, Component component, uint64_t bytes);
 // Gives back everything this process holds on the device.
 void account_release_device(int device);
@@ -39,9 +41,7 @@ struct ProcessUsage {
   uint64_t bytes;
 };
 std::vector<ProcessUsage> account_processes(
-    int device);  // the live processes that hold memory of the device
-// A context: the first one of a device takes more than that of one more process.
-bool account_context(int device);
+    int device);           // the live processes that hold memory of the device
 bool account_available();  // the state file could be opened
 
 // Memory that the runtime takes in shares smaller than a page (graphs): the sum is charged in huge
