@@ -46,6 +46,7 @@ TIMEOUT_S = 540.0
 #: Constants of a device profile that figures depend on, kept with them.
 CONSTANTS = (
     "context_bytes",
+    "further_context_bytes",
     "hccl_base_bytes",
     "hccl_buffer_mib",
     "atb_pool_bytes",
@@ -157,9 +158,16 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         "engine_version": run["engine_version"],
         "world_size": (run.get("ranks") or {}).get("world_size", 1),
         "communicators": sum(each["phase"] == "communicator" for each in rank["phases"]),
+        "neighbours": _neighbours(rank["phases"]),
         "figures": figures,
         "graph_count": _graphs(rank["phases"]),
     }
+
+
+def _neighbours(phases: list[dict[str, Any]]) -> int:
+    """Return how many other processes the rank's device had when its weights were loaded."""
+    loaded = [each["after"] for each in phases if each["phase"] == "weight_load"]
+    return max((len(after["other_processes"] or ()) for after in loaded if after), default=0)
 
 
 def _graphs(phases: list[dict[str, Any]]) -> int | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from tests.shim.conftest import Sim, result_of
 
 GIB = 1 << 30
-CONTEXT = 375_809_638
+CONTEXT = 375_809_638  # of the first process on a device
+FURTHER_CONTEXT = 78_993_067  # of each other one
 RUNTIME = 27_332_608  # the part of it that the runtime's counter shows
 
 HOLDER = """
@@ -31,24 +32,26 @@ def hold(sim: Sim, size_bytes: int, **extra: str) -> subprocess.Popen[str]:
 
 def used_by_all(sim: Sim, **extra: str) -> int:
     """Bytes in use on device 0, less the reader's own context."""
-    return (
-        int(sim.run("import acl; acl.set_device(0); acl.result(used=acl.used())", **extra)["used"])
-        - CONTEXT
-    )
+    code = """
+import acl, os
+acl.set_device(0)
+acl.result(used=acl.used() - acl.processes(0)[os.getpid()])
+"""
+    return int(sim.run(code, **extra)["used"])
 
 
 def test_processes_see_each_other(sim: Sim, change_profile: Callable[..., None]) -> None:
     change_profile(total_bytes=8 * GIB)
     first, second = hold(sim, 2 * GIB), hold(sim, 3 * GIB)
-    assert used_by_all(sim) == 5 * GIB + 2 * CONTEXT
+    assert used_by_all(sim) == 5 * GIB + CONTEXT + FURTHER_CONTEXT
     refused = sim.run(f"""
 import acl
 acl.set_device(0)
-acl.result(code=acl.malloc_error({2 * GIB}))
+acl.result(code=acl.malloc_error({3 * GIB}))
 """)
     assert refused["code"] == 207001
     first.communicate("\n", timeout=30)
-    assert used_by_all(sim) == 3 * GIB + CONTEXT
+    assert used_by_all(sim) == 3 * GIB + FURTHER_CONTEXT
     second.communicate("\n", timeout=30)
     assert used_by_all(sim) == 0
 
@@ -171,9 +174,9 @@ acl.result(own=held.pop(os.getpid()), others=held, used=acl.used(), elsewhere=ac
 """
     figures = sim.run(code, ASCEND_RT_VISIBLE_DEVICES="3,5")
     assert figures == {
-        "own": GIB + CONTEXT,  # the context included
+        "own": GIB + FURTHER_CONTEXT,
         "others": {str(neighbour.pid): 3 * GIB + CONTEXT},
-        "used": 4 * GIB + 2 * CONTEXT,
+        "used": 4 * GIB + CONTEXT + FURTHER_CONTEXT,
         "elsewhere": {},
     }
     neighbour.communicate("\n", timeout=30)

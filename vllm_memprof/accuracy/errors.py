@@ -39,6 +39,7 @@ class Planned:
     engine_version: str | None = None
     world_size: int = 1
     communicators: int = 0  # with a collective up to the KV plan
+    neighbours: int = 0  # other processes with a context on the rank's device
     figures: Mapping[str, float | None] = field(default_factory=dict)  # bytes, counts
     graph_count: int | None = None  # captured graphs
     constants: Mapping[str, int] = field(default_factory=dict)  # of the device profile
@@ -113,13 +114,14 @@ def errors_of(run: PublishedRun, planned: Planned) -> list[Error]:
 def without_fitted(planned: Planned, figure: str, simulated: float) -> float | None:
     """Return a figure with every constant that was taken from a run set to nothing.
 
-    E2 subtracts all non-torch memory of the device, the context included; E3 and E4 what was added
+    E2 subtracts all non-torch memory of the device, contexts included; E3 and E4 what was added
     since the process began. HCCL takes something beside the buffers of each communicator.
     """
     taken = {name: planned.constants[name] for name in planned.taken}
     non_torch = taken.get("hccl_base_bytes", 0) * planned.communicators
     if planned.equation == "E2":
         non_torch += taken.get("context_bytes", 0)
+        non_torch += taken.get("further_context_bytes", 0) * planned.neighbours
     match figure:
         case "kv_cache":
             return simulated + non_torch

@@ -122,6 +122,7 @@ def _runtime(rank: RankFacts, first: EdgeMemory, result: Calibration) -> None:
     note = "with what the runtime counts" if runtime else ""
     context = first.known("context") + runtime
     result.add("context_bytes", context, rank.source(first, "context", note))
+    result.silent["further_context_bytes"] = "a rank's own context is the first of its device"
     if first.rows.get("runtime") is None:
         for key in ("context_runtime_bytes", "kernels_bytes"):
             result.silent[key] = "the run has no counters by module"

@@ -55,7 +55,8 @@ class Device:
 class Memory:
     """Device memory that the runtime takes beside the application."""
 
-    context_bytes: int  # per process and device, by aclrtSetDevice
+    context_bytes: int  # by aclrtSetDevice, of the first process on a device
+    further_context_bytes: int  # the same, of each other process on it
     context_runtime_bytes: int  # of it in the runtime's own counter; the rest lives on the device
     kernels_bytes: int  # per process and device, by the first operator that has a workspace
     hccl_buffer_mib: int  # one HCCL buffer, unless HCCL_BUFFSIZE or the communicator says else

@@ -84,7 +84,7 @@ def test_every_figure_of_a_start_up() -> None:
         == "derived: TP0, after profile_run, 1 communicator less 400 MiB of buffers"
     )
     assert sources["graph_capture_bytes"] == "measured: TP0, after graph_capture, 35 graphs"
-    assert set(found.silent) == {"hccl_buffer_mib", "hccl_buffers"}
+    assert set(found.silent) == {"further_context_bytes", "hccl_buffer_mib", "hccl_buffers"}
 
 
 def test_what_the_run_does_not_tell_says_why() -> None:

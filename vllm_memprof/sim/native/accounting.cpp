@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -269,6 +270,21 @@ bool account_charge(int device, Component component, uint64_t bytes) {
   if (!attach()) return false;
   Locked guard;
   return charge_locked(device, component, bytes);
+}
+
+bool account_context(int device) {
+  if (!attach()) return false;
+  Locked guard;
+  reclaim_dead();
+  bool first = true;
+  for (const Slot &slot : state->slots)
+    first &= !slot.pid || slot.device != device || !slot.current[kDevice].load();
+  uint64_t total = first ? profile().context_bytes : profile().further_context_bytes;
+  uint64_t runtime = std::min(profile().context_runtime_bytes, total);
+  if (!charge_locked(device, kDevice, total - runtime)) return false;
+  if (charge_locked(device, kRuntime, runtime)) return true;
+  release_locked(device, kDevice, total - runtime);
+  return false;
 }
 
 void account_release(int device, Component component, uint64_t bytes) {

@@ -29,6 +29,8 @@ struct Usage {
 
 // Charges this process; false when the device has not that many bytes left.
 bool account_charge(int device, Component component, uint64_t bytes);
+// A context: the first one of a device takes more than that of one more process.
+bool account_context(int device);
 void account_release(int device, Component component, uint64_t bytes);
 // Gives back everything this process holds on the device.
 void account_release_device(int device);

@@ -73,17 +73,9 @@ aclError check_profile() {
 aclError charge_context(DeviceState &state, int device) {
   if (state.charged[device]) return ACL_SUCCESS;
   if (!account_available()) return ACL_ERROR_WRITE_FILE;
-  uint64_t runtime = std::min(profile().context_runtime_bytes, profile().context_bytes);
-  bool charged =
-      account_charge(physical_device(device), kDevice, profile().context_bytes - runtime);
-  if (charged && !account_charge(physical_device(device), kRuntime, runtime)) {
-    account_release(physical_device(device), kDevice, profile().context_bytes - runtime);
-    charged = false;
-  }
-  if (!charged)
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION,
-                "device %d has no memory left for a context of %llu bytes", device,
-                static_cast<unsigned long long>(profile().context_bytes));
+  if (!account_context(physical_device(device)))
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no memory left for a context",
+                device);
   state.charged[device] = true;
   trace("context on device %d", device);
   return ACL_SUCCESS;

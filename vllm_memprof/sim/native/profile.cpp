@@ -64,6 +64,7 @@ Profile load() {
   result.device_count = static_cast<uint32_t>(number(values, "device_count", &result));
   result.total_bytes = number(values, "total_bytes", &result);
   result.context_bytes = number(values, "context_bytes", &result);
+  result.further_context_bytes = number(values, "further_context_bytes", &result);
   result.context_runtime_bytes = number(values, "context_runtime_bytes", &result);
   result.kernels_bytes = number(values, "kernels_bytes", &result);
   result.hccl_base_bytes = number(values, "hccl_base_bytes", &result);

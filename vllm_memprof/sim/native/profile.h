@@ -25,6 +25,7 @@ struct Profile {
   uint32_t device_count = 0;
   uint64_t total_bytes = 0;
   uint64_t context_bytes = 0;
+  uint64_t further_context_bytes = 0;
   uint64_t context_runtime_bytes = 0;
   uint64_t kernels_bytes = 0;
   uint64_t hccl_base_bytes = 0;
