@@ -173,6 +173,7 @@ KV_PLAN = (
     "mamba_cache_mode",
     "kv_transfer",  # a connector is configured: its tensors are padded
     "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
+    "divisor_bytes",  # a list; what a block was counted with where the plan has less, else null
 )
 
 

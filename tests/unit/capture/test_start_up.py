@@ -214,6 +214,7 @@ def test_kv_plan(run_engine: Run) -> None:
         "mamba_cache_mode": None,
         "kv_transfer": False,
         "shared_backing": False,
+        "divisor_bytes": [None],
     }
 
 
