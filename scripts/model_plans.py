@@ -133,8 +133,8 @@ as vllm-ascend's own pages recommend them, where they name the model
 ([below](#where-the-numbers-of-devices-come-from)). The weights are measured; the KV cache is what
 the engine grants, and contains what the simulation models
 ([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Tokens are those of one
-data-parallel replica. Made by `python -m scripts.bench_plan --models`, from
-[models.json](models.json).
+data-parallel replica. "not planned": nobody has planned that row yet. Made by
+`python -m scripts.bench_plan --models`, from [models.json](models.json).
 """
 NOTES = """
 ## Notes

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from scripts.bench_plan import plan
+from scripts.model_plans import list_plans, load_rows
 from tests.support.engine import OLD_STACK, require_stack
 from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.quantization import describe
@@ -121,6 +123,36 @@ def test_quantized_weights_have_their_sizes(run_memprof, sim_stack, name, size):
         for note in run.report["run"]["notes"]
         if "quant_model_description.json was generated" in note
     ]
+
+
+@pytest.mark.full
+def test_the_list_of_models_has_a_row_for_every_plan():
+    """Every preset on both stacks and devices; what is not there: scripts/bench_plan.py --models."""
+    rows = load_rows()
+    assert [each.key for each in list_plans() if each.key not in rows] == []
+
+
+#: A sample of the list: small ones, of each stack and device.
+SAMPLE = [
+    ("Qwen/Qwen3-0.6B", "vllm-ascend-0.30.0rc2", "910b"),
+    ("Qwen/Qwen2.5-Omni-7B", "vllm-ascend-0.30.0rc2", "a3"),
+    ("Qwen/Qwen3.5-27B", "vllm-ascend-0.23.0", "910b"),
+    ("Qwen/Qwen3-Embedding-0.6B", "vllm-ascend-0.23.0", "a3"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "stack", "device"), SAMPLE)
+def test_a_row_of_the_list_of_models_is_planned_again(model, stack, device):
+    require_stack(stack)
+    [row] = [
+        row
+        for row in load_rows().values()
+        if (row["model"], row["stack"], row["device"]) == (model, stack, device)
+    ]
+    again = plan(model, row["arguments"], stack, device)
+    figures = ("weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency")
+    assert {name: again.get(name) for name in figures} == {name: row[name] for name in figures}
 
 
 @pytest.mark.full
