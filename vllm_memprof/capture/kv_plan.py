@@ -108,12 +108,13 @@ def divisor_bytes(config: Any) -> int | None:
     in 0.30.0 the rest of the tuple is part of the allocation)
     """
     groups, tensors = config.kv_cache_groups, config.kv_cache_tensors
-    sizes = [getattr(group.kv_cache_spec, "get_page_sizes", None) for group in groups]
-    if _TUPLES not in sys.modules or len(groups) < 2 or None in sizes or shares_backing(tensors):
+    tuples = all(hasattr(group.kv_cache_spec, "get_page_sizes") for group in groups)
+    if _TUPLES not in sys.modules or len(groups) < 2 or not tuples or shares_backing(tensors):
         return None
+    sizes = groups[0].kv_cache_spec.get_page_sizes()
     drafts = [tensor for tensor in tensors if any("mtp" in name for name in tensor.shared_by)]
     others = Counter(int(tensor.size) for tensor in tensors if tensor not in drafts)
-    return int(sum(sizes[0]()) * (max(others.values(), default=0) + len(drafts)))
+    return int(sum(sizes) * (max(others.values(), default=0) + len(drafts)))
 
 
 def tokens_rule(vllm_version: str | None) -> str:
