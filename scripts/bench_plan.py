@@ -2,9 +2,9 @@
 
 Without options: large models on one rank of many, against the limits of 20 s and 4 GiB; the exit
 status is 1 where one is above. ``--models`` plans every model preset on the stacks and devices of
-scripts/model_cases.py, those rows that are not in ``docs/models.json`` yet (``--again``: all), and
-writes that file and the page made from it; ``--check`` compares the page with the file, and starts
-nothing.
+scripts/model_cases.py, those rows that are not in ``docs/models.json`` yet or were planned with
+other constants of the device (``--again``: all), and writes that file and the page made from it;
+``--check`` compares the page with the file, and starts nothing.
 
 Host memory is the sum of the proportional set sizes (a page that processes share counts once), read
 every 0.2 s. Each plan is a first one: vLLM's cache of compiled models and of what it knows of a
@@ -32,7 +32,15 @@ from typing import Any
 
 import psutil
 
-from scripts.model_plans import PAGE, keep_row, list_plans, load_rows, write_page
+from scripts.model_plans import (
+    PAGE,
+    constants_of,
+    is_current,
+    keep_row,
+    list_plans,
+    load_rows,
+    write_page,
+)
 
 LIMIT_SECONDS = 20.0
 LIMIT_BYTES = 4 << 30
@@ -179,7 +187,8 @@ def plan_models(only: str, again: bool, at_most: int | None) -> bool:
     wanted = [
         each
         for each in list_plans()
-        if (again or each.key not in known) and re.search(only, " ".join(each.key))
+        if (again or not is_current(known.get(each.key, {"device": each.device})))
+        and re.search(only, " ".join(each.key))
     ]
     started = True
     for each in wanted[:at_most]:
@@ -188,6 +197,7 @@ def plan_models(only: str, again: bool, at_most: int | None) -> bool:
         print(f"{stack} {device} {show(outcome)}", flush=True)
         row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
         row |= {name: outcome[name] for name in KEPT if name in outcome}
+        row["constants"] = constants_of(device)
         PAGE.write_text(write_page(keep_row(row)), encoding="utf-8")
         started = started and "error" not in row
     return started

@@ -6,13 +6,16 @@ that does not start is a row with the reason. No engine here: scripts/bench_plan
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scripts.model_cases import CASES, DEVICES, STACKS, Case
+from vllm_memprof.sim.profiles import load_profile
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "models.json"
@@ -38,6 +41,17 @@ class Plan:
 def list_plans() -> list[Plan]:
     """Return every row of the page, in the order in which they are planned."""
     return [Plan(case, stack, device) for case in CASES for stack in STACKS for device in DEVICES]
+
+
+@cache
+def constants_of(device: str) -> str:
+    """Return a digest of the constants of a device's profile; figures depend on them."""
+    return hashlib.sha256(repr(load_profile(device)).encode()).hexdigest()[:12]
+
+
+def is_current(row: Row) -> bool:
+    """Return whether a row was planned with the constants of today's profile."""
+    return bool(row.get("constants") == constants_of(row["device"]))
 
 
 def key_of(row: Row) -> Key:
@@ -92,7 +106,9 @@ def _cells(row: Row | None) -> list[str]:
         return ["", "", "not planned"]
     if "error" in row:
         return ["", "", "does not start"]
-    return [_gib(row["weights_bytes"]), _gib(row["kv_cache_bytes"]), f"{row['tokens']:,}"]
+    mark = "" if is_current(row) else "\\*"
+    sizes = [_gib(row["weights_bytes"]), _gib(row["kv_cache_bytes"])]
+    return [*sizes, f"{row['tokens']:,}{mark}"]
 
 
 def _gib(size: int) -> str:
@@ -133,7 +149,8 @@ as vllm-ascend's own pages recommend them, where they name the model
 ([below](#where-the-numbers-of-devices-come-from)). The weights are measured; the KV cache is what
 the engine grants, and contains what the simulation models
 ([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Tokens are those of one
-data-parallel replica. "not planned": nobody has planned that row yet. Made by
+data-parallel replica. "not planned": nobody has planned that row yet; \\*: planned with
+constants of the device profile that have changed since. Made by
 `python -m scripts.bench_plan --models`, from [models.json](models.json).
 """
 NOTES = """

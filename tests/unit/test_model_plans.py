@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 
 from scripts.model_cases import CASES, DEVICES, STACKS, Case
-from scripts.model_plans import Row, keep_row, list_plans, load_rows, write_page
+from scripts.model_plans import (
+    Row,
+    constants_of,
+    keep_row,
+    list_plans,
+    load_rows,
+    write_page,
+)
 
 FIGURES = {
     "weights_bytes": 3 << 30,
@@ -19,7 +26,7 @@ FIGURES = {
 def row_of(index: int, **figures: object) -> Row:
     model, stack, device, arguments = list_plans()[index].key
     row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
-    return {**row, **(figures or FIGURES)}
+    return {**row, "constants": constants_of(device), **(figures or FIGURES)}
 
 
 def test_arguments_of_a_case() -> None:
@@ -56,3 +63,10 @@ def test_the_page_tells_what_does_not_start_and_what_was_not_planned() -> None:
     )
     assert f"- {case.name}, A3: an error of the engine" in page
     assert page.count("| not planned |") == len(list_plans()) - 2
+
+
+def test_a_row_planned_with_other_constants_is_marked() -> None:
+    page = write_page([{**row_of(0), "constants": "another"}, row_of(1)])
+    case = list_plans()[0].case
+    [told, _] = [line for line in page.splitlines() if line.startswith(f"| {case.name} |")]
+    assert [cell.strip() for cell in told.split("|")[5::4]] == ["1,234\\*", "1,234"]
