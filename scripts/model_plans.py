@@ -163,9 +163,11 @@ NOTES = """
 - W8A8: `--quantization ascend`. For a preset, or a folder without weights, memprof generates the
   description of the quantized weights (`quant_model_description.json`), with 8 bits in those layers
   that the W8A8 models published for Ascend quantize: attention and MLP projections and experts; not
-  embeddings, output head, norms, routers, vision towers, and of DeepSeek's attention not
-  `kv_b_proj`. A model of your own with another choice: put its file beside config.json. Not
-  generated for gpt-oss.
+  embeddings, output head, norms, routers, vision towers, of DeepSeek's attention not `kv_b_proj`,
+  and of the linear attention of Qwen3-Next and Qwen3.5 not the output projection. A model of your
+  own with another choice: put its file beside config.json. Not generated for gpt-oss,
+  Qwen2.5-Omni and MiniCPM3. Layers for speculative decoding stay in bfloat16, those
+  of DeepSeek-V4 aside.
 - Without `--enforce-eager` the engine compiles the model before it measures: Qwen3-235B-A22B with
   TP=16 took 34 s at the first time instead of 12 (20 s again, from the engine's cache), and gave
   616,832 tokens instead of 616,960. Where one rank is planned, pieces of the model that are alike
@@ -176,7 +178,8 @@ NOTES = """
   the kinds with a preset, and of Qwen3.5 and Qwen2.5-Omni, with the patches and token ids of the
   configuration. They decide how large the multimodal profile is, and a note names them. Of another
   kind they have to lie in the folder.
-- Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the
-  length. The states of its linear attention do not grow with a request, so half as long requests
+- Qwen2.5-Omni: the thinker, which is what vLLM loads.
+- Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's own figure: its concurrency times
+  the length. The states of its linear attention do not grow with a request, so half as long requests
   are not twice as many.
 """
