@@ -180,6 +180,6 @@ NOTES = """
   kind they have to lie in the folder.
 - Qwen2.5-Omni: the thinker, which is what vLLM loads.
 - Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's own figure: its concurrency times
-  the length. The states of its linear attention do not grow with a request, so half as long requests
-  are not twice as many.
+  the length. The states of its linear attention do not grow with a request, so half as long
+  requests are not twice as many.
 """
