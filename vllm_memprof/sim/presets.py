@@ -52,7 +52,8 @@ class Model(_Overrides):
 
 
 class _Note(TypedDict, total=False):
-    note: str
+    note: str  # told with every plan
+    source: str  # of the values of config.json
 
 
 class Family(_Note):

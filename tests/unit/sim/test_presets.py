@@ -224,6 +224,12 @@ def test_an_unknown_name_passes_through():
     assert "no hub answered" in model.note
 
 
+@pytest.mark.parametrize("path", sorted(presets.PRESETS_DIR.glob("*.json")), ids=lambda p: p.stem)
+def test_a_preset_file_has_the_keys_of_a_family(path):
+    known = {"note", "source", "files", "tokenizer", "models"}
+    assert set(json.loads(path.read_text())) <= known
+
+
 def test_names_are_found_in_any_case():
     assert find_preset("qwen/qwen3-14b").name == "Qwen/Qwen3-14B"
 
