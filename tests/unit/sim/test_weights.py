@@ -54,7 +54,7 @@ BILLIONS = {
     "deepseek-ai/DeepSeek-V4-Flash": 284,
     "MiniMaxAI/MiniMax-M2": 228.69,
     "moonshotai/Kimi-K2-Instruct": 1026.41,
-    "openbmb/MiniCPM3-4B": 4.07,
+    "openbmb/MiniCPM3-4B": 4,
     "zai-org/GLM-5": 744,
     "zai-org/GLM-5.1": 744,
 }
