@@ -142,7 +142,7 @@ INTRODUCTION = """
 # Models without weights
 
 Presets (all: `memprof sim list`), planned by the real engine on a simulated Ascend 910B with 60.96
-GiB and on one die of an A3 with 61.27 GiB: what rank 0 holds, sizes in GiB, with
+GiB and on one die of an A3 with 61.27 GiB: what one rank holds, sizes in GiB, with
 `--max-model-len 32768` (Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager`, the engine's defaults. TP,
 DP and PP are the sizes of tensor, data and pipeline parallelism, EP is `--enable-expert-parallel`:
 as vllm-ascend's own pages recommend them, where they name the model
