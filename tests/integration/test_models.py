@@ -11,7 +11,7 @@ import pytest
 from scripts.bench_plan import plan
 from scripts.model_plans import is_current, list_plans, load_rows
 from tests.support.engine import OLD_STACK, require_stack
-from vllm_memprof.sim.presets import find_preset
+from vllm_memprof.sim.presets import find_preset, resolve_model
 from vllm_memprof.sim.quantization import describe
 from vllm_memprof.sim.weights import count_parameters, list_weights
 from vllm_memprof.units import GIB
@@ -231,6 +231,22 @@ def test_a_multimodal_folder_without_the_files_of_its_processor(run_memprof, sim
     assert "mm_profile" in [phase["phase"] for phase in rank["phases"]]
     named = "has no preprocessor_config.json, video_preprocessor_config.json: generated as for"
     assert [note for note in run.report["run"]["notes"] if named in note]
+
+
+@pytest.mark.full
+def test_a_draft_model_and_lora_are_phases_of_their_own(run_memprof, sim_stack):
+    """Each with its bytes, inside the weights' phase, which has them too."""
+    draft = {"method": "draft_model", "model": resolve_model("memprof/tiny", []).path}
+    speculative = json.dumps({**draft, "num_speculative_tokens": 1})
+    options = ["--enable-lora", "--max-lora-rank=16", "--speculative-config", speculative]
+    arguments = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=2048", *options]
+    run = run_memprof("plan", "memprof/tiny", *arguments)
+    rank = assert_planned(run)
+    grown = {phase["phase"]: phase["delta"]["allocated_bytes"] for phase in rank["phases"]}
+    weights = 2 * count_parameters(find_preset("memprof/tiny").config)
+    assert grown["draft_load"] > 0.1 * weights  # it shares what the model has already
+    assert grown["lora_load"] > 0
+    assert grown["weight_load"] >= weights + grown["draft_load"] + grown["lora_load"]
 
 
 @pytest.mark.full
