@@ -244,7 +244,7 @@ def test_a_draft_model_and_lora_are_phases_of_their_own(run_memprof, sim_stack):
     rank = assert_planned(run)
     grown = {phase["phase"]: phase["delta"]["allocated_bytes"] for phase in rank["phases"]}
     weights = 2 * count_parameters(find_preset("memprof/tiny").config)
-    assert grown["draft_load"] > 0.1 * weights  # it shares what the model has already
+    assert grown["draft_load"] >= weights
     assert grown["lora_load"] > 0
     assert grown["weight_load"] >= weights + grown["draft_load"] + grown["lora_load"]
 
