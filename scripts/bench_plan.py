@@ -1,16 +1,17 @@
 """Measures a plan's seconds and the host memory of all its processes at the worst moment.
 
 Without options: large models on one rank of many, against the limits of 20 s and 4 GiB; the exit
-status is 1 where one is above. ``--models`` plans every model preset, and writes
-``docs/models.json`` and the page made from it; ``--check`` compares that page with the file, and
-starts nothing.
+status is 1 where one is above. ``--models`` plans every model preset on the stacks and devices of
+scripts/model_cases.py, those rows that are not in ``docs/models.json`` yet or were planned with
+other constants of the device (``--again``: all), and writes that file and the page made from it;
+``--check`` compares the page with the file, and starts nothing.
 
 Host memory is the sum of the proportional set sizes (a page that processes share counts once), read
 every 0.2 s. Each plan is a first one: vLLM's cache of compiled models and of what it knows of a
 model's class is empty.
 
-    .venv/bin/python scripts/bench_plan.py [--graphs] [--only REGEX] [--json FILE] [--stack NAME]
-    .venv/bin/python scripts/bench_plan.py --models [--only REGEX]
+    .venv/bin/python -m scripts.bench_plan [--graphs] [--only REGEX] [--json FILE] [--stack NAME]
+    .venv/bin/python -m scripts.bench_plan --models [--only REGEX] [--again] [--at-most N]
 """
 
 from __future__ import annotations
@@ -31,11 +32,20 @@ from typing import Any
 
 import psutil
 
+from scripts.model_plans import (
+    PAGE,
+    constants_of,
+    is_current,
+    keep_row,
+    list_plans,
+    load_rows,
+    write_page,
+)
+
 LIMIT_SECONDS = 20.0
 LIMIT_BYTES = 4 << 30
-ROOT = Path(__file__).parent.parent
-DATA = ROOT / "docs" / "models.json"
-PAGE = ROOT / "docs" / "models.md"
+#: What a row of the list of models keeps of a plan.
+KEPT = ("weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency", "error")
 LENGTH = "--max-model-len 32768"
 #: Without it (``--graphs``) the engine compiles the model before it measures, which takes most of
 #: the time.
@@ -53,60 +63,9 @@ LARGE = (
     ("Qwen/Qwen3-Next-80B-A3B-Instruct", f"--tensor-parallel-size 4 {LENGTH}"),
     ("Qwen/Qwen3-VL-30B-A3B-Instruct", f"--tensor-parallel-size 2 {LENGTH}"),
 )
-#: Devices on which a model is planned for the list: the tensor-parallel size at which people serve
-#: it, or the least.
-MODELS = {
-    "Qwen/Qwen2-0.5B-Instruct": (1,),
-    "Qwen/Qwen1.5-MoE-A2.7B": (1,),
-    "Qwen/Qwen3-Embedding-0.6B": (1,),
-    "tencent/Hunyuan-A13B-Instruct": (4,),
-    "Qwen/Qwen3-0.6B": (1,),
-    "Qwen/Qwen3-1.7B": (1,),
-    "Qwen/Qwen3-4B": (1,),
-    "Qwen/Qwen3-8B": (1,),
-    "Qwen/Qwen3-14B": (1, 2),
-    "Qwen/Qwen3-32B": (2, 4),
-    "Qwen/Qwen3-30B-A3B": (2,),
-    "Qwen/Qwen3-235B-A22B": (16,),
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": (4,),
-    "Qwen/Qwen3-VL-4B-Instruct": (1,),
-    "Qwen/Qwen3-VL-8B-Instruct": (1,),
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": (2,),
-    "Qwen/Qwen3-VL-235B-A22B-Instruct": (16,),
-    "Qwen/Qwen2.5-VL-7B-Instruct": (1,),
-    "Qwen/Qwen2.5-VL-72B-Instruct": (4,),
-    "deepseek-ai/DeepSeek-V3": (32,),
-    "deepseek-ai/DeepSeek-R1": (32,),
-    "meta-llama/Meta-Llama-3-8B-Instruct": (1,),
-    "meta-llama/Meta-Llama-3-70B-Instruct": (4,),
-    "meta-llama/Llama-3.1-8B-Instruct": (1,),
-    "meta-llama/Llama-3.1-70B-Instruct": (4,),
-    "zai-org/GLM-4-32B-0414": (2,),
-    "openai/gpt-oss-20b": (1,),
-    "openai/gpt-oss-120b": (8,),
-}
-#: The same in W8A8 (``--quantization ascend``).
-QUANTIZED = {
-    "Qwen/Qwen3-32B": (4,),
-    "Qwen/Qwen3-30B-A3B": (2,),
-    "Qwen/Qwen3-235B-A22B": (8,),
-    "Qwen/Qwen3-Next-80B-A3B-Instruct": (4,),
-    "Qwen/Qwen2.5-VL-72B-Instruct": (4,),
-    "deepseek-ai/DeepSeek-V3": (16,),
-    "meta-llama/Llama-3.1-70B-Instruct": (4,),
-    "deepseek-ai/DeepSeek-V4-Flash": (16,),
-    "zai-org/GLM-5": (16,),
-    "zai-org/GLM-5.1": (16,),
-}
-#: Context of the models that do not have 32,768 tokens.
-SHORTER = {
-    "Qwen/Qwen1.5-MoE-A2.7B": 8192,
-    "meta-llama/Meta-Llama-3-8B-Instruct": 8192,
-    "meta-llama/Meta-Llama-3-70B-Instruct": 8192,
-}
 
 
-def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
+def plan(model: str, arguments: str, stack: str | None, device: str = "910b") -> dict[str, Any]:
     """One plan in processes of its own: what it took, and the figures of the rank that ran."""
     with tempfile.TemporaryDirectory(prefix="memprof-bench-") as folder:
         command = [
@@ -116,7 +75,7 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
             "plan",
             model,
             "--device",
-            "sim:910b",
+            f"sim:{device}",
             "--ranks",
             "one",
             "-q",
@@ -143,9 +102,12 @@ def plan(model: str, arguments: str, stack: str | None) -> dict[str, Any]:
             "cpu_seconds": cpu,
         }
         row["host_peak_bytes"] = peak
-        if engine.returncode:
-            return {**row, "error": text[-2000:]}
-        report = json.loads((Path(folder) / "run" / "report.json").read_text())
+        file = Path(folder) / "run" / "report.json"
+        report = json.loads(file.read_text()) if file.is_file() else None
+        if report is None or engine.returncode:
+            told = [line.strip() for line in text.splitlines() if line.strip()]
+            reason = (report and report["run"]["exit_reason"]) or "".join(told[-1:])
+            return {**row, "error": " ".join(reason.split())[:400], "output": text[-2000:]}
     rank = report["ranks"][0]
     terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
     kv = {name: rank["kv"][name] for name in ("tokens", "max_concurrency", "max_model_len")}
@@ -203,7 +165,7 @@ def show(row: dict[str, Any]) -> str:
     cost = f"{row['seconds']:6.1f} s ({row['cpu_seconds']:.1f} of a core)"
     cost += f" {row['host_peak_bytes'] / (1 << 20):6.0f} MiB"
     if "error" in row:
-        return f"{cost}  {row['model']} {row['arguments']}: FAILED\n{row['error']}"
+        return f"{cost}  {row['model']} {row['arguments']}: FAILED\n{row['output']}"
     sizes = f"weights {_gib(row['weights_bytes'])} GiB, KV {_gib(row['kv_cache_bytes'])} GiB"
     sizes += f", {row['tokens']:,} tokens"
     return f"{cost}  {row['model']} {row['arguments']}: {sizes}"
@@ -213,85 +175,32 @@ def _gib(size: int) -> str:
     return f"{size / (1 << 30):.2f}"
 
 
-def cases_of_models() -> list[tuple[str, str]]:
-    """Model and arguments of every row of the list."""
-    cases = []
-    for options, table in (("", MODELS), (" --quantization ascend", QUANTIZED)):
-        for model, sizes in table.items():
-            for size in sizes:
-                length = (
-                    LENGTH.replace("32768", str(SHORTER[model])) if model in SHORTER else LENGTH
-                )
-                cases.append((model, f"--tensor-parallel-size {size} {length} {EAGER}{options}"))
-    return cases
+def plan_models(only: str, again: bool, at_most: int | None) -> bool:
+    """Plan rows of the list of models, keep each as it comes; return whether all of them start.
 
-
-def write_page(rows: list[dict[str, Any]]) -> str:
-    """The page of the models, from the rows of the data file."""
-    lines = [
-        "# Models without weights",
-        "",
-        "Presets (all: `memprof sim list`), planned by the real engine (vllm-ascend 0.23.0) on a",
-        "simulated Ascend 910B with 60.96 GiB: what one rank holds, with `--max-model-len 32768`",
-        "(Llama 3, Qwen1.5-MoE: 8192), `--enforce-eager`, the engine's defaults. The weights are",
-        "measured; the KV cache is what the engine grants, and contains what the simulation models",
-        "([what is exact](concepts/simulation.md), [how far off](accuracy.md)). Made by",
-        "`scripts/bench_plan.py --models`, from [models.json](models.json).",
-        "",
-        "| model | TP | weights, GiB | KV cache, GiB | tokens |",
-        "|---|---:|---:|---:|---:|",
+    Args:
+        only: a regular expression that is found in stack, device, model and arguments.
+        again: plan rows that are there already, too.
+        at_most: so many; None: all.
+    """
+    known = load_rows()
+    wanted = [
+        each
+        for each in list_plans()
+        if (again or not is_current(known.get(each.key, {"device": each.device})))
+        and re.search(only, " ".join(each.key))
     ]
-    for row in sorted(
-        rows,
-        key=lambda row: (
-            row["model"].lower(),
-            "quantization" in row["arguments"],
-            row["arguments"],
-        ),
-    ):
-        words = row["arguments"].split()
-        name = row["model"] + (", W8A8" if "--quantization" in words else "")
-        size = words[words.index("--tensor-parallel-size") + 1]
-        sizes = f"{_gib(row['weights_bytes'])} | {_gib(row['kv_cache_bytes'])} | {row['tokens']:,}"
-        lines.append(f"| {name} | {size} | {sizes} |")
-    return "\n".join(lines) + "\n" + NOTES
-
-
-NOTES = """
-- Expert models are divided over the ranks as the engine does it without `--enable-expert-parallel`.
-- DeepSeek-V3 and R1, gpt-oss: bfloat16. Their public checkpoints are FP8 and MXFP4, which
-  vllm-ascend does not take on 910B and 910C; people convert them, or use W8A8.
-- W8A8: `--quantization ascend`. For a preset, or a folder without weights, memprof generates the
-  description of the quantized weights (`quant_model_description.json`), with 8 bits in those layers
-  that the W8A8 models published for Ascend quantize: attention and MLP projections and experts; not
-  embeddings, output head, norms, routers, vision towers, and of DeepSeek's attention not
-  `kv_b_proj`. A model of your own with another choice: put its file beside config.json. Not
-  generated for gpt-oss.
-- Without `--enforce-eager` the engine compiles the model before it measures: Qwen3-235B-A22B with
-  TP=16 took 34 s at the first time instead of 12 (20 s again, from the engine's cache), and gave
-  616,832 tokens instead of 616,960. Where one rank is planned, pieces of the model that are alike
-  are compiled once.
-- Another model: a folder with its `config.json` alone is enough. What is missing (tokenizer,
-  preprocessor) is generated in a folder of memprof's cache, with links to its files; the folder
-  itself is only read. Files of a processor (images, audio, video) are those of the model's kind: of
-  the kinds with a preset, and of Qwen3.5 and Qwen2.5-Omni, with the patches and token ids of the
-  configuration. They decide how large the multimodal profile is, and a note names them. Of another
-  kind they have to lie in the folder.
-- Tokens of a hybrid model (Qwen3-Next) are the engine's own figure: its concurrency times the
-  length. The states of its linear attention do not grow with a request, so half as long requests
-  are not twice as many.
-"""
-
-
-def _keep(row: dict[str, Any]) -> None:
-    """Write a row into the data file, and the page again; a failed plan changes nothing."""
-    if "error" in row:
-        return
-    before = json.loads(DATA.read_text()) if DATA.exists() else []
-    known = {(each["model"], each["arguments"]): each for each in [*before, row]}
-    kept = [known[case] for case in cases_of_models() if case in known]
-    DATA.write_text("[\n" + ",\n".join(" " + json.dumps(each) for each in kept) + "\n]\n")
-    PAGE.write_text(write_page(kept))
+    started = True
+    for each in wanted[:at_most]:
+        model, stack, device, arguments = each.key
+        outcome = plan(model, arguments, stack, device)
+        print(f"{stack} {device} {show(outcome)}", flush=True)
+        row = {"model": model, "stack": stack, "device": device, "arguments": arguments}
+        row |= {name: outcome[name] for name in KEPT if name in outcome}
+        row["constants"] = constants_of(device)
+        PAGE.write_text(write_page(keep_row(row)), encoding="utf-8")
+        started = started and "error" not in row
+    return started
 
 
 def _parse() -> argparse.Namespace:
@@ -300,8 +209,13 @@ def _parse() -> argparse.Namespace:
         "--models", action="store_true", help="plan every preset, write docs/models.json and .md"
     )
     parser.add_argument(
+        "--again", action="store_true", help="with --models: plan rows that are there anew"
+    )
+    parser.add_argument("--at-most", type=int, help="with --models: plan so many rows")
+    parser.add_argument(
         "--check", action="store_true", help="exit status 1 when docs/models.md differs"
     )
+    parser.add_argument("--page", action="store_true", help="write docs/models.md from the rows")
     parser.add_argument(
         "--graphs", action="store_true", help="the large models in graph mode; no limits"
     )
@@ -316,28 +230,27 @@ def _parse() -> argparse.Namespace:
 def main() -> int:
     options = _parse()
     if options.check:
-        same = PAGE.read_text() == write_page(json.loads(DATA.read_text()))
-        print(
-            ""
-            if same
-            else "docs/models.md differs from docs/models.json: run scripts/bench_plan.py --models"
-        )
+        same = PAGE.read_text(encoding="utf-8") == write_page([*load_rows().values()])
+        if not same:
+            print("docs/models.md differs from its rows: run python -m scripts.bench_plan --page")
         return 0 if same else 1
+    if options.page:
+        PAGE.write_text(write_page([*load_rows().values()]), encoding="utf-8")
+        return 0
+    if options.models:
+        return 0 if plan_models(options.only, options.again, options.at_most) else 1
     large = (
         LARGE if options.graphs else [(model, f"{arguments} {EAGER}") for model, arguments in LARGE]
     )
-    every = cases_of_models() if options.models else large
-    cases = [case for case in every if re.search(options.only, " ".join(case))]
+    cases = [case for case in large if re.search(options.only, " ".join(case))]
     rows = []
     for case in cases:
         rows.append(plan(*case, options.stack))
         print(show(rows[-1]), flush=True)
-        if options.models:
-            _keep(rows[-1])
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     failed = [row for row in rows if "error" in row]
-    if options.models or options.graphs:
+    if options.graphs:
         return 1 if failed else 0
     above = [r for r in rows if r["seconds"] > LIMIT_SECONDS or r["host_peak_bytes"] > LIMIT_BYTES]
     for row in above:

@@ -8,8 +8,10 @@ import re
 
 import pytest
 
+from scripts.bench_plan import plan
+from scripts.model_plans import is_current, list_plans, load_rows
 from tests.support.engine import OLD_STACK, require_stack
-from vllm_memprof.sim.presets import find_preset
+from vllm_memprof.sim.presets import find_preset, resolve_model
 from vllm_memprof.sim.quantization import describe
 from vllm_memprof.sim.weights import count_parameters, list_weights
 from vllm_memprof.units import GIB
@@ -124,6 +126,37 @@ def test_quantized_weights_have_their_sizes(run_memprof, sim_stack, name, size):
 
 
 @pytest.mark.full
+def test_the_list_of_models_has_a_row_for_every_plan():
+    """Every preset on both stacks and devices, with the constants of today; what lacks is planned
+    by scripts/bench_plan.py --models."""
+    rows = {key: row for key, row in load_rows().items() if is_current(row)}
+    assert [each.key for each in list_plans() if each.key not in rows] == []
+
+
+#: A sample of the list: small ones, of each stack and device.
+SAMPLE = [
+    ("Qwen/Qwen3-0.6B", "vllm-ascend-0.30.0rc2", "910b"),
+    ("Qwen/Qwen2.5-Omni-7B", "vllm-ascend-0.30.0rc2", "a3"),
+    ("Qwen/Qwen3.5-27B", "vllm-ascend-0.23.0", "910b"),
+    ("Qwen/Qwen3-Embedding-0.6B", "vllm-ascend-0.23.0", "a3"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("model", "stack", "device"), SAMPLE)
+def test_a_row_of_the_list_of_models_is_planned_again(model, stack, device):
+    require_stack(stack)
+    [row] = [
+        row
+        for row in load_rows().values()
+        if (row["model"], row["stack"], row["device"]) == (model, stack, device)
+    ]
+    again = plan(model, row["arguments"], stack, device)
+    figures = ("weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency")
+    assert {name: again.get(name) for name in figures} == {name: row[name] for name in figures}
+
+
+@pytest.mark.full
 def test_quantized_weights_of_the_older_engine(run_memprof):
     stack = require_stack(OLD_STACK)
     arguments = [
@@ -198,6 +231,22 @@ def test_a_multimodal_folder_without_the_files_of_its_processor(run_memprof, sim
     assert "mm_profile" in [phase["phase"] for phase in rank["phases"]]
     named = "has no preprocessor_config.json, video_preprocessor_config.json: generated as for"
     assert [note for note in run.report["run"]["notes"] if named in note]
+
+
+@pytest.mark.full
+def test_a_draft_model_and_lora_are_phases_of_their_own(run_memprof, sim_stack):
+    """Each with its bytes, inside the weights' phase, which has them too."""
+    draft = {"method": "draft_model", "model": resolve_model("memprof/tiny", []).path}
+    speculative = json.dumps({**draft, "num_speculative_tokens": 1})
+    options = ["--enable-lora", "--max-lora-rank=16", "--speculative-config", speculative]
+    arguments = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=2048", *options]
+    run = run_memprof("plan", "memprof/tiny", *arguments)
+    rank = assert_planned(run)
+    grown = {phase["phase"]: phase["delta"]["allocated_bytes"] for phase in rank["phases"]}
+    weights = 2 * count_parameters(find_preset("memprof/tiny").config)
+    assert grown["draft_load"] >= weights
+    assert grown["lora_load"] > 0
+    assert grown["weight_load"] >= weights + grown["draft_load"] + grown["lora_load"]
 
 
 @pytest.mark.full

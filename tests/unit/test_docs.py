@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.model_cases import CASES
+from scripts.model_plans import list_plans, load_rows
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import KEYS, Key
 from vllm_memprof.check.outcomes import check_report
@@ -19,7 +21,7 @@ from vllm_memprof.cli.show import draw
 from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.report.document import Document, Section
 from vllm_memprof.report.documents import Found, document
-from vllm_memprof.sim.presets import list_presets
+from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sources import read_report, read_reports
 from vllm_memprof.text import Text
 
@@ -40,7 +42,7 @@ WIDTH = 100
     [
         ["scripts/write_command_docs.py"],
         ["-m", "scripts.write_findings_docs"],
-        ["scripts/bench_plan.py"],  # the page of models
+        ["-m", "scripts.bench_plan"],  # the page of models
         ["-m", "scripts.accuracy"],
     ],
     ids=lambda script: script[-1],
@@ -53,10 +55,24 @@ def test_generated_pages_are_current(script: list[str]) -> None:
 
 
 def test_every_preset_has_its_row() -> None:
-    rows = json.loads((DOCS / "models.json").read_text())
-    assert {row["model"] for row in rows} == {
+    """Presets with one configuration share theirs."""
+    named = [name for case in CASES for name in (case.model, *case.also)]
+    assert sorted(named) == sorted(
         p.name for p in list_presets() if not p.name.startswith("memprof/")
-    }
+    )
+    for case in CASES:
+        config = find_preset(case.model).files
+        assert all(find_preset(name).files == config for name in case.also)
+
+
+def test_rows_of_models_are_those_of_the_cases() -> None:
+    plans = {plan.key for plan in list_plans()}
+    rows = load_rows()
+    assert set(rows) <= plans
+    for row in rows.values():
+        figures = {"weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency"}
+        told = set(row) - {"model", "stack", "device", "arguments", "constants"}
+        assert told in ({"error"}, figures)
 
 
 # --- links and lines ------------------------------------------------------------------------------

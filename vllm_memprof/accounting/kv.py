@@ -277,8 +277,12 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
         or any(size is None or int(size) < blocks for size in planned)
     ):
         return None
+    counted = plan.get("divisor_bytes")
+    if not isinstance(counted, list) or len(counted) != len(planned):
+        counted = [None] * len(planned)  # of records from before it was recorded
     fitting = [
-        int(room) // (int(size) // blocks) for room, size in zip(available, planned, strict=True)
+        int(room) // (divisor or int(size) // blocks)
+        for room, size, divisor in zip(available, planned, counted, strict=True)
     ]
     return min(fitting, default=None)
 

@@ -45,6 +45,13 @@ def finish(recorder: Recorder, opened: OpenPhase, error: BaseException | None) -
         empty_cache.call_after(recorder, opened.phase)
 
 
+def begin_kv_connector(recorder: Recorder, call: Call) -> None:
+    """Open the phase where a connector is configured; the function is called without one too."""
+    vllm_config = call.args[0] if call.args else call.kwargs.get("vllm_config")
+    if getattr(vllm_config, "kv_transfer_config", None) is not None:
+        begin_phase(recorder, call)
+
+
 def begin_device_init(recorder: Recorder, call: Call) -> None:
     """Open the phase without a reading, which would touch a device that is not the worker's."""
     if not recorder.is_open("device_init"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -72,6 +73,7 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "mamba_cache_mode": getattr(cache, "mamba_cache_mode", None),
         "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
         "shared_backing": shares_backing(first.kv_cache_tensors),
+        "divisor_bytes": [divisor_bytes(config) for config in configs],
     }
 
 
@@ -91,6 +93,28 @@ def planned_bytes(tensors: Sequence[Any]) -> int:
     """
     sizes = [int(tensor.size) for tensor in tensors if not getattr(tensor, "host_resident", False)]
     return sum(set(sizes)) if shares_backing(tensors) else sum(sizes)
+
+
+#: Replaces vLLM's planner of layers with several page sizes.
+_TUPLES = "vllm_ascend.patch.platform.patch_kv_cache_utils"
+
+
+def divisor_bytes(config: Any) -> int | None:
+    """Return what a planner divided the budget by, where its plan has less; else None.
+
+    DeepSeek-V4's layers lie in tuples of a page of each size. For a layer of the draft (MTP)
+    vllm-ascend counts a whole tuple as well, and allocates its one page.
+    (vllm_ascend/patch/platform/patch_kv_cache_utils.py::_get_kv_cache_config_deepseek_v4, 0.23.0;
+    in 0.30.0 the rest of the tuple is part of the allocation)
+    """
+    groups, tensors = config.kv_cache_groups, config.kv_cache_tensors
+    tuples = all(hasattr(group.kv_cache_spec, "get_page_sizes") for group in groups)
+    if _TUPLES not in sys.modules or len(groups) < 2 or not tuples or shares_backing(tensors):
+        return None
+    sizes = groups[0].kv_cache_spec.get_page_sizes()
+    drafts = [tensor for tensor in tensors if any("mtp" in name for name in tensor.shared_by)]
+    others = Counter(int(tensor.size) for tensor in tensors if tensor not in drafts)
+    return int(sum(sizes) * (max(others.values(), default=0) + len(drafts)))
 
 
 def tokens_rule(vllm_version: str | None) -> str:

@@ -6,6 +6,7 @@ it did to the KV cache.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,13 +136,30 @@ def _given(report: Report) -> dict[str, dict[str, str]]:
 def _arguments(report: Report) -> dict[str, str]:
     """Return the options of the command line: long name -> value, "given" for a flag.
 
-    The values of an option that was given again are joined.
+    The values of an option that was given again are joined. A value that is a JSON object becomes
+    an option per key, as the engine takes them too: ``--additional-config.a.b``; so two that are
+    written differently are one, and a row names the key that differs.
     """
     found: dict[str, str] = {}
-    for name, value in _options(report.run.command):
-        if name not in _OURS:
-            found[name] = f"{found[name]} {value}" if name in found else value
+    for name, given in _options(report.run.command):
+        for key, value in _keys(name, given):
+            if key not in _OURS:
+                found[key] = f"{found[key]} {value}" if key in found else value
     return found
+
+
+def _keys(name: str, value: str) -> Iterator[tuple[str, str]]:
+    """Yield an option, or the keys of its JSON object down to what is none, dotted."""
+    try:
+        content = json.loads(value) if value.startswith("{") else None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not content:
+        yield name, value
+        return
+    for key, inner in content.items():
+        text = inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
+        yield from _keys(f"{name}.{key}", text)
 
 
 def _options(command: list[str]) -> Iterator[tuple[str, str]]:
@@ -161,5 +179,7 @@ def _options(command: list[str]) -> Iterator[tuple[str, str]]:
             value = " ".join(values) or "given"
         if (name, value) == ("-q", "given"):  # with a value it is the engine's quantization
             name = "--quiet"
-        long = name.replace("_", "-") if name.startswith("--") else SHORT_NAMES.get(name, name)
-        yield long, value
+        option, dot, key = name.partition(".")  # of a dotted one the keys are the engine's own
+        if option.startswith("--"):
+            option = option.replace("_", "-")
+        yield SHORT_NAMES.get(option, option) + dot + key, value

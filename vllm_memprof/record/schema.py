@@ -61,10 +61,13 @@ PHASES = (
     "hccl_init",
     "communicator",
     "weight_load",
+    "draft_load",
+    "lora_load",
     "mm_profile",
     "profile_run",
     "empty_cache",
     "kv_cache_alloc",
+    "kv_connector",
     "kernel_warm_up",
     "graph_capture",
     "atb_warm_up",
@@ -173,6 +176,7 @@ KV_PLAN = (
     "mamba_cache_mode",
     "kv_transfer",  # a connector is configured: its tensors are padded
     "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
+    "divisor_bytes",  # a list; what a block was counted with where the plan has less, else null
 )
 
 

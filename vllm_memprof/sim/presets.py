@@ -52,7 +52,8 @@ class Model(_Overrides):
 
 
 class _Note(TypedDict, total=False):
-    note: str
+    note: str  # told with every plan
+    source: str  # of the values of config.json
 
 
 class Family(_Note):
@@ -112,11 +113,13 @@ def list_presets() -> tuple[Preset, ...]:
         family: Family = json.loads(path.read_text(encoding="utf-8"))
         for model in family["models"]:
             own = {**model.get("files", {}), "config.json": model.get("config", {})}
+            files = _merged(family["files"], own)
+            config = cast(ModelConfig, files["config.json"])
             preset = Preset(
                 name=model["name"],
                 what=model["what"],
                 parameters=model["parameters"],
-                files=cast(JsonFiles, _merged(family["files"], own)),
+                files=cast(JsonFiles, {**processors.files_of(config), **files}),
                 tokenizer=_tokenizer(model.get("tokenizer", family["tokenizer"])),
                 also=tuple(model.get("also", ())),
                 note=family.get("note", ""),
@@ -242,6 +245,11 @@ def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
     With those of a preset comes what else it has and the folder lacks, its processor aside.
     """
     preset, family = _preset_like(config), processors.family_of(config)
+    if family is not None:
+        table = _tokenizer(family.tokenizer)
+        first = processors.first_special_id(family, config, table["special_tokens"])
+        if first is not None:
+            return tokenizer_files({**table, "plain_tokens": first})
     if preset is not None:
         others = {
             name: file
@@ -249,11 +257,6 @@ def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
             if not name.endswith(_PROCESSOR) and not (folder / name).exists()
         }
         return {**others, **tokenizer_files(preset.tokenizer)}
-    if family is not None:
-        table = _tokenizer(family.tokenizer)
-        first = processors.first_special_id(family, config, table["special_tokens"])
-        if first is not None:
-            return tokenizer_files({**table, "plain_tokens": first})
     by_size = table_for(config)
     return {} if by_size is None else tokenizer_files(by_size)
 
@@ -261,11 +264,11 @@ def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
 def _processor_of(config: ModelConfig) -> tuple[JsonFiles, str]:
     """Return the processor's files of a model's kind, or none, and whose they are."""
     preset, family = _preset_like(config), processors.family_of(config)
+    if family is not None:
+        return processors.processor_files(family, config), ", ".join(family.model_types)
     if preset is not None:
         names = [name for name in preset.files if name.endswith(_PROCESSOR)]
         return {name: preset.files[name] for name in names}, preset.name
-    if family is not None:
-        return processors.processor_files(family, config), ", ".join(family.model_types)
     return {}, ""
 
 

@@ -69,6 +69,12 @@ def processor_files(
     return {name: {**content, **own} for name, content in family.files.items()}
 
 
+def files_of(config: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the files for a model's kind; none for a kind without a family."""
+    family = family_of(config)
+    return {} if family is None else processor_files(family, config)
+
+
 def first_special_id(
     family: ProcessorFamily, config: Mapping[str, Any], special_tokens: list[str]
 ) -> int | None:

@@ -30,6 +30,15 @@ _LATENT = {
     _EXPERTS: "W8A8_DYNAMIC",
 }
 
+#: All activations per token; of the delta net the input projections, as vllm-ascend's own example
+#: of Qwen3-Next quantizes them (docs/source/developer_guide/Design_Documents/quantization.md).
+_HYBRID = {
+    r"linear_attn\.in_proj_(qkvz|qkv|z)": "W8A8_DYNAMIC",
+    _ATTENTION: "W8A8_DYNAMIC",
+    _MLP: "W8A8_DYNAMIC",
+    _EXPERTS: "W8A8_DYNAMIC",
+}
+
 #: model_type -> weights of a layer of the text model -> type; the others are FLOAT.
 RULES: dict[str, dict[str, str]] = {
     "llama": _DENSE,
@@ -40,7 +49,9 @@ RULES: dict[str, dict[str, str]] = {
     "glm4": _DENSE,
     "qwen3_moe": _MOE,
     "qwen3_vl_moe": _MOE,
+    "glm4_moe": _MOE,
     "deepseek_v3": _LATENT,
+    "kimi_k2": _LATENT,
     # as DeepSeek-V3; of the indexer nothing
     "glm_moe_dsa": _LATENT,
     # W8A8_DYNAMIC throughout, with MTP; which modules stay was chosen by the loaded bytes that were
@@ -50,14 +61,13 @@ RULES: dict[str, dict[str, str]] = {
         r"attn\.indexer\.wq_b": "W8A8_DYNAMIC",
         r"ffn\.(experts\.\d+|shared_experts)\.w[123]": "W8A8_DYNAMIC",
     },
-    # all activations per token; of the linear attention the projection that vllm-ascend's own
-    # example quantizes
-    # (docs/source/developer_guide/Design_Documents/quantization.md)
-    "qwen3_next": {
-        r"linear_attn\.in_proj_qkvz": "W8A8_DYNAMIC",
+    "qwen3_5": _HYBRID,
+    "qwen3_5_moe": _HYBRID,
+    "minimax_m2": {
         _ATTENTION: "W8A8_DYNAMIC",
-        _EXPERTS: "W8A8_DYNAMIC",
+        r"block_sparse_moe\.experts\.\d+\.w[123]": "W8A8_DYNAMIC",
     },
+    "qwen3_next": _HYBRID,
 }
 #: A weight of the text model's layers; DeepSeek-V4's layer for drafts is quantized as well.
 _LAYER = re.compile(

@@ -32,6 +32,16 @@ class VisionConfig(TypedDict, total=False):
     deepstack_visual_indexes: Sequence[int]
 
 
+class AudioConfig(TypedDict, total=False):
+    """The keys of an audio encoder's configuration that decide shapes."""
+
+    d_model: int
+    encoder_ffn_dim: int
+    encoder_layers: int
+    num_mel_bins: int
+    output_dim: int
+
+
 class TextConfig(TypedDict, total=False):
     """The keys of a text model's configuration that decide shapes."""
 
@@ -69,6 +79,7 @@ class TextConfig(TypedDict, total=False):
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     shared_expert_intermediate_size: int
+    use_qk_norm: bool
     v_head_dim: int
     vocab_size: int
 
@@ -76,8 +87,10 @@ class TextConfig(TypedDict, total=False):
 class ModelConfig(TextConfig, total=False):
     """The content of a config.json, as far as it is read here."""
 
+    audio_config: AudioConfig
     model_type: str
     text_config: TextConfig
+    thinker_config: ModelConfig  # of a model that thinks and talks: the part that is loaded
     tie_word_embeddings: bool
     vision_config: VisionConfig
 
@@ -95,6 +108,7 @@ class Architecture:
     prefix: str = "model."  # of the layers
     model: Callable[[TextConfig], _Weights] | None = None  # beside layers and ends
     tower: Callable[[VisionConfig], _Weights] | None = None
+    audio: Callable[[AudioConfig], _Weights] | None = None
     draft: Callable[[TextConfig], _Weights] | None = None  # loaded by speculative decoding only
     #: Of the embedding, the last norm and the output head.
     ends: tuple[str, str, str] = ("model.embed_tokens", "model.norm", "lm_head")
@@ -122,8 +136,11 @@ def list_weights(config: ModelConfig, draft: bool = False) -> dict[str, tuple[in
         weights |= dict(architecture.model(text))
     if not config.get("tie_word_embeddings"):
         weights[f"{head}.weight"] = (vocabulary, hidden)
+    parts = config.get("thinker_config", config)
     if architecture.tower is not None:
-        weights |= dict(architecture.tower(config["vision_config"]))
+        weights |= dict(architecture.tower(parts["vision_config"]))
+    if architecture.audio is not None:
+        weights |= dict(architecture.audio(parts["audio_config"]))
     if draft and architecture.draft is not None:
         weights |= dict(architecture.draft(text))
     return weights
@@ -137,7 +154,8 @@ def count_parameters(config: ModelConfig, draft: bool = False) -> int | None:
 
 def text_config(config: ModelConfig) -> TextConfig:
     """Return the configuration of the text model, which may be a table of its own."""
-    return cast(TextConfig, {**config, **config.get("text_config", {})})
+    outer = config.get("thinker_config", config)
+    return cast(TextConfig, {**outer, **outer.get("text_config", {})})
 
 
 def _layer(architecture: Architecture, text: TextConfig, index: int) -> _Weights:
@@ -179,33 +197,71 @@ def _grouped_attention(
 
 
 def _latent_attention(text: TextConfig, index: int) -> _Weights:
-    """DeepSeek's attention over a compressed key and value (MLA)."""
+    """DeepSeek's attention over a compressed key and value (MLA), MiniCPM3's too."""
     hidden, heads, rope = text["hidden_size"], text["num_attention_heads"], text["qk_rope_head_dim"]
     queries, latent, nope = text["q_lora_rank"], text["kv_lora_rank"], text["qk_nope_head_dim"]
+    value = text.get("v_head_dim") or hidden // heads
     yield "self_attn.q_a_proj.weight", (queries, hidden)
     yield "self_attn.q_a_layernorm.weight", (queries,)
     yield "self_attn.q_b_proj.weight", (heads * (nope + rope), queries)
     yield "self_attn.kv_a_proj_with_mqa.weight", (latent + rope, hidden)
     yield "self_attn.kv_a_layernorm.weight", (latent,)
-    yield "self_attn.kv_b_proj.weight", (heads * (nope + text["v_head_dim"]), latent)
-    yield "self_attn.o_proj.weight", (hidden, heads * text["v_head_dim"])
+    yield "self_attn.kv_b_proj.weight", (heads * (nope + value), latent)
+    yield "self_attn.o_proj.weight", (hidden, heads * value)
 
 
-def _hybrid_attention(text: TextConfig, index: int) -> _Weights:
-    """Qwen3-Next: every so many layers gated attention, else a gated delta net."""
-    if (index + 1) % text["full_attention_interval"] == 0:
-        yield from _grouped_attention(head_norms=True, gated=True)(text, index)
-        return
-    hidden, heads = text["hidden_size"], text["linear_num_value_heads"]
-    keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
-    values = heads * text["linear_value_head_dim"]
-    yield "linear_attn.in_proj_qkvz.weight", (2 * (keys + values), hidden)
-    yield "linear_attn.in_proj_ba.weight", (2 * heads, hidden)
-    yield "linear_attn.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
-    yield "linear_attn.A_log", (heads,)
-    yield "linear_attn.dt_bias", (heads,)
-    yield "linear_attn.norm.weight", (text["linear_value_head_dim"],)
-    yield "linear_attn.out_proj.weight", (hidden, values)
+def _hybrid_attention(joined: bool) -> Callable[[TextConfig, int], _Weights]:
+    """Return Qwen3-Next's: every so many layers gated attention, else a gated delta net.
+
+    ``joined``: Qwen3-Next's checkpoints join the projections that Qwen3.5's keep apart.
+    """
+
+    def weights(text: TextConfig, index: int) -> _Weights:
+        if (index + 1) % text["full_attention_interval"] == 0:
+            yield from _grouped_attention(head_norms=True, gated=True)(text, index)
+            return
+        hidden, heads = text["hidden_size"], text["linear_num_value_heads"]
+        keys = text["linear_num_key_heads"] * text["linear_key_head_dim"]
+        values = heads * text["linear_value_head_dim"]
+        if joined:
+            yield "linear_attn.in_proj_qkvz.weight", (2 * (keys + values), hidden)
+            yield "linear_attn.in_proj_ba.weight", (2 * heads, hidden)
+        else:
+            yield "linear_attn.in_proj_qkv.weight", (2 * keys + values, hidden)
+            yield "linear_attn.in_proj_z.weight", (values, hidden)
+            yield "linear_attn.in_proj_b.weight", (heads, hidden)
+            yield "linear_attn.in_proj_a.weight", (heads, hidden)
+        yield "linear_attn.conv1d.weight", (2 * keys + values, 1, text["linear_conv_kernel_dim"])
+        yield "linear_attn.A_log", (heads,)
+        yield "linear_attn.dt_bias", (heads,)
+        yield "linear_attn.norm.weight", (text["linear_value_head_dim"],)
+        yield "linear_attn.out_proj.weight", (hidden, values)
+
+    return weights
+
+
+def _glm4_moe_attention(text: TextConfig, index: int) -> _Weights:
+    """GLM-4.5: norms of a head's queries and keys in the larger model only."""
+    norms = text.get("use_qk_norm", False)
+    yield from _grouped_attention(qkv_bias=True, head_norms=norms)(text, index)
+
+
+def _minimax_attention(text: TextConfig, index: int) -> _Weights:
+    """MiniMax-M2: norms over all heads of the queries, and of the keys, at once."""
+    yield from _grouped_attention()(text, index)
+    size = text["head_dim"] or 0
+    yield "self_attn.q_norm.weight", (text["num_attention_heads"] * size,)
+    yield "self_attn.k_norm.weight", (text["num_key_value_heads"] * size,)
+
+
+def _minimax_experts(text: TextConfig, index: int) -> _Weights:
+    hidden, count, inner = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
+    yield "block_sparse_moe.gate.weight", (count, hidden)
+    yield "block_sparse_moe.e_score_correction_bias", (count,)
+    for expert in range(count):
+        for part in ("w1", "w3"):
+            yield f"block_sparse_moe.experts.{expert}.{part}.weight", (inner, hidden)
+        yield f"block_sparse_moe.experts.{expert}.w2.weight", (hidden, inner)
 
 
 def _gated_mlp(name: str, hidden: int, inner: int, bias: bool = False) -> _Weights:
@@ -271,7 +327,7 @@ def _qwen3_tower(vision: VisionConfig) -> _Weights:
         yield from _linear(f"{block}.mlp.linear_fc1", inner, hidden, bias=True)
         yield from _linear(f"{block}.mlp.linear_fc2", hidden, inner, bias=True)
     mergers = {"model.visual.merger": hidden}
-    for index in range(len(vision["deepstack_visual_indexes"])):
+    for index in range(len(vision.get("deepstack_visual_indexes", ()))):
         mergers[f"model.visual.deepstack_merger_list.{index}"] = merged
     for merger, width in mergers.items():
         yield from _layer_norm(f"{merger}.norm", width)
@@ -298,6 +354,38 @@ def _qwen25_tower(vision: VisionConfig) -> _Weights:
     yield from _linear("visual.merger.mlp.2", vision["out_hidden_size"], merged, bias=True)
 
 
+def _omni_tower(vision: VisionConfig) -> _Weights:
+    """Qwen2.5-VL's tower, with queries, keys and values apart."""
+    hidden = vision["hidden_size"]
+    for name, shape in _qwen25_tower({**vision, "in_chans": vision["in_channels"]}):
+        name = f"thinker.{name}"
+        if ".attn.qkv." not in name:
+            yield name, shape
+            continue
+        for part in "qkv":
+            yield name.replace(".qkv.", f".{part}."), (hidden, *shape[1:])
+
+
+def _omni_audio(audio: AudioConfig) -> _Weights:
+    """Whisper's encoder; its keys have no bias, its positions no weights."""
+    width, inner = audio["d_model"], audio["encoder_ffn_dim"]
+    yield "thinker.audio_tower.conv1.weight", (width, audio["num_mel_bins"], 3)
+    yield "thinker.audio_tower.conv1.bias", (width,)
+    yield "thinker.audio_tower.conv2.weight", (width, width, 3)
+    yield "thinker.audio_tower.conv2.bias", (width,)
+    for index in range(audio["encoder_layers"]):
+        layer = f"thinker.audio_tower.layers.{index}"
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            yield from _linear(f"{layer}.self_attn.{part}", width, width, part != "k_proj")
+        yield from _linear(f"{layer}.fc1", inner, width, bias=True)
+        yield from _linear(f"{layer}.fc2", width, inner, bias=True)
+        for name in ("self_attn_layer_norm", "final_layer_norm"):
+            yield from _layer_norm(f"{layer}.{name}", width)
+    yield from _layer_norm("thinker.audio_tower.ln_post", width)
+    yield "thinker.audio_tower.audio_bos_eos_token.weight", (2, audio["output_dim"])
+    yield from _linear("thinker.audio_tower.proj", audio["output_dim"], width, bias=True)
+
+
 def _layer_norm(name: str, width: int) -> _Weights:
     yield f"{name}.weight", (width,)
     yield f"{name}.bias", (width,)
@@ -318,15 +406,19 @@ def _deepseek_draft(kind: str) -> Callable[[TextConfig], _Weights]:
     return weights
 
 
-def _qwen3_next_draft(text: TextConfig) -> _Weights:
-    """One layer for multi-token prediction, with gated attention."""
-    hidden = text["hidden_size"]
-    index = text["full_attention_interval"] - 1
-    for name, shape in _layer(ARCHITECTURES["qwen3_next"], text, index):
-        yield f"mtp.layers.0.{name}", shape
-    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-        yield f"mtp.{name}.weight", (hidden,)
-    yield "mtp.fc.weight", (hidden, 2 * hidden)
+def _hybrid_draft(kind: str) -> Callable[[TextConfig], _Weights]:
+    """Return one layer for multi-token prediction, with gated attention."""
+
+    def weights(text: TextConfig) -> _Weights:
+        hidden = text["hidden_size"]
+        index = text["full_attention_interval"] - 1
+        for name, shape in _layer(ARCHITECTURES[kind], text, index):
+            yield f"mtp.layers.0.{name}", shape
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            yield f"mtp.{name}.weight", (hidden,)
+        yield "mtp.fc.weight", (hidden, 2 * hidden)
+
+    return weights
 
 
 def _hunyuan_attention(text: TextConfig, index: int) -> _Weights:
@@ -445,7 +537,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(_grouped_attention(qkv_bias=True), _dense),
     "qwen3": Architecture(_QWEN3, _dense),
     "qwen3_moe": Architecture(_QWEN3, _experts),
-    "qwen3_next": Architecture(_hybrid_attention, _experts, draft=_qwen3_next_draft),
+    "qwen3_next": Architecture(
+        _hybrid_attention(joined=True), _experts, draft=_hybrid_draft("qwen3_next")
+    ),
+    "qwen3_5": Architecture(
+        _hybrid_attention(joined=False),
+        _dense,
+        prefix="model.language_model.",
+        ends=_VL_ENDS,
+        tower=_qwen3_tower,
+        draft=_hybrid_draft("qwen3_5"),
+    ),
+    "qwen3_5_moe": Architecture(
+        _hybrid_attention(joined=False),
+        _experts,
+        prefix="model.language_model.",
+        ends=_VL_ENDS,
+        tower=_qwen3_tower,
+        draft=_hybrid_draft("qwen3_5_moe"),
+    ),
     "qwen2_5_vl": Architecture(_grouped_attention(qkv_bias=True), _dense, tower=_qwen25_tower),
     "qwen3_vl": Architecture(
         _QWEN3, _dense, prefix="model.language_model.", ends=_VL_ENDS, tower=_qwen3_tower
@@ -455,6 +565,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "deepseek_v3": Architecture(
         _latent_attention, _deepseek_experts, draft=_deepseek_draft("deepseek_v3")
+    ),
+    "kimi_k2": Architecture(_latent_attention, _deepseek_experts),
+    "glm4_moe": Architecture(
+        _glm4_moe_attention, _deepseek_experts, draft=_deepseek_draft("glm4_moe")
+    ),
+    "minimax_m2": Architecture(_minimax_attention, _minimax_experts),
+    "minicpm3": Architecture(_latent_attention, _dense),
+    "qwen2_5_omni": Architecture(
+        _grouped_attention(qkv_bias=True),
+        _dense,
+        prefix="thinker.model.",
+        ends=("thinker.model.embed_tokens", "thinker.model.norm", "thinker.lm_head"),
+        tower=_omni_tower,
+        audio=_omni_audio,
     ),
     "glm_moe_dsa": Architecture(
         _sparse_latent_attention, _deepseek_experts, draft=_deepseek_draft("glm_moe_dsa")

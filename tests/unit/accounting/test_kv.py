@@ -370,6 +370,36 @@ def test_groups_in_one_allocation_may_differ_in_their_pages() -> None:
     assert build_kv(plan, 0, None).bytes_per_block is None
 
 
+def test_blocks_of_a_planner_that_counts_more_than_it_allocates() -> None:
+    plan = {"blocks": 10, "planned_bytes": [900], "available_bytes": [1050]}
+    name = "blocks = budget // bytes per block, least of all workers"
+    found = {}
+    for divisor in ([100], [None], None):
+        kv = build_kv({**plan, "divisor_bytes": divisor}, 0, None)
+        found[str(divisor)] = next(c for c in kv.checks if c.name == name).ok
+    assert found == {"[100]": True, "[None]": False, "None": False}
+
+
+@pytest.mark.parametrize(
+    ("available", "blocks", "without"),
+    [
+        (26_309_528_064, 7744, 7782),
+        (19_011_914_240, 5596, 5623),
+        (18_708_872_192, 5506, 5533),
+        (18_692_778_496, 5502, 5529),
+    ],
+)
+def test_blocks_of_deepseek_v4_with_mtp(available: int, blocks: int, without: int) -> None:
+    """Four plans of vllm-ascend 0.23.0: DeepSeek-V4-Flash, W8A8, MTP."""
+    plan = {
+        "blocks": blocks,
+        "planned_bytes": [blocks * 3_380_736],
+        "available_bytes": [available],
+    }
+    assert build_kv({**plan, "divisor_bytes": [3_397_376]}, 0, None).fitting_blocks == blocks
+    assert build_kv(plan, 0, None).fitting_blocks == without
+
+
 def test_the_device_holds_more_than_the_engine_counts() -> None:
     """Two groups with a buffer per layer each: the engine counts the bytes of one."""
     plan = {"blocks": 10, "planned_bytes": [1000], "available_bytes": [1000]}

@@ -14,6 +14,7 @@ from vllm_memprof.capture.kv_plan import (
     context_parallel,
     describe,
     describe_group,
+    divisor_bytes,
     layout,
     planned_bytes,
     tokens_rule,
@@ -78,6 +79,29 @@ def test_blocks_are_the_fewest_of_all_workers_and_bytes_are_per_worker() -> None
     assert (
         plan["tokens"] is None
     )  # the engine's own function is not loaded here: unknown, not guessed
+
+
+def test_a_draft_layer_is_counted_with_a_whole_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-V4-Flash with MTP: 22 tuples of two pages, and a page of the draft."""
+    main, index, blocks = 131_072, 16_640, 100
+    uniform = SimpleNamespace(get_page_sizes=lambda: {main, index})
+    groups = [SimpleNamespace(kv_cache_spec=uniform) for _ in range(3)]
+    layers = [
+        SimpleNamespace(size=page * blocks, shared_by=[f"layers.{number}.attn"])
+        for number in range(22)
+        for page in (main, index)
+    ]
+    draft = SimpleNamespace(size=main * blocks, shared_by=["mtp.0.attn"])
+    config = SimpleNamespace(kv_cache_groups=groups, kv_cache_tensors=[*layers, draft])
+    assert divisor_bytes(config) is None  # vLLM's own planner: what it divides by is planned
+    name = "vllm_ascend.patch.platform.patch_kv_cache_utils"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    assert planned_bytes(config.kv_cache_tensors) == 3_380_736 * blocks
+    assert divisor_bytes(config) == 23 * (main + index) == 3_397_376
+    without = SimpleNamespace(kv_cache_groups=groups, kv_cache_tensors=layers)
+    assert divisor_bytes(without) == planned_bytes(layers) // blocks
+    plain = SimpleNamespace(kv_cache_groups=[group(full(64), 2)] * 2, kv_cache_tensors=layers)
+    assert divisor_bytes(plain) is None
 
 
 @pytest.mark.parametrize(

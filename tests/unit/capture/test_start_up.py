@@ -110,6 +110,25 @@ def test_multimodal_profile_ends_at_the_full_size_dummy_run(run_engine: Run) -> 
     )
 
 
+def test_draft_lora_and_connector_are_phases_of_their_own(run_engine: Run) -> None:
+    """A start without them does not have them, though the engine calls the connector's function."""
+    options = (
+        "from vllm_ascend.worker.worker import NPUModelRunner, NPUWorker\n"
+        "NPUModelRunner.with_draft_and_lora = True\n"
+        "NPUWorker.kv_transfer_config = object()\n"
+    )
+    recorded = run_engine(START_UP + options + "EngineCore(executor())\n")
+    grown = {"draft_load": 30, "lora_load": 12, "kv_connector": 8}
+    ids = {event["phase"]: event["id"] for event in recorded.kind("phase")}
+    for phase, size in grown.items():
+        before, after = recorded.edges(phase)
+        held = [event["snapshot"]["allocated_bytes"] for event in (before, after)]
+        assert held[1] - held[0] == size
+        outer = "kv_cache_alloc" if phase == "kv_connector" else "weight_load"
+        assert before["parent"] == ids[outer]
+    assert not recorded.kind("error")
+
+
 def test_communicator_is_read_when_its_queued_work_is_done(run_engine: Run) -> None:
     before, after = run_engine(FULL).edges("communicator")
 
@@ -214,6 +233,7 @@ def test_kv_plan(run_engine: Run) -> None:
         "mamba_cache_mode": None,
         "kv_transfer": False,
         "shared_backing": False,
+        "divisor_bytes": [None],
     }
 
 

@@ -12,7 +12,12 @@ RUN = "graph_tp2"
 
 @pytest.mark.parametrize(
     ("argument", "value", "forbids"),
-    [("--max-num-seqs", "16", True), ("--seed", "7", False), ("--port", "8001", False)],
+    [
+        ("--max-num-seqs", "16", True),
+        ("--additional-config", '{"weight_nz_mode": 0}', True),
+        ("--seed", "7", False),
+        ("--port", "8001", False),
+    ],
 )
 def test_arguments_that_bear_on_memory_forbid_the_comparison(
     argument: str, value: str, forbids: bool

@@ -18,6 +18,22 @@ BASE = ["memprof", "offline", "org/model", "--device", "sim:910b"]
         (["--run-dir", "/a"], ["--run-dir", "/b"], []),
         (["-tp", "2"], ["-tp", "4"], [("argument", "--tensor-parallel-size", "2", "4")]),
         (["--max-num-seqs=8"], [], [("argument", "--max-num-seqs", "8", None)]),
+        (
+            ["--additional-config", '{"a": {"c_d": 1}, "weight_nz_mode": 0}'],
+            ["--additional_config.weight_nz_mode=0", "--additional-config.a.c_d", "1"],
+            [],
+        ),
+        (
+            ["--additional-config", '{"weight_nz_mode": 0, "b": true}'],
+            ['--additional-config={"b": true, "weight_nz_mode": 1}'],
+            [("argument", "--additional-config.weight_nz_mode", "0", "1")],
+        ),
+        (
+            ["-cc.cudagraph_mode", "NONE"],
+            ["--compilation-config", '{"cudagraph_mode": "FULL"}'],
+            [("argument", "--compilation-config.cudagraph_mode", "NONE", "FULL")],
+        ),
+        (["--hf-overrides", "{not json"], ["--hf-overrides", "{not json"], []),
     ],
 )
 def test_arguments(a: list[str], b: list[str], wanted: list[tuple[str, ...]]) -> None:

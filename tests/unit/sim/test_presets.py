@@ -67,24 +67,32 @@ def added_ids(files):
     return {token["content"]: token["id"] for token in files["tokenizer.json"]["added_tokens"]}
 
 
+def _flat(value):
+    return value if isinstance(value, list) else [value]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
     preset = find_preset(name)
-    text = preset.config.get("text_config", preset.config)
+    # of a model that thinks and talks: the part that is loaded
+    outer = preset.config.get("thinker_config", preset.config)
+    text = {**outer, **outer.get("text_config", {})}
+    generation = preset.files["generation_config.json"]
     ids = added_ids(
         files_of(
             next(other for other in TOKENIZERS if find_preset(other).tokenizer == preset.tokenizer)
         )
     )
-    ends = text["eos_token_id"]
-    assert ids[preset.tokenizer["eos_token"]] in (ends if isinstance(ends, list) else [ends])
+    ends = [
+        number
+        for content in (text, generation)
+        for number in _flat(content.get("eos_token_id", []))
+    ]
+    assert ids[preset.tokenizer["eos_token"]] in ends
     assert max(ids.values()) < text["vocab_size"]
-    for content in (text, preset.files["generation_config.json"]):
+    for content in (text, generation):
         named = [content[key] for key in _ENDS if content.get(key) is not None]
-        flat = [
-            number for value in named for number in (value if isinstance(value, list) else [value])
-        ]
-        assert set(flat) <= set(ids.values())
+        assert {number for value in named for number in _flat(value)} <= set(ids.values())
     for key, token in {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",
@@ -105,6 +113,11 @@ def test_ids_in_the_configuration_are_those_of_the_tokenizer(name):
         ("meta-llama/Llama-3.1-8B-Instruct", "<|eom_id|>", 128008),
         ("zai-org/GLM-4-32B-0414", "<|user|>", 151336),
         ("openai/gpt-oss-20b", "<|call|>", 200012),
+        ("moonshotai/Kimi-K2-Instruct", "<|im_end|>", 163586),
+        ("MiniMaxAI/MiniMax-M2", "[e~[", 200020),
+        ("Qwen/Qwen3.5-27B", "<|im_end|>", 248046),
+        ("openbmb/MiniCPM3-4B", "<|im_end|>", 73440),
+        ("Qwen/Qwen2.5-Omni-7B", "<|AUDIO|>", 151646),
         ("Qwen/Qwen3-0.6B", "</think>", 151668),
     ],
 )
@@ -209,6 +222,12 @@ def test_an_unknown_name_passes_through():
     model = resolve_model("someone/some-model", ["--dtype", "float16"])
     assert (model.path, model.extra_args, model.env) == ("someone/some-model", [], {})
     assert "no hub answered" in model.note
+
+
+@pytest.mark.parametrize("path", sorted(presets.PRESETS_DIR.glob("*.json")), ids=lambda p: p.stem)
+def test_a_preset_file_has_the_keys_of_a_family(path):
+    known = {"note", "source", "files", "tokenizer", "models"}
+    assert set(json.loads(path.read_text())) <= known
 
 
 def test_names_are_found_in_any_case():

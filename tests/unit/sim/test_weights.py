@@ -15,7 +15,9 @@ from vllm_memprof.sim.weights import ARCHITECTURES, count_parameters, list_weigh
 #: Published with the models: the number that the hub shows (metadata of the safetensors files),
 #: where its files hold what is loaded. Qwen3-0.6B and 1.7B: without the copy of the embedding that
 #: their files hold as an output head. DeepSeek-V3: "671B of the Main Model weights"; gpt-oss: 20.91
-#: B and 116.83 B in the model card; GLM-4: 32.57 B as llama.cpp counts its files.
+#: B and 116.83 B in the model card; GLM-4: 32.57 B as llama.cpp counts its files. Qwen2.5-Omni-7B:
+#: the part that is loaded, of Qwen2.5-7B (7,615,616,512), the tower of Qwen2.5-VL-7B (676,550,144)
+#: and Whisper's encoder with a projection (639,647,232).
 PUBLISHED = {
     "deepseek-ai/DeepSeek-R1": 671_026_419_200,
     "deepseek-ai/DeepSeek-V3": 671_026_419_200,
@@ -27,6 +29,7 @@ PUBLISHED = {
     "openai/gpt-oss-20b": 20_914_757_184,
     "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
     "Qwen/Qwen2-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-Omni-7B": 7_615_616_512 + (8_292_166_656 - 7_615_616_512) + 639_647_232,
     "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
     "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
     "Qwen/Qwen3-0.6B": 751_632_384 - 151_936 * 1024,
@@ -45,10 +48,24 @@ PUBLISHED = {
     "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
     "zai-org/GLM-4-32B-0414": 32_566_081_536,
 }
-#: Published in billions alone, of weights without the layer for multi-token prediction.
-BILLIONS = {"deepseek-ai/DeepSeek-V4-Flash": 284, "zai-org/GLM-5": 744, "zai-org/GLM-5.1": 744}
+#: Published in billions alone, of weights without the layer for multi-token prediction. With two
+#: decimals: as llama.cpp counts the files.
+BILLIONS = {
+    "deepseek-ai/DeepSeek-V4-Flash": 284,
+    "MiniMaxAI/MiniMax-M2": 228.69,
+    "moonshotai/Kimi-K2-Instruct": 1026.41,
+    "openbmb/MiniCPM3-4B": 4,
+    "zai-org/GLM-5": 744,
+    "zai-org/GLM-5.1": 744,
+}
 #: With the layer for multi-token prediction, which only speculative decoding loads.
-WITH_DRAFT = {"Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720}
+WITH_DRAFT = {
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 81_324_862_720,
+    "Qwen/Qwen3.5-27B": 27_781_427_952,
+    "Qwen/Qwen3.5-35B-A3B": 35_951_822_704,
+}
+#: The same in billions, with that layer's copies of embedding and output head.
+WITH_COPIES = {"zai-org/GLM-4.5-Air": 110.47}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,12 @@ def test_parameters_are_the_published_ones(name):
     preset = find_preset(name)
     assert preset.parameters == count_parameters(preset.config)
     if name in BILLIONS:
-        assert round(preset.parameters / 1e9) == BILLIONS[name]
+        digits = 2 if isinstance(BILLIONS[name], float) else None
+        assert round(preset.parameters / 1e9, digits) == BILLIONS[name]
+    elif name in WITH_COPIES:
+        copies = 2 * preset.config["vocab_size"] * preset.config["hidden_size"]
+        whole = count_parameters(preset.config, draft=True) + copies
+        assert round(whole / 1e9, 2) == WITH_COPIES[name]
     elif name in WITH_DRAFT:
         assert count_parameters(preset.config, draft=True) == WITH_DRAFT[name]
     else:

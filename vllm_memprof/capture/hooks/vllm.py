@@ -95,6 +95,21 @@ HOOKS: tuple[Hook, ...] = (
           backends=CUDA, least_calls=1),
     *_worker_phase("w.weight_load", "weight_load", "load_model",
                    leave=actions.leave_load_model, least_calls=1),
+    # Owners of their own inside it: the draft model of speculative decoding, and the slots of LoRA.
+    phase("r.draft_load", "draft_load",
+          "vllm_ascend.spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer.load_model",
+          "vllm_ascend.spec_decode.eagle_proposer:SpecDecodeBaseProposer.load_model",
+          "vllm_ascend.spec_decode.eagle_proposer:EagleProposer.load_model",
+          need=OPTIONAL, backends=NPU),
+    phase("cuda.r.draft_load", "draft_load",
+          "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.load_model",
+          "vllm.v1.spec_decode.eagle:EagleProposer.load_model",
+          need=OPTIONAL, backends=CUDA),
+    phase("r.medusa_load", "draft_load", "vllm.v1.spec_decode.medusa:MedusaProposer.load_model",
+          need=OPTIONAL),
+    phase("r.lora_load", "lora_load",
+          "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
+          need=OPTIONAL),
     # vllm-ascend prints the weights' bytes and forgets them; they are this object's
     # consumed_memory.
     marker("load.measured",
@@ -139,6 +154,13 @@ HOOKS: tuple[Hook, ...] = (
     marker("cuda.r.dummy_run", f"{_GPU_RUNNER}._dummy_run",
            enter=actions.stop_mm_profile, backends=CUDA, until=PROFILED),
     *_worker_phase("w.kv_cache_alloc", "kv_cache_alloc", "initialize_from_config"),
+    # Called in every start; what --kv-transfer-config names is made here.
+    phase("w.kv_connector", "kv_connector",
+          "vllm_ascend.worker.worker:ensure_kv_transfer_initialized",
+          enter=actions.begin_kv_connector, need=OPTIONAL, backends=NPU),
+    phase("cuda.w.kv_connector", "kv_connector",
+          "vllm.v1.worker.gpu_worker:ensure_kv_transfer_initialized",
+          enter=actions.begin_kv_connector, need=OPTIONAL, backends=CUDA),
     *_worker_phase("w.warm_up", "warm_up", "compile_or_warm_up_model",
                    leave=actions.leave_warm_up, least_calls=1),
     # One ATB operation, in warm_up: ATB's tiling buffers appear here unless an operation before it

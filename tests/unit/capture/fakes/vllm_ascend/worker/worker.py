@@ -37,6 +37,11 @@ def memory_profiling(baseline: Any, weights_memory: int = 0) -> Iterator[Any]:
     result.non_torch_increase = result.after_profile.non_torch_memory - baseline.non_torch_memory
 
 
+def ensure_kv_transfer_initialized(vllm_config: Any, kv_cache_config: Any = None) -> None:
+    if vllm_config.kv_transfer_config is not None:
+        _C.allocate(8)
+
+
 def pool() -> Any:
     from vllm_ascend.device_allocator.camem import CaMemAllocator
 
@@ -47,6 +52,7 @@ class NPUWorker(WorkerBase):
     rank = local_rank = 1
     fail_in: str | None = None
     enforce_eager = False
+    kv_transfer_config: object = None
 
     def __init__(self) -> None:
         self.device = SimpleNamespace(index=0)
@@ -86,6 +92,9 @@ class NPUWorker(WorkerBase):
         )
 
     def initialize_from_config(self, config: Any) -> None:
+        ensure_kv_transfer_initialized(
+            SimpleNamespace(kv_transfer_config=self.kv_transfer_config), config
+        )
         _C.allocate(192)
 
     def compile_or_warm_up_model(self) -> float:

@@ -4,8 +4,10 @@ from typing import Any
 
 from torch_npu import _C
 
+from .lora_model_runner_mixin import LoRAModelRunnerMixin
 
-class GPUModelRunner:
+
+class GPUModelRunner(LoRAModelRunnerMixin):
     max_num_tokens = 64
 
     def _get_mm_dummy_batch(self, modality: str, count: int) -> dict[str, Any]:
