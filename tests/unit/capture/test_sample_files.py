@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,12 @@ def test_a_long_run_stays_within_the_bound_and_keeps_lowest_and_highest(
     samples = load_samples(tmp_path, only_process(tmp_path)).samples
     assert max(each.high["allocated_bytes"] or 0 for each in samples) == 10**9
     assert min(each.low["allocated_bytes"] or 0 for each in samples) == 5
-    assert samples[-1].folded == 1 and samples[-1].t_ns == steps
+    assert samples[-1].folded == 1
+    assert samples[-1].t_ns == steps
     assert any(each.folded > schema.FOLD for each in samples)
     times = [(each.since_ns, each.t_ns) for each in samples]
     assert times == sorted(times)
-    for (_, end), (begin, _) in zip(times, times[1:], strict=False):
+    for (_, end), (begin, _) in itertools.pairwise(times):
         assert end < begin, "a time that two samples tell of"
 
 
@@ -96,7 +98,8 @@ def test_the_largest_requests_outlive_their_file(tmp_path: Path, small: int) -> 
     files.close()
     served = load_samples(tmp_path, only_process(tmp_path))
     names = [each.id for each in served.request_memory]
-    assert names[0] == "r1" and names[-1] == "r1999"
+    assert names[0] == "r1"
+    assert names[-1] == "r1999"
     assert len(names) == len(set(names))
     assert served.dropped == {"request_memory": 1999 - len(names)}
 

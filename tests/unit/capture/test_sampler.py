@@ -64,7 +64,7 @@ class Worker:
     """A worker that takes memory as it is told."""
 
     tmp_path: Path
-    every: Every = Every(steps=1)
+    every: Every = field(default_factory=lambda: Every(steps=1))
     device: Device = field(default_factory=Device)
     runner: Any = field(default_factory=lambda: SimpleNamespace(encoder_cache=None))
 
@@ -239,7 +239,7 @@ def test_how_often(text: str, every: Every) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "0s", "often"])
 def test_a_rate_that_is_none(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"not above 0|could not convert|invalid literal"):
         parse_every(text)
 
 
