@@ -183,7 +183,7 @@ class SampleFiles:
             rest: more of the object, as JSON that begins with a comma.
         """
         # from a template: json.dumps costs as much as the reading
-        known, template = self._templates.get(kind, ((), ""))
+        known, template = self._templates.get(kind, (None, ""))
         if known is not names:
             figures = "".join(f',"{name}":%s' for name in names)
             template = f'{{"kind":"{kind}","t_ns":%s,"step":%s,"steps":%s{figures}'
