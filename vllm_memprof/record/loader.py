@@ -7,13 +7,14 @@ the run marked truncated; anything that is not a run record is refused with the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
@@ -93,6 +94,7 @@ class ProcessRecord:
     unread: dict[str, str] = field(
         default_factory=dict
     )  # a reading that the process did not get -> why
+    failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
 
     @property
     def truncated(self) -> bool:
@@ -270,6 +272,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
+        failures=[_failure(event) for event in by_kind.get("failure", [])],
     )
 
 
@@ -303,6 +306,13 @@ def _hook_state(event: Event) -> HookState:
         target=event.get("target"),
         detail=None if detail is None else redact_text(str(detail)),
     )
+
+
+def _failure(event: Event) -> Failure:
+    read = {name: event[name] for name in Failure.__dataclass_fields__ if name in event}
+    read["message"] = redact_text(str(event.get("message")))
+    read.pop("snapshot", None)
+    return replace(from_json(Failure, read), snapshot=_snapshot(event))
 
 
 @dataclass
