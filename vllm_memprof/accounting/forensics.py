@@ -10,6 +10,7 @@ from typing import Annotated
 from vllm_memprof.record.codec import Allowed
 from vllm_memprof.record.failures import Pool
 from vllm_memprof.record.spans import How
+from vllm_memprof.text import text
 
 #: Requests up to this size are served from pools of their own.
 #: (torch, CUDACachingAllocator.cpp, and torch_npu, NPUCachingAllocator.cpp: kSmallSize)
@@ -18,6 +19,16 @@ SMALL_BYTES = 1 << 20
 _SMALL_SEGMENT_BYTES = 2 << 20
 
 EXACT, AT_MOST, AT_LEAST = "exact", "at_most", "at_least"
+#: Part of a step -> what it is.
+STAGE_TITLES = {
+    "mm_encoder": text("multimodal encoder"),
+    "mm_merge": text("merge of multimodal embeddings"),
+    "mm_gather": text("gathering of encoder outputs"),
+    "embedding": text("token embeddings"),
+    "model_forward": text("language model"),
+    "logits": text("logits"),
+    "sampling": text("sampling"),
+}
 
 
 @dataclass(frozen=True)

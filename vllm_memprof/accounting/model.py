@@ -15,7 +15,11 @@ from vllm_memprof.accounting.forensics import Remedy as Remedy
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
+from vllm_memprof.accounting.requests import Point as Point
+from vllm_memprof.accounting.requests import RequestRow as RequestRow
+from vllm_memprof.accounting.requests import StageRow as StageRow
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
+from vllm_memprof.record.failures import Reading as Reading
 from vllm_memprof.record.failures import StepRequest as StepRequest
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
@@ -409,6 +413,11 @@ class Oom:
     requests: list[StepRequest] | None = field(default=None, metadata={"json": OPTIONAL})
     at_request: int | None = field(default=None, metadata={"json": OPTIONAL})  # counted from 1
     request_count: int | None = field(default=None, metadata={"json": OPTIONAL})
+    input: str | None = field(default=None, metadata={"json": OPTIONAL})  # name of its file
+    #: Of a log: what the parts of a step took before.
+    readings: list[Reading] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: Of the allocator's variable, in the process that failed; None: not read.
+    allocator_settings: str | None = field(default=None, metadata={"json": OPTIONAL})
     #: The device at the failure; those that are no part of another add up to its total.
     owners: list[ComponentRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     free_blocks: FreeBlocks | None = field(default=None, metadata={"json": OPTIONAL})
@@ -460,6 +469,12 @@ class RankReport:
     lines: tuple[int, int] | None = (
         None  # of a log, the first and the last of a worker that nothing names
     )
+    #: While it served, where the run was sampled; requests in the order in which they began.
+    requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
+    stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
+    samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: Kind of event -> lines that are in no file any more, because the files are bounded.
+    dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
 
     @property
     @computed

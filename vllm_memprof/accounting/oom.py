@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.forensics import divide_free
 from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow, Oom
-from vllm_memprof.record.failures import stage_of
+from vllm_memprof.record.failures import Reading, StepRequest, stage_of
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.oom_files import Counters
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import ancestors, first_of, last_of
+from vllm_memprof.record.spans import Span, ancestors, first_of, last_of
 from vllm_memprof.units import minus
 
 
@@ -74,7 +74,7 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         other_processes_bytes=minus(used, process_bytes),
         graph_pools_bytes=span.integer("graph_pools_bytes"),
         asked_by=asked_by,
-        phase=around[0] if around else span.string("phase"),
+        phase=_phase(process, span, around, requests),
         last_phase=span.string("last_stage"),
         # the csv of torch_npu is rounded
         components=counters.get(-1 if index is None else index)
@@ -87,9 +87,31 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         requests=requests,
         at_request=span.integer("at_request"),
         request_count=span.integer("request_count"),
+        input=span.string("input"),
+        readings=[each for each in _list(span, "readings") if isinstance(each, Reading)],
         free_blocks=blocks,
+        allocator_settings=None if failure is None else failure.allocator_settings,
     )
     return replace(oom, owners=_owners(process, oom, None if failure is None else failure.snapshot))
+
+
+def _list(span: Span, name: str) -> list[object]:
+    value = span.detail.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _phase(
+    process: ProcessRecord,
+    span: Span,
+    around: list[str],
+    requests: list[StepRequest] | None,
+) -> str | None:
+    """Return the innermost phase of a failure; after the warm-up it is a request."""
+    if around or span.string("phase") is not None:
+        return around[0] if around else span.string("phase")
+    warm = last_of(process.phases, "warm_up")
+    served = warm is not None and warm.after is not None and warm.error is None
+    return "request" if requests or (served) else None
 
 
 def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[ComponentRow]:
@@ -103,8 +125,12 @@ def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[Co
         oom: its failed allocation.
         after: the reading after the failure, which has the owners outside torch.
     """
+    allocated = ComponentRow("allocated", oom.allocated_bytes, MEASURED)
+    if oom.allocated_bytes is None:  # a message that gives the peak alone
+        peak = minus(oom.reserved_bytes, oom.fragmentation_bytes)
+        allocated = ComponentRow("allocated_peak", peak, MEASURED)
     rows = [
-        ComponentRow("allocated", oom.allocated_bytes, MEASURED),
+        allocated,
         ComponentRow("reserved_not_allocated", oom.fragmentation_bytes, DERIVED),
     ]
     parts = [
@@ -126,7 +152,8 @@ def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[Co
     outside = minus(minus(oom.other_bytes, workspace or 0), others or 0)
     if workspace:
         rows.append(ComponentRow("npu_workspace", workspace, MEASURED))
-    rows.append(ComponentRow("outside_torch", outside, DERIVED))
+    name = "outside_allocator" if others is None else "outside_torch"
+    rows.append(ComponentRow(name, outside, DERIVED))
     if others is not None:
         rows.append(ComponentRow("other_processes", others, MEASURED))
     rows.append(ComponentRow("free", oom.free_bytes, MEASURED))
@@ -136,10 +163,9 @@ def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[Co
 def _added(process: ProcessRecord, phase: str, figure: str | None) -> int | None:
     """Return what a phase that came to its end has left allocated, or the engine's figure of it."""
     span = last_of(process.phases, phase)
-    if span is not None and span.error is None and span.before is not None:
-        if span.after is not None:
-            grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
-            if grown is not None:
-                return grown
+    if span is not None and span.error is None and span.before is not None and span.after:
+        grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+        if grown is not None:
+            return grown
     size = None if figure is None else process.figures.get(figure)
     return None if size is None else int(size)

@@ -25,6 +25,8 @@ from vllm_memprof.units import one_line
 
 #: Loggers of the engine's modules that catch a failed step and log it with its exception.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
+#: Variables of the allocator, by torch_npu and torch; the engine may have set one itself.
+_SETTINGS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 #: Readings of one process: an engine that goes on after a failure may fail many times.
 MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
@@ -94,7 +96,7 @@ def _describe(
     recorder: Recorder, error: BaseException | None, cause: BaseException
 ) -> dict[str, object]:
     frames = _frames(error, cause)
-    snapshot, reason = recorder.probe.snapshot()
+    snapshot, reason = recorder.probe.snapshot(workspace=True)
     message = one_line(redact_text(f"{type(cause).__name__}: {cause}"))
     observed, recorder.notes.oom = recorder.notes.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
@@ -114,6 +116,7 @@ def _describe(
         "site": next((_site(frame) for frame in frames if not is_left_out(frame)), None),
         "chain": chain_of(frames, _CHAIN_LENGTH),
         "requests": _requests(recorder, frames),
+        "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
         "snapshot": snapshot,
         "snapshot_reason": reason,
         "pools": recorder.probe.pools(snapshot["reserved_bytes"], requested),

@@ -78,6 +78,20 @@ class StepRequest:
     items: list[StepItem] = field(default_factory=list)
 
 
+#: Moment of a reading that was taken while the engine profiled.
+PROFILE = "profile"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a part of a step took, as a log notes it; bytes."""
+
+    moment: str  # PROFILE, or the name of a request, e.g. image1
+    stage: str  # of STAGE_OF
+    bytes: int  # more than was allocated before it
+    allocated_bytes: int | None = None  # in all, then
+
+
 @dataclass(frozen=True)
 class Failure:
     """What was read of a failed allocation after the engine's exception."""
@@ -87,6 +101,7 @@ class Failure:
     site: str | None = None  # file:line, outside torch
     chain: list[str] = field(default_factory=list)  # module:function, innermost first
     requests: list[StepRequest] | None = None  # None: not in a step, or not known
+    allocator_settings: str | None = None  # of its variable, in the process that failed
     snapshot: Snapshot | None = None
     pools: list[Pool] | None = None
 
