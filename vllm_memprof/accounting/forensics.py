@@ -39,6 +39,7 @@ class FreeBlocks:
     """
 
     stream: str  # whose blocks count as those that could be used
+    streams: int  # that have segments, a count
     small: bool  # the pool of small blocks was asked
     expandable: bool  # segments of that pool can grow
     #: Nothing was freed between the failure and the reading; else every figure is of the latter.
@@ -103,6 +104,7 @@ def divide_free(
     freed = None if allocated is None else allocated - left
     return FreeBlocks(
         stream=stream,
+        streams=len(held),
         small=small,
         expandable=any(pool.expandable for pool in asked),
         exact=freed == 0 and reserved == held_now,

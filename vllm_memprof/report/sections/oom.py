@@ -66,30 +66,25 @@ def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
     blocks = oom.free_blocks
     largest = None
     if blocks is not None:
-        largest = text(
-            "{size} GiB, pool of {kind} blocks, stream {stream}",
-            size=gib_of(rank, blocks.largest_bytes),
-            kind=text("small") if blocks.small else text("large"),
-            stream=blocks.stream,
+        size = gib_of(rank, blocks.largest_bytes)
+        largest = (
+            text("{size} GiB, of the pool of small blocks", size=size)
+            if blocks.small
+            else text("{size} GiB, of the pool of large blocks", size=size)
         )
     asked = gib(oom.requested_bytes)
     if asked is not None and oom.asked_by is not None:
         asked = text("{asked} by {who}", asked=asked, who=_ASKED_BY[oom.asked_by])
-    where = oom.stage and text("{stage}", stage=STAGE_TITLES[oom.stage])
-    at = None
-    if oom.at_request is not None:
-        at = (
-            text("{at}", at=oom.at_request)
-            if oom.request_count is None
-            else text("{at} of {count}", at=oom.at_request, count=oom.request_count)
-        )
+    at = None if oom.at_request is None else str(oom.at_request)
+    if at is not None and oom.request_count is not None:
+        at = text("{at} of {count}", at=at, count=oom.request_count)
     values: list[tuple[Text, str | None]] = [
         (text("asked for"), asked),
         (text("free on the device"), gib(oom.free_bytes)),
         (text("missing"), gib(oom.missing_bytes)),
         (text("largest free block that it could have used"), largest),
         (text("in phase"), oom.phase),
-        (text("part of the step"), where),
+        (text("part of the step"), STAGE_TITLES.get(oom.stage or "")),
         (text("called at"), oom.site),
         (text("request in turn"), at),
         (text("input"), oom.input),
@@ -144,7 +139,7 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
         title = modelled(_OWNERS[owner.component], mark)
         inner = owner.part_of is not None
         if inner:
-            title = text("of which {title}", title=title)
+            title = text("of which {name}", name=title)
         cells = [title, gib_of(rank, owner.bytes)]
         rows.append(
             Row(cells if logged else [*cells, format_bytes(owner.bytes)], indent=1 if inner else 0)
@@ -200,9 +195,14 @@ def _free_blocks(oom: Oom, labels: str) -> list[Section]:
                 size=blocks.freed_bytes,
             )
         )
-    notes.append(
-        text("which stream asked is not known; taken to be the one with the most allocated memory")
-    )
+    if blocks.streams > 1:
+        notes.append(
+            text(
+                "which of {count} streams asked is not known; taken to be the one with the most "
+                "allocated memory",
+                count=blocks.streams,
+            )
+        )
     if blocks.expandable:
         notes.append(text("segments of the pool are expandable"))
     title = text("Reserved memory without a tensor, {labels}", labels=labels)
