@@ -24,6 +24,8 @@ STAGE_TITLES = {
     "mm_encoder": text("multimodal encoder"),
     "mm_merge": text("merge of multimodal embeddings"),
     "mm_gather": text("gathering of encoder outputs"),
+    "mm_cache_insert": text("encoder outputs into the encoder cache"),
+    "mm_cache_evict": text("encoder outputs out of the encoder cache"),
     "embedding": text("token embeddings"),
     "model_forward": text("language model"),
     "logits": text("logits"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.forensics import divide_free
 from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow, Oom
-from vllm_memprof.record.failures import Reading, StepRequest, stage_of
+from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.failures import Reading, StepItem, StepRequest, stage_of
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.oom_files import Counters
 from vllm_memprof.record.schema import Snapshot
@@ -50,11 +51,14 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
     held = told("allocated_peak_bytes") if allocated is None else allocated
     index = process.identity.device_index
     failure = next((each for each in process.failures if each.oom == span.id), None)
-    requests = None if failure is None else failure.requests
+    moment = span.detail.get("moment")
+    requests = _step_at(moment) if failure is None else failure.requests
     chain = [] if failure is None else failure.chain
     stage = span.string("stage")
     if stage is None:
         stage = stage_of(chain, any(request.items for request in requests or []))
+    if stage is None and isinstance(moment, Mapping):
+        stage = moment.get("stage")
     blocks = None
     if failure is not None and failure.pools:
         asked = told("requested_bytes")
@@ -93,6 +97,20 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         allocator_settings=None if failure is None else failure.allocator_settings,
     )
     return replace(oom, owners=_owners(process, oom, None if failure is None else failure.snapshot))
+
+
+def _step_at(moment: object) -> list[StepRequest] | None:
+    """Return the requests of the step that was under way, as the sampler noted them."""
+    if not isinstance(moment, Mapping):
+        return None
+    items: dict[str, list[StepItem]] = {}
+    for item in moment.get("items") or []:
+        told = {**item, "encoded": True}
+        items.setdefault(str(item.get("request")), []).append(from_json(StepItem, told))
+    return [
+        StepRequest(str(name), tokens, None, items.get(str(name), []))
+        for name, tokens in moment.get("requests") or []
+    ]
 
 
 def _list(span: Span, name: str) -> list[object]:

@@ -18,7 +18,9 @@ from typing import Any
 
 from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.items import describe_one
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.record.failures import asked_for, is_out_of_memory
 from vllm_memprof.redact import redact_text
 from vllm_memprof.units import one_line
@@ -159,7 +161,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     held = getattr(runner, "requests", None)
     states: Mapping[str, Any] = held if isinstance(held, Mapping) else {}
     encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
-    patch = _patch_size(runner)
+    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
     found: list[dict[str, object]] = []
     for name, tokens in list(scheduled.num_scheduled_tokens.items())[:_MOST_REQUESTS]:
         state = states.get(name)
@@ -168,11 +170,11 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
         now = set(encoded.get(name, ()))
         found.append(
             {
-                "id": str(name),
+                "id": clean_id(name),
                 "scheduled_tokens": int(tokens),
                 "prompt_tokens": None if prompt is None else len(prompt),
                 "items": [
-                    {**_item(feature, patch), "encoded": at in now}
+                    {**describe_one(feature, config), "encoded": at in now}
                     for at, feature in enumerate(features[:_MOST_ITEMS])
                 ],
             }
@@ -186,32 +188,3 @@ def _scheduler_outputs(frames: Sequence[FrameType]) -> Iterator[Any]:
             output = frame.f_locals.get("scheduler_output")
             if isinstance(getattr(output, "num_scheduled_tokens", None), dict):
                 yield output
-
-
-def _item(feature: Any, patch: int | None) -> dict[str, object]:
-    """Return modality, tokens and size in pixels of a multimodal item; unknown is None."""
-    length = getattr(getattr(feature, "mm_position", None), "length", None)
-    return {
-        "modality": getattr(feature, "modality", None),
-        "tokens": length if isinstance(length, int) else None,
-        "size": _size(getattr(feature, "data", None), patch),
-    }
-
-
-def _size(data: Any, patch: int | None) -> list[int] | None:
-    """Return [width, height] in pixels as the encoder gets an image, from its grid of patches."""
-    try:
-        grid = data["image_grid_thw"].data
-        if patch is None or grid.device.type != "cpu":
-            return None
-        _, height, width = (int(side) for side in grid.flatten().tolist())
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    return [width * patch, height * patch]
-
-
-def _patch_size(runner: Any) -> int | None:
-    """Return the side of a patch of the model's vision encoder, in pixels."""
-    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
-    size = getattr(getattr(config, "vision_config", None), "patch_size", None)
-    return size if isinstance(size, int) else None

@@ -65,6 +65,7 @@ class StepItem:
     modality: str | None = None
     tokens: int | None = None  # of the language model that it stands for
     size: list[int] | None = None  # width, height: pixels after the engine's resizing
+    frames: int | None = None  # of a video
     encoded: bool | None = None  # the encoder got it in this step
 
 
