@@ -373,6 +373,7 @@ def _multimodal(case: Case) -> bool:
         "mm_profile" in case.phases
         or case.oom.stage in ("mm_encoder", "mm_merge", "mm_gather")
         or any(request.items for request in case.oom.requests or [])
+        or any(each.stage in _BY_PIXELS for each in case.oom.readings)
     )
 
 

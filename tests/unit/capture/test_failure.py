@@ -153,7 +153,11 @@ def test_segments_are_added_up_by_pool_and_stream() -> None:
     assert pools is not None
     found = {(p["private"], p["small"], p["stream"]): p for p in pools}
     common = found[False, False, "0"]
-    assert (common["total_bytes"], common["allocated_bytes"], common["pending_bytes"]) == (50, 10, 5)
+    assert (common["total_bytes"], common["allocated_bytes"], common["pending_bytes"]) == (
+        50,
+        10,
+        5,
+    )
     assert (common["free_bytes"], common["free_blocks"]) == (35, 2)
     assert (common["largest_free_bytes"], common["fitting_bytes"]) == (20, 20)
     assert found[False, False, "7"]["free_bytes"] == 6

@@ -1,4 +1,4 @@
-"""What a log notes before an allocation fails: the request in turn, parts of a step, a traceback."""
+"""What a log notes before an allocation fails: the request, parts of a step, a traceback."""
 
 from __future__ import annotations
 
@@ -59,6 +59,12 @@ def test_a_reported_death_at_an_image_is_told_with_its_figures() -> None:
     segments = next(each for each in oom.remedies if each.id == "expandable_segments")
     assert (segments.bytes, segments.bound) == (oom.fragmentation_bytes, "at_most")
     assert all(each.enough is None for each in oom.remedies)  # what was asked for is not known
+    assert {each.id for each in oom.remedies if each.bytes is None} == {
+        "utilization",
+        "image_size",
+        "images_per_prompt",
+        "batched_tokens",
+    }
 
 
 def test_a_merge_that_the_profile_has_is_no_news() -> None:
