@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from tests.unit.capture.conftest import START_UP, Run
+from vllm_memprof.capture.failure import LOGGERS
+from vllm_memprof.capture.observer import Observer
+from vllm_memprof.capture.probe import BACKENDS
+from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.segments import pools_of
 from vllm_memprof.record.failures import asked_for, is_out_of_memory, stage_of
 
@@ -129,6 +138,31 @@ def test_another_exception_is_no_failed_allocation(run_engine: Run) -> None:
     assert recorded.code == 0, recorded.err
     assert not recorded.kind("failure")
     assert not recorded.edges("oom")
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "name"),
+    [
+        ("npu", "torch_npu", "_npu_attach_out_of_memory_observer"),
+        ("cuda", "torch", "_cuda_attach_out_of_memory_observer"),
+    ],
+)
+def test_the_allocator_of_each_backend_is_observed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, package: str, name: str
+) -> None:
+    attached: list[object] = []
+    module = SimpleNamespace(_C=SimpleNamespace(**{name: attached.append}))
+    monkeypatch.setitem(sys.modules, package, module)
+    loggers = [logging.getLogger(each) for each in LOGGERS]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "filters", [])
+    recorder = Recorder(tmp_path)
+    recorder.probe.backend = BACKENDS[backend]
+    observer = Observer(recorder, ())
+    observer.observe_oom()
+    observer.observe_oom()
+    assert attached == [observer._on_oom]
+    assert [len(logger.filters) for logger in loggers] == [1, 1]
 
 
 def segment(size: int, blocks: str, **more: object) -> dict[str, object]:
