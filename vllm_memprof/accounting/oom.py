@@ -92,7 +92,7 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         at_request=span.integer("at_request"),
         request_count=span.integer("request_count"),
         input=span.string("input"),
-        readings=[each for each in _list(span, "readings") if isinstance(each, Reading)],
+        readings=[from_json(Reading, each) for each in _list(span, "readings")],
         free_blocks=blocks,
         allocator_settings=None if failure is None else failure.allocator_settings,
     )

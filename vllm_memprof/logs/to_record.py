@@ -21,7 +21,7 @@ from vllm_memprof.logs.formats import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.notes import Notes
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
-from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
@@ -554,6 +554,6 @@ def _oom_span(worker: Worker, order: int) -> Span:
         "at_request": at.at_request,
         "request_count": at.request_count,
         "input": at.input,
-        "readings": at.readings,
+        "readings": [to_json(each) for each in at.readings],
     }
     return _span("oom", order, line, after=snapshot, detail=detail)

@@ -131,11 +131,7 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
     for owner in oom.owners:
         if not owner.bytes and owner.component != "free":
             continue
-        mark = simulated and owner.component in (
-            "outside_torch",
-            "other_processes",
-            "npu_workspace",
-        )
+        mark = simulated and owner.component in _OF_THE_PROFILE
         title = modelled(_OWNERS[owner.component], mark)
         inner = owner.part_of is not None
         if inner:
@@ -149,8 +145,13 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
         cells = [text("device total"), gib_of(rank, total)]
         last = cells if logged else [*cells, format_bytes(total)]
         rows.append(Row(last, style=TOTAL, mark="="))
+    notes: list[str] = []
+    if any(owner.component == "allocated_peak" and owner.bytes for owner in oom.owners):
+        notes.append(
+            text("allocated is known at its peak only: at least this much was not allocated")
+        )
     title = text("The device when the allocation failed, {labels}", labels=labels)
-    return [Section(title, _sizes(logged), rows)]
+    return [Section(title, _sizes(logged), rows, notes)]
 
 
 def _free_blocks(oom: Oom, labels: str) -> list[Section]:
