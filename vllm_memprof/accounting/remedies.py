@@ -191,6 +191,21 @@ def _kv_cache_memory(case: Case) -> Iterator[Given]:
     yield Given(argument, granted - fixed, EXACT, DERIVED, grounds, unsure=unsure)
 
 
+def _room_for_the_peak(case: Case) -> Iterator[Given]:
+    """The KV cache that leaves what the serving peak needs, where that is more than was missing."""
+    budget, needed = case.rank.budget, case.needed
+    granted, spare = budget.engine_kv_cache_bytes, budget.spare_bytes
+    if case.has_kv_cache is False or not budget.takes_fixed_size or granted is None:
+        return
+    if spare is None or granted <= -spare or -spare <= (needed or 0):
+        return
+    grounds = text("the reserved peak of the profile run, and what came after it, fit then")
+    how = MODELLED if case.simulated else DERIVED
+    unsure = case.has_kv_cache is None
+    argument = f"--kv-cache-memory-bytes {granted + spare}"
+    yield Given(argument, -spare, EXACT, how, grounds, unsure=unsure)
+
+
 def _utilization(case: Case) -> Iterator[Given]:
     budget, needed = case.rank.budget, case.needed
     total = case.rank.device_total_bytes or case.oom.device_total_bytes
@@ -358,6 +373,13 @@ def _other_processes(case: Case) -> Iterator[Given]:
     if size and size >= _LEAST_BYTES:
         grounds = text("what other processes held on the device")
         yield Given(text("end what else is on the device"), size, EXACT, MEASURED, grounds)
+    outside, total = case.oom.other_bytes, case.oom.device_total_bytes
+    if size is None and outside is not None and total is not None and outside > total // 3:
+        grounds = text(
+            "outside this process's allocator: other processes, and what this one holds outside "
+            "torch"
+        )
+        yield Given(text("end what else is on the device"), outside, AT_MOST, DERIVED, grounds)
 
 
 def _less_per_device(case: Case) -> Iterator[Given]:
@@ -380,6 +402,7 @@ def _multimodal(case: Case) -> bool:
 REMEDIES: tuple[Row, ...] = (
     Row("expandable_segments", _expandable_segments),
     Row("kv_cache_memory", _kv_cache_memory),
+    Row("room_for_the_peak", _room_for_the_peak),
     Row("utilization", _utilization),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),

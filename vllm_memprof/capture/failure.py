@@ -71,12 +71,14 @@ def read(recorder: Recorder, error: BaseException | None) -> None:
         recorder: of this process.
         error: as it arrives at a hook or at the engine's log.
     """
-    read_already = recorder.notes.failures
-    cause = out_of_memory_of(error)
-    if cause is None or id(cause) in read_already or len(read_already) >= MOST_READINGS:
-        return
-    read_already.add(id(cause))
     try:
+        cause = out_of_memory_of(error)
+        read_already = recorder.notes.failures
+        if cause is None or id(cause) in read_already or len(read_already) >= MOST_READINGS:
+            return
+        if not recorder.probe.is_ready():
+            return  # an engine core hears of its workers' failures
+        read_already.add(id(cause))
         recorder.emit("failure", **_describe(recorder, error, cause))
     except Exception as exc:
         recorder.error("reading after a failed allocation", exc)

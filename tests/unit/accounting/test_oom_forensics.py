@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
+from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.forensics import divide_free
 from vllm_memprof.accounting.model import Oom, Remedy
+from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import Span
@@ -225,3 +226,40 @@ def test_the_step_is_taken_from_the_sampler_where_no_exception_was_read() -> Non
     assert oom.requests == [
         StepRequest("7-b", 310, None, [StepItem("image", 300, [640, 480], None, True)])
     ]
+
+
+def test_other_processes_are_at_most_what_is_outside_the_allocator() -> None:
+    crowded = worker(None)
+    counters = snapshot(allocated_bytes=gib(10), reserved_bytes=gib(11))
+    phases = [
+        span("oom", None, counters, detail=each.detail) if each.phase == "oom" else each
+        for each in crowded.phases
+    ]
+    report = build_report(run_of(replace(crowded, phases=phases), engine="vllm-ascend"))
+    oom = report.ranks[0].oom
+    assert oom is not None
+    others = remedy(oom, "other_processes")
+    assert (others.bytes, others.bound, others.enough) == (
+        TOTAL - FREE - gib(11),
+        "at_most",
+        None,
+    )
+
+
+def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more() -> None:
+    [rank] = build_report(recorded("recorded_oom")).ranks
+    assert rank.oom is not None
+
+    def given(spare: int) -> list[Remedy]:
+        short = replace(rank, budget=replace(rank.budget, spare_bytes=spare))
+        assert rank.oom is not None
+        case = Case(short, rank.oom, {}, False, False, False, False, None)
+        return [each for each in remedies(case) if each.id == "room_for_the_peak"]
+
+    granted = rank.budget.engine_kv_cache_bytes
+    assert granted is not None
+    [found] = given(-gib(2))
+    assert found.argument == f"--kv-cache-memory-bytes {granted - gib(2)}"
+    assert (found.bytes, found.bound, found.enough) == (gib(2), "exact", True)
+    assert given(-1) == []  # less than what was missing
+    assert given(gib(1)) == []
