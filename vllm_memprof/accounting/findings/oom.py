@@ -11,6 +11,7 @@ from vllm_memprof.accounting.findings.oom_room import (
     is_expandable,
     room_for,
 )
+from vllm_memprof.accounting.findings.oom_where import merge_not_profiled, where
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     INFO,
@@ -20,12 +21,10 @@ from vllm_memprof.accounting.findings.registry import (
     RankContext,
     finding,
 )
-from vllm_memprof.accounting.forensics import STAGE_TITLES
 from vllm_memprof.accounting.model import Oom, RankReport
-from vllm_memprof.record.failures import PROFILE
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_gib, minus
+from vllm_memprof.text import join, text
+from vllm_memprof.units import minus
 
 #: Phases in which the KV cache is already there.
 _AFTER_KV = ("graph_capture", "warm_up", "request", "sleep", "wake_up")
@@ -79,7 +78,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     missing = minus(oom.requested_bytes, oom.free_bytes)
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
     kv_cache = _has_kv_cache(rank, oom)
-    sentences = [*_where(oom), join(", ", _held(rank, oom))]
+    sentences = [*where(oom), join(", ", _held(rank, oom))]
     if largest := _largest(rank, oom, kv_cache):
         name, size = largest
         sentences.append(
@@ -107,52 +106,6 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     )
     action = room_for(context, oom, kv_cache, missing)
     yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
-
-
-def _where(oom: Oom) -> list[str]:
-    """Return the part of the step that failed, and the request and images that it was for."""
-    parts: list[str] = []
-    if oom.at_request is not None:
-        at = text("request {at}", at=oom.at_request)
-        if oom.request_count is not None:
-            at = text("{request} of {count}", request=at, count=oom.request_count)
-        parts.append(at)
-    if oom.stage is not None:
-        parts.append(text("in the part {stage}", stage=STAGE_TITLES[oom.stage]))
-    sizes = [
-        f"{item.size[0]}x{item.size[1]}"
-        for request in oom.requests or []
-        for item in request.items
-        if item.encoded and item.size is not None
-    ]
-    if sizes:
-        parts.append(text("images encoded in the step: {sizes}", sizes=", ".join(sizes[:8])))
-    return [join(", ", parts)] if parts else []
-
-
-def merge_not_profiled(oom: Oom) -> Text | None:
-    """Return what a log notes of a merge of embeddings that its profile has none of; else None."""
-    profiled = {each.stage for each in oom.readings if each.moment == PROFILE}
-    served = [each for each in oom.readings if each.moment != PROFILE]
-    merge = next((each for each in served if each.stage == "mm_merge"), None)
-    if merge is None or not profiled or "mm_merge" in profiled:
-        return None
-    encoder = next(
-        (each for each in served if (each.moment, each.stage) == (merge.moment, "mm_encoder")),
-        None,
-    )
-    took = text(
-        "the merge of multimodal embeddings took {size} GiB for {moment}",
-        size=format_gib(merge.bytes, 3),
-        moment=merge.moment,
-    )
-    if encoder is not None:
-        took = text(
-            "{took}, {more} GiB more than the encoder",
-            took=took,
-            more=format_gib(merge.bytes - encoder.bytes, 3),
-        )
-    return text("{took}; what the log notes of its profile has no merge", took=took)
 
 
 def _held(rank: RankReport, oom: Oom) -> list[str]:
