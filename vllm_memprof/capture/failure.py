@@ -23,7 +23,6 @@ from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import clean_id
 from vllm_memprof.record.failures import asked_for, is_out_of_memory
 from vllm_memprof.redact import redact_text
-from vllm_memprof.units import one_line
 
 #: Loggers of the engine's modules that catch a failed step and log it with its exception.
 LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
@@ -34,6 +33,7 @@ MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
 _MOST_REQUESTS, _MOST_ITEMS = 32, 64
 _MOST_CAUSES = 16
+_MESSAGE_LENGTH = 500
 #: Frames that a call chain lists: from a layer of a model out to the engine's step.
 _CHAIN_LENGTH = 32
 
@@ -101,7 +101,7 @@ def _describe(
 ) -> dict[str, object]:
     frames = _frames(error, cause)
     snapshot, reason = recorder.probe.snapshot(workspace=True)
-    message = one_line(redact_text(f"{type(cause).__name__}: {cause}"))
+    message = " ".join(redact_text(f"{type(cause).__name__}: {cause}").split())[:_MESSAGE_LENGTH]
     observed, recorder.notes.oom = recorder.notes.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
         asked = asked_for(message)
