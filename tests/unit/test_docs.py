@@ -202,6 +202,8 @@ OWN_ROWS = (
     "Inputs that differ",
     "KV layers by type",
     "Device memory when an allocation failed",
+    "What would have let it pass",
+    "Parts of a step",
     "Communicators",
     "Calls of empty_cache",
     "Findings of one run only",

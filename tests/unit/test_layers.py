@@ -69,7 +69,7 @@ MAY_IMPORT = {
 }
 #: (layer, imported layer) -> the only modules of it that it may import.
 ONLY = {
-    ("capture", "record"): {"schema"},
+    ("capture", "record"): {"schema", "failures"},
     ("engines", "record"): {"schema"},
     ("report", "plans"): {"rows"},
     ("report", "accuracy"): {"spread"},

@@ -33,6 +33,7 @@ from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.summary import summarise, workers_by_label
@@ -150,7 +151,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         total = first_device_total(process)
     calls = empty_cache_calls(run, process)
     oom = failed_allocation(process, run.oom_counters)
-    return RankReport(
+    report = RankReport(
         rank=who.rank,
         label=rank.label,
         pid=who.pid,
@@ -180,6 +181,32 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         thinned=process.served.thinned,
         dropped=process.served.dropped,
     )
+    if oom is None:
+        return report
+    case = Case(
+        rank=report,
+        oom=oom,
+        env=run.info.env,
+        logged=run.source == "log",
+        simulated=rank.summary.simulated,
+        eager=rank.summary.eager,
+        cuda=rank.summary.engine == "vllm",
+        max_batched_tokens=_batched_tokens(run),
+    )
+    return replace(report, oom=replace(oom, remedies=remedies(case)))
+
+
+def _batched_tokens(run: Run) -> int | None:
+    """Return the most tokens of a step: by the KV plan, else as the command says."""
+    plan = next((each.kv_plan for each in run.processes if each.kv_plan is not None), None) or {}
+    planned = plan.get("max_num_batched_tokens")
+    if isinstance(planned, int):
+        return planned
+    words = [part for word in run.info.command for part in word.split("=", 1)]
+    if "--max-num-batched-tokens" not in words:
+        return None
+    given = words[words.index("--max-num-batched-tokens") + 1 :][:1]
+    return int(given[0]) if given and given[0].isdigit() else None
 
 
 def _phases_with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:

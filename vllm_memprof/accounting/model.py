@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from vllm_memprof.accounting.forensics import FreeBlocks as FreeBlocks
+from vllm_memprof.accounting.forensics import Remedy as Remedy
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
@@ -18,6 +20,8 @@ from vllm_memprof.accounting.requests import Point as Point
 from vllm_memprof.accounting.requests import RequestRow as RequestRow
 from vllm_memprof.accounting.requests import StageRow as StageRow
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
+from vllm_memprof.record.failures import Reading as Reading
+from vllm_memprof.record.failures import StepRequest as StepRequest
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
@@ -398,6 +402,36 @@ class Oom:
     phase: str | None = None  # the innermost phase that was under way, where it is known
     #: Of a log without a phase: the last phase whose lines come before the message.
     last_phase: str | None = None
+    #: Of what was asked for, where a message printed it rounded: half its last digit.
+    requested_half_unit_bytes: int = field(default=0, metadata={"json": OPTIONAL})
+    #: Part of a step, see ``record.failures.STAGE_OF``; None: not known.
+    stage: str | None = field(default=None, metadata={"json": OPTIONAL})
+    site: str | None = field(default=None, metadata={"json": OPTIONAL})  # file:line
+    chain: list[str] = field(
+        default_factory=list, metadata={"json": OPTIONAL}
+    )  # module:function, innermost first
+    #: Of the step that failed; None: no step, or not known.
+    requests: list[StepRequest] | None = field(default=None, metadata={"json": OPTIONAL})
+    at_request: int | None = field(default=None, metadata={"json": OPTIONAL})  # counted from 1
+    request_count: int | None = field(default=None, metadata={"json": OPTIONAL})
+    input: str | None = field(default=None, metadata={"json": OPTIONAL})  # name of its file
+    #: Of a log: what the parts of a step took before.
+    readings: list[Reading] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: Of the allocator's variable, in the process that failed; None: not read.
+    allocator_settings: str | None = field(default=None, metadata={"json": OPTIONAL})
+    #: The device at the failure; those that are no part of another add up to its total.
+    owners: list[ComponentRow] = field(default_factory=list, metadata={"json": OPTIONAL})
+    free_blocks: FreeBlocks | None = field(default=None, metadata={"json": OPTIONAL})
+    remedies: list[Remedy] = field(default_factory=list, metadata={"json": OPTIONAL})
+
+    @property
+    @computed
+    def missing_bytes(self) -> int | None:
+        """Return what was asked for less what was free on the device; None: free in pieces."""
+        if self.requested_bytes is None or self.free_bytes is None:
+            return None
+        missing = self.requested_bytes - self.free_bytes
+        return missing if missing > 0 else None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from types import FrameType
 
 _OURS = ("/vllm_memprof/capture/", "/vllm_memprof/engines/")
@@ -26,22 +28,38 @@ _STEP = ("execute_model", "sample_tokens")
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:
     """Return the call site, e.g. ``("worker.py:459", "NPUWorker._init_device")``, or two Nones."""
-    while frame is not None:
-        path = frame.f_code.co_filename
+    for each in outwards(frame):
+        path = each.f_code.co_filename
         if not any(fragment in path for fragment in _FORWARDERS):
-            return f"{os.path.basename(path)}:{frame.f_lineno}", _name(frame)
-        frame = frame.f_back
+            return f"{os.path.basename(path)}:{each.f_lineno}", name_of(each)
     return None, None
 
 
 def call_chain(frame: FrameType | None) -> list[str]:
     """Return callers, innermost first: ``["vllm.utils.mem_utils:memory_profiling", ...]``."""
-    chain: list[str] = []
-    while frame is not None and len(chain) < _CHAIN_LENGTH:
-        if not any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN):
-            chain.append(f"{frame.f_globals.get('__name__', '?')}:{_name(frame)}")
+    return chain_of(outwards(frame), _CHAIN_LENGTH)
+
+
+def chain_of(frames: Iterable[FrameType], length: int) -> list[str]:
+    """Return the functions of frames in their order, without torch's, ``length`` at most."""
+    functions = (
+        f"{frame.f_globals.get('__name__', '?')}:{name_of(frame)}"
+        for frame in frames
+        if not is_left_out(frame)
+    )
+    return list(islice(functions, length))
+
+
+def is_left_out(frame: FrameType) -> bool:
+    """Return True for a frame of torch, of memprof, or of a context manager's machinery."""
+    return any(fragment in frame.f_code.co_filename for fragment in _NOT_IN_CHAIN)
+
+
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return chain
 
 
 def in_step(frame: FrameType | None) -> bool:
@@ -53,5 +71,6 @@ def in_step(frame: FrameType | None) -> bool:
     return False
 
 
-def _name(frame: FrameType) -> str:
+def name_of(frame: FrameType) -> str:
+    """Return the qualified name of a frame's function."""
     return str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name))  # from Python 3.11 on

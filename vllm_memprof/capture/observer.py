@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vllm_memprof.capture import verdicts
+from vllm_memprof.capture import failure, verdicts
 from vllm_memprof.capture.binder import BOUND, Binder
 from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.hooks.table import rows_in_force
@@ -26,6 +26,12 @@ from vllm_memprof.record.schema import ENV_STRICT
 
 #: A child of vLLM's logger: its level, format and process prefix apply.
 _LOGGER = logging.getLogger("vllm.memprof")
+
+#: Backend -> where its allocator takes a function that it calls when an allocation has failed.
+_OOM_OBSERVER = {
+    "npu": ("torch_npu", "_npu_attach_out_of_memory_observer"),
+    "cuda": ("torch", "_cuda_attach_out_of_memory_observer"),
+}
 
 
 class Observer:
@@ -145,23 +151,29 @@ class Observer:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
     def observe_oom(self) -> None:
-        """Attach to failed allocations (torch_npu only); the callback reads counters only."""
-        torch_npu = sys.modules.get("torch_npu")
-        attach = getattr(getattr(torch_npu, "_C", None), "_npu_attach_out_of_memory_observer", None)
-        if attach is not None and not self.recorder.notes.oom_observed:
-            self.recorder.notes.oom_observed = True
+        """Attach to failed allocations; the allocator's callback reads counters only."""
+        if self.recorder.notes.oom_observed:
+            return
+        package, name = _OOM_OBSERVER.get(self.recorder.probe.backend_name or "", ("", ""))
+        attach = getattr(getattr(sys.modules.get(package), "_C", None), name, None)
+        if attach is not None:
             attach(self._on_oom)
+        self.recorder.notes.oom_observed = True
+        failure.watch_logs(self.recorder)
 
     def _on_oom(self, device: int, requested: int, total: int, free: int) -> None:
+        sampler = self.recorder.sampler
         try:
             detail: dict[str, object] = {
                 "device": device,
                 "requested_bytes": requested,
                 "device_total_bytes": total,
                 "device_free_bytes": free,
+                "moment": None if sampler is None else sampler.moment(),
             }
             counters = self.recorder.probe.counters_only()
-            self.recorder.mark("oom", "oom.observer", counters, detail)
+            number = self.recorder.mark("oom", "oom.observer", counters, detail)
+            self.recorder.notes.oom = number, requested
         except Exception as error:
             self.recorder.error("oom observer", error)
 
@@ -194,6 +206,8 @@ class _Observed:
         traceback: TracebackType | None,
     ) -> None:
         self._call.error = error
+        if error is not None:
+            failure.read(self._observer.recorder, error)
         self._observer.run(self._call.hook.leave, self._call)
 
 

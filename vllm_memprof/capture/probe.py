@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
-from vllm_memprof.capture.segments import divide
+from vllm_memprof.capture.segments import divide, pools_of
 from vllm_memprof.capture.snapshot import Snapshot
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
@@ -57,6 +57,8 @@ class Backend:
     segments: Callable[[], list[Mapping[str, Any]]] | None  # None: no operator workspace
     device_name: Callable[[int], str | None]
     has_counters: bool = False  # CANN's: by module, and the driver's by process
+    #: Of the allocator, with their blocks.
+    list_segments: Callable[[], list[Mapping[str, Any]]] | None = None
 
 
 def _npu() -> Any:
@@ -81,6 +83,7 @@ BACKENDS = {
         stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
         mem_info=lambda device: _npu().npu.mem_get_info(device),
         segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
+        list_segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
         device_name=lambda device: str(_npu().npu.get_device_name(device)),
         has_counters=True,
     ),
@@ -92,6 +95,7 @@ BACKENDS = {
         stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),
         mem_info=lambda device: _cuda().mem_get_info(device),
         segments=None,
+        list_segments=lambda: list(_cuda().memory_snapshot()),
         device_name=lambda device: str(_cuda().get_device_name(device)),
     ),
 }
@@ -231,6 +235,14 @@ class Probe:
             if self.backend.has_counters:
                 figures |= self._owners(device, processes=False)
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), **figures}
+
+    def pools(self, reserved: int | None, requested: int | None) -> list[dict[str, object]] | None:
+        """Read the allocator's segments, which it keeps on the host, by pool and stream."""
+        backend = self.backend
+        if backend is None or backend.list_segments is None or reserved is None:
+            return None
+        segments = backend.list_segments()
+        return pools_of(segments, self._device(backend), reserved, requested)
 
     def fold_peaks(self, device: int | None = None) -> None:
         """Keep the present peaks, because the engine is about to reset them."""

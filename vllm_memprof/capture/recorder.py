@@ -53,6 +53,8 @@ class Notes:
     serving: bool = False  # the worker is warm
     model_ready: bool = False  # announced
     oom_observed: bool = False  # the allocator tells of failed allocations
+    oom: tuple[int, int] | None = None  # event id and bytes of one that no exception came of yet
+    failures: set[int] = field(default_factory=set)  # ids of exceptions that were read
     profile_result: Any = None  # of the engine's memory_profiling, until the figures are read
     kv_groups: Any = None  # the engine's KV cache groups, while it scales its budget by them
     mm_profile: OpenPhase | None = None
@@ -209,11 +211,13 @@ class Recorder:
                 self._emit_edge(late.opened, "after", with_later(late.after, now), reason)
                 now.pop("read_again", None)  # said once, by the first of them
 
-    def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> None:
-        """Record a phase that is a moment: one after edge with the snapshot given."""
+    def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> int:
+        """Record a phase that is a moment, with the snapshot given, and return its id."""
         parent = self.stack[-1].id if self.stack else None
-        self.emit("phase", phase=phase, edge="after", id=self._new_id(), parent=parent, hook=hook,
+        number = self._new_id()
+        self.emit("phase", phase=phase, edge="after", id=number, parent=parent, hook=hook,
                   snapshot=snapshot, error=None, detail=detail)  # fmt: skip
+        return number
 
     def _emit_edge(
         self,

@@ -60,3 +60,62 @@ def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) ->
         "npu_workspace_streams": streams,
         "graph_pool_bytes": pools,
     }
+
+
+def pools_of(
+    segments: Sequence[Mapping[str, Any]], device: int, reserved: int, requested: int | None
+) -> list[dict[str, object]] | None:
+    """Add up the caching allocator's segments of a device, by pool and stream.
+
+    Args:
+        segments: of all devices, as the allocator lists them, operator workspace last.
+        device: index of the device.
+        reserved: bytes that the caching allocator holds on it.
+        requested: bytes of the allocation that failed; None where nobody said.
+
+    Returns:
+        ``schema.POOL`` keys per pool and stream, or None where the caching allocator's own segments
+        cannot be told from others. Free blocks are those that no tensor and no stream holds;
+        ``pending_bytes`` wait for a stream's work before they are free.
+    """
+    own = [segment for segment in segments if segment["device"] == device]
+    pools: dict[tuple[object, ...], dict[str, Any]] = {}
+    total = 0
+    for segment in own:
+        if total == reserved:
+            break
+        size = int(segment["total_size"])
+        total += size
+        private = tuple(segment.get("segment_pool_id", _DEFAULT)) != _DEFAULT
+        small, stream = segment.get("segment_type") == "small", int(segment.get("stream", 0))
+        pool = pools.setdefault(
+            (private, small, stream),
+            {
+                "private": private,
+                "small": small,
+                "stream": str(stream),
+                "expandable": False,
+                "total_bytes": 0,
+                "allocated_bytes": 0,
+                "pending_bytes": 0,
+                "free_bytes": 0,
+                "free_blocks": 0,
+                "largest_free_bytes": 0,
+                "fitting_bytes": None if requested is None else 0,
+            },
+        )
+        pool["expandable"] |= bool(segment.get("is_expandable", False))
+        pool["total_bytes"] += size
+        for block in segment["blocks"]:
+            length, state = int(block["size"]), str(block["state"])
+            if state == "active_allocated":
+                pool["allocated_bytes"] += length
+            elif state == "inactive":
+                pool["free_bytes"] += length
+                pool["free_blocks"] += 1
+                pool["largest_free_bytes"] = max(pool["largest_free_bytes"], length)
+                if requested is not None and length >= requested:
+                    pool["fitting_bytes"] += length
+            else:  # active_pending_free, by its spellings
+                pool["pending_bytes"] += length
+    return list(pools.values()) if total == reserved else None

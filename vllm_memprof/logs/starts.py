@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
 from vllm_memprof.logs.formats import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
+from vllm_memprof.logs.notes import Notes
 from vllm_memprof.logs.npu_smi import NpuSmi
+from vllm_memprof.record.failures import PROFILE
 
 #: Figures that a process may print many times with other values: the largest or latest counts.
 _LARGEST = frozenset({"serving_reserved_bytes", "serving_allocated_bytes"})
@@ -60,7 +62,9 @@ _PHASE_OF = {
     "capture_model": "graph_capture",
     "execute_model": "request",
 }
-_FRAME = re.compile(r", line \d+, in (?P<name>\w+)")
+_FRAME = re.compile(r'(?:File "(?P<path>[^"]{1,400})")?, line (?P<line>\d+), in (?P<name>\w+)')
+#: Frames of a traceback that are kept, the innermost.
+_MAX_FRAMES = 200
 #: Workers whose tracebacks are kept.
 _MAX_TRACEBACKS = 4096
 
@@ -85,6 +89,9 @@ class Worker:
     ooms: int = 0
     in_first_oom: bool = False  # the message of the first OOM may go on
     oom_phase: str | None = None  # of the first OOM, by its traceback or by the lines before it
+    oom_at: Notes | None = None  # what the log has noted before the first OOM
+    oom_chain: list[str] = field(default_factory=list)  # functions of its traceback, innermost last
+    oom_site: str | None = None  # file:line of the last frame outside torch
     stage_before_oom: int = -1  # the last stage whose lines came before the first OOM
     first_line: int = 0
     last_line: int = 0
@@ -181,6 +188,7 @@ class StartSorter:
         self.left_out = 0  # starts beyond MAX_STARTS
         self.lines = 0
         self.smi = NpuSmi()
+        self.notes = Notes()
         self._reader = ConfigReader()
         self.exports = self._reader.exports
         self._pending: Config | None = None  # of a start without figures so far
@@ -190,6 +198,8 @@ class StartSorter:
         self._ranks_by_pid: dict[tuple[int, str | None], tuple[str, dict[str, int]]] = {}
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._failing: dict[str, str] = {}  # process -> phase that its last traceback names
+        #: Process -> (file:line, None in torch; function) of its last traceback, outermost first.
+        self._frames: dict[str, list[tuple[str | None, str]]] = {}
 
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
@@ -218,6 +228,7 @@ class StartSorter:
             newest.finished = newest.finished or "startup complete" in line.text
             newest.broken = newest.broken or any(text in line.text for text in _BROKEN)
         self.smi.read(line.text)
+        self.notes.read(line.text)
         if line.figures:
             self._add_figures(line)
 
@@ -285,7 +296,15 @@ class StartSorter:
         process = "" if line.prefix is None else line.prefix.label
         if "Traceback (" in line.text:
             self._failing.pop(process, None)
+            self._frames.pop(process, None)
         match = _FRAME.search(line.text)
+        if match is not None and len(self._frames) < _MAX_TRACEBACKS:
+            path = (match["path"] or "").replace("\\", "/")
+            inside = "/torch/" in path or "/torch_npu/" in path
+            site = None if inside or not path else f"{path.rpartition('/')[2]}:{match['line']}"
+            frames = self._frames.setdefault(process, [])
+            frames.append((site, match["name"]))
+            del frames[:-_MAX_FRAMES]
         phase = None if match is None else _PHASE_OF.get(match["name"])
         if phase is None or (phase == "request" and process in self._failing):
             return
@@ -421,6 +440,11 @@ class StartSorter:
                         READY if start.finished else -1,
                     )
                     worker.oom_phase = self._phase_of_oom(start, worker, prefix)
+                    worker.oom_at, self.notes = self.notes, Notes()
+                    frames = self._frames.pop("" if prefix is None else prefix.label, [])
+                    worker.oom_chain = [name for _, name in frames]
+                    outside = [site for site, _ in frames if site is not None]
+                    worker.oom_site = outside[-1] if outside else None
             if not worker.in_first_oom or any(worker.contradicts(figure) for figure in figures):
                 return start
         if any(worker.restarts_with(figure) or _breaks(worker, figure) for figure in figures):
@@ -442,7 +466,9 @@ class StartSorter:
         named = self._failing.pop("" if prefix is None else prefix.label, None)
         if named is not None:
             return named
-        return "request" if start.finished else None
+        at = self.notes
+        served = at.at_request is not None or any(each.moment != PROFILE for each in at.readings)
+        return "request" if start.finished or served else None
 
     def _worker(self, start: Start, prefix: Prefix | None, oom_device: str | None) -> Worker:
         key, label, dims = self._identify(start, prefix)

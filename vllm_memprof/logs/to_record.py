@@ -19,8 +19,10 @@ from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
 from vllm_memprof.logs.formats import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
+from vllm_memprof.logs.notes import Notes
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
-from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.codec import from_json, to_json
+from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
 from vllm_memprof.record.schema import RunInfo, Snapshot
 from vllm_memprof.record.spans import Span
@@ -535,7 +537,7 @@ def _oom_span(worker: Worker, order: int) -> Span:
     read = {name: sizes[name] for name in (*fields, "non_torch_bytes")}
     read |= {"t_ns": None, "device_free_bytes": sizes["free_bytes"]}
     snapshot = from_json(Snapshot, read)
-    detail = {
+    detail: dict[str, object] = {
         **sizes,
         "device": worker.device,
         "graph_pools_bytes": figures.get("oom_graph_pools_bytes"),
@@ -544,5 +546,14 @@ def _oom_span(worker: Worker, order: int) -> Span:
         "phase": worker.oom_phase,
         "last_stage": _LAST_SEEN.get(worker.stage_before_oom),
         "failures": worker.ooms,
+    }
+    at = worker.oom_at or Notes()
+    detail |= {
+        "stage": stage_of(reversed(worker.oom_chain)),
+        "site": worker.oom_site,
+        "at_request": at.at_request,
+        "request_count": at.request_count,
+        "input": at.input,
+        "readings": [to_json(each) for each in at.readings],
     }
     return _span("oom", order, line, after=snapshot, detail=detail)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
@@ -95,6 +96,7 @@ class ProcessRecord:
     unread: dict[str, str] = field(
         default_factory=dict
     )  # a reading that the process did not get -> why
+    failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
 
     @property
@@ -289,6 +291,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
+        failures=[_failure(event) for event in by_kind.get("failure", [])],
     )
 
 
@@ -322,6 +325,13 @@ def _hook_state(event: Event) -> HookState:
         target=event.get("target"),
         detail=None if detail is None else redact_text(str(detail)),
     )
+
+
+def _failure(event: Event) -> Failure:
+    read = {name: event[name] for name in Failure.__dataclass_fields__ if name in event}
+    read["message"] = redact_text(str(event.get("message")))
+    read.pop("snapshot", None)
+    return replace(from_json(Failure, read), snapshot=_snapshot(event))
 
 
 @dataclass

@@ -21,6 +21,9 @@ ranks                   RANKS keys, of a plan: which ranks are run, and which ra
 ready                   what (model|server|plan)
 unread                  what (components|processes), reason: a reading that this process does not
                         get; once per reason
+failure                 an allocation that failed, read after its exception: message, oom (id of
+                        its phase event), site, chain, requests, allocator_settings, snapshot,
+                        snapshot_reason, pools (failures.Failure)
 error                   where, message
 ======================  ============================================================================
 

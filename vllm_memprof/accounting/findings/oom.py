@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.findings.needs import NOTHING, OOM_TOLD
-from vllm_memprof.accounting.findings.oom_room import allocator_variable, gib_of, room_for
+from vllm_memprof.accounting.findings.oom_room import (
+    allocator_variable,
+    gib_of,
+    is_expandable,
+    room_for,
+)
+from vllm_memprof.accounting.findings.oom_where import merge_not_profiled, where
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     INFO,
@@ -72,7 +78,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
     missing = minus(oom.requested_bytes, oom.free_bytes)
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
     kv_cache = _has_kv_cache(rank, oom)
-    sentences = [join(", ", _held(rank, oom))]
+    sentences = [*where(oom), join(", ", _held(rank, oom))]
     if largest := _largest(rank, oom, kv_cache):
         name, size = largest
         sentences.append(
@@ -91,6 +97,8 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
             if last is None
             else text("the phase is not known; before the message: {last}", last=last)
         )
+    if (merge := merge_not_profiled(oom)) is not None:
+        sentences.append(merge)
     title = (
         text("The device ran out of memory")
         if oom.phase is None
@@ -192,7 +200,8 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
 
     Computed:
         Reserved less allocated at the OOM, 128 MiB or more, from the allocator's message; of its
-        peak where the message has no other figure.
+        peak where the message has no other figure. The largest free block is the allocator's own
+        list of segments, read after the failure.
 
     To do:
         Set `expandable_segments:True` in the allocator's variable, and leave `max_split_size_mb`
@@ -216,10 +225,15 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
         parts.append(text("{size:gib} GiB were asked for", size=wanted))
     if free is not None:
         parts.append(text("{size:gib} GiB free", size=free))
-    action = text(
-        "{setting}, without max_split_size_mb: the two exclude each other",
-        setting=f"{allocator_variable(context)}=expandable_segments:True",
-    )
+    action = ""
+    if not is_expandable(oom):
+        action = text(
+            "{setting}, without max_split_size_mb: the two exclude each other",
+            setting=f"{allocator_variable(context)}=expandable_segments:True",
+        )
+    blocks = oom.free_blocks
+    if blocks is not None:
+        parts.append(text("largest free block {size:gib4} GiB", size=blocks.largest_bytes))
     enough = wanted is None or size + (free or 0) >= wanted
     severity = WARNING if enough else INFO
     yield Found(join(", ", parts), size, action, severity=severity)

@@ -43,7 +43,8 @@ def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int
     if outside is not None and outside > (oom.device_total_bytes or outside) // 3:
         return _end_the_others(oom, outside, split)
     idle = oom.fragmentation_bytes
-    if idle is not None and idle >= max(needed or 0, WARNING_BYTES):
+    enough_idle = idle is not None and idle >= max(needed or 0, WARNING_BYTES)
+    if enough_idle and not is_expandable(oom):
         setting = f"{allocator_variable(context)}=expandable_segments:True"
         size = gib_of(rank, idle)
         choices.append(text("{argument} gives up to {size} GiB", argument=setting, size=size))
@@ -109,6 +110,13 @@ def _around(rank: RankReport) -> list[str]:
     """Return the phases in which the allocation failed, the innermost first."""
     failure = first_of(rank.phases, "oom")
     return [] if failure is None else [s.phase for s in ancestors(rank.phases, failure)]
+
+
+def is_expandable(oom: Oom) -> bool:
+    """Return whether the allocator's segments could grow already."""
+    if oom.free_blocks is not None and oom.free_blocks.expandable:
+        return True
+    return "expandable_segments:true" in (oom.allocator_settings or "").lower()
 
 
 def allocator_variable(context: RankContext) -> str:

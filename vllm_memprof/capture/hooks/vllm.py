@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, communicators, empty_cache, grants, residency, steps
+from vllm_memprof.capture import (
+    actions,
+    communicators,
+    empty_cache,
+    failure,
+    grants,
+    residency,
+    steps,
+)
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -277,6 +285,11 @@ HOOKS: tuple[Hook, ...] = (
     marker("core.busy_loop",
            f"{_CORE}:EngineCoreProc.run_busy_loop", f"{_CORE}:DPEngineCoreProc.run_busy_loop",
            enter=actions.announce_model, need=OPTIONAL, role="engine_core", due=END),
+
+    # Called for a failed step only, with the exception still alive. Where the worker lives in the
+    # engine core its allocator can be read here.
+    marker("core.failed_step", f"{_CORE}:dump_engine_exception",
+           enter=failure.enter_failed_step, need=OPTIONAL, role="engine_core", due=END),
 
     # --- API server.
     marker("api.serving", "uvicorn.server:Server.startup",

@@ -12,6 +12,7 @@ workspace = 0
 unmapped = 0  # counted by the allocator, not on the device
 other = 10  # runtime context
 observers: list[Any] = []
+listings: list[int] = []  # bytes reserved whenever the segments were listed
 forbidden: list[str] = []  # whatever an observer must not do
 
 
@@ -48,8 +49,16 @@ def _npu_memoryStats(device: int) -> dict[str, Any]:
 
 
 def _npu_memorySnapshot() -> dict[str, Any]:
+    listings.append(reserved)
+    blocks = [
+        {"size": allocated, "state": "active_allocated"},
+        {"size": reserved - allocated, "state": "inactive"},
+    ]
     return {
-        "segments": [{"device": 0, "total_size": reserved}, {"device": 0, "total_size": workspace}]
+        "segments": [
+            {"device": 0, "total_size": reserved, "blocks": blocks},
+            {"device": 0, "total_size": workspace, "blocks": []},
+        ]
     }
 
 

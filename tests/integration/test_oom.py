@@ -1,0 +1,115 @@
+"""A server that runs out of memory at one image of several, and the same with the advice applied.
+
+Allocation fails as it does on hardware: the allocator asks the device, and the device has no more.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine import RunResult
+from tests.support.png import write_png
+from vllm_memprof.sim.profiles import PROFILES_DIR
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+
+#: The fourth has more pixels than the device has room for.
+SIZES = [(256, 256), (320, 240), (256, 320), (1280, 960), (256, 256)]
+ARGS = (
+    "--enforce-eager",
+    "--max-model-len=8192",
+    "--max-num-seqs=4",
+    "--max-num-batched-tokens=8192",
+    "--mm-processor-cache-gb=0",
+)
+#: Blocks of fixed segments, so that free memory lies in pieces; 0.23 grows segments by default.
+ENV = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False"}
+
+
+@pytest.fixture
+def small_device(tmp_path: Path) -> Path:
+    """A profile of 4 GiB whose ATB pool, taken after the KV cache was sized, leaves 30 MiB."""
+    text = (PROFILES_DIR / "ascend910b.toml").read_text()
+    for name, value in (
+        ("name", '"small"'),
+        ("aliases", "[]"),
+        ("total_bytes", str(4 << 30)),
+        ("atb_pool_bytes", str(180 << 20)),
+    ):
+        lines = text.splitlines()
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{name} = "))
+        lines[at] = f"{name} = {value}"
+        text = "\n".join(lines)
+    profile = tmp_path / "small.toml"
+    profile.write_text(text)
+    return profile
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, (width, height) in enumerate(SIZES, 1):
+        write_png(folder / f"image_{number}_{width}x{height}.png", width, height)
+    return folder
+
+
+def parts(oom: dict[str, Any]) -> int:
+    blocks = oom["free_blocks"]
+    names = ("fitting", "too_small", "other_streams", "other_pools", "graph_pools", "pending")
+    return sum(blocks[f"{name}_bytes"] for name in names)
+
+
+def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
+    run_memprof: Callable[..., RunResult], small_device: Path, images: Path
+) -> None:
+    command = ("offline", "memprof/tiny-vl", "--device", f"sim:{small_device}", *ARGS)
+    command += ("--images", str(images), "--max-tokens", "2", "--gpu-memory-utilization=0.91")
+    died = run_memprof(*command, env=ENV)
+    assert died.returncode != 0
+    [rank] = died.report["ranks"]
+    oom = rank["oom"]
+    assert died.report["run"]["status"] == "oom"
+
+    # where
+    assert oom["phase"] == "request"
+    assert oom["stage"] in ("mm_encoder", "mm_merge", "model_forward")
+    [request] = oom["requests"]
+    [item] = request["items"]
+    assert (item["modality"], item["size"], item["encoded"]) == ("image", [1280, 960], True)
+    assert died.engine_log.count("output tokens") == 3  # the images before it
+
+    # who held the device, and the free blocks
+    whole = [row["bytes"] for row in oom["owners"] if row.get("part_of") is None]
+    assert sum(whole) == 4 << 30
+    blocks = oom["free_blocks"]
+    free = oom["reserved_bytes"] - oom["allocated_bytes"]
+    assert blocks["exact"] == (blocks["freed_bytes"] == 0)
+    assert parts(oom) == free + blocks["freed_bytes"]
+    if blocks["exact"]:
+        assert blocks["largest_bytes"] < oom["requested_bytes"]
+        assert blocks["fitting_bytes"] == 0
+    assert not blocks["expandable"]
+
+    # the allocator's observer read counters alone, and an exception was read once
+    events = died.events()
+    [failure] = [event for event in events if event["kind"] == "failure"]
+    [moment] = [event for event in events if event.get("phase") == "oom"]
+    assert moment["snapshot"]["device_free_bytes"] is None
+    assert failure["oom"] == moment["id"]
+
+    # what would have let it pass, and that it does
+    remedies = {each["id"]: each for each in oom["remedies"]}
+    assert remedies["expandable_segments"]["bound"] == "at_most"
+    assert remedies["image_size"]["how"] == "estimated"
+    room = remedies["room_for_the_peak"]
+    assert room["enough"] is True
+    passed = run_memprof(*command, *shlex.split(room["argument"]), env=ENV)
+    assert passed.returncode == 0, passed.output[-3000:]
+    assert passed.engine_log.count("output tokens") == len(SIZES)
+    assert passed.report["ranks"][0]["oom"] is None

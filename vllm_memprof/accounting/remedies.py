@@ -1,0 +1,413 @@
+"""What would have let a failed allocation pass: a table of arguments, each with what it gives.
+
+Each row of ``REMEDIES`` looks at one case and returns the bytes that it gives and on what grounds,
+or None where it does not apply. What cannot be quantified says so; a row that gives too little
+alone says that too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from vllm_memprof.accounting.equations import divisor_of
+from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
+from vllm_memprof.accounting.model import (
+    DERIVED,
+    ESTIMATED,
+    MEASURED,
+    MODELLED,
+    Oom,
+    RankReport,
+)
+from vllm_memprof.record.failures import StepItem
+from vllm_memprof.record.spans import ancestors, first_of
+from vllm_memprof.text import text
+from vllm_memprof.units import MIB, minus
+
+#: Less than this is not worth a row.
+_LEAST_BYTES = MIB
+#: Phases before the KV cache is sized: its size is no cause.
+_BEFORE_KV = ("device_init", "hccl_init", "weight_load", "mm_profile", "profile_run")
+_AFTER_KV = ("graph_capture", "warm_up", "atb_warm_up", "kernel_warm_up", "sleep", "wake_up")
+#: Parts of a step whose tensors grow with the pixels, or with the tokens, that they are given.
+_BY_PIXELS = ("mm_encoder", "mm_merge", "mm_gather")
+_BY_TOKENS = ("model_forward", "embedding", "logits", "mm_merge", "mm_gather")
+#: Images are made this much smaller at most, by factors of 2 of their pixels.
+_SMALLEST_SHARE = 1 / 16
+_EXPANDABLE = "expandable_segments:true"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A failed allocation and the run around it."""
+
+    rank: RankReport
+    oom: Oom
+    env: Mapping[str, str]  # of the engine, as recorded
+    logged: bool  # read from a log, not recorded by hooks
+    simulated: bool
+    eager: bool
+    cuda: bool
+    max_batched_tokens: int | None
+
+    @property
+    def phases(self) -> list[str]:
+        """Phases in which it failed, the innermost first."""
+        failure = first_of(self.rank.phases, "oom")
+        spans = self.rank.phases
+        around = [] if failure is None else [each.phase for each in ancestors(spans, failure)]
+        return around or ([] if self.oom.phase is None else [self.oom.phase])
+
+    @property
+    def has_kv_cache(self) -> bool | None:
+        """Return whether the KV cache was on the device, or being allocated; None: not known."""
+        if any(phase in (*_AFTER_KV, "kv_cache_alloc", "request") for phase in self.phases):
+            return True
+        if any(each.phase == "kv_cache_alloc" for each in self.rank.phases):
+            return True
+        if self.oom.last_phase in ("graph_capture", "warm_up"):
+            return True
+        return False if any(phase in _BEFORE_KV for phase in self.phases) else None
+
+    @property
+    def needed(self) -> int | None:
+        """Return the bytes that would have to be free besides, at least; roundings included."""
+        if self.oom.requested_bytes is None:
+            return None
+        missing = self.oom.missing_bytes
+        size = self.oom.requested_bytes if missing is None else missing
+        names = ("oom_requested_bytes", "oom_free_bytes")
+        rounded = sum(self.rank.half_units.get(name, 0) for name in names)
+        return size + max(rounded, self.oom.requested_half_unit_bytes)
+
+    @property
+    def images(self) -> list[StepItem]:
+        """Return the images that the encoder got in the step, of known size."""
+        return [
+            item
+            for request in self.oom.requests or []
+            for item in request.items
+            if item.encoded and item.size is not None
+        ]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an argument gives in one case."""
+
+    argument: str
+    bytes: int | None
+    bound: str | None
+    how: str | None
+    grounds: str
+    unsure: bool = False  # whether it applies is not known
+    surely: bool = False  # the allocation would not have been made at all
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    gives: Callable[[Case], Iterator[Given]]
+
+
+def remedies(case: Case) -> list[Remedy]:
+    """Return every remedy that applies, in the order of the table."""
+    return [
+        Remedy(
+            row.id,
+            given.argument,
+            given.bytes,
+            given.bound,
+            given.how,
+            _enough(case, given),
+            given.grounds,
+        )
+        for row in REMEDIES
+        for given in row.gives(case)
+    ]
+
+
+def _enough(case: Case, given: Given) -> bool | None:
+    """Return whether the bytes alone let the allocation pass; None: not known."""
+    if given.surely:
+        return True
+    if given.bytes is None or case.needed is None or given.unsure:
+        return None
+    covers = given.bytes >= case.needed
+    match given.bound:
+        case "exact":
+            return covers
+        case "at_most":
+            return None if covers else False
+        case _:
+            return True if covers else None
+
+
+def _expandable_segments(case: Case) -> Iterator[Given]:
+    """Free blocks that were too small, as pages that a growing segment takes over."""
+    oom, blocks = case.oom, case.oom.free_blocks
+    variable = "PYTORCH_CUDA_ALLOC_CONF" if case.cuda else "PYTORCH_NPU_ALLOC_CONF"
+    setting = oom.allocator_settings
+    if setting is None and not case.logged:
+        setting = case.env.get(variable, case.env.get("PYTORCH_ALLOC_CONF"))
+    if _EXPANDABLE in (setting or "").replace(" ", "").lower():
+        return
+    if blocks is not None:
+        if blocks.expandable:
+            return
+        size = (blocks.too_small_bytes or 0) + blocks.other_streams_bytes + blocks.other_pools_bytes
+        grounds = text(
+            "free blocks that were too small or of another pool; whole pages of them can move, so "
+            "less than this where blocks in use lie between"
+        )
+    elif oom.fragmentation_bytes is not None:
+        size = oom.fragmentation_bytes
+        grounds = text(
+            "all that was reserved and not allocated; how it is divided into blocks is not known"
+        )
+        if _EXPANDABLE in case.env.get(variable, "").lower():
+            grounds = text(
+                "{grounds}; the log sets it, for which start is not known", grounds=grounds
+            )
+    else:
+        return
+    if size >= _LEAST_BYTES:
+        yield Given(f"{variable}=expandable_segments:True", size, AT_MOST, DERIVED, grounds)
+
+
+def _kv_cache_memory(case: Case) -> Iterator[Given]:
+    budget, needed = case.rank.budget, case.needed
+    granted = budget.engine_kv_cache_bytes
+    if case.has_kv_cache is False or not budget.takes_fixed_size or budget.equation is None:
+        return
+    if granted is None or needed is None or granted <= needed:
+        return
+    fixed = granted - case.rank.half_units.get("kv_cache_bytes", 0) - needed
+    grounds = text("the KV cache is smaller by this much")
+    unsure = case.has_kv_cache is None
+    argument = f"--kv-cache-memory-bytes {fixed}"
+    yield Given(argument, granted - fixed, EXACT, DERIVED, grounds, unsure=unsure)
+
+
+def _room_for_the_peak(case: Case) -> Iterator[Given]:
+    """The KV cache that leaves what the serving peak needs, where that is more than was missing."""
+    budget, needed = case.rank.budget, case.needed
+    granted, spare = budget.engine_kv_cache_bytes, budget.spare_bytes
+    if case.has_kv_cache is False or not budget.takes_fixed_size or granted is None:
+        return
+    if spare is None or granted <= -spare or -spare <= (needed or 0):
+        return
+    grounds = text("the reserved peak of the profile run, and what came after it, fit then")
+    how = MODELLED if case.simulated else DERIVED
+    unsure = case.has_kv_cache is None
+    argument = f"--kv-cache-memory-bytes {granted + spare}"
+    yield Given(argument, -spare, EXACT, how, grounds, unsure=unsure)
+
+
+def _utilization(case: Case) -> Iterator[Given]:
+    budget, needed = case.rank.budget, case.needed
+    total = case.rank.device_total_bytes or case.oom.device_total_bytes
+    if case.has_kv_cache is False or budget.override is not None:
+        return
+    unknown = text("what was asked for is not known")
+    option = "--gpu-memory-utilization"
+    if needed is None or total is None:
+        yield Given(text("a lower {option}", option=option), None, None, None, unknown)
+        return
+    granted = budget.engine_kv_cache_bytes
+    if granted is not None and granted <= needed:
+        return
+    parts, utilization = divisor_of(budget.equation), budget.gpu_memory_utilization
+    lower = math.ceil(needed * parts / total * 10_000) / 10_000
+    grounds = text("device total x the difference: the KV cache is smaller by this much")
+    unsure = case.has_kv_cache is None
+    if unsure:
+        grounds = text("{grounds}, if it was allocated already", grounds=grounds)
+    if utilization is None:
+        argument = text("{option} lower by {share:.4f}", option=option, share=lower)
+        size = int(lower * total / parts)
+        yield Given(argument, size, EXACT, DERIVED, grounds, unsure=unsure)
+        return
+    share = math.floor((utilization - lower) * 10_000 + 1e-6) / 10_000
+    if share > 0:
+        given = int((utilization - share) * total / parts)
+        yield Given(f"{option} {share:.4f}", given, EXACT, DERIVED, grounds, unsure=unsure)
+
+
+def _image_size(case: Case) -> Iterator[Given]:
+    """The failed allocation itself, where it grows with the pixels of the images in the step."""
+    if not _multimodal(case):
+        return
+    option, requested, images = "--mm-processor-kwargs", case.oom.requested_bytes, case.images
+    if case.oom.stage not in _BY_PIXELS or requested is None or not images:
+        argument = text('{option} with a lower "max_pixels"', option=option)
+        reason = text("the images of the step, or the part of it that failed, are not known")
+        yield Given(argument, None, None, None, reason)
+        return
+    pixels = [width * height for width, height in (item.size or [0, 0] for item in images)]
+    share = 0.5
+    while True:
+        limit = int(max(pixels) * share)
+        given = int(requested * (1 - sum(min(each, limit) for each in pixels) / sum(pixels)))
+        if share <= _SMALLEST_SHARE or (case.needed is not None and given >= case.needed):
+            break
+        share /= 2
+    yield Given(
+        f"{option} '{{\"max_pixels\": {limit}}}'",
+        given,
+        AT_LEAST,
+        ESTIMATED,
+        text(
+            "of the failed allocation alone, if it grows with the pixels of the images encoded in "
+            "the step ({pixels:,}); other tensors of the part shrink too",
+            pixels=sum(pixels),
+        ),
+    )
+
+
+def _images_per_prompt(case: Case) -> Iterator[Given]:
+    """The failed allocation, where one request brought several images into the step."""
+    if not _multimodal(case):
+        return
+    option, requested = "--limit-mm-per-prompt", case.oom.requested_bytes
+    known = case.oom.requests is not None and case.oom.stage in _BY_PIXELS
+    if requested is None or not known:
+        argument = text("{option} with fewer images", option=option)
+        reason = text("how many images the step had is not known")
+        yield Given(argument, None, None, None, reason)
+        return
+    counts = [
+        [item for item in request.items if item.encoded] for request in case.oom.requests or []
+    ]
+    most = max((len(items) for items in counts), default=0)
+    sizes = [item.size for items in counts for item in items]
+    if most < 2 or any(size is None for size in sizes):
+        return  # one image per prompt: the limit would change nothing
+    every = sum(width * height for width, height in (size or [0, 0] for size in sizes))
+    kept = 0
+    for items in counts:
+        kept += max((item.size[0] * item.size[1] for item in items if item.size), default=0)
+    yield Given(
+        f"{option} '{{\"image\": 1}}'",
+        int(requested * (1 - kept / every)),
+        AT_LEAST,
+        ESTIMATED,
+        text(
+            "of the failed allocation alone, if it grows with the pixels: a prompt of the step has "
+            "{most} images",
+            most=most,
+        ),
+    )
+
+
+def _batched_tokens(case: Case) -> Iterator[Given]:
+    """The failed allocation, where it grows with the tokens of a full step."""
+    profiling = any(phase in ("profile_run", "mm_profile") for phase in case.phases)
+    if not (profiling or "request" in case.phases or case.oom.requests is not None):
+        return
+    option, tokens = "--max-num-batched-tokens", case.max_batched_tokens
+    requested, stage = case.oom.requested_bytes, case.oom.stage
+    scheduled = [request.scheduled_tokens for request in case.oom.requests or []]
+    full = profiling or (tokens is not None and sum(size or 0 for size in scheduled) > tokens // 2)
+    if stage not in _BY_TOKENS or requested is None or tokens is None or not full:
+        reason = (
+            text("the encoder works on whole images: this limits how many are in a step")
+            if stage == "mm_encoder"
+            else text("how the failed allocation depends on the tokens of a step is not known")
+        )
+        yield Given(text("a lower {option}", option=option), None, None, None, reason)
+        return
+    after = tokens // 2
+    total = tokens if profiling else sum(size or 0 for size in scheduled)
+    yield Given(
+        f"{option} {after}",
+        int(requested * (1 - min(after, total) / total)),
+        AT_LEAST,
+        ESTIMATED,
+        text(
+            "of the failed allocation alone, if it grows with the {tokens:,} tokens of the step",
+            tokens=total,
+        ),
+    )
+
+
+def _fewer_graphs(case: Case) -> Iterator[Given]:
+    """Graphs that were captured, or were being captured."""
+    capture = first_of(case.rank.phases, "graph_capture")
+    if case.eager or case.has_kv_cache is False:
+        return
+    how = MODELLED if case.simulated else MEASURED
+    if "graph_capture" in case.phases and capture is not None and capture.before is not None:
+        used = minus(case.oom.device_total_bytes, case.oom.free_bytes)
+        before = minus(capture.before.device_total_bytes, capture.before.device_free_bytes)
+        taken = minus(used, before)
+        if taken is not None and taken > 0:
+            grounds = text("taken since graph_capture began; without graphs nothing is captured")
+            yield Given("--enforce-eager", taken, AT_LEAST, how, grounds, surely=True)
+            reason = text("how many bytes a graph of each size takes was not measured")
+            yield Given(
+                text("fewer sizes in {option}", option="--cudagraph-capture-sizes"),
+                None,
+                None,
+                None,
+                reason,
+            )
+            return
+    graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
+    if graphs:
+        grounds = text("all captured graphs")
+        yield Given("--enforce-eager", int(graphs), EXACT, how, grounds)
+        yield Given(
+            text("half of the sizes in {option}", option="--cudagraph-capture-sizes"),
+            int(graphs) // 2,
+            EXACT,
+            ESTIMATED,
+            text("half of the captured graphs, if each size takes as much"),
+        )
+
+
+def _other_processes(case: Case) -> Iterator[Given]:
+    size = next((row.bytes for row in case.oom.owners if row.component == "other_processes"), None)
+    if size and size >= _LEAST_BYTES:
+        grounds = text("what other processes held on the device")
+        yield Given(text("end what else is on the device"), size, EXACT, MEASURED, grounds)
+    outside, total = case.oom.other_bytes, case.oom.device_total_bytes
+    if size is None and outside is not None and total is not None and outside > total // 3:
+        grounds = text(
+            "outside this process's allocator: other processes, and what this one holds outside "
+            "torch"
+        )
+        yield Given(text("end what else is on the device"), outside, AT_MOST, DERIVED, grounds)
+
+
+def _less_per_device(case: Case) -> Iterator[Given]:
+    if "weight_load" in case.phases:
+        reason = text("how much of the failed phase shrinks with it is not known")
+        yield Given("--tensor-parallel-size", None, None, None, reason)
+        yield Given("--quantization", None, None, None, reason)
+
+
+def _multimodal(case: Case) -> bool:
+    """Return whether images are to do with it."""
+    return (
+        "mm_profile" in case.phases
+        or case.oom.stage in ("mm_encoder", "mm_merge", "mm_gather")
+        or any(request.items for request in case.oom.requests or [])
+        or any(each.stage in _BY_PIXELS for each in case.oom.readings)
+    )
+
+
+REMEDIES: tuple[Row, ...] = (
+    Row("expandable_segments", _expandable_segments),
+    Row("kv_cache_memory", _kv_cache_memory),
+    Row("room_for_the_peak", _room_for_the_peak),
+    Row("utilization", _utilization),
+    Row("image_size", _image_size),
+    Row("images_per_prompt", _images_per_prompt),
+    Row("batched_tokens", _batched_tokens),
+    Row("fewer_graphs", _fewer_graphs),
+    Row("other_processes", _other_processes),
+    Row("less_per_device", _less_per_device),
+)

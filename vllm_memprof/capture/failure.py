@@ -1,0 +1,192 @@
+"""An allocation that failed, read after the engine's exception: where it was asked for, for which
+requests, and what the allocator's segments looked like.
+
+Runs in worker processes. The allocator's own observer (observer.py) reads counters only. What is
+read here is host-side bookkeeping, once the failure was raised: the traceback, the scheduler's
+output that a frame of it holds, the allocator's list of segments. A failed step of a server is seen
+where the engine logs it, so that nothing lies in the path of a step that succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards
+from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.items import describe_one
+from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sampler import clean_id
+from vllm_memprof.record.failures import asked_for, is_out_of_memory
+from vllm_memprof.redact import redact_text
+
+#: Loggers of the engine's modules that catch a failed step and log it with its exception.
+LOGGERS = ("vllm.v1.executor.multiproc_executor", "vllm.v1.engine.core")
+#: Variables of the allocator, by torch_npu and torch; the engine may have set one itself.
+_SETTINGS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+#: Readings of one process: an engine that goes on after a failure may fail many times.
+MOST_READINGS = 8
+#: Requests and multimodal items of a step that are listed.
+_MOST_REQUESTS, _MOST_ITEMS = 32, 64
+_MOST_CAUSES = 16
+_MESSAGE_LENGTH = 500
+#: Frames that a call chain lists: from a layer of a model out to the engine's step.
+_CHAIN_LENGTH = 32
+
+
+class Watch(logging.Filter):
+    """A filter that lets every record pass, and reads the failure that one of them carries."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple):
+            read(self._recorder, record.exc_info[1])
+        return True
+
+
+def watch_logs(recorder: Recorder) -> None:
+    """Read failures that the engine's processes log before they discard the exception."""
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, Watch) for each in logger.filters):
+            logger.addFilter(Watch(recorder))
+
+
+def enter_failed_step(recorder: Recorder, call: Call) -> None:
+    """Read the failure that the engine core is about to describe in its log."""
+    read(recorder, sys.exc_info()[1])
+
+
+def read(recorder: Recorder, error: BaseException | None) -> None:
+    """Record a failed allocation once; an error that is none is left alone.
+
+    Args:
+        recorder: of this process.
+        error: as it arrives at a hook or at the engine's log.
+    """
+    try:
+        cause = out_of_memory_of(error)
+        read_already = recorder.notes.failures
+        if cause is None or id(cause) in read_already or len(read_already) >= MOST_READINGS:
+            return
+        if not recorder.probe.is_ready():
+            return  # an engine core hears of its workers' failures
+        read_already.add(id(cause))
+        recorder.emit("failure", **_describe(recorder, error, cause))
+    except Exception as exc:
+        recorder.error("reading after a failed allocation", exc)
+
+
+def out_of_memory_of(error: BaseException | None) -> BaseException | None:
+    """Return the exception at the origin that says out of memory; None where there is none."""
+    found = None
+    for _ in range(_MOST_CAUSES):
+        if error is None:
+            break
+        if is_out_of_memory(type(error).__name__, str(error)):
+            found = error
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _describe(
+    recorder: Recorder, error: BaseException | None, cause: BaseException
+) -> dict[str, object]:
+    frames = _frames(error, cause)
+    snapshot, reason = recorder.probe.snapshot(workspace=True)
+    message = " ".join(redact_text(f"{type(cause).__name__}: {cause}").split())[:_MESSAGE_LENGTH]
+    observed, recorder.notes.oom = recorder.notes.oom, None
+    if observed is None:  # of an allocator that tells no observer, or of the runtime
+        asked = asked_for(message)
+        detail: dict[str, object] = {
+            **asked,
+            "device_total_bytes": snapshot["device_total_bytes"],
+            "device_free_bytes": snapshot["device_free_bytes"],
+        }
+        number = recorder.mark("oom", "oom.raised", snapshot, detail)
+        requested = asked["requested_bytes"]
+    else:
+        number, requested = observed
+    return {
+        "message": message,
+        "oom": number,
+        "site": next((_site(frame) for frame in frames if not is_left_out(frame)), None),
+        "chain": chain_of(frames, _CHAIN_LENGTH),
+        "requests": _requests(recorder, frames),
+        "allocator_settings": next(filter(None, map(os.environ.get, _SETTINGS)), ""),
+        "snapshot": snapshot,
+        "snapshot_reason": reason,
+        "pools": recorder.probe.pools(snapshot["reserved_bytes"], requested),
+    }
+
+
+def _site(frame: FrameType) -> str:
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _frames(error: BaseException | None, cause: BaseException) -> list[FrameType]:
+    """Return the frames that the exceptions passed through and those around, innermost first."""
+    seen: list[FrameType] = []
+    chain = [cause]
+    for _ in range(_MOST_CAUSES):
+        if error is None or error is cause:
+            break
+        chain.insert(1, error)
+        error = error.__cause__ or error.__context__
+    for each in chain:
+        passed = []
+        traceback = each.__traceback__
+        while traceback is not None:
+            passed.append(traceback.tb_frame)
+            traceback = traceback.tb_next
+        known = {id(frame) for frame in seen}
+        seen += [frame for frame in reversed(passed) if id(frame) not in known]
+    known = {id(frame) for frame in seen}
+    return seen + [frame for frame in outwards(sys._getframe(1)) if id(frame) not in known]
+
+
+def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
+    """Return the requests of the step that failed, never a prompt; None outside a step."""
+    scheduled = next(_scheduler_outputs(frames), None)
+    if scheduled is None:
+        return None
+    reference = recorder.notes.worker
+    worker = None if reference is None else reference()
+    runner = getattr(worker, "model_runner", None)
+    held = getattr(runner, "requests", None)
+    states: Mapping[str, Any] = held if isinstance(held, Mapping) else {}
+    encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
+    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    found: list[dict[str, object]] = []
+    for name, tokens in list(scheduled.num_scheduled_tokens.items())[:_MOST_REQUESTS]:
+        state = states.get(name)
+        prompt = getattr(state, "prompt_token_ids", None)
+        features = getattr(state, "mm_features", None) or []
+        now = set(encoded.get(name, ()))
+        found.append(
+            {
+                "id": clean_id(name),
+                "scheduled_tokens": int(tokens),
+                "prompt_tokens": None if prompt is None else len(prompt),
+                "items": [
+                    {**describe_one(feature, config), "encoded": at in now}
+                    for at, feature in enumerate(features[:_MOST_ITEMS])
+                ],
+            }
+        )
+    return found
+
+
+def _scheduler_outputs(frames: Sequence[FrameType]) -> Iterator[Any]:
+    for frame in frames:
+        if "scheduler_output" in frame.f_code.co_varnames:
+            output = frame.f_locals.get("scheduler_output")
+            if isinstance(getattr(output, "num_scheduled_tokens", None), dict):
+                yield output
