@@ -113,3 +113,18 @@ def series(*parts: list[float]) -> Series:
         [float(at) for at in range(1, len(parts[0]) + 1)],
         [20 * 1024 * MIB + sum(values) for values in zip(*parts, strict=True)],
     )
+
+
+def simulated(kind: str, seed: int, count: int, scale: float = 1) -> Series:
+    """One run of ``count`` requests: of a kind of noise or plateau, or ``leak/N``, N requests a step.
+
+    ``scale`` multiplies the noise; a plateau and a leak have noise of a kind that the seed chooses.
+    """
+    rng = random.Random(f"{seed} {kind} {count}")
+    if kind in NOISE:
+        return series(times(NOISE[kind](rng, count), scale))
+    noise = times(rng.choice(list(NOISE.values()))(rng, count), scale)
+    if kind in PLATEAUS:
+        return series(PLATEAUS[kind](rng, count), noise)
+    every = int(kind.removeprefix("leak/"))
+    return series(leak(rng, count, MIB, every), noise)

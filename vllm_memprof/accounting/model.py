@@ -16,6 +16,8 @@ from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
 from vllm_memprof.accounting.requests import Point as Point
 from vllm_memprof.accounting.requests import RequestRow as RequestRow
 from vllm_memprof.accounting.requests import StageRow as StageRow
+from vllm_memprof.accounting.serving_growth import HostGrowth as HostGrowth
+from vllm_memprof.accounting.serving_growth import OwnerGrowth as OwnerGrowth
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
@@ -439,6 +441,7 @@ class RankReport:
     requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
+    growth: list[OwnerGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
     dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
 
@@ -481,6 +484,8 @@ class Report:
     ranks: list[RankReport]
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
+    #: Resident host memory of each process while it served, where the run was sampled.
+    growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

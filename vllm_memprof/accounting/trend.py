@@ -14,11 +14,13 @@ half of that: memory that fills first and leaks then is seen in the second.
 4. **Persistence.** It grows where the interval lies above 0, and growth goes on to the end: Sen's
    interval of the second half of the window lies above 0 too, the last third grew by two thirds
    of what the first did at least, and the last fifth by half its share. A cache on its way to its
-   plateau fails here, and is ``slowing``.
+   plateau fails here.
+
+What does not grow by this rule, but has every level of its last third above every level of its
+first third, ``grew``: in a few steps, or ever more slowly.
 
 A cache that fills at an even rate and is not full when the run ends cannot be told from a leak by
-its readings. Reviewed values: the constants below; observed rates: ``tests/unit/accounting/
-test_trend.py``.
+its readings. How often the rule is wrong: ``docs/concepts/growth.md``, from simulated readings.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist, mean, median, stdev
 from typing import Annotated
 
 from vllm_memprof.record.codec import Allowed
 
-GROWING, SLOWING, STEADY, TOO_SHORT = "growing", "slowing", "steady", "too_short"
-Verdict = Annotated[str, Allowed((GROWING, SLOWING, STEADY, TOO_SHORT))]
+GROWING, GREW, STEADY, TOO_SHORT = "growing", "grew", "steady", "too_short"
+Verdict = Annotated[str, Allowed((GROWING, GREW, STEADY, TOO_SHORT))]
 
 #: Of the positions of a run, the share that is warm-up: caches and pools fill there.
 WARM_UP = 0.1
@@ -98,17 +101,21 @@ def _judge(
         return Trend(TOO_SHORT)
     slope, low, high = theil_sen([at for at, _ in levels], [level for _, level in levels])
     parts = _parts(levels, first, last)
-    grown = [after - before for before, after in zip(parts, parts[1:], strict=False)]
+    grown = [after - before for before, after in pairwise(parts)]
     per_part = (last - first) / PARTS
     spread = _T * stdev(grown) / math.sqrt(len(grown))
     low = min(low, (mean(grown) - spread) / per_part)
     high = max(high, (mean(grown) + spread) / per_part)
     rise = parts[-1] - parts[0]
+    sizes = [level for _, level in levels]
+    later = levels[len(levels) // 2 :]
+    _, low_later, _ = theil_sen([at for at, _ in later], [level for _, level in later])
+    third = len(sizes) // 3
     verdict = STEADY
-    if low > 0 and rise >= least:
-        later = levels[len(levels) // 2 :]
-        _, least_later, _ = theil_sen([at for at, _ in later], [level for _, level in later])
-        verdict = GROWING if least_later > 0 and _persists(grown) else SLOWING
+    if rise >= least and low > 0 and low_later > 0 and _persists(grown):
+        verdict = GROWING
+    elif rise >= least and max(sizes[:third]) < min(sizes[-third:]):
+        verdict = GREW
     return Trend(verdict, slope, low, high, first, last, rise)
 
 

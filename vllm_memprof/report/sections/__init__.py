@@ -16,6 +16,7 @@ from vllm_memprof.report.sections.kv import kv_sections
 from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
 from vllm_memprof.report.sections.printed import printed_sections
+from vllm_memprof.report.sections.serving_growth import serving_growth_sections
 
 
 def sections(report: Report, width: int) -> list[Section]:
@@ -38,4 +39,5 @@ def sections(report: Report, width: int) -> list[Section]:
     found += communicator_sections(report)
     found += empty_cache_sections(report, wide)
     found += cycle_sections(report)
+    found += serving_growth_sections(report, wide)
     return found

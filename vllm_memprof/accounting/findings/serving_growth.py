@@ -1,0 +1,154 @@
+"""The finding about memory that grows while an engine serves.
+
+Read in public: 62 GB at the start, 64 GB after two days, then out of memory (vllm-ascend#6478);
+host memory that grows (vllm-ascend#5847).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_memprof.accounting.findings.needs import SAMPLED
+from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
+from vllm_memprof.accounting.model import HostGrowth, OwnerGrowth
+from vllm_memprof.accounting.serving_growth import (
+    ALLOCATED,
+    CACHED,
+    NON_TORCH,
+    host_growth,
+    owner_title,
+    process_title,
+)
+from vllm_memprof.accounting.trend import GROWING
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import format_rate
+
+
+@finding_of_run(
+    "growth-while-serving",
+    severity=WARNING,
+    title=text("Memory grows while the engine serves, and does not stop"),
+    needs=SAMPLED,
+)
+def growth_while_serving(context: Context) -> Iterator[Found]:
+    """Find owners of device memory, and processes on the host, that grow to the end of the run.
+
+    Meaning:
+        What this owner holds becomes more with the requests, beyond the noise of its readings, and
+        growth goes on in the last part of the run: a leak, or a cache that is not full yet. A
+        cache that has reached its plateau is no finding, nor is one whose growth slows down.
+
+    Computed:
+        Of each owner the Theil-Sen slope over requests finished and over time, after the first
+        tenth of the run, with an interval of 99.8 % that has to lie above 0; growth of 16 MiB or
+        more that persists in the last third and the last fifth; or all of that in the second half
+        of the run alone (`vllm_memprof/accounting/trend.py`). 150 requests at least, or ten
+        minutes where requests are unknown. The bytes are the growth over that window. Until the
+        device is full: what was spare at the serving peak, less what has grown, at this rate.
+        What the engine gave a fixed room (KV blocks, the encoder cache) is left out.
+
+    To do:
+        Tensors: `--trace-allocations N` names the lines of code whose tensors stay. Reserved and
+        not allocated: fragmentation, `expandable_segments`. Host memory: the process is named.
+    """
+    for rank in context.ranks:
+        for row in rank.growth:
+            if row.verdict != GROWING or row.bounded:
+                continue
+            evidence = join("; ", [_evidence(owner_title(row.owner), row), *_until_full(row)])
+            title = text("{owner} grows while the engine serves", owner=owner_title(row.owner))
+            yield Found(evidence, row.grown_bytes, _action(row), title, about=rank)
+    by_pid = {(each.identity.host, each.identity.pid): each for each in context.run.processes}
+    for host in host_growth(context.run):
+        if host.growth.verdict == GROWING:
+            name = process_title(host)
+            title = text("Host memory of {process} grows while it serves", process=name)
+            yield Found(
+                _evidence(name, host.growth),
+                host.growth.grown_bytes,
+                _host_action(host),
+                title,
+                kv_tokens=0,
+                about=by_pid[host.host, host.pid].identity,
+            )
+
+
+def _evidence(name: str, row: OwnerGrowth) -> Text:
+    parts: list[Text] = []
+    for rate, low, high, per in (
+        (
+            row.bytes_per_request,
+            row.bytes_per_request_low,
+            row.bytes_per_request_high,
+            text("request"),
+        ),
+        (row.bytes_per_hour, row.bytes_per_hour_low, row.bytes_per_hour_high, text("hour")),
+    ):
+        if rate is not None:
+            parts.append(
+                text(
+                    "{rate} MiB per {per} ({low} to {high})",
+                    rate=format_rate(rate),
+                    per=per,
+                    low=format_rate(low),
+                    high=format_rate(high),
+                )
+            )
+    grown = text("{name}: {size:mib} MiB", name=name, size=row.grown_bytes)
+    if row.requests is not None:
+        grown = text(
+            "{name}: {size:mib} MiB over {requests:,} requests",
+            name=name,
+            size=row.grown_bytes,
+            requests=row.requests,
+        )
+    return join("; ", [grown, *parts])
+
+
+def _until_full(row: OwnerGrowth) -> list[Text]:
+    if row.requests_until_full is not None and row.hours_until_full is not None:
+        return [
+            text(
+                "at this rate the device is full after {requests:,} more requests, {hours:,.1f} "
+                "hours at this load",
+                requests=int(row.requests_until_full),
+                hours=row.hours_until_full,
+            )
+        ]
+    if row.hours_until_full is not None:
+        return [
+            text(
+                "at this rate the device is full after {hours:,.1f} more hours",
+                hours=row.hours_until_full,
+            )
+        ]
+    return []
+
+
+def _action(row: OwnerGrowth) -> Text:
+    if row.owner == ALLOCATED:
+        return text(
+            "tensors stay alive: --trace-allocations {requests} names the lines of code whose "
+            "tensors are still there after as many requests",
+            requests=200,
+        )
+    if row.owner == CACHED:
+        return text(
+            "blocks that no tensor fits into pile up: {setting} where it is not set",
+            setting="PYTORCH_NPU_ALLOC_CONF=expandable_segments:True",
+        )
+    if row.owner == NON_TORCH:
+        return text(
+            "memory outside torch, or another process on the device: npu-smi info lists those"
+        )
+    return text("memory outside torch, held by the runtime for this process")
+
+
+def _host_action(row: HostGrowth) -> Text:
+    if "engine_core" in row.roles:
+        return text(
+            "--trace-allocations {requests} names the lines of Python code of the engine core "
+            "whose objects stay",
+            requests=200,
+        )
+    return text("a heap profiler on process {pid} names what allocates it", pid=row.pid)
