@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.audit import asked_utilization, audit
 from vllm_memprof.accounting.budgets import (
     corrections,
@@ -83,6 +84,7 @@ def build_report(run: Run) -> Report:
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
         growth=host_growth(run),
+        allocations=traced(run),
     )
 
 

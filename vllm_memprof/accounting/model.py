@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from vllm_memprof.accounting.allocation_sites import AllocationSite as AllocationSite
+from vllm_memprof.accounting.allocation_sites import TracedProcess as TracedProcess
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
@@ -486,6 +488,8 @@ class Report:
     not_measured: list[NotMeasured] = field(default_factory=list)
     #: Resident host memory of each process while it served, where the run was sampled.
     growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: With --trace-allocations: lines of code whose memory stayed.
+    allocations: list[TracedProcess] = field(default_factory=list, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

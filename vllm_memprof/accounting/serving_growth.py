@@ -102,12 +102,17 @@ def owner_title(owner: str) -> Text:
     return known or text("runtime: {module}", module=owner.removeprefix("runtime:"))
 
 
-def process_title(row: HostGrowth) -> Text:
+def process_name(roles: list[str], label: str | None, pid: int | None) -> Text:
     """Return the name of a process in a report: all its roles, its rank, its process id."""
-    roles = join(" + ", [_PROCESSES[role] for role in row.roles]) if row.roles else text("process")
-    if row.label is not None and "worker" in row.roles:
-        return text("{roles} {label}, pid {pid}", roles=roles, label=row.label, pid=row.pid)
-    return text("{roles}, pid {pid}", roles=roles, pid=row.pid)
+    named = join(" + ", [_PROCESSES[role] for role in roles]) if roles else text("process")
+    if label is not None and "worker" in roles:
+        return text("{roles} {label}, pid {pid}", roles=named, label=label, pid=pid)
+    return text("{roles}, pid {pid}", roles=named, pid=pid)
+
+
+def process_title(row: HostGrowth) -> Text:
+    """Return the name of the process of a row."""
+    return process_name(row.roles, row.label, row.pid)
 
 
 def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
+from vllm_memprof.record.allocations import AllocationTrace, read_trace
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.samples import Served, load_samples
@@ -95,6 +96,7 @@ class ProcessRecord:
     unread: dict[str, str] = field(
         default_factory=dict
     )  # a reading that the process did not get -> why
+    allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
 
     @property
@@ -232,7 +234,7 @@ def _load_process(path: Path) -> ProcessRecord | None:
     whole = [event for event in events if event is not None]
     try:
         return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
-    except (TypeError, ValueError, AttributeError) as exc:
+    except (TypeError, ValueError, AttributeError, KeyError) as exc:
         raise RunRecordError(
             f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
         ) from exc
@@ -286,6 +288,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
+        allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
     )
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.series import HEAVY, MIB, NOISE, PLATEAUS, simulated
 from vllm_memprof.accounting.serving_growth import LEAST_REQUESTS, LEAST_RISE_BYTES
 from vllm_memprof.accounting.trend import (
-    GROWING,
     GREW,
+    GROWING,
     STEADY,
     TOO_SHORT,
     Trend,

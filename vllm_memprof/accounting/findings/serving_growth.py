@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.findings.needs import SAMPLED
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
 from vllm_memprof.accounting.model import HostGrowth, OwnerGrowth
@@ -55,45 +56,65 @@ def growth_while_serving(context: Context) -> Iterator[Found]:
         for row in rank.growth:
             if row.verdict != GROWING or row.bounded:
                 continue
-            evidence = join("; ", [_evidence(owner_title(row.owner), row), *_until_full(row)])
-            title = text("{owner} grows while the engine serves", owner=owner_title(row.owner))
+            told = [_evidence(owner_title(row.owner), row), *_until_full(row)]
+            if row.owner == ALLOCATED:
+                told += _traced(context, "device", rank.host, rank.pid)
+            evidence = join("; ", told)
+            title = text("Grows while the engine serves: {owner}", owner=owner_title(row.owner))
             yield Found(evidence, row.grown_bytes, _action(row), title, about=rank)
     by_pid = {(each.identity.host, each.identity.pid): each for each in context.run.processes}
     for host in host_growth(context.run):
         if host.growth.verdict == GROWING:
             name = process_title(host)
-            title = text("Host memory of {process} grows while it serves", process=name)
+            title = text("Grows while the engine serves: host memory of {process}", process=name)
+            told = [_evidence(name, host.growth), *_traced(context, "host", host.host, host.pid)]
             yield Found(
-                _evidence(name, host.growth),
+                join("; ", told),
                 host.growth.grown_bytes,
                 _host_action(host),
                 title,
-                kv_tokens=0,
                 about=by_pid[host.host, host.pid].identity,
             )
 
 
+def _traced(context: Context, memory: str, host: str | None, pid: int | None) -> list[Text]:
+    """Return the line of code whose memory grew most while it was traced."""
+    for process in traced(context.run):
+        if (process.memory, process.host, process.pid) != (memory, host, pid):
+            continue
+        site = next(iter(process.sites), None)
+        if site is not None and (site.grown_bytes or 0) > 0:
+            return [
+                text(
+                    "grew most while traced: {site}, {grown:mib} MiB in {requests:,} requests",
+                    site=site.site,
+                    grown=site.grown_bytes,
+                    requests=process.requests - (process.half_requests or 0),
+                )
+            ]
+    return []
+
+
 def _evidence(name: str, row: OwnerGrowth) -> Text:
     parts: list[Text] = []
-    for rate, low, high, per in (
-        (
-            row.bytes_per_request,
-            row.bytes_per_request_low,
-            row.bytes_per_request_high,
-            text("request"),
-        ),
-        (row.bytes_per_hour, row.bytes_per_hour_low, row.bytes_per_hour_high, text("hour")),
-    ):
-        if rate is not None:
-            parts.append(
-                text(
-                    "{rate} MiB per {per} ({low} to {high})",
-                    rate=format_rate(rate),
-                    per=per,
-                    low=format_rate(low),
-                    high=format_rate(high),
-                )
+    if row.bytes_per_request is not None:
+        parts.append(
+            text(
+                "{rate} MiB per request ({low} to {high})",
+                rate=format_rate(row.bytes_per_request),
+                low=format_rate(row.bytes_per_request_low),
+                high=format_rate(row.bytes_per_request_high),
             )
+        )
+    if row.bytes_per_hour is not None:
+        parts.append(
+            text(
+                "{rate} MiB per hour ({low} to {high})",
+                rate=format_rate(row.bytes_per_hour, 1),
+                low=format_rate(row.bytes_per_hour_low, 1),
+                high=format_rate(row.bytes_per_hour_high, 1),
+            )
+        )
     grown = text("{name}: {size:mib} MiB", name=name, size=row.grown_bytes)
     if row.requests is not None:
         grown = text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.document import Section
+from vllm_memprof.report.sections.allocations import allocation_sections
 from vllm_memprof.report.sections.audit import audit_sections
 from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
@@ -40,4 +41,5 @@ def sections(report: Report, width: int) -> list[Section]:
     found += empty_cache_sections(report, wide)
     found += cycle_sections(report)
     found += serving_growth_sections(report, wide)
+    found += allocation_sections(report)
     return found

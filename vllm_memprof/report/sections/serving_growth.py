@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import OwnerGrowth, RankReport, Report
 from vllm_memprof.accounting.serving_growth import KV_BLOCKS, owner_title, process_title
-from vllm_memprof.accounting.trend import GROWING, GREW, STEADY, TOO_SHORT
+from vllm_memprof.accounting.trend import GREW, GROWING, STEADY, TOO_SHORT
 from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
 from vllm_memprof.report.sections.base import SHOWN_GROUPS, group_ranks, labels_of, more_groups
 from vllm_memprof.text import Text, text
@@ -35,7 +35,8 @@ def serving_growth_sections(report: Report, wide: bool) -> list[Section]:
         found[-1].notes.append(
             text(
                 "interval: 99.8 %; grows: it lies above 0, and growth goes on to the end of the "
-                "run; grew: it holds more than at first, but in a few steps or ever more slowly, as a cache that fills"
+                "run; grew: it holds more than at first, but in a few steps or ever more slowly, "
+                "as a cache does that fills"
             )
         )
     return found
