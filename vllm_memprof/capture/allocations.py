@@ -103,8 +103,8 @@ class Host:
     def alive(self) -> dict[Stack, Alive]:
         snapshot = tracemalloc.take_snapshot().filter_traces(
             [
-                tracemalloc.Filter(False, tracemalloc.__file__),
-                tracemalloc.Filter(False, __file__),
+                tracemalloc.Filter(False, tracemalloc.__file__, all_frames=True),
+                tracemalloc.Filter(False, __file__, all_frames=True),
             ]
         )
         return {
