@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from vllm_memprof.capture import empty_cache, figures, identity, kv_plan
+from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan
 from vllm_memprof.capture.hook import (
     DEVICE_READY,
     END,
@@ -139,11 +139,14 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
     recorder.notes.serving = True
+    device_thread.start(recorder)
     recorder.hooks.release(MODEL_READY)
     recorder.hooks.self_check(MODEL_READY)
 
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
+    if recorder.sampler is not None:
+        recorder.sampler.close()
     end_phase(recorder, call)
     recorder.hooks.self_check(END)
 
@@ -151,6 +154,8 @@ def leave_shutdown(recorder: Recorder, call: Call) -> None:
 def fold_peak(recorder: Recorder, call: Call) -> None:
     device = call.args[0] if call.args and isinstance(call.args[0], int) else None
     recorder.probe.fold_peaks(device)
+    if recorder.sampler is not None:
+        recorder.sampler.fold_peak()
 
 
 # --- roles, readiness, the KV plan ----------------------------------------------------------------
@@ -204,6 +209,8 @@ def announce_model(recorder: Recorder, call: Call) -> None:
     if call.error is None and not recorder.notes.model_ready:
         recorder.notes.model_ready = True
         recorder.emit("ready", what="model")
+        recorder.hooks.bind_instance(getattr(call.subject, "scheduler", None))
+        device_thread.start(recorder)
         recorder.hooks.self_check(ENGINE_READY)
 
 

@@ -101,7 +101,7 @@ class Observer:
         get_model = getattr(runner, "get_model", None)
         model = getattr(runner, "model", None) if get_model is None else get_model()
         if model is not None:
-            self.binder.bind_live("<loaded>:model.load_weights", model)
+            self.binder.bind_live("<loaded>:model.", model)
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -196,7 +196,9 @@ def start(run_dir: str) -> Recorder:
     recorder.probe.backend = detect_backend()
     recorder.roles.update(roles_by_stack())
     version = getattr(sys.modules.get("vllm.version"), "__version__", None)
-    observer = Observer(recorder, rows_in_force(recorder.probe.backend_name, version))
+    sampling = recorder.sampler is not None
+    rows = rows_in_force(recorder.probe.backend_name, version, sampling)
+    observer = Observer(recorder, rows)
     observer.binder.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder

@@ -15,6 +15,7 @@ app = typer.Typer(**shared.APP_SETTINGS)
 def serve(
     ctx: typer.Context,
     model: shared.Model,
+    sample: shared.Sample = None,
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -35,6 +36,7 @@ def serve(
     """
     request = shared.request(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
+        sample=None if sample == "off" else sample,
         share_device=share_device,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))
