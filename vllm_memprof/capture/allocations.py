@@ -171,6 +171,10 @@ class Tracer:
         untraced = live.untraced_bytes
         self._write(alive, None, live.stop(), untraced)
 
+    def give_up(self) -> None:
+        """Never trace again: an error has been recorded."""
+        self._over, self._live = True, None
+
     def _begin(self) -> None:
         source = self.source()
         if isinstance(source, str):
