@@ -34,6 +34,7 @@ from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
@@ -178,6 +179,12 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         half_units=process.figures_half_units,
         lines=who.lines,
         growth=with_room(device_growth(run, process), _spare_at_start(budget)),
+        requests=request_rows(run, process),
+        stages=stage_rows(process),
+        samples=points(run, process),
+        mm_profile=mm_profile(process) if process.served.samples else None,
+        thinned=process.served.thinned,
+        dropped=process.served.dropped,
     )
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import verdicts
-from vllm_memprof.capture.binder import Binder
+from vllm_memprof.capture.binder import BOUND, Binder
 from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
@@ -102,6 +102,13 @@ class Observer:
         model = getattr(runner, "model", None) if get_model is None else get_model()
         if model is not None:
             self.binder.bind_live("<loaded>:model.", model)
+
+    def is_bound(self, hook_id: str) -> bool:
+        """Return True if any target of a row has its wrapper."""
+        return any(
+            binding.hook.id == hook_id and binding.state == BOUND
+            for binding in self.binder.bindings
+        )
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""

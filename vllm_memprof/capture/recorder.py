@@ -70,6 +70,7 @@ class Notes:
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
     awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
     device_thread: threading.Thread | None = None
+    merged_in_profile: bool = False  # the profile run merged multimodal embeddings
 
 
 class HooksInForce(Protocol):
@@ -80,6 +81,7 @@ class HooksInForce(Protocol):
     def release(self, moment: str) -> None: ...
     def self_check(self, moment: str) -> None: ...
     def observe_oom(self) -> None: ...
+    def is_bound(self, hook_id: str) -> bool: ...
 
 
 class Recorder:

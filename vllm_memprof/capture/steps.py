@@ -49,6 +49,8 @@ def leave_stage(recorder: Recorder, call: Call) -> None:
 def enter_merge(recorder: Recorder, call: Call) -> None:
     """Open the stage where there is something to merge: the call is made in every step."""
     given = call.kwargs.get("multimodal_embeddings", call.args[2] if len(call.args) > 2 else None)
+    if given is not None and len(given) and recorder.is_open("profile_run"):
+        recorder.notes.merged_in_profile = True
     if recorder.sampler is not None and given is not None and len(given):
         recorder.sampler.cache_inserted()
         call.token = recorder.sampler.begin_stage("mm_merge")

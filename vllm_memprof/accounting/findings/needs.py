@@ -64,6 +64,12 @@ def _audited(report: Report, rank: RankReport) -> Text | None:
 
 
 def _sampled(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log":
+        return text("a log does not tell")
+    return None if rank.samples else text("the run was not sampled while it served (--sample)")
+
+
+def _growth_judged(report: Report, rank: RankReport) -> Text | None:
     judged = any(row.verdict != TOO_SHORT for row in rank.growth)
     return None if judged else text("too little was sampled while it served")
 
@@ -71,6 +77,7 @@ def _sampled(report: Report, rank: RankReport) -> Text | None:
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
+SAMPLED = Need("the run was sampled while it served", _sampled)
 OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
 GRANTED = Need("the KV cache that the engine granted is known", _granted)
 GRANTED_OR_REFUSED = Need(
@@ -79,9 +86,9 @@ GRANTED_OR_REFUSED = Need(
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
 AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
 DEVICE_BUDGET = Need("the KV cache and the peak of the profile run are known", _device_budget)
-SAMPLED = Need(
+GROWTH_JUDGED = Need(
     "the run was sampled (--sample) while 150 requests or more finished, or for ten minutes",
-    _sampled,
+    _growth_judged,
 )
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.findings.needs import SAMPLED
+from vllm_memprof.accounting.findings.needs import GROWTH_JUDGED
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
 from vllm_memprof.accounting.model import HostGrowth, OwnerGrowth
 from vllm_memprof.accounting.serving_growth import (
@@ -29,7 +29,7 @@ from vllm_memprof.units import format_rate
     "growth-while-serving",
     severity=WARNING,
     title=text("Memory grows while the engine serves, and does not stop"),
-    needs=SAMPLED,
+    needs=GROWTH_JUDGED,
 )
 def growth_while_serving(context: Context) -> Iterator[Found]:
     """Find owners of device memory, and processes on the host, that grow to the end of the run.

@@ -132,7 +132,8 @@ HOOKS: tuple[Hook, ...] = (
     # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
     phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
           "vllm.v1.worker.gpu.model_runner:get_dummy_encoder_profile_inputs",
-          enter=actions.begin_mm_profile, leave=None, versions=">=0.12", until=PROFILED),
+          enter=actions.begin_mm_profile, leave=actions.leave_mm_batch,
+          versions=">=0.12", until=PROFILED),
     # vllm-ascend 0.11 does not profile the encoder.
     phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
           enter=actions.begin_mm_profile, leave=None,
