@@ -7,6 +7,7 @@ host memory that grows (vllm-ascend#5847).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.findings.needs import GROWTH_JUDGED
@@ -57,42 +58,60 @@ def growth_while_serving(context: Context) -> Iterator[Found]:
             if row.verdict != GROWING or row.bounded:
                 continue
             told = [_evidence(owner_title(row.owner), row), *_until_full(row)]
+            action = _action(row)
+            site = None
             if row.owner == ALLOCATED:
-                told += _traced(context, "device", rank.host, rank.pid)
+                site = _most_grown(context, "device", rank.host, rank.pid)
+            if site is not None:
+                told.append(site.said)
+                action = site.action
             evidence = join("; ", told)
             title = text("Grows while the engine serves: {owner}", owner=owner_title(row.owner))
-            yield Found(evidence, row.grown_bytes, _action(row), title, about=rank)
+            yield Found(evidence, row.grown_bytes, action, title, about=rank)
     by_pid = {(each.identity.host, each.identity.pid): each for each in context.run.processes}
     for host in host_growth(context.run):
         if host.growth.verdict == GROWING:
             name = process_title(host)
             title = text("Grows while the engine serves: host memory of {process}", process=name)
-            told = [_evidence(name, host.growth), *_traced(context, "host", host.host, host.pid)]
+            told, action = [_evidence(name, host.growth)], _host_action(host)
+            site = _most_grown(context, "host", host.host, host.pid)
+            if site is not None:
+                told.append(site.said)
+                action = site.action
             yield Found(
                 join("; ", told),
                 host.growth.grown_bytes,
-                _host_action(host),
+                action,
                 title,
                 about=by_pid[host.host, host.pid].identity,
             )
 
 
-def _traced(context: Context, memory: str, host: str | None, pid: int | None) -> list[Text]:
-    """Return the line of code whose memory grew most while it was traced."""
+class _Site(NamedTuple):
+    said: Text
+    action: Text
+
+
+def _most_grown(context: Context, memory: str, host: str | None, pid: int | None) -> _Site | None:
+    """Return the line of code whose memory grew most while it was traced; None without one."""
     for process in traced(context.run):
         if (process.memory, process.host, process.pid) != (memory, host, pid):
             continue
         site = next(iter(process.sites), None)
         if site is not None and (site.grown_bytes or 0) > 0:
-            return [
-                text(
-                    "grew most while traced: {site}, {grown:mib} MiB in {requests:,} requests",
-                    site=site.site,
-                    grown=site.grown_bytes,
-                    requests=process.requests - (process.half_requests or 0),
-                )
-            ]
-    return []
+            said = text(
+                "grew most while traced: {site}, {grown:mib} MiB in {requests:,} requests",
+                site=site.site,
+                grown=site.grown_bytes,
+                requests=process.requests - (process.half_requests or 0),
+            )
+            action = text(
+                "what keeps a reference to what {site} makes? Its callers are in report.json, "
+                "allocations",
+                site=site.site,
+            )
+            return _Site(said, action)
+    return None
 
 
 def _evidence(name: str, row: OwnerGrowth) -> Text:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import OwnerGrowth, RankReport, Report
-from vllm_memprof.accounting.serving_growth import KV_BLOCKS, owner_title, process_title
+from vllm_memprof.accounting.serving_growth import (
+    KV_BLOCKS,
+    LEAST_RISE_BYTES,
+    owner_title,
+    process_title,
+)
 from vllm_memprof.accounting.trend import GREW, GROWING, STEADY, TOO_SHORT
 from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
 from vllm_memprof.report.sections.base import SHOWN_GROUPS, group_ranks, labels_of, more_groups
@@ -16,7 +21,7 @@ _VERDICTS = {
     STEADY: text("steady"),
     TOO_SHORT: text("not judged"),
 }
-_FILLS = text("fills")
+_FILLS, _FALLS = text("fills"), text("falls")
 
 
 def serving_growth_sections(report: Report, wide: bool) -> list[Section]:
@@ -84,6 +89,8 @@ def _cells(row: OwnerGrowth, wide: bool) -> list[str]:
     known = row.bytes_per_request is not None
     interval = f"{format_rate(low)} … {format_rate(high)}" if known else "-"
     verdict = _FILLS if row.verdict == GROWING and row.bounded else _VERDICTS[row.verdict]
+    if row.verdict == STEADY and -(row.grown_bytes or 0) >= LEAST_RISE_BYTES and (high or 0) < 0:
+        verdict = _FALLS
     last = "-" if row.last_bytes is None else format_rate(row.last_bytes, 1).removeprefix("+")
     grown = "-" if row.grown_bytes is None else format_mib(row.grown_bytes) or "0"
     return [
