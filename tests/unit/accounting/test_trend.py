@@ -61,8 +61,8 @@ def test_a_leak_in_steps_of_twenty_requests_is_found_within_a_thousand() -> None
 @pytest.mark.parametrize("scale", [1, HEAVY])
 @pytest.mark.parametrize("kind", [*NOISE, *PLATEAUS])
 def test_clean_runs_over_many_seeds(kind: str, scale: float) -> None:
-    """Under noise larger than what fills, one plateau in a hundred may pass for growth."""
-    allowed = MANY_SEEDS // 100 if kind in PLATEAUS and scale == HEAVY else 0
+    """Under noise sixteen times the ordinary, one plateau in twenty at most passes for growth."""
+    allowed = MANY_SEEDS // 20 if kind in PLATEAUS and scale == HEAVY else 0
     assert found(kind, MANY_SEEDS, 1000, scale)[GROWING] <= allowed
 
 
