@@ -26,9 +26,9 @@ def keep(runner, count):
     import torch
     kept = runner.kept = getattr(runner, "kept", [])
     for _ in range(count):
-        kept.append(torch.empty(1 << 20, dtype=torch.uint8, device=runner.device))  # the leak
+        kept.append(torch.empty(1 << 20, dtype=torch.uint8, device=runner.device))  # device leak
 
-def register():
+def leak_in_worker():
     def then(worker):
         def make(original):
             def execute_model(self, scheduler_output, *args, **kwargs):
@@ -43,15 +43,25 @@ def register():
 HOST_LEAK = """
 KEPT = []
 
-def register():
+def leak_in_engine_core():
     from vllm.v1.core.sched.scheduler import Scheduler
 
     def make(original):
         def _free_request(self, *args, **kwargs):
-            KEPT.append(bytearray(b"x" * (1 << 20)))  # the leak
+            KEPT.append(bytearray(b"x" * (1 << 20)))  # host leak
             return original(self, *args, **kwargs)
         return _free_request
     wrap(Scheduler, "_free_request", make)
+"""
+
+REGISTER_HOST = """
+def register():
+    leak_in_engine_core()
+"""
+BOTH = """
+def register():
+    leak_in_engine_core()
+    leak_in_worker()
 """
 
 
@@ -61,9 +71,9 @@ def prompts(folder: Path, count: int) -> list[str]:
     return ["--prompts", str(path)]
 
 
-def line_of_leak(folder: Path) -> str:
+def line_of_leak(folder: Path, memory: str) -> str:
     lines = (folder / "planted.py").read_text().splitlines()
-    [number] = [at for at, line in enumerate(lines, 1) if "# the leak" in line]
+    [number] = [at for at, line in enumerate(lines, 1) if f"# {memory} leak" in line]
     return f"planted.py:{number}"
 
 
@@ -71,31 +81,68 @@ def found(run: RunResult) -> list[dict]:
     return [finding for finding in run.report["findings"] if finding["id"] == NAME]
 
 
-@pytest.mark.full
 def test_a_leak_of_each_request_is_found_and_its_line_is_named(run_memprof, tmp_path: Path) -> None:
-    """200 requests: the slope within a tenth of 1 MiB, and with tracing the line that allocates."""
-    env = plant(tmp_path / "plugin", DEVICE_LEAK)
-    args = [*ARGS, *prompts(tmp_path, 200), "--trace-allocations", "100"]
+    """On the device and in the engine core at once: the slope, the process, the line of code."""
+    env = plant(tmp_path / "plugin", DEVICE_LEAK + HOST_LEAK + BOTH)
+    args = [*ARGS, *prompts(tmp_path, 180), "--trace-allocations", "20"]
     run = run_memprof("offline", *args, env=env)
     assert run.returncode == 0, run.output[-3000:]
-    [leak] = found(run)
-    assert leak["label"] == "TP0"
+    leaks = {leak["title"].rpartition(": ")[2]: leak for leak in found(run)}
+    [host] = run.report["growth"]
     [rank] = run.report["ranks"]
-    growth = {row["owner"]: row for row in rank["growth"]}
-    row = growth["allocated"]
-    assert row["verdict"] == "growing"
-    assert row["bytes_per_request"] == pytest.approx(MIB, rel=0.1)
-    assert row["bytes_per_request_low"] < MIB + 512 < row["bytes_per_request_high"]
-    assert row["requests_until_full"] > 1000
-    assert f"grew most while traced: {line_of_leak(tmp_path / 'plugin')}" in leak["evidence"]
-    [traced] = [one for one in run.report["allocations"] if one["memory"] == "device"]
-    assert (traced["asked"], traced["requests"], traced["half_requests"]) == (100, 100, 50)
-    site = traced["sites"][0]
-    assert site["site"] == line_of_leak(tmp_path / "plugin")
-    assert site["function"] == "keep"
-    assert 99 <= site["blocks"] <= 101
-    assert site["grown_bytes"] == pytest.approx(50 * MIB, rel=0.03)
-    assert_opens_in_the_viewer(run.run_dir / traced["snapshot"])
+    process = f"host memory of worker + engine core TP0, pid {rank['pid']}"
+    assert leaks.keys() == {"allocated by tensors", process}
+
+    device = next(row for row in rank["growth"] if row["owner"] == "allocated")
+    assert device["verdict"] == "growing"
+    assert device["bytes_per_request"] == pytest.approx(MIB, rel=0.1)
+    assert device["bytes_per_request_low"] <= MIB + 512 <= device["bytes_per_request_high"]
+    assert device["requests_until_full"] > 1000
+    assert [row["owner"] for row in rank["growth"] if row["verdict"] == "growing"] == ["allocated"]
+    assert host["roles"] == ["worker", "engine_core"]
+    assert host["growth"]["bytes_per_request_low"] < MIB < host["growth"]["bytes_per_request_high"]
+
+    folder = tmp_path / "plugin"
+    traced = {one["memory"]: one for one in run.report["allocations"]}
+    for memory, name, mark in (
+        ("device", "allocated by tensors", "device"),
+        ("host", process, "host"),
+    ):
+        one, line = traced[memory], line_of_leak(folder, mark)
+        assert (one["asked"], one["requests"], one["half_requests"]) == (20, 20, 10)
+        site = one["sites"][0]
+        assert site["site"] == line
+        assert site["bytes"] == pytest.approx(20 * MIB, rel=0.06)
+        assert site["grown_bytes"] == pytest.approx(10 * MIB, rel=0.11)
+        assert f"grew most while traced: {line}," in leaks[name]["evidence"]
+    assert traced["device"]["sites"][0]["function"] == "keep"
+    assert_opens_in_the_viewer(run.run_dir / traced["device"]["snapshot"])
+
+
+@pytest.mark.full
+def test_the_engine_core_is_named_where_it_is_a_process_of_its_own(
+    run_memprof, tmp_path: Path
+) -> None:
+    env = plant(tmp_path / "plugin", HOST_LEAK + REGISTER_HOST)
+    run = run_memprof("offline", *ARGS, "-tp", "2", *prompts(tmp_path, 200), env=env)
+    assert run.returncode == 0, run.output[-3000:]
+    [leak] = found(run)
+    growing = [row for row in run.report["growth"] if row["growth"]["verdict"] == "growing"]
+    assert [row["process"] for row in growing] == ["engine_core"]
+    assert f"host memory of engine core, pid {growing[0]['pid']}" in leak["title"]
+    assert growing[0]["growth"]["bytes_per_request"] == pytest.approx(MIB, rel=0.1)
+
+
+@pytest.mark.full
+def test_a_thousand_clean_requests_have_no_such_finding(run_memprof, tmp_path: Path) -> None:
+    run = run_memprof("offline", *ARGS, *prompts(tmp_path, 1000), timeout_s=400)
+    assert run.returncode == 0, run.output[-3000:]
+    assert found(run) == []
+    [rank] = run.report["ranks"]
+    verdicts = {row["owner"]: row["verdict"] for row in rank["growth"]}
+    assert verdicts["allocated"] == "steady"  # looked at, and found steady
+    assert "too_short" not in verdicts.values()
+    assert "allocations" not in run.report
 
 
 def assert_opens_in_the_viewer(path: Path) -> None:
