@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
+from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in
@@ -31,8 +31,16 @@ _VERSIONED = {
 }
 
 
+#: Bytes that are kept for what comes seldom and must not be missing: an OOM, a shutdown.
+_RESERVE_BYTES = 1 << 20
+_SELDOM = ("oom", "shutdown")
+
+
 class EventWriter:
     """Appends events to this process's file, which is created at the first event.
+
+    The file has ``EVENTS_BYTES`` at most: of later events only their number is written, at every
+    doubling.
 
     Args:
         run_dir: the run folder; its ``events`` folder is made when missing.
@@ -42,6 +50,8 @@ class EventWriter:
         self._events_dir = run_dir / EVENTS_DIR
         self._fd: int | None = None
         self._broken = False
+        self._written = 0
+        self._dropped: dict[str, int] = {}
         self._lock = threading.RLock()
 
     @property
@@ -81,6 +91,7 @@ class EventWriter:
         """Forget the parent's file; the child opens its own at its first event."""
         self._lock = threading.RLock()
         self._broken = False
+        self._written, self._dropped = 0, {}
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -91,7 +102,17 @@ class EventWriter:
         line = json.dumps(event, separators=(",", ":"), default=str)
         if may_hold_secret(line):  # an exception's message may quote an argument
             line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
-        os.write(self._fd, f"{line}\n".encode())
+        data = f"{line}\n".encode()
+        kind = str(event["kind"])
+        seldom = kind == "dropped" or event.get("phase") in _SELDOM
+        room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
+        if self._written + len(data) <= room:
+            self._written += os.write(self._fd, data)
+            return
+        count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
+        if kind != "dropped" and count & (count - 1) == 0:
+            kinds = dict(self._dropped)
+            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds})
 
 
 def _process_event(role: str) -> dict[str, object]:
