@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import pickletools
 import subprocess
 from pathlib import Path
 
@@ -145,8 +146,19 @@ def test_a_thousand_clean_requests_have_no_such_finding(run_memprof, tmp_path: P
     assert "allocations" not in run.report
 
 
+#: What the viewer's own reader of pickles knows (pytorch ``torch/utils/viz/MemoryViz.js::unpickle``).
+VIEWER_OPCODES = set(
+    """PROTO APPEND APPENDS LIST TUPLE NEWFALSE NEWTRUE NONE BINGET BININT BININT1 BININT2 EMPTY_DICT
+    EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE BINPUT LONG_BINPUT SETITEMS SETITEM DICT
+    SHORT_BINUNICODE BINUNICODE STOP EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 BINFLOAT""".split()
+)
+
+
 def assert_opens_in_the_viewer(path: Path) -> None:
-    """PyTorch's own functions of the same stack read the snapshot, and find the leak in it."""
+    """PyTorch's own functions of the same stack read the snapshot, and find the leak in it.
+
+    The viewer is JavaScript, with a reader of pickles of its own.
+    """
     from vllm_memprof.sim.runtime import prepare_runtime
 
     script = """
@@ -163,4 +175,7 @@ for plot in (viz.trace_plot, viz.segment_plot):
     done = subprocess.run([str(python), "-c", script, str(path)], capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert pickle.loads(path.read_bytes())["device_traces"]
+    data = path.read_bytes()
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= VIEWER_OPCODES
+    assert data[1] <= 4  # the protocol
+    assert pickle.loads(data)["device_traces"]
