@@ -16,6 +16,7 @@ def serve(
     ctx: typer.Context,
     model: shared.Model,
     sample: shared.Sample = None,
+    trace_allocations: shared.TraceAllocations = None,
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -34,9 +35,12 @@ def serve(
     Prints the report when the server is ready, and writes it again when the server ends. The
     engine's output and memprof's messages go to stderr, the report to stdout.
     """
+    if sample is None and trace_allocations is not None:
+        sample = "16"
     request = shared.request(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         sample=None if sample == "off" else sample,
+        trace_allocations=trace_allocations,
         share_device=share_device,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -202,6 +202,8 @@ TABLE: dict[str, Row] = {
 #: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
 #: their tests are, below the tests of accounting.
 FROM_HOOKS = {
+    "growth-while-serving": "findings/test_serving_growth.py::"
+    "test_a_leak_on_the_device_and_one_on_the_host",
     "engine-term-off": "test_audit.py::test_the_engine_halves_its_peak_and_its_residual_stays_0",
     "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
     "kv-allocation-off-plan": "findings/test_kv_cache.py::test_a_kv_cache_that_is_not_the_plan",
