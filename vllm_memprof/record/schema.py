@@ -22,6 +22,9 @@ ready                   what (model|server|plan)
 unread                  what (components|processes), reason: a reading that this process does not
                         get; once per reason
 error                   where, message
+lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
+                        on a full disk. until_t_ns and events are null while they cannot: that
+                        event stands in room behind the first line, overwritten by a later one
 ======================  ============================================================================
 """
 
@@ -48,6 +51,7 @@ ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
+SAMPLES_DIR = "samples"
 ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"

@@ -19,7 +19,7 @@ import pytest
 
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir
-from vllm_memprof.launch.live import PlainView
+from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
 from vllm_memprof.record.schema import RunInfo
 
@@ -43,6 +43,12 @@ class Recorder:
         self.closed = False
 
     def update(self, progress: Any, last_line: str = "") -> None:
+        pass
+
+    def suspend(self) -> None:
+        pass
+
+    def serve(self, budgets: Any) -> None:
         pass
 
     def output(self, chunk: bytes) -> None:
@@ -342,7 +348,7 @@ def test_answers_of_the_simulated_device_are_notes(tmp_path):
 
 def test_plain_lines_tell_each_finished_phase(tmp_path, capfdbinary):
     job = make_job(tmp_path, mode="offline")
-    run_engine(job, PlainView("title", time.monotonic_ns(), show_output=False))
+    run_engine(job, PlainView(Shown("title", time.monotonic_ns())))
     text = capfdbinary.readouterr().err.decode()
     assert text.startswith("title\n")
     assert "TP0 weight_load 6.00 GiB reserved, peak 6.00, non-torch 1.00 (0.0 s)" in text
