@@ -13,7 +13,10 @@ from typing import Annotated, ClassVar
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
-from vllm_memprof.record.codec import Allowed, computed
+from vllm_memprof.accounting.requests import Point as Point
+from vllm_memprof.accounting.requests import RequestRow as RequestRow
+from vllm_memprof.accounting.requests import StageRow as StageRow
+from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
 from vllm_memprof.record.spans import ESTIMATED as ESTIMATED
@@ -432,6 +435,12 @@ class RankReport:
     lines: tuple[int, int] | None = (
         None  # of a log, the first and the last of a worker that nothing names
     )
+    #: While it served, where the run was sampled; requests in the order in which they began.
+    requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
+    stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
+    samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: Kind of event -> lines that are in no file any more, because the files are bounded.
+    dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
 
     @property
     @computed

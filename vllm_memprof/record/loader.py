@@ -7,7 +7,7 @@ the run marked truncated; anything that is not a run record is refused with the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,13 @@ from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.lines import Event, parse_event
+from vllm_memprof.record.samples import Served, load_samples
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
     RUN_FILE,
     RUN_SCHEMA,
+    SAMPLES_DIR,
     SNAPSHOT_FIELDS,
     SNAPSHOT_OBJECTS,
     RunInfo,
@@ -104,6 +106,7 @@ class ProcessRecord:
         default_factory=dict
     )  # a reading that the process did not get -> why
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
+    served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
 
     @property
     def truncated(self) -> bool:
@@ -155,9 +158,10 @@ def load_run(run_dir: Path) -> Run:
         if process is None:
             notes.append(f"{path.name}: the process died before its first record was complete")
             continue
+        process = replace(process, served=_load_served(run_dir, path.stem))
         processes.append(process)
-        if process.dropped_lines:
-            notes.append(f"{path.name}: {process.dropped_lines} incomplete line(s) dropped")
+        if lines := process.dropped_lines + process.served.dropped_lines:
+            notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
     processes.sort(key=_process_order)
     return Run(
         name=run_dir.name,
@@ -249,6 +253,18 @@ def _load_process(path: Path) -> ProcessRecord | None:
         raise RunRecordError(
             f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
         ) from exc
+
+
+def _load_served(run_dir: Path, process: str) -> Served:
+    try:
+        return load_samples(run_dir, process)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as exc:
+        raise RunRecordError(
+            f"{run_dir / SAMPLES_DIR / process} has a sample that is not memprof's: {exc}",
+            hint="was it edited?",
+        ) from exc
+    except OSError as exc:
+        raise RunRecordError(f"cannot read {exc.filename}: {exc.strerror}") from exc
 
 
 def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:

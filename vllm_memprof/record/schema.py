@@ -2,8 +2,8 @@
 
 Standard library only. A run folder holds ``run.json`` (one object),
 ``events/<host>-<pid>.jsonl`` (one object per line, flushed per event), ``engine.log`` and the
-reports. Each event line has ``kind`` and ``t_ns`` (CLOCK_MONOTONIC); the other keys depend on the
-kind:
+reports; where it was sampled, ``samples/<host>-<pid>/<level>-<number>.jsonl``. Each event line has
+``kind`` and ``t_ns`` (CLOCK_MONOTONIC); the other keys depend on the kind:
 
 ======================  ============================================================================
 kind                    keys
@@ -26,6 +26,30 @@ lost                    since_t_ns, until_t_ns, events, reason: events that coul
                         on a full disk. until_t_ns and events are null while they cannot: that
                         event stands in room behind the first line, overwritten by a later one
 ======================  ============================================================================
+
+While serving, with ``--sample`` only, in files of a bounded size (``SAMPLES_DIR``). Level 0 has the
+lines as they were written; a line of level N + 1 stands for ``FOLD`` lines of level N, with the
+lowest and the highest value of each figure. Of each level the newest files are kept.
+
+======================  ============================================================================
+kind                    keys
+======================  ============================================================================
+sample                  a step of a worker, at its end: step (of this process, from 1), steps (since
+                        the last sample), requests [[id, scheduled tokens, tokens so far or null]]
+                        (SAMPLED_REQUESTS at most), SAMPLE_FIGURES
+kv_sample               a step of an engine core: step, steps, KV_SAMPLE_FIGURES
+device_sample           of a thread, not of a step; every process: DEVICE_SAMPLE_FIGURES, and
+                        ``runtime.<module>``, the bytes of the runtime's counters
+stage                   a STAGES passage of a worker: stage, begin_ns, step, items (ITEM keys),
+                        requests [id], STAGE_FIGURES, error
+request                 engine core. edge begin: id, prompt_tokens, images [[w, h]], items (ITEM
+                        keys); edge end: id, output_tokens, reason
+request_memory          worker, when a request has ended: REQUEST_FIGURES
+dropped                 kinds {kind: lines}: no longer in any file, because of the bound
+======================  ============================================================================
+
+Folded lines of the first three have besides: since_ns (of the first line), folded (lines), low and
+high {figure: number}; figures without these are those of the last line, ``requests`` is left out.
 """
 
 from __future__ import annotations
@@ -48,6 +72,9 @@ ENV_STOP_AFTER = "MEMPROF_STOP_AFTER"
 #: Phases, comma-separated, at whose end memprof itself empties the cache: an experiment that the
 #: user asked for.
 ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
+
+#: How often the engine's steps are sampled: "16" (every 16th step) or "5s". Without it never.
+ENV_SAMPLE = "MEMPROF_SAMPLE"
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
@@ -177,6 +204,101 @@ KV_PLAN = (
     "mamba_cache_mode",
     "kv_transfer",  # a connector is configured: its tensors are padded
     "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
+)
+
+
+#: Lines of one level that a line of the next one stands for.
+FOLD = 16
+#: Bytes of the files of one process at most: its events, and its samples.
+EVENTS_BYTES, SAMPLES_BYTES = 16 << 20, 48 << 20
+#: Requests that a sample names at most; ``request_count`` counts all.
+SAMPLED_REQUESTS = 32
+
+#: Figures of a ``sample``. Unknown is null.
+SAMPLE_FIGURES = (
+    "tokens",  # scheduled in this step, all requests
+    "request_count",  # requests scheduled in this step
+    "allocated_bytes",  # at the end of the step, as the two below
+    "reserved_bytes",
+    "encoder_cache_bytes",  # outputs of the encoder that the runner keeps; null without an encoder
+    "encoder_cache_items",
+    # Most that was allocated (reserved) since the last sample. Known only where the allocator's
+    # own peak rose in that time, since memprof resets no peak; otherwise null, and the figure lies
+    # between the readings and the run peak.
+    "allocated_peak_bytes",
+    "reserved_peak_bytes",
+    "allocated_run_peak_bytes",  # since the process began, folded over the engine's resets
+    "reserved_run_peak_bytes",
+)
+
+#: Figures of a ``kv_sample``.
+KV_SAMPLE_FIGURES = (
+    "kv_blocks_used",  # not free; a block that only the prefix cache holds counts as free
+    "kv_blocks_total",  # without the block that is always empty
+    "running",  # requests
+    "waiting",
+)
+
+#: Figures of a ``device_sample``; null in a process without a device but for the last one.
+DEVICE_SAMPLE_FIGURES = (
+    "device_total_bytes",
+    "device_free_bytes",
+    "non_torch_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "npu_workspace_bytes",  # null: not read while serving
+    "host_rss_bytes",
+)
+
+#: Multimodal parts of a step, each a ``stage`` event.
+STAGES = (
+    "mm_encoder",  # the model's encoder, one batch of items of one kind
+    "mm_merge",  # text and multimodal embeddings into one tensor
+    "mm_cache_insert",  # outputs of the encoder that stay with the runner
+    "mm_cache_evict",
+)
+
+#: Figures of a ``stage``, in bytes.
+STAGE_FIGURES = (
+    "allocated_before_bytes",
+    "allocated_bytes",  # after it
+    "reserved_before_bytes",
+    "reserved_bytes",
+    "allocated_total_bytes",  # handed out during it, whether or not it was freed again
+    "allocated_peak_bytes",  # as of a sample: null where the allocator's peak did not rise
+    "reserved_peak_bytes",
+    "encoder_cache_bytes",  # after it
+)
+
+#: Keys of a multimodal item of a ``request`` or a ``stage``; null where unknown.
+ITEM = (
+    "request",  # id; of a stage alone
+    "modality",  # image | video | audio ...
+    "tokens",  # of the language model that it stands for
+    "size",  # [width, height] in pixels, as the encoder gets it, after the engine's resizing
+    "frames",  # of a video
+    "bytes",  # of its output in the encoder cache
+)
+
+#: Keys of a ``request_memory`` event. Bytes unless the name says otherwise; unknown is null.
+REQUEST_FIGURES = (
+    "id",
+    "begin_ns",  # before the first step that had it
+    "end_ns",  # of the first reading without it
+    "first_step",
+    "last_step",
+    "sampled_steps",  # steps that had it and were read
+    "others",  # most other requests that were in a step with it: 0 is alone
+    "allocated_before_bytes",
+    "reserved_before_bytes",
+    "allocated_peak_bytes",  # highest that is known of the steps that had it
+    "peak_exact",  # whether the allocator's peak rose in them; else it is the highest reading
+    "allocated_run_peak_bytes",  # by the end: no step of it was above
+    "peak_stage",  # of STAGES, or "step" for the rest of a step; null where no reading was
+    "peak_step",
+    "left_allocated_bytes",  # allocated after it less before it; of all that happened meanwhile
+    "left_reserved_bytes",
+    "finished",  # false: the process failed or ended with it
 )
 
 
