@@ -178,7 +178,8 @@ def run(
             output=request.mode == "serve" and not request.quiet,
             sampled=False,
             modelled=request.device.simulated,
-            leave=" q: back to the line, the server goes on   Ctrl-C: end the server",
+            foot="Ctrl-C: end the server",
+            leave="q: back to the line, the server goes on",
         )
         view: LiveView | PlainView
         if can_repaint() and not request.quiet:

@@ -107,4 +107,4 @@ class Attached:
 def describe_end(info: RunInfo) -> str:
     """``the run ended: failed, worker TP1 was killed by SIGKILL``."""
     reason = f", {info.exit_reason}" if info.exit_reason else ""
-    return f"the run ended: {info.status}{reason}"
+    return f"the run has ended: {info.status}{reason}"

@@ -21,6 +21,7 @@ from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
 from vllm_memprof.launch.serving import describe_serving, render_status
 from vllm_memprof.launch.status import RankBudget, read_status
+from vllm_memprof.redact import redact_text
 from vllm_memprof.units import format_gib
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Shown:
     output: bool = False  # repeat the engine's output
     sampled: bool = False  # the run samples its steps
     modelled: bool = False  # the profile of a simulated device sets memory outside torch
-    leave: str = ""  # what the keys of the full screen do
+    foot: str = ""  # of the full screen: what Ctrl-C does
+    leave: str = ""  # what q does there, where keys can be read
     clock: Callable[[], int] = time.monotonic_ns  # that of the events
 
 
@@ -303,7 +305,7 @@ class LiveView:
                 lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
                 printed = b"\n".join(lines).decode(errors="replace")
                 if self._keys is not None:
-                    self._kept.extend(printed.splitlines())
+                    self._kept.extend(map(redact_text, printed.splitlines()))
                 else:
                     self._console.print(Text.from_ansi(printed), soft_wrap=True)
 
@@ -392,11 +394,13 @@ class LiveView:
         room = max(0, self._console.height - len(heights) - 3)
         log = Text.from_ansi("\n".join(lines[-room:] if room else []), style="dim", no_wrap=True,
                              overflow="ellipsis")  # fmt: skip
+        keys = [shown.leave] if self._keys is not None and self._keys.there else []
+        foot = f" {'   '.join([*keys, shown.foot])} "
         layout = Layout()
         layout.split_column(
             Layout(upper, size=len(heights) + 1),
             Layout(log, ratio=1, minimum_size=0),
-            Layout(Text(shown.leave, style="reverse", no_wrap=True, overflow="ellipsis"), size=1),
+            Layout(Text(foot, style="reverse", no_wrap=True, overflow="ellipsis"), size=1),
         )
         return layout
 

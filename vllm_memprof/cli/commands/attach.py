@@ -36,7 +36,8 @@ def attach(
         f"memprof attach {info.mode} {info.model}",
         info.start_t_ns or time.monotonic_ns(),
         modelled=info.simulated,
-        leave=" q or Ctrl-C: leave the view, the run goes on",
+        foot="Ctrl-C: leave the view, the run goes on",
+        leave="q: the same",
         clock=attached.clock,
     )
     end = attached.ended()
