@@ -129,7 +129,7 @@ class EventWriter:
         self._loss = None
 
     def _lose(self, error: OSError, now: int) -> None:
-        torn = isinstance(error, _TornLineError)
+        torn = self._fd is not None and isinstance(error, _TornLineError)
         if self._loss is not None:
             self._loss.events += 1
             self._loss.torn |= torn

@@ -65,7 +65,7 @@ class Attached:
         with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
             self.info = load_info(self.run_dir)
         if self.info.status != "running":
-            return describe_end(self.info)
+            return f"{describe_end(self.info)}; all of it: memprof report {self.run_dir}"
         if is_held(self.run_dir, self.info.host) is False:
             return (
                 "the process that recorded this run is gone and did not write its end; "
