@@ -37,8 +37,12 @@ MetricsHost = Annotated[
 DEFAULT_METRICS_HOST = "127.0.0.1"
 
 
-def open_exporter(host: str, port: int | None) -> Exporter | None:
+def open_exporter(host: str, port: int | None, modelled: bool) -> Exporter | None:
     """Listen for scrapes where a port was given.
+
+    Args:
+        host, port: where to; no port, no exporter.
+        modelled: the device is simulated.
 
     Raises:
         UsageError: an address without a port, or one that cannot be listened on.
@@ -50,7 +54,7 @@ def open_exporter(host: str, port: int | None) -> Exporter | None:
         return None
     from vllm_memprof.launch.metrics import Exporter
 
-    return Exporter(host, port)
+    return Exporter(host, port, modelled)
 
 
 def read_budgets(run_dir: Path) -> list[RankBudget]:

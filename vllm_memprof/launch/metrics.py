@@ -76,6 +76,11 @@ def _last_sample(status: Status) -> Iterator[Sample]:
 
 
 METRICS = (
+    Metric(
+        "memprof_simulated",
+        "1: a simulated device, whose profile sets memory outside torch; 0: hardware",
+        lambda status: [((), int(status.modelled))],
+    ),
     _of_rank(
         "memprof_device_total_bytes",
         "Memory of the device, at the last reading",
@@ -148,8 +153,16 @@ METRICS = (
         _serving("blocks_used"),
     ),
     Metric("memprof_kv_blocks", "Blocks of the KV cache, at the last sample", _serving("blocks")),
-    Metric("memprof_requests_running", "Requests running, at the last sample", _serving("running")),
-    Metric("memprof_requests_waiting", "Requests waiting, at the last sample", _serving("waiting")),
+    Metric(
+        "memprof_requests_running",
+        "Requests running at the last sample, 0 once all have ended",
+        _serving("running"),
+    ),
+    Metric(
+        "memprof_requests_waiting",
+        "Requests waiting at the last sample, 0 once all have ended",
+        _serving("waiting"),
+    ),
     Metric(
         "memprof_last_sample_timestamp_seconds",
         "When the engine core was last sampled, seconds since the epoch",
@@ -181,13 +194,15 @@ class Exporter(Watcher):
     Args:
         host: address to listen on.
         port: 0 takes a free one.
+        modelled: the device is simulated.
 
     Raises:
         MemprofError: prometheus_client is not installed.
         UsageError: the address cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, modelled: bool = False) -> None:
+        self._modelled = modelled
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
@@ -211,7 +226,7 @@ class Exporter(Watcher):
         self.url = f"http://{host}:{self.port}/metrics"
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        self._status = read_status(progress, self._budgets)
+        self._status = read_status(progress, self._budgets, self._modelled)
 
     def serve(self, budgets: Iterable[RankBudget]) -> None:
         self._budgets = list(budgets)

@@ -63,6 +63,7 @@ class Status:
     lost_events: int
     samples: int  # lines of samples, of all processes
     blind: list[str]  # processes that record nothing, each with the reason
+    modelled: bool = False  # the profile of a simulated device sets memory outside torch
 
     @property
     def spare_bytes(self) -> int | None:
@@ -75,12 +76,15 @@ class Status:
         return max(known, key=lambda rank: rank.reading(field_name) or 0, default=None)
 
 
-def read_status(progress: EngineProgress, budgets: Iterable[RankBudget] = ()) -> Status:
+def read_status(
+    progress: EngineProgress, budgets: Iterable[RankBudget] = (), modelled: bool = False
+) -> Status:
     """Return what is known now.
 
     Args:
         progress: the events so far.
         budgets: accounting's figures, once the engine was ready.
+        modelled: the device is simulated.
     """
     by_pid = {budget.pid: budget for budget in budgets if budget.pid is not None}
     ranks = []
@@ -99,6 +103,7 @@ def read_status(progress: EngineProgress, budgets: Iterable[RankBudget] = ()) ->
         lost_events=sum(process.lost_events for process in processes),
         samples=sum(process.samples for process in processes),
         blind=[f"{each.name}: {each.blind_because}" for each in processes if each.blind_because],
+        modelled=modelled,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.accounting.builders import (
+    SECOND,
     TOTAL,
     gib,
     process,

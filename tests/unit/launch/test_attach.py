@@ -90,7 +90,17 @@ def test_one_reading(run_dir: Path, holder: Any) -> None:
     done = once(run_dir)
     assert done.exit_code == 0, done.output
     rank = next(line for line in done.output.splitlines() if line.startswith("TP1"))
-    assert rank.split() == ["TP1", "after", "shutdown", "53.58", "53.55", "0.98", "44.13", "6.40", "2.11"]
+    assert rank.split() == [
+        "TP1",
+        "after",
+        "shutdown",
+        "53.58",
+        "53.55",
+        "0.98",
+        "44.13",
+        "6.40",
+        "2.11",
+    ]
     assert "not measured without --sample" in done.output
     assert "ended" not in done.output
     assert "gone" not in done.output

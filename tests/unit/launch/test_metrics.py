@@ -19,6 +19,7 @@ from vllm_memprof.launch.metrics import METRICS, Exporter, clean_label, exported
 from vllm_memprof.launch.status import RankBudget
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "memprof.json"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "live.md"
 #: What may stand in an expression beside metrics and labels.
 FUNCTIONS = {"min", "max", "sum", "rate", "time", "by", "increase", "label_values"}
 
@@ -78,6 +79,26 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
     progress.fold("w0", event("sample", 61, allocated_bytes=5, allocated_run_peak_bytes=6))
     exporter.update(progress)
     assert {name for name, _ in scrape(exporter)} == set(exported_names())
+
+
+@pytest.mark.parametrize("modelled", [True, False])
+def test_a_simulated_device_is_said_to_be_one(modelled: bool) -> None:
+    exporter = Exporter("127.0.0.1", 0, modelled)
+    try:
+        exporter.update(served())
+        assert scrape(exporter)["memprof_simulated", ()] == modelled
+    finally:
+        exporter.close()
+
+
+def test_the_page_has_every_metric_with_its_labels_and_its_help() -> None:
+    rows = [
+        f"| `{name}` | {', '.join(each.labels)} | {each.help} |".replace("|  |", "| |")
+        for name, each in zip(exported_names(), METRICS, strict=True)
+    ]
+    page = PAGE.read_text()
+    assert [row for row in rows if row not in page] == []
+    assert page.count("| `memprof_") == len(rows)
 
 
 def test_ranks_of_replicas_with_one_name_stay_apart(exporter: Exporter) -> None:
@@ -164,7 +185,7 @@ def test_every_expression_of_the_dashboard_is_of_metrics_that_there_are() -> Non
     assert len(found) >= 10
     assert {each: unknown_words(each) for each in found if unknown_words(each)} == {}
     shown = {name for each in found for name in re.findall(r"memprof_\w+", each)}
-    assert set(exported_names()) - shown == {"memprof_samples_total"}
+    assert set(exported_names()) - shown == {"memprof_samples_total", "memprof_simulated"}
 
 
 def test_the_check_of_expressions_can_fail() -> None:

@@ -42,5 +42,5 @@ def serve(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         share_device=share_device,
     )  # fmt: skip
-    exporter = live.open_exporter(metrics_host, metrics_port)
+    exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
     raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))
