@@ -33,6 +33,7 @@ from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.loader import ProcessRecord, Run
@@ -172,6 +173,12 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,
+        requests=request_rows(run, process),
+        stages=stage_rows(process),
+        samples=points(run, process),
+        mm_profile=mm_profile(process) if process.served.samples else None,
+        thinned=process.served.thinned,
+        dropped=process.served.dropped,
     )
 
 

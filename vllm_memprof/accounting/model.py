@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
+from vllm_memprof.accounting.requests import MmProfile as MmProfile
 from vllm_memprof.accounting.requests import Point as Point
 from vllm_memprof.accounting.requests import RequestRow as RequestRow
 from vllm_memprof.accounting.requests import StageRow as StageRow
@@ -439,6 +440,10 @@ class RankReport:
     requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: What profiling assumed of multimodal items, and what came.
+    mm_profile: MmProfile | None = field(default=None, metadata={"json": OPTIONAL})
+    #: Older samples are lowest and highest values of several readings.
+    thinned: bool = field(default=False, metadata={"json": OPTIONAL})
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
     dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
 

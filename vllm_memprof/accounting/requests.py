@@ -6,8 +6,14 @@ with how many others it was in a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.record.samples import RequestMemory, RequestRecord, Sample, Served, Stage
+from vllm_memprof.record.schema import STAGES
+from vllm_memprof.record.spans import Span
+from vllm_memprof.units import minus
 
 #: Points of a curve in a report at most: what lies between two is in their lowest and highest.
 MOST_POINTS = 400
@@ -46,6 +52,7 @@ class RequestRow:
     allocated_peak_at_most_bytes: int | None = None
     #: Most other requests that were in a step with it; the memory is that of all of them.
     others: int | None = None
+    allocated_before_bytes: int | None = None
     image_tokens: int | None = None  # of the language model, all items
     begin_seconds: float | None = None  # since the launch
     end_seconds: float | None = None
@@ -68,6 +75,7 @@ class StageRow:
     allocated_peak_bytes: int | None  # None: the allocator's peak did not rise in any passage
     request: str | None  # id, of that passage's first item
     image: list[int] | None  # size of its largest item
+    cache_bytes: int | None = None  # most that the encoder cache held after a passage
 
 
 @dataclass(frozen=True)
@@ -79,3 +87,260 @@ class Point:
     readings: int  # of the worker; 0 where only other processes were read
     low: dict[str, int]  # CURVES name -> value; a figure that was not read has no key
     high: dict[str, int]
+
+
+def request_rows(run: Run, process: ProcessRecord) -> list[RequestRow]:
+    """Return the requests of a rank, in the order in which they began.
+
+    What the worker read is joined with what its engine core knows; a request that one of them alone
+    has a line of is a row with the rest unknown.
+    """
+    start = run.info.start_t_ns
+    cores: dict[str, list[RequestRecord]] = {}
+    for record in _core_of(run, process).requests:
+        cores.setdefault(record.id, []).append(record)
+    rows = []
+    for memory in process.served.request_memory:
+        known = cores.get(memory.id)
+        rows.append((memory.begin_ns, _row(memory, known.pop(0) if known else None, start)))
+    for waiting in cores.values():
+        for record in waiting:
+            if record.end_ns is None or not process.served.dropped.get("request_memory"):
+                rows.append((record.begin_ns, _row(RequestMemory(record.id), record, start)))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0] or 0)]
+
+
+def _core_of(run: Run, process: ProcessRecord) -> Served:
+    """Return what the engine core of a worker's replica wrote; the worker may be in it."""
+    if process.served.requests or process.served.kv_samples:
+        return process.served
+    replica = process.identity.dp_rank or 0
+    cores = [
+        other.served
+        for other in run.processes
+        if (other.served.requests or other.served.kv_samples)
+        and (other.identity.dp_rank is None or other.identity.dp_rank == replica)
+    ]
+    return cores[0] if len(cores) == 1 else Served()
+
+
+def _row(memory: RequestMemory, core: RequestRecord | None, start: int | None) -> RequestRow:
+    items = core.items if core is not None and core.items else memory.items
+    tokens = [item.tokens for item in items if item.tokens is not None]
+    measured = memory.end_ns is not None
+    prompt = memory.prompt_tokens
+    if core is not None and core.prompt_tokens is not None:
+        prompt = core.prompt_tokens
+    return RequestRow(
+        id=memory.id,
+        prompt_tokens=prompt,
+        output_tokens=None if core is None else core.output_tokens,
+        images=[
+            None if item.size is None else list(item.size)
+            for item in items
+            if item.modality == "image"
+        ],
+        allocated_peak_bytes=memory.allocated_peak_bytes,
+        left_allocated_bytes=memory.left_allocated_bytes,
+        left_reserved_bytes=memory.left_reserved_bytes,
+        peak_stage=memory.peak_stage,
+        peak_exact=memory.peak_exact,
+        allocated_peak_at_most_bytes=memory.allocated_run_peak_bytes,
+        others=memory.others,
+        allocated_before_bytes=memory.allocated_before_bytes,
+        image_tokens=sum(tokens) if tokens else None,
+        begin_seconds=_seconds(memory.begin_ns, start),
+        end_seconds=_seconds(memory.end_ns, start),
+        sampled_steps=memory.sampled_steps,
+        reason=None if core is None else core.reason,
+        finished=memory.finished if measured else None,
+    )
+
+
+def _seconds(t_ns: int | None, start_ns: int | None) -> float | None:
+    return None if t_ns is None or start_ns is None else (t_ns - start_ns) / 1e9
+
+
+def stage_rows(process: ProcessRecord) -> list[StageRow]:
+    """Return the multimodal stages that a rank went through, in the order of a step."""
+    rows = []
+    for name in STAGES:
+        passages = [stage for stage in process.served.stages if stage.stage == name]
+        if not passages:
+            continue
+        largest = max(passages, key=lambda stage: stage.figures["allocated_total_bytes"] or 0)
+        risen = [p for stage in passages if (p := stage.figures["allocated_peak_bytes"])]
+        sizes = [item.size for item in largest.items if item.size is not None]
+        size = max(sizes, key=lambda each: each[0] * each[1], default=None)
+        figures = largest.figures
+        moved = name in ("mm_encoder", "mm_merge")
+        rows.append(
+            StageRow(
+                stage=name,
+                passages=len(passages),
+                failed=sum(stage.error is not None for stage in passages),
+                items=sum(len(stage.items) for stage in passages),
+                allocated_total_bytes=figures["allocated_total_bytes"] if moved else None,
+                held_bytes=(
+                    minus(figures["allocated_bytes"], figures["allocated_before_bytes"])
+                    if moved
+                    else None
+                ),
+                allocated_peak_bytes=max(risen, default=None),
+                request=largest.requests[0] if largest.requests else None,
+                image=None if size is None else list(size),
+                cache_bytes=max(
+                    (b for stage in passages if (b := stage.figures["encoder_cache_bytes"])),
+                    default=None,
+                ),
+            )
+        )
+    return rows
+
+
+def points(run: Run, process: ProcessRecord) -> list[Point]:
+    """Return memory over time of a rank, thinned to ``MOST_POINTS`` of equal length."""
+    start = run.info.start_t_ns
+    core = _core_of(run, process)
+    sources = {WORKER: process.served.samples, DEVICE: process.served.device_samples}
+    sources[CORE] = core.kv_samples
+    everything = [sample for samples in sources.values() for sample in samples]
+    if not everything or start is None:
+        return []
+    first = min(sample.since_ns for sample in everything)
+    last = max(sample.t_ns for sample in everything)
+    count = min(MOST_POINTS, max(len(samples) for samples in sources.values()))
+    width = max((last - first) / count, 1.0)
+    bins: dict[int, _Bin] = {}
+    for source, samples in sources.items():
+        names = [name for name, where in CURVES.items() if where == source]
+        for sample in samples:
+            at = min(int((sample.t_ns - first) / width), count - 1)
+            bins.setdefault(at, _Bin()).add(sample, names, source == WORKER)
+    return [bins[at].point(start) for at in sorted(bins)]
+
+
+@dataclass
+class _Bin:
+    """Samples of one stretch of time while they are collected."""
+
+    begin_ns: int | None = None
+    end_ns: int = 0
+    readings: int = 0
+    low: dict[str, int] = field(default_factory=dict)
+    high: dict[str, int] = field(default_factory=dict)
+
+    def add(self, sample: Sample, names: Iterable[str], of_worker: bool) -> None:
+        self.begin_ns = min(self.begin_ns or sample.since_ns, sample.since_ns)
+        self.end_ns = max(self.end_ns, sample.t_ns)
+        self.readings += sample.folded if of_worker else 0
+        for name in names:
+            low, high = sample.low.get(name), sample.high.get(name)
+            peak = sample.high.get(_PEAK_OF.get(name, ""))
+            high = high if peak is None else max(peak, high or 0)
+            if low is not None:
+                self.low[name] = min(low, self.low.get(name, low))
+            if high is not None:
+                self.high[name] = max(high, self.high.get(name, high))
+
+    def point(self, start: int) -> Point:
+        begin = self.end_ns if self.begin_ns is None else self.begin_ns
+        return Point(
+            (begin - start) / 1e9, (self.end_ns - start) / 1e9, self.readings, self.low, self.high
+        )
+
+
+#: Figure of a curve -> the figure that tells how high it was between two readings.
+_PEAK_OF = {"allocated_bytes": "allocated_peak_bytes", "reserved_bytes": "reserved_peak_bytes"}
+
+
+def largest(rows: Sequence[RequestRow], name: str, count: int = 10) -> list[RequestRow]:
+    """Return the rows with the largest values of a field, the largest first."""
+    known = [row for row in rows if getattr(row, name) is not None]
+    return sorted(known, key=lambda row: -getattr(row, name))[:count]
+
+
+@dataclass(frozen=True)
+class MmProfile:
+    """What profiling assumed of multimodal items, and what came. None is unknown."""
+
+    modality: str | None
+    items: int | None  # in the batch that was profiled
+    tokens: int | None  # of the language model, all of them
+    size: list[int] | None  # of each, pixels
+    bytes: int | None  # most that was allocated in it, less what was before
+    merged: bool | None  # whether profiling ran the merge of embeddings
+    came_items: int | None = None  # of the step with most tokens that the encoder ran
+    came_tokens: int | None = None
+    came_size: list[int] | None = None  # of its largest item
+    came_bytes: int | None = None  # most that any passage of the encoder took
+    merge_bytes: int | None = None  # handed out by the allocator in the largest merge
+    merge_peak_bytes: int | None = None  # most that any merge took, where the peak rose in it
+    merge_tokens: int | None = None  # multimodal, of the largest merge
+    merge_size: list[int] | None = None
+
+
+def mm_profile(process: ProcessRecord) -> MmProfile | None:
+    """Return what profiling assumed beside what came; None without an encoder that was profiled."""
+    spans = [span for span in process.phases if span.phase == "mm_profile"]
+    profile = next((span for span in process.phases if span.phase == "profile_run"), None)
+    merged = None if profile is None else profile.detail.get("mm_merge_ran")
+    encoder = [stage for stage in process.served.stages if stage.stage == "mm_encoder"]
+    merges = [stage for stage in process.served.stages if stage.stage == "mm_merge"]
+    if not spans and not encoder and not merges:
+        return None
+    detail = spans[0].detail if spans else {}
+    items, each = _count(detail.get("mm_items")), _count(detail.get("mm_tokens_per_item"))
+    size = detail.get("mm_size")
+    modality = detail.get("mm_modality")
+    most = max(encoder, key=_tokens_of, default=None)
+    merge = max(merges, key=lambda s: s.figures["allocated_total_bytes"] or 0, default=None)
+    return MmProfile(
+        modality=str(modality) if modality is not None else None,
+        items=items,
+        tokens=None if items is None or each is None else items * each,
+        size=list(size) if isinstance(size, list) else None,
+        bytes=_profiled_bytes(spans[0]) if spans else None,
+        merged=merged if isinstance(merged, bool) else None,
+        came_items=None if most is None else len(most.items),
+        came_tokens=None if most is None else _tokens_of(most) or None,
+        came_size=None if most is None else _largest_size(most),
+        came_bytes=_most_taken(encoder),
+        merge_bytes=None if merge is None else merge.figures["allocated_total_bytes"],
+        merge_peak_bytes=_most_taken(merges),
+        merge_tokens=None if merge is None else _tokens_of(merge) or None,
+        merge_size=None if merge is None else _largest_size(merge),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _profiled_bytes(span: Span) -> int | None:
+    """Return what the profiled encoder took at its peak, where the allocator's peak rose in it."""
+    before, after = span.before, span.after
+    if before is None or after is None:
+        return None
+    old, new = before.allocated_peak_bytes, after.allocated_peak_bytes
+    rose = old is not None and new is not None and new > old
+    return minus(new, before.allocated_bytes) if rose else None
+
+
+def _tokens_of(stage: Stage) -> int:
+    return sum(item.tokens or 0 for item in stage.items)
+
+
+def _largest_size(stage: Stage) -> list[int] | None:
+    sizes = [item.size for item in stage.items if item.size is not None]
+    size = max(sizes, key=lambda each: each[0] * each[1], default=None)
+    return None if size is None else list(size)
+
+
+def _most_taken(stages: Iterable[Stage]) -> int | None:
+    """Return the most that was allocated in a passage less what was before it, where known."""
+    taken = [
+        minus(stage.figures["allocated_peak_bytes"], stage.figures["allocated_before_bytes"])
+        for stage in stages
+    ]
+    return max((size for size in taken if size is not None), default=None)

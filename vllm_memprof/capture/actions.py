@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 
-from vllm_memprof.capture import empty_cache, figures, identity, kv_plan
+from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan
+from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.hook import (
     DEVICE_READY,
     END,
@@ -65,6 +66,8 @@ def leave_load_model(recorder: Recorder, call: Call) -> None:
 
 def leave_profile_run(recorder: Recorder, call: Call) -> None:
     end_mm_profile(recorder, call.error)
+    if isinstance(call.token, OpenPhase) and recorder.hooks.is_bound("s.mm_merge"):
+        call.token.detail["mm_merge_ran"] = recorder.notes.merged_in_profile
     end_phase(recorder, call)
     if call.error is None and isinstance(call.token, OpenPhase):
         figures.read_profile(recorder, call.subject, call.result)
@@ -79,6 +82,29 @@ def keep_profile_result(recorder: Recorder, call: Call) -> None:
 def begin_mm_profile(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("profile_run") and not recorder.is_open("mm_profile"):
         recorder.notes.mm_profile = recorder.begin("mm_profile", call.hook.id)
+
+
+def leave_mm_batch(recorder: Recorder, call: Call) -> None:
+    """Keep what profiling assumes of multimodal items."""
+    opened, runner = recorder.notes.mm_profile, call.subject
+    if opened is None or call.error is not None:
+        return
+    names = ("modality", "max_items_per_batch")
+    given = {**dict(zip(names, call.args[1:], strict=False)), **call.kwargs}
+    modality, items = given.get("modality"), given.get("max_items_per_batch")
+    if not isinstance(modality, str) or not isinstance(items, int):
+        return
+    budget = getattr(runner, "mm_budget", None)
+    tokens = getattr(budget, "mm_max_toks_per_item", None)
+    tokens = getattr(budget, "max_tokens_by_modality", None) if tokens is None else tokens
+    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    sizes = mm_items.of_kwargs(call.result, config)
+    opened.detail |= {
+        "mm_modality": modality,
+        "mm_items": items,
+        "mm_tokens_per_item": tokens.get(modality) if isinstance(tokens, dict) else None,
+        "mm_size": sizes[0][0] if sizes else None,
+    }
 
 
 def stop_mm_profile(recorder: Recorder, call: Call) -> None:
@@ -139,11 +165,14 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     figures.read_worker(recorder, call.subject)
     recorder.emit_figures("compile_or_warm_up_model")
     recorder.notes.serving = True
+    device_thread.start(recorder)
     recorder.hooks.release(MODEL_READY)
     recorder.hooks.self_check(MODEL_READY)
 
 
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
+    if recorder.sampler is not None:
+        recorder.sampler.close()
     end_phase(recorder, call)
     recorder.hooks.self_check(END)
 
@@ -151,6 +180,8 @@ def leave_shutdown(recorder: Recorder, call: Call) -> None:
 def fold_peak(recorder: Recorder, call: Call) -> None:
     device = call.args[0] if call.args and isinstance(call.args[0], int) else None
     recorder.probe.fold_peaks(device)
+    if recorder.sampler is not None:
+        recorder.sampler.fold_peak()
 
 
 # --- roles, readiness, the KV plan ----------------------------------------------------------------
@@ -204,6 +235,8 @@ def announce_model(recorder: Recorder, call: Call) -> None:
     if call.error is None and not recorder.notes.model_ready:
         recorder.notes.model_ready = True
         recorder.emit("ready", what="model")
+        recorder.hooks.bind_instance(getattr(call.subject, "scheduler", None))
+        device_thread.start(recorder)
         recorder.hooks.self_check(ENGINE_READY)
 
 

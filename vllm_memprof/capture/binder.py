@@ -174,13 +174,15 @@ class Binder(importlib.abc.MetaPathFinder):
                     if override.state == BOUND:
                         self.bindings.append(override)
 
-    def bind_live(self, target: str, instance: object) -> None:
-        """Bind the row of a ``<loaded>`` target to the class that defines this object's method."""
-        attribute = target.rpartition(".")[2]
-        owner = next((cls for cls in type(instance).__mro__ if attribute in vars(cls)), None)
+    def bind_live(self, prefix: str, instance: object) -> None:
+        """Bind rows whose target begins so to the class that defines this object's method."""
         for binding in self.bindings:
-            if binding.target == target and binding.state == PENDING and owner is not None:
-                self._bind(binding, owner)
+            if binding.target.startswith(prefix) and binding.state == PENDING:
+                attribute = binding.attribute
+                classes = type(instance).__mro__
+                owner = next((cls for cls in classes if attribute in vars(cls)), None)
+                if owner is not None:
+                    self._bind(binding, owner)
 
     def check(self) -> None:
         """Bind again, once, what was overwritten; it stays marked with the new owner's name."""

@@ -89,3 +89,4 @@ class Hook:
     least_calls: int = 0  # by the moment named in due
     due: str = MODEL_READY
     until: str | None = None  # moment at which the wrapper is taken off again; None keeps it
+    sampling: bool = False  # in force only where the run is sampled: it is in the path of a token

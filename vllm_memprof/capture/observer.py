@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import verdicts
-from vllm_memprof.capture.binder import Binder
+from vllm_memprof.capture.binder import BOUND, Binder
 from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPlan, StrictFailure
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
@@ -101,7 +101,14 @@ class Observer:
         get_model = getattr(runner, "get_model", None)
         model = getattr(runner, "model", None) if get_model is None else get_model()
         if model is not None:
-            self.binder.bind_live("<loaded>:model.load_weights", model)
+            self.binder.bind_live("<loaded>:model.", model)
+
+    def is_bound(self, hook_id: str) -> bool:
+        """Return True if any target of a row has its wrapper."""
+        return any(
+            binding.hook.id == hook_id and binding.state == BOUND
+            for binding in self.binder.bindings
+        )
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -196,7 +203,9 @@ def start(run_dir: str) -> Recorder:
     recorder.probe.backend = detect_backend()
     recorder.roles.update(roles_by_stack())
     version = getattr(sys.modules.get("vllm.version"), "__version__", None)
-    observer = Observer(recorder, rows_in_force(recorder.probe.backend_name, version))
+    sampling = recorder.sampler is not None
+    rows = rows_in_force(recorder.probe.backend_name, version, sampling)
+    observer = Observer(recorder, rows)
     observer.binder.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vllm_memprof.capture.probe import Probe
+from vllm_memprof.capture.sampler import Sampler, parse_every
 from vllm_memprof.capture.snapshot import Snapshot, with_later
 from vllm_memprof.capture.writer import EventWriter
-from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_STOP_AFTER, FIGURES
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_SAMPLE, ENV_STOP_AFTER, FIGURES
 
 #: From the least to the most telling: a process that is several of these is named by the last one.
 #: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
@@ -61,6 +62,8 @@ class Notes:
     own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
     groups_seen: set[tuple[int, bool]] = field(default_factory=set)  # id of a group, point to point
     awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
+    device_thread: threading.Thread | None = None
+    merged_in_profile: bool = False  # the profile run merged multimodal embeddings
 
 
 class HooksInForce(Protocol):
@@ -71,6 +74,7 @@ class HooksInForce(Protocol):
     def release(self, moment: str) -> None: ...
     def self_check(self, moment: str) -> None: ...
     def observe_oom(self) -> None: ...
+    def is_bound(self, hook_id: str) -> bool: ...
 
 
 class Recorder:
@@ -83,10 +87,12 @@ class Recorder:
     hooks: HooksInForce  # set by the observer
 
     def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self.writer = EventWriter(run_dir)
         self.probe = Probe()
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
         self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")) - {""}
+        self._every = parse_every(every) if (every := os.environ.get(ENV_SAMPLE)) else None
         self._last_id = 0
         self._forget()
 
@@ -99,6 +105,12 @@ class Recorder:
         self.late: list[LatePhase] = []
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
+        #: Phases under way, in all threads.
+        self.under_way: set[int] = set()
+        #: None: this run is not sampled.
+        self.sampler = (
+            None if self._every is None else Sampler(self.run_dir, self.probe, self._every)
+        )
 
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
@@ -156,6 +168,7 @@ class Recorder:
         )
         self._emit_edge(opened, "before", opened.before, reason)
         self.stack.append(opened)
+        self.under_way.add(opened.id)
         return opened
 
     def end(
@@ -164,7 +177,9 @@ class Recorder:
         """Close a phase, and those that were left open inside it."""
         self.settle(force=True)
         while any(open_phase is opened for open_phase in self.stack):
-            self._emit_edge(self.stack.pop(), "after", *self.probe.snapshot(workspace), error=error)
+            ended = self.stack.pop()
+            self._emit_edge(ended, "after", *self.probe.snapshot(workspace), error=error)
+            self.under_way.discard(ended.id)
 
     def end_queued(self, opened: OpenPhase) -> None:
         """Close a phase whose call only queued its work, as soon as its non-torch bytes are there.
@@ -174,6 +189,7 @@ class Recorder:
         phase edge at the latest.
         """
         self.stack.remove(opened)
+        self.under_way.discard(opened.id)
         snapshot, _ = self.probe.snapshot(workspace=True)
         self.late.append(LatePhase(opened, snapshot))
         self.settle()

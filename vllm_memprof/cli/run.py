@@ -86,6 +86,15 @@ ShareDevice = Annotated[
     ),
 ]
 
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        "--sample",
+        metavar="N",
+        help="Read memory every N engine steps, or every N seconds: 16, 5s; or off.",
+    ),
+]
+
 #: Settings of a Typer app whose command takes the engine's arguments.
 APP_SETTINGS: dict[str, Any] = {
     "add_completion": False,

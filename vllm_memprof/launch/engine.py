@@ -23,7 +23,12 @@ from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.engine_log import LogFilter
 from vllm_memprof.launch.folder import FILE_MODE
 from vllm_memprof.launch.request import LaunchRequest
-from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_RUN_DIR, ENV_STOP_AFTER
+from vllm_memprof.record.schema import (
+    ENV_EMPTY_CACHE_AT,
+    ENV_RUN_DIR,
+    ENV_SAMPLE,
+    ENV_STOP_AFTER,
+)
 
 PLUGIN_NAME = "memprof"
 #: The program that runs the engine without a server; launch knows it by name alone.
@@ -85,6 +90,12 @@ def build_command(
         command += ["--images", str(request.images_dir.absolute())]
     if request.at_once:
         command.append("--at-once")
+    if request.repeat != 1:
+        command += ["--repeat", str(request.repeat)]
+    if request.concurrency is not None:
+        command += ["--concurrency", str(request.concurrency)]
+    if request.on_error != "stop":
+        command += ["--on-error", request.on_error]
     if request.max_tokens is not None:
         command += ["--max-tokens", str(request.max_tokens)]
     if devices is not None:  # on hardware all ranks run: each waits for the others
@@ -108,7 +119,7 @@ def build_env(
         extra: additions of the simulated device and of the model preset.
     """
     env = dict(base)
-    for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT):  # a run decides these itself
+    for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT, ENV_SAMPLE):  # a run decides these itself
         env.pop(name, None)
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":

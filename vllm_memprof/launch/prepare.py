@@ -17,7 +17,7 @@ from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
-from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, RunInfo
+from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_SAMPLE, RunInfo
 from vllm_memprof.redact import redact_command, select_env
 
 #: Files that exist where a kind of device does.
@@ -61,6 +61,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     env_extra = dict(target.env)
     if request.empty_cache_at:
         env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
+    if request.sample is not None:
+        env_extra[ENV_SAMPLE] = request.sample
     facts = probe_interpreter(target.python, {**environ, **env_extra})
     require_engine(facts)
     run_dir = create_run_dir(request.run_dir, request.model)
@@ -79,6 +81,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         simulated=request.device.simulated,
         device_profile=target.profile,
         empty_cache_at=request.empty_cache_at,
+        sample=request.sample,
         notes=list(target.notes),
     )
     timeout_s = find_shutdown_timeout(request.engine_args)

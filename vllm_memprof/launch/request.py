@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,8 @@ DEFAULT_PROFILE = "910b"
 DEFAULT_STARTUP_TIMEOUT_S = 600.0
 #: Which ranks a plan runs; "auto" is all of them where they fit this machine, else one.
 RANKS = ("auto", "one", "all", "edges")
+#: What an offline run does with a prompt that cannot be read, or that the engine refuses.
+ON_ERROR = ("stop", "skip")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ def parse_device(text: str) -> DeviceChoice:
     return DeviceChoice(kind)
 
 
+def is_rate(text: str) -> bool:
+    """Return True for ``16`` (steps) and ``5s`` or ``0.5s`` (seconds), above 0."""
+    found = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)s", text)
+    return found is not None and float(found[1] or found[2]) > 0
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """One run, before anything has been looked up."""
@@ -61,6 +70,10 @@ class LaunchRequest:
     images_dir: Path | None = None
     at_once: bool = False  # all prompts in one batch
     max_tokens: int | None = None
+    repeat: int = 1  # how often all prompts are run
+    concurrency: int | None = None  # prompts that are handed to the engine together
+    on_error: str = "stop"  # of ON_ERROR
+    sample: str | None = None  # every so many steps, "16", or seconds, "5s"; None: not sampled
     sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
     empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it
     ranks: str | None = None  # of a plan: one of RANKS
@@ -74,6 +87,21 @@ class LaunchRequest:
             raise UsageError("--startup-timeout must be above 0 seconds")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError("--max-tokens must be at least 1")
+        if self.repeat < 1:
+            raise UsageError("--repeat must be at least 1")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise UsageError("--concurrency must be at least 1")
+        if self.concurrency is not None and self.at_once:
+            raise UsageError("--concurrency and --at-once exclude each other")
+        if self.on_error not in ON_ERROR:
+            raise UsageError(
+                f"--on-error {self.on_error!r} is not known", hint=f"one of {', '.join(ON_ERROR)}"
+            )
+        if self.sample is not None and not is_rate(self.sample):
+            raise UsageError(
+                f"--sample {self.sample!r} is neither a number of steps nor of seconds",
+                hint="--sample 16 (every 16th step), --sample 5s (every 5 seconds), --sample off",
+            )
         if self.sleep_cycles < 0:
             raise UsageError("--sleep-cycles must not be negative")
         unknown = [phase for phase in self.empty_cache_at if phase not in EMPTY_CACHE_AT]

@@ -21,6 +21,8 @@ from vllm_memprof.record.schema import (
 )
 
 SAMPLE, KV_SAMPLE, DEVICE_SAMPLE = "sample", "kv_sample", "device_sample"
+#: In place of a level: the files of stages and requests.
+REQUESTS = -1
 #: Of a device sample: ``runtime.<module>`` is a counter of the runtime.
 RUNTIME = "runtime."
 _FIGURES = {
@@ -106,6 +108,8 @@ class RequestMemory:
     left_allocated_bytes: int | None = None
     left_reserved_bytes: int | None = None
     finished: bool = True
+    prompt_tokens: int | None = None
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,37 +161,41 @@ def load_samples(run_dir: Path, process: str) -> Served:
     if not events:
         return served
     by_kind: dict[str, list[Event]] = {}
-    for event in events.get(0, []):
+    for event in events.get(REQUESTS, []):
         by_kind.setdefault(str(event.get("kind")), []).append(event)
     levels = {
         level: [event for event in found if event.get("kind") in _FIGURES]
         for level, found in events.items()
+        if level != REQUESTS
     }
     samples = {kind: _finest(levels, kind) for kind in _FIGURES}
+    memory, kept = _memories(by_kind.get("request_memory", []))
+    dropped = _dropped(by_kind.get("dropped", []))
+    if "request_memory" in dropped:
+        dropped["request_memory"] = max(dropped["request_memory"] - kept, 0)
     return Served(
         samples=samples[SAMPLE],
         kv_samples=samples[KV_SAMPLE],
         device_samples=samples[DEVICE_SAMPLE],
         stages=[_stage(event) for event in by_kind.get("stage", [])],
         requests=_requests(by_kind.get("request", [])),
-        request_memory=list(
-            {  # a line may be there twice: those of the largest are written again
-                record.id: record for record in map(_memory, by_kind.get("request_memory", []))
-            }.values()
-        ),
-        dropped=_dropped(by_kind.get("dropped", [])),
+        request_memory=memory,
+        dropped=dropped,
         dropped_lines=broken,
     )
 
 
 def sample_files(run_dir: Path, process: str) -> list[tuple[int, Path]]:
-    """Return (level, file) of one process, each level from its oldest to its newest file."""
+    """Return (level, file) of one process, each level from its oldest to its newest file.
+
+    The level is ``REQUESTS`` for the files of stages and requests.
+    """
     found = []
     folder = Path(run_dir) / SAMPLES_DIR / process
     for path in folder.glob("*-*.jsonl"):
         level, _, number = path.stem.partition("-")
-        if level.isdigit() and number.isdigit():
-            found.append((int(level), int(number), path))
+        if number.isdigit() and (level.isdigit() or level == "requests"):
+            found.append((int(level) if level.isdigit() else REQUESTS, int(number), path))
     return [(level, path) for level, _, path in sorted(found)]
 
 
@@ -283,11 +291,31 @@ def _requests(events: Iterable[Event]) -> list[RequestRecord]:
     return found
 
 
+def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
+    """Return the requests in the order of their end, and how many outlived their file.
+
+    The largest are written again when their file goes; an id that comes again is another request.
+    """
+    once: list[RequestMemory] = []
+    again: dict[tuple[str, int | None], RequestMemory] = {}
+    for event in events:
+        record = _memory(event)
+        if event.get("again"):
+            again[record.id, record.end_ns] = record
+        else:
+            once.append(record)
+    for record in once:
+        again.pop((record.id, record.end_ns), None)
+    older = sorted(again.values(), key=lambda each: each.end_ns or 0)
+    return [*older, *once], len(older)
+
+
 def _memory(event: Event) -> RequestMemory:
     known = {name: event[name] for name in RequestMemory.__dataclass_fields__ if name in event}
     for name, value in known.items():
-        if name not in ("id", "peak_exact", "peak_stage", "finished"):
+        if name not in ("id", "peak_exact", "peak_stage", "finished", "items"):
             _number(name, value)
+    known["items"] = tuple(_item(item) for item in event.get("items") or ())
     return RequestMemory(**known)
 
 

@@ -28,8 +28,9 @@ lost                    since_t_ns, until_t_ns, events, reason: events that coul
 ======================  ============================================================================
 
 While serving, with ``--sample`` only, in files of a bounded size (``SAMPLES_DIR``). Level 0 has the
-lines as they were written; a line of level N + 1 stands for ``FOLD`` lines of level N, with the
-lowest and the highest value of each figure. Of each level the newest files are kept.
+samples as they were written; a line of level N + 1 stands for ``FOLD`` lines of level N, with the
+lowest and the highest value of each figure. What is no sample is in ``requests-<number>``. Of each
+level the newest files are kept.
 
 ======================  ============================================================================
 kind                    keys
@@ -209,8 +210,14 @@ KV_PLAN = (
 
 #: Lines of one level that a line of the next one stands for.
 FOLD = 16
-#: Bytes of the files of one process at most: its events, and its samples.
-EVENTS_BYTES, SAMPLES_BYTES = 16 << 20, 48 << 20
+#: Bytes of the files of one process at most, 64 MiB in all: its events, its samples by level, its
+#: requests. The newest of a level's ``FILES`` files takes the place of the oldest.
+EVENTS_BYTES = 16 << 20
+LEVEL_BYTES = (8 << 20, 6 << 20, 6 << 20, 6 << 20, 6 << 20)
+REQUESTS_BYTES = 16 << 20
+FILES = 4
+#: Requests that are kept longer than their file, by each of what makes one large.
+LARGEST = 10
 #: Requests that a sample names at most; ``request_count`` counts all.
 SAMPLED_REQUESTS = 32
 
@@ -299,6 +306,8 @@ REQUEST_FIGURES = (
     "left_allocated_bytes",  # allocated after it less before it; of all that happened meanwhile
     "left_reserved_bytes",
     "finished",  # false: the process failed or ended with it
+    "prompt_tokens",  # as the worker got them, as are the items
+    "items",
 )
 
 
@@ -387,5 +396,6 @@ class RunInfo:
     )
     notes: list[str] = field(default_factory=list)
     empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
+    sample: str | None = None  # as --sample says: every so many steps or seconds; None: not sampled
     ranks: PlannedRanks | None = None  # of a plan whose engine has said so
     SCHEMA: ClassVar[str] = RUN_SCHEMA

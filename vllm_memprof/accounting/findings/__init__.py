@@ -15,6 +15,7 @@ from vllm_memprof.accounting.findings import (
     equation,
     fits_device,
     kv_cache,
+    multimodal,
     neighbours,
     not_subtracted,
     oom,
@@ -54,6 +55,8 @@ FINDINGS: dict[str, Rule] = {
         not_subtracted.uncharged_persistent_torch,
         not_subtracted.graph_not_charged,
         not_subtracted.non_torch_read_after_empty_cache,
+        multimodal.mm_profile_under,
+        multimodal.merge_not_profiled,
         budget.rank_skew,
         neighbours.co_tenant,
         engine_lines.graph_estimate_high,
@@ -70,6 +73,7 @@ FINDINGS: dict[str, Rule] = {
         cycles.residue_per_cycle,
         outside_torch.allocation_outside_torch,
         outside_torch.communicator_buffers,
+        multimodal.mm_profile_over,
     )
 }
 

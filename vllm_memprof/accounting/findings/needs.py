@@ -62,9 +62,16 @@ def _audited(report: Report, rank: RankReport) -> Text | None:
     return None if compared else text("no figure of the engine could be compared")
 
 
+def _sampled(report: Report, rank: RankReport) -> Text | None:
+    if report.run.source == "log":
+        return text("a log does not tell")
+    return None if rank.samples else text("the run was not sampled while it served (--sample)")
+
+
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
+SAMPLED = Need("the run was sampled while it served", _sampled)
 OOM_TOLD = Need("the run was recorded by hooks, or the log holds the message", _oom_told)
 GRANTED = Need("the KV cache that the engine granted is known", _granted)
 GRANTED_OR_REFUSED = Need(

@@ -9,11 +9,20 @@ from vllm_memprof.capture.versions import in_range
 HOOKS: tuple[Hook, ...] = (*VLLM_HOOKS,)
 
 
-def rows_in_force(backend: str | None, version: str | None) -> tuple[Hook, ...]:
-    """Return the rows for a backend (None: of every backend) and a vLLM version (None: all)."""
+def rows_in_force(
+    backend: str | None, version: str | None, sampling: bool = False
+) -> tuple[Hook, ...]:
+    """Return the rows in force.
+
+    Args:
+        backend: of the process; None: rows of every backend.
+        version: of vLLM; None: all.
+        sampling: also rows that are called in every step.
+    """
     return tuple(
         hook
         for hook in HOOKS
         if (backend in hook.backends if backend else len(hook.backends) > 1)
         and in_range(version, hook.versions)
+        and (sampling or not hook.sampling)
     )

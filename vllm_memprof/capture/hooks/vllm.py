@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, communicators, empty_cache, grants, residency
+from vllm_memprof.capture import actions, communicators, empty_cache, grants, residency, steps
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -42,6 +42,11 @@ def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tu
         phase(hook_id, phase_id, f"{_NPU_WORKER}.{method}", backends=NPU, **fields),
         phase(f"cuda.{hook_id}", phase_id, f"{_GPU_WORKER}.{method}", backends=CUDA, **fields),
     )
+
+
+def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
+    """Return a row of sampled runs."""
+    return marker(hook_id, *targets, need=OPTIONAL, sampling=True, **fields)
 
 
 #: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
@@ -127,7 +132,8 @@ HOOKS: tuple[Hook, ...] = (
     # Multimodal profiling is inline code: it starts here and ends at the full-size dummy run.
     phase("r.mm_batch", "mm_profile", f"{_GPU_RUNNER}._get_mm_dummy_batch",
           "vllm.v1.worker.gpu.model_runner:get_dummy_encoder_profile_inputs",
-          enter=actions.begin_mm_profile, leave=None, versions=">=0.12", until=PROFILED),
+          enter=actions.begin_mm_profile, leave=actions.leave_mm_batch,
+          versions=">=0.12", until=PROFILED),
     # vllm-ascend 0.11 does not profile the encoder.
     phase("r.mm_batch.v0.11", "mm_profile", f"{_NPU_RUNNER}._get_mm_dummy_batch",
           enter=actions.begin_mm_profile, leave=None,
@@ -191,6 +197,28 @@ HOOKS: tuple[Hook, ...] = (
     # loaded.
     phase("live.load_weights", "weight_update", "<loaded>:model.load_weights",
           enter=residency.enter_update, need=OPTIONAL),
+
+    # --- Steps, in sampled runs alone. The runner's method, not the worker's: Ray calls that one.
+    _step("s.execute", f"{_NPU_RUNNER}.execute_model", f"{_NPU_RUNNER_V2}.execute_model",
+          f"{_GPU_RUNNER}.execute_model", f"{_GPU_RUNNER_V2}.execute_model",
+          enter=steps.enter_execute, leave=steps.leave_execute),
+    _step("s.sample_tokens", f"{_NPU_RUNNER}.sample_tokens", f"{_NPU_RUNNER_V2}.sample_tokens",
+          f"{_GPU_RUNNER}.sample_tokens", f"{_GPU_RUNNER_V2}.sample_tokens",
+          leave=steps.leave_sample, versions=">=0.12"),
+    _step("s.mm_encoder", "<loaded>:model.embed_multimodal",
+          enter=steps.enter_encoder, leave=steps.leave_stage),
+    # Text embeddings and the encoder's outputs into one tensor; it holds
+    # _merge_multimodal_embeddings, which models import by name.
+    _step("s.mm_merge", "<loaded>:model.embed_input_ids", "<loaded>:model.get_input_embeddings",
+          enter=steps.enter_merge, leave=steps.leave_stage),
+    _step("s.core_step", f"{_CORE}:EngineCore.step", f"{_CORE}:EngineCore.step_with_batch_queue",
+          leave=steps.leave_core_step, role="engine_core"),
+    _step("s.add_request", f"{_CORE}:EngineCore.add_request",
+          enter=steps.enter_add_request, role="engine_core"),
+    _step("s.free_request", "vllm.v1.core.sched.scheduler:Scheduler._free_request",
+          enter=steps.enter_free_request, role="engine_core"),
+    _step("s.api_ready", "vllm.v1.engine.llm_engine:LLMEngine.__init__",
+          "vllm.v1.engine.async_llm:AsyncLLM.__init__", leave=steps.leave_ready, role="api"),
 
     # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran;
     # these survive.

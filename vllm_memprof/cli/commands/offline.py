@@ -33,6 +33,23 @@ def offline(
     at_once: Annotated[
         bool, typer.Option("--at-once", help="Hand all requests to the engine in one batch.")
     ] = False,
+    repeat: Annotated[
+        int, typer.Option("--repeat", metavar="N", help="Run all prompts N times.")
+    ] = 1,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", help="Hand N requests to the engine together, not one."
+        ),
+    ] = None,
+    on_error: Annotated[
+        str,
+        typer.Option(
+            "--on-error",
+            metavar="A",
+            help="stop or skip, at a prompt or an image that is unreadable or refused.",
+        ),
+    ] = "stop",
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", help="Output tokens per request.")
     ] = None,
@@ -52,6 +69,7 @@ def offline(
             help="Experiment: call empty_cache at the end of these phases. Changes the run.",
         ),
     ] = None,
+    sample: shared.Sample = "1",
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -71,6 +89,10 @@ def offline(
         prompts=prompt or [],
         images_dir=images,
         at_once=at_once,
+        repeat=repeat,
+        concurrency=concurrency,
+        on_error=on_error,
+        sample=None if sample == "off" else sample,
         max_tokens=max_tokens,
         sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],

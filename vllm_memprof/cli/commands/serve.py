@@ -16,6 +16,7 @@ app = typer.Typer(**shared.APP_SETTINGS)
 def serve(
     ctx: typer.Context,
     model: shared.Model,
+    sample: shared.Sample = None,
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -40,6 +41,7 @@ def serve(
     """
     request = shared.request(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
+        sample=None if sample == "off" else sample,
         share_device=share_device,
     )  # fmt: skip
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)

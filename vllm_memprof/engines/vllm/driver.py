@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_memprof.engines.vllm.model_inspection import in_a_fork
-from vllm_memprof.engines.vllm.prompts import PromptError, Row, load_requests
+from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
 from vllm_memprof.engines.vllm.rank_choice import MODES, RankError
 from vllm_memprof.record.schema import ENV_STOP_AFTER
 
@@ -91,8 +91,9 @@ def _without_collecting() -> Iterator[None]:
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
-    """Serve prompts in this process, one after the other or at once, and shut the engine down."""
-    requests = load_requests(options.prompts, options.prompt, options.images)
+    """Serve prompts in this process, one after the other or several at once, and end the engine."""
+    skip = options.on_error == "skip"
+    requests = load_requests(options.prompts, options.prompt, options.images, skip=skip)
     sleep_mode = ["--enable-sleep-mode"] if options.sleep_cycles else []
     with _without_collecting():
         args = _parse_engine_args(
@@ -106,20 +107,7 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     llm = LLM(**vars(EngineArgs.from_cli_args(args)))
     sampling = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
     try:
-        batches = [requests] if options.at_once else [[request] for request in requests]
-        number = 0
-        for batch in batches:
-            started = time.perf_counter()
-            outputs = _generate(llm, batch, sampling)
-            seconds = time.perf_counter() - started
-            for output in outputs:
-                number += 1
-                print(
-                    f"request {number}/{len(requests)}: "
-                    f"{len(output.prompt_token_ids or ())} prompt tokens, "
-                    f"{len(output.outputs[0].token_ids)} output tokens, {seconds:.2f} s",
-                    flush=True,
-                )
+        _run_all(llm, requests, sampling, options, skip)
         for number in range(1, options.sleep_cycles + 1):
             started = time.perf_counter()
             llm.sleep(level=1)
@@ -132,6 +120,43 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
         timed = "timeout" in inspect.signature(core.shutdown).parameters
         core.shutdown(**({"timeout": _SHUTDOWN_TIMEOUT_S} if timed else {}))
     return 0
+
+
+def _run_all(
+    llm: Any,
+    requests: Sequence[Request],
+    sampling: Any,
+    options: argparse.Namespace,
+    skip: bool,
+) -> None:
+    """Run the requests, some together, and say of each how it went."""
+    together = len(requests) if options.at_once else options.concurrency
+    total = len(requests) * options.repeat
+    number, began = 0, time.perf_counter()
+    for _ in range(options.repeat):
+        for first in range(0, len(requests), together):
+            batch = requests[first : first + together]
+            started = time.perf_counter()
+            try:
+                outputs = _generate(llm, batch, sampling)
+            except (ValueError, PromptError) as error:  # a prompt that is too long, an image gone
+                if not skip:
+                    raise
+                names = ", ".join(request.name for request in batch)
+                number += len(batch)
+                print(f"request {number}/{total}: skipped ({names}): {error}", flush=True)
+                continue
+            now = time.perf_counter()
+            for output in outputs:
+                number += 1
+                left = (now - began) / number * (total - number)
+                print(
+                    f"request {number}/{total}: "
+                    f"{len(output.prompt_token_ids or ())} prompt tokens, "
+                    f"{len(output.outputs[0].token_ids)} output tokens, {now - started:.2f} s, "
+                    f"{left:.0f} s left",
+                    flush=True,
+                )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,6 +187,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     offline.add_argument(
         "--at-once", action="store_true", help="hand all requests to the engine in one batch"
+    )
+    offline.add_argument("--repeat", type=int, default=1, help="run all requests so often")
+    offline.add_argument(
+        "--concurrency", type=int, default=1, help="requests handed to the engine together"
+    )
+    offline.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="what to do with a request that cannot be read or that the engine refuses",
     )
     offline.add_argument(
         "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
@@ -204,11 +239,15 @@ def _renew_thread_pool_in_children() -> None:
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
 
 
-def _generate(llm: Any, requests: Sequence[Row], sampling: Any) -> Any:
-    """Return the outputs of requests that are all chats or all plain prompts."""
-    if all("messages" in request for request in requests):
-        return llm.chat([request["messages"] for request in requests], sampling, use_tqdm=False)
-    return llm.generate([request["prompt"] for request in requests], sampling, use_tqdm=False)
+def _generate(llm: Any, requests: Sequence[Request], sampling: Any) -> list[Any]:
+    """Return the outputs of requests; those that are chats run first."""
+    rows = [request.row() for request in requests]
+    chats = [row["messages"] for row in rows if "messages" in row]
+    prompts = [row["prompt"] for row in rows if "messages" not in row]
+    outputs = [] if not chats else list(llm.chat(chats, sampling, use_tqdm=False))
+    if prompts:
+        outputs += llm.generate(prompts, sampling, use_tqdm=False)
+    return outputs
 
 
 if __name__ == "__main__":

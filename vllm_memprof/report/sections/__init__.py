@@ -16,6 +16,7 @@ from vllm_memprof.report.sections.kv import kv_sections
 from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
 from vllm_memprof.report.sections.printed import printed_sections
+from vllm_memprof.report.sections.requests import request_sections
 
 
 def sections(report: Report, width: int) -> list[Section]:
@@ -36,6 +37,7 @@ def sections(report: Report, width: int) -> list[Section]:
     found += oom_sections(report)
     found += growth_sections(report, width)
     found += communicator_sections(report)
+    found += request_sections(report, wide)
     found += empty_cache_sections(report, wide)
     found += cycle_sections(report)
     return found
