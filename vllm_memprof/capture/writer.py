@@ -106,6 +106,37 @@ class EventWriter:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
+    @property
+    def loses(self) -> bool:
+        """Whether lines are lost now; another file of this process need not be tried either."""
+        loss = self._loss
+        return loss is not None and time.monotonic_ns() < loss.retry_t_ns
+
+    def count_lost(self, error: OSError | None = None) -> None:
+        """Count a line that belongs to another file of this process and could not be written.
+
+        Args:
+            error: why; None: it was not tried.
+        """
+        with self._lock:
+            if error is not None or self._loss is None:
+                self._lose(error or OSError("not written"), time.monotonic_ns())
+            else:
+                self._loss.events += 1
+
+    def written_again(self) -> None:
+        """Say what was lost, now that another file of this process could be written again."""
+        with self._lock:
+            loss, now = self._loss, time.monotonic_ns()
+            if loss is None:
+                return
+            try:
+                if self._fd is None:
+                    self._open("unknown")
+                self._write(b"", loss, now)
+            except OSError as error:
+                self._lose(error, now)
+
     def _open(self, role: str) -> None:
         self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

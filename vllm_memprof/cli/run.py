@@ -185,7 +185,7 @@ def run(
             f"memprof {request.mode} {request.model}",
             time.monotonic_ns(),
             output=request.mode == "serve" and not request.quiet,
-            sampled=False,
+            sampled=request.sample is not None,
             modelled=request.device.simulated,
             foot="Ctrl-C: end the server",
             leave="q: back to the line, the server goes on",

@@ -26,7 +26,8 @@ class EventTail:
     """Follows ``events/*.jsonl`` of one run folder, and the samples of the same processes.
 
     The folder, the files and the lines may appear at any time; files of samples also go. Of samples
-    the finest level is read, under the name of the process's event file. Lines that are not a JSON
+    the finest level is read, and what tells of requests, under the name of the process's event
+    file. Lines that are not a JSON
     object are skipped and counted in ``skipped_lines``; nothing here raises because of what a dying
     process left behind.
     """
@@ -50,6 +51,7 @@ class EventTail:
         try:
             events = sorted(self._events_dir.glob("*.jsonl"))
             samples = sorted(self._samples_dir.glob("*/0-*.jsonl"), key=_by_number)
+            samples += sorted(self._samples_dir.glob("*/requests-*.jsonl"), key=_by_number)
         except OSError:
             return []
         gone = self._cursors.keys() - {str(path) for path in (*events, *samples)}

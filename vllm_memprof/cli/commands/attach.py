@@ -35,6 +35,7 @@ def attach(
     shown = Shown(
         f"memprof attach {info.mode} {info.model}",
         info.start_t_ns or time.monotonic_ns(),
+        sampled=info.sample is not None,
         modelled=info.simulated,
         foot="Ctrl-C: leave the view, the run goes on",
         leave="q: the same",
