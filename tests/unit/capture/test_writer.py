@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sample_files import SampleFiles
 from vllm_memprof.record.lines import parse_event
 from vllm_memprof.record.loader import Run, load_run
 
@@ -47,6 +48,7 @@ import resource, sys, time
 from pathlib import Path
 from vllm_memprof.capture import writer as module
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sample_files import SampleFiles
 
 module._RETRY_NS = 50_000_000
 recorder = Recorder(Path(sys.argv[1]))
@@ -131,3 +133,35 @@ def test_a_forked_child_does_not_take_over_a_loss(tmp_path):
     recorder.writer._lose(OSError(errno.ENOSPC, "full"), 0)
     recorder.after_fork()
     assert recorder.writer._loss is None
+
+
+def test_lines_of_other_files_are_counted_with_the_events(tmp_path, monkeypatch):
+    """Samples go to files of their own; what is lost of them is told in the same place."""
+    recorder = Recorder(tmp_path)
+    recorder.emit("ready", what="model")
+    writer = recorder.writer
+    files = SampleFiles(tmp_path, losses=writer)
+    files.sample("sample", 1, 1, 1, {"tokens": 1})
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("vllm_memprof.capture.sample_files._Ring.write", refusing(full))
+    for step in range(2, 6):
+        files.sample("sample", step, step, 1, {"tokens": 1})
+    recorder.emit("ready", what="server")  # not tried meanwhile: counted
+    assert writer.loses
+    monkeypatch.undo()
+    writer._loss.retry_t_ns = 0
+    files.sample("sample", 6, 6, 1, {"tokens": 1})
+    assert not writer.loses
+    kinds = [json.loads(line)["kind"] for line in writer.path.read_text().splitlines()]
+    assert kinds == ["process", "lost", "ready", "lost"]
+    last = json.loads(writer.path.read_text().splitlines()[-1])
+    assert (last["events"], last["reason"]) == (5, "No space left on device")
+    (level,) = (tmp_path / "samples").rglob("0-*.jsonl")
+    assert [json.loads(line)["step"] for line in level.read_text().splitlines()] == [1, 6]
+
+
+def refusing(error: OSError) -> Any:
+    def write(self: Any, kind: str, line: bytes) -> None:
+        raise error
+
+    return write
