@@ -392,8 +392,9 @@ class LiveView:
         heights = self._console.render_lines(upper, self._console.options.update(width=width))
         lines = list(self._kept)[-self._console.height :]
         room = max(0, self._console.height - len(heights) - 3)
-        log = Text.from_ansi("\n".join(lines[-room:] if room else []), style="dim", no_wrap=True,
-                             overflow="ellipsis")  # fmt: skip
+        kept = "\n".join(lines[-room:]) if room else ""
+        # a space: an empty text is no renderable to a layout
+        log = Text.from_ansi(kept or " ", style="dim", no_wrap=True, overflow="ellipsis")
         keys = [shown.leave] if self._keys is not None and self._keys.there else []
         foot = f" {'   '.join([*keys, shown.foot])} "
         layout = Layout()

@@ -121,7 +121,8 @@ def _row(rank: RankStatus) -> list[RenderableType]:
     from rich.text import Text
 
     process = rank.process
-    phase = Text(process.where() or "-", style="bold cyan" if process.open else "green")
+    where = process.where() if process.open or process.shutting_down else "serving"
+    phase = Text(where or "-", style="bold cyan" if process.open else "green")
     readings = {head: format_gib(rank.reading(name)) for head, name in COLUMNS}
     spare = rank.spare_bytes
     style = "" if spare is None or spare >= GIB else "yellow" if spare >= 0 else "bold red"

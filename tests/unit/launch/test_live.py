@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -148,3 +149,33 @@ class _FailingView(PlainView):
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_full_screen_without_output_of_the_engine(progress, width, monkeypatch):
+    """Attach has none: nothing stands between the table and the foot."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=20, force_terminal=True, color_system=None)
+    view = LiveView(Shown("title", 0, foot="Ctrl-C: leave"), screen=True, console=console)
+    view.serve([])
+    view.update(progress)
+    view.close()
+    lines = [
+        line.rstrip()
+        for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    ]
+    assert any(line.startswith("TP1") for line in lines)
+    assert any(line.strip() == "Ctrl-C: leave" for line in lines)
+    assert not any("Layout" in line or "╭" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_secret_in_the_engines_output_is_not_on_the_full_screen(progress):
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, height=30, force_terminal=True)
+    view = LiveView(Shown("title", 0, output=True), screen=True, console=console)
+    view.output(b"INFO non-default args: {'api_key': ['Mk7QzSEEDx9'], 'port': 8000}\n")
+    view.update(progress)
+    view.close()
+    assert "non-default args" in stream.getvalue()
+    assert "Mk7QzSEEDx9" not in stream.getvalue()

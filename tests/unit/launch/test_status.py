@@ -154,7 +154,7 @@ def test_table(width: int) -> None:
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     first, second = (line for line in lines if line.startswith("TP"))
-    assert "after warm_up" in first
+    assert "serving" in first
     assert [word for word in first.split() if word[0].isdigit() or word == "-"] == [
         "50.00", "-", "-", "41.00", "6.00", "5.00"
     ]  # fmt: skip
