@@ -26,6 +26,7 @@ from tests.unit.accounting.findings import test_fits_device as device
 from tests.unit.accounting.findings import test_outside_torch as outside
 from tests.unit.accounting.findings.test_cycles import updates
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of
+from tests.unit.accounting.test_requests import PROFILED_TOKENS, vision
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
@@ -54,6 +55,7 @@ SUBJECTS = {
     "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
+    "multimodal": "Multimodal requests",
 }
 
 
@@ -167,6 +169,9 @@ EXAMPLES: dict[str, Example] = {
     "hook-not-bound": by_hand(lambda: _hook("missing")),
     "hook-overwritten": by_hand(lambda: _hook("overwritten")),
     "kv-allocation-off-plan": by_hand(_off_plan),
+    "merge-not-profiled": by_hand(lambda: vision(PROFILED_TOKENS)),
+    "mm-profile-over": by_hand(lambda: vision(PROFILED_TOKENS // 4, taken=512 * MIB)),
+    "mm-profile-under": by_hand(lambda: vision(2 * PROFILED_TOKENS, taken=3072 * MIB)),
     "negative-kv": recorded("logs/vllm-project__vllm-ascend-9372.log"),
     "non-torch-read-after-empty-cache": recorded("graph_tp2"),
     "observation-empties-cache": by_hand(_observed),

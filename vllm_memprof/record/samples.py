@@ -200,12 +200,18 @@ def sample_files(run_dir: Path, process: str) -> list[tuple[int, Path]]:
 
 
 def _finest(levels: Mapping[int, Iterable[Event]], kind: str) -> list[Sample]:
-    """Return the samples of a kind: of each time those of the finest level that still has it."""
+    """Return the samples of a kind: of each time those of the finest level that still has it.
+
+    A line of a coarser level that reaches into the time of a finer one counts whole, and the finer
+    lines of that time do not: otherwise there would be a gap.
+    """
     found: list[Sample] = []
     for level in sorted(levels):
         begins = found[0].since_ns if found else None
-        older = [_sample(event) for event in levels[level] if event.get("kind") == kind]
-        found[:0] = [each for each in older if begins is None or each.t_ns < begins]
+        coarser = [_sample(event) for event in levels[level] if event.get("kind") == kind]
+        older = [each for each in coarser if begins is None or each.since_ns < begins]
+        if older:
+            found = [*older, *(each for each in found if each.since_ns > older[-1].t_ns)]
     return found
 
 

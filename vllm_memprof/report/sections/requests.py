@@ -31,8 +31,10 @@ def request_sections(report: Report, wide: bool = False) -> list[Section]:
     served = [rank for rank in report.ranks if rank.requests or rank.stages]
     for members in group_ranks(served, lambda rank: repr(_stage_rows(rank.stages, wide))):
         found += _stage_section(members, served, wide)
+    for members in group_ranks(served, lambda rank: repr(rank.mm_profile)):
+        found += _profile_section(members, served)
     for members in group_ranks(served, lambda rank: repr(_request_rows(rank, wide))):
-        found += _request_section(report, members, served, wide)
+        found += _request_section(members, served, wide)
     return found
 
 
@@ -101,8 +103,58 @@ def _size(size: list[int] | None) -> str:
     return "-" if size is None else f"{size[0]}x{size[1]}"
 
 
+def _profile_section(members: list[RankReport], served: list[RankReport]) -> list[Section]:
+    """Return what profiling assumed of multimodal items beside what came."""
+    profile = members[0].mm_profile
+    if profile is None:
+        return []
+    titles = (text("Items"), text("Tokens"), text("Largest image"), text("GiB"))
+    columns = [Column(text("Multimodal"), right=False), *map(Column, titles)]
+    rows = [
+        Row(
+            [
+                text("profiled"),
+                number(profile.items, ","),
+                number(profile.tokens, ","),
+                _size(profile.size),
+                format_gib(profile.bytes, 3),
+            ]
+        ),
+        Row(
+            [
+                text("encoder, largest step"),
+                number(profile.came_items, ","),
+                number(profile.came_tokens, ","),
+                _size(profile.came_size),
+                format_gib(profile.came_bytes, 3),
+            ]
+        ),
+        Row(
+            [
+                text("merge, largest step"),
+                "-",
+                number(profile.merge_tokens, ","),
+                _size(profile.merge_size),
+                format_gib(profile.merge_peak_bytes, 3),
+            ]
+        ),
+    ]
+    merged: dict[bool | None, str] = {
+        True: text("the profile run merged embeddings"),
+        False: text("the profile run did not merge embeddings"),
+        None: text("whether the profile run merged embeddings is unknown"),
+    }
+    note = text(
+        "GiB: most that was allocated in it less what was before, known only where the allocator's "
+        "own peak rose in it"
+    )
+    title = text("Multimodal profile against requests")
+    notes: list[str] = [note, merged[profile.merged]]
+    return [Section(_titled(title, members, served), columns, rows, notes)]
+
+
 def _request_section(
-    report: Report, members: list[RankReport], served: list[RankReport], wide: bool
+    members: list[RankReport], served: list[RankReport], wide: bool
 ) -> list[Section]:
     rank = members[0]
     rows = _request_rows(rank, wide)

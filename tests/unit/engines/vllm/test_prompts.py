@@ -7,9 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from vllm_memprof.engines.vllm import prompts
 from vllm_memprof.engines.vllm.prompts import PromptError, load_requests
 
 PNG = b"\x89PNG not really"
+
+
+@pytest.fixture(autouse=True)
+def readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take files that begin like an image for one: Pillow is in the engine's environment alone."""
+
+    def why(path: Path) -> str | None:
+        try:
+            return None if path.read_bytes()[:1] == b"\x89" else f"image {path} cannot be read"
+        except OSError as error:
+            return f"image {path}: {error.strerror}"
+
+    monkeypatch.setattr(prompts, "_why_unreadable", why)
 
 
 def test_prompts_from_the_command_line_and_a_file(tmp_path: Path) -> None:
@@ -17,7 +31,7 @@ def test_prompts_from_the_command_line_and_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
 
-    assert load_requests(path, ["first"], None) == [
+    assert [each.row() for each in load_requests(path, ["first"], None)] == [
         {"prompt": "first"},
         *lines[:2],
         {"prompt": "c"},
@@ -30,35 +44,82 @@ def test_an_image_becomes_a_chat_message(tmp_path: Path) -> None:
     path.write_text(json.dumps({"text": "what?", "image": "cat.png"}))
 
     [request] = load_requests(path, [], tmp_path)
-    picture, text = request["messages"][0]["content"]
+    picture, text = request.row()["messages"][0]["content"]
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
     assert text == {"type": "text", "text": "what?"}
 
 
-def test_a_folder_of_images_alone_is_asked_about(tmp_path: Path) -> None:
-    for name in ("b.jpg", "a.png", "notes.txt"):
+def test_a_chat_may_name_image_files_beside_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "cat.webp").write_bytes(PNG)
+    remote = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    local = {"type": "image_url", "image_url": {"url": "file://cat.webp", "detail": "low"}}
+    chat = {"messages": [{"role": "user", "content": [remote, local]}]}
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps(chat))
+
+    [request] = load_requests(path, [], None)
+    first, second = request.row()["messages"][0]["content"]
+    assert first == remote
+    assert second["image_url"]["url"].startswith("data:image/webp;base64,")
+    assert second["image_url"]["detail"] == "low"
+
+
+def test_a_folder_of_images_alone_is_asked_about_in_natural_order(tmp_path: Path) -> None:
+    for name in ("img10.png", "img9.jpg", "IMG1.webp", "notes.txt"):
         (tmp_path / name).write_bytes(PNG)
 
     requests = load_requests(None, [], tmp_path)
-    assert len(requests) == 2
-    assert "image/png" in requests[0]["messages"][0]["content"][0]["image_url"]["url"]
+    assert [each.name for each in requests] == ["IMG1.webp", "img9.jpg", "img10.png"]
+    content = requests[0].row()["messages"][0]["content"]
+    assert "image/webp" in content[0]["image_url"]["url"]
 
 
 def test_nothing_given_is_one_short_prompt() -> None:
-    assert load_requests(None, [], None) == [{"prompt": "Hello"}]
+    assert [each.row() for each in load_requests(None, [], None)] == [{"prompt": "Hello"}]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{]", "line 1: not JSON"),
-        ('{"question": "?"}', "line 1: expected"),
-        ('{"text": "", "image": "no.png"}', "no.png"),
-    ],
-)
+BAD = [
+    ("{]", "line 1: not JSON"),
+    ('{"question": "?"}', "line 1: expected"),
+    ('{"prompt": 3}', "line 1: 'prompt' is not a text"),
+    ('{"messages": []}', "line 1: 'messages' is not a list"),
+    ('{"text": "", "image": "no.png"}', "no.png"),
+    ('{"text": "", "image": "text.png"}', "text.png cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
 def test_bad_prompts_say_where(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "text.png").write_text("hello")
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
 
     with pytest.raises(PromptError, match=message):
         load_requests(path, [], None)
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
+def test_bad_prompts_are_named_and_skipped_where_asked(
+    tmp_path: Path, content: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{content}\n{{"prompt": "good"}}\n')
+
+    assert [each.row() for each in load_requests(path, [], None, skip=True)] == [{"prompt": "good"}]
+    said = capsys.readouterr().err
+    assert "skipped" in said
+    assert message in said
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_folder_without_an_image_is_refused(tmp_path: Path, skip: bool) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(PromptError, match="no image in it"):
+        load_requests(None, [], tmp_path, skip=skip)
+
+
+def test_nothing_left_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("text")
+    with pytest.raises(PromptError, match="no request is left"):
+        load_requests(None, [], tmp_path, skip=True)
