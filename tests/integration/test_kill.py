@@ -168,7 +168,7 @@ def test_somebody_is_killed_under_load(sim_stack, tmp_path, cleanup_processes, w
         )
 
     wait_until(ready, 200, "the server is ready")
-    load = Load(port, "tiny", clients=4, max_tokens=200).start()
+    load = Load(port, "tiny", clients=4, max_tokens=40).start()
     wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
     pids = engine_pids(run_dir)
     assert len(pids) >= 4  # API server, engine core, two workers

@@ -10,7 +10,6 @@ level is still there, thinned, at the next. Nothing is buffered.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -79,11 +78,11 @@ class _Ring:
         assert self._fd is not None
         if self._torn:
             line = b"\n" + line
-        written = os.write(self._fd, line)
-        self._torn = written < len(line)
-        self._written += written
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while line:
+            written = os.write(self._fd, line)
+            self._written += written
+            line = line[written:]
+            self._torn = bool(line)  # what is left may be refused
         kinds = self._kinds[-1]
         kinds[kind] = kinds.get(kind, 0) + 1
 
