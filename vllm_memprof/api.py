@@ -90,6 +90,20 @@ class RunFrames:
         return tables.empty_cache(self._ranks)
 
     @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per rank and request; columns in ``frames.tables.requests``."""
+        from vllm_memprof.frames import tables
+
+        return tables.requests(self._ranks)
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row per rank, stretch of time and figure; columns in ``frames.tables.samples``."""
+        from vllm_memprof.frames import tables
+
+        return tables.samples(self._ranks)
+
+    @cached_property
     def findings(self) -> pd.DataFrame:
         """One row per finding, the gravest first; columns in ``frames.tables.findings``."""
         from vllm_memprof.frames import tables

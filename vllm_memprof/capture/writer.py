@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_memprof.record.schema import EVENTS_DIR, EVENTS_SCHEMA
+from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in
@@ -54,8 +54,16 @@ class _Loss:
     torn: bool = False  # half a line was written
 
 
+#: Bytes that are kept for what comes seldom and must not be missing: an OOM, a shutdown.
+_RESERVE_BYTES = 1 << 20
+_SELDOM = ("oom", "shutdown")
+
+
 class EventWriter:
     """Appends events to this process's file, which is created at the first event.
+
+    The file has ``EVENTS_BYTES`` at most: of later events only their number is written, at every
+    doubling.
 
     Args:
         run_dir: the run folder; its ``events`` folder is made when missing.
@@ -66,6 +74,8 @@ class EventWriter:
         self._fd: int | None = None
         self._room_at: int | None = None  # offset of the room in the first line
         self._loss: _Loss | None = None
+        self._written = 0
+        self._dropped: dict[str, int] = {}
         self._lock = threading.RLock()
 
     @property
@@ -93,7 +103,7 @@ class EventWriter:
             try:
                 if self._fd is None:
                     self._open(role)
-                self._write(_line(event), loss, now)
+                self._write(event)
             except OSError as error:
                 self._lose(error, now)
 
@@ -101,6 +111,7 @@ class EventWriter:
         """Forget the parent's file; the child opens its own at its first event."""
         self._lock = threading.RLock()
         self._loss, self._room_at = None, None
+        self._written, self._dropped = 0, {}
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -133,7 +144,7 @@ class EventWriter:
             try:
                 if self._fd is None:
                     self._open("unknown")
-                self._write(b"", loss, now)
+                self._put(b"")
             except OSError as error:
                 self._lose(error, now)
 
@@ -149,14 +160,30 @@ class EventWriter:
             os.close(fd)
             raise
         self._fd, self._room_at = fd, len(first)
+        self._written = len(first) + _ROOM_BYTES + 1
 
-    def _write(self, line: bytes, loss: _Loss | None, now: int) -> None:
-        """Write a line; behind a loss, with an event before it that says what was lost."""
+    def _write(self, event: Mapping[str, object]) -> None:
+        """Write an event, or count it where the file has no room for it."""
+        line, kind = _line(event), str(event["kind"])
+        seldom = kind in ("dropped", "lost") or event.get("phase") in _SELDOM
+        room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
+        if self._written + len(line) <= room:
+            self._put(line)
+            return
+        count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
+        if kind != "dropped" and count & (count - 1) == 0:
+            kinds = dict(self._dropped)
+            self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds})
+
+    def _put(self, line: bytes) -> None:
+        """Write a line; after a loss, behind an event that says what was lost."""
         assert self._fd is not None
+        loss = self._loss
         if loss is not None:
-            ended = _line(_lost_event(loss, now, loss.events))
+            ended = _line(_lost_event(loss, time.monotonic_ns(), loss.events))
             line = (b"\n" if loss.torn else b"") + ended + line
         _write_all(self._fd, line)
+        self._written += len(line)
         self._loss = None
 
     def _lose(self, error: OSError, now: int) -> None:

@@ -319,6 +319,85 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
     return _make(ranks, {name: dtype for name, (_, dtype) in fields.items()}, rows)
 
 
+def requests(ranks: Iterable[RankSource]) -> pd.DataFrame:
+    """Return one row per rank and request, where the run was sampled, in the order of their begin.
+
+    Columns after ``WHO``: id (string), prompt_tokens, output_tokens, images (Int64, how many),
+    image_width and image_height (Int64, pixels, of the image with most of them), image_tokens
+    (Int64), others (Int64, most other requests in a step with it), begin_s and end_s (Float64,
+    since the launch), allocated_before_bytes, allocated_peak_bytes (Int64), peak_exact (boolean;
+    else the peak is the highest reading), allocated_peak_at_most_bytes, left_allocated_bytes,
+    left_reserved_bytes (Int64), peak_stage, reason (string), finished (boolean).
+    """
+    columns = {
+        "id": "string",
+        "prompt_tokens": "Int64",
+        "output_tokens": "Int64",
+        "images": "Int64",
+        "image_width": "Int64",
+        "image_height": "Int64",
+        "image_tokens": "Int64",
+        "others": "Int64",
+        "begin_s": "Float64",
+        "end_s": "Float64",
+        "allocated_before_bytes": "Int64",
+        "allocated_peak_bytes": "Int64",
+        "peak_exact": "boolean",
+        "allocated_peak_at_most_bytes": "Int64",
+        "left_allocated_bytes": "Int64",
+        "left_reserved_bytes": "Int64",
+        "peak_stage": "string",
+        "reason": "string",
+        "finished": "boolean",
+    }
+
+    def rows(source: RankSource) -> Iterator[Row]:
+        for each in source.rank.requests:
+            sizes = [size for size in each.images if size is not None]
+            width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
+            own: dict[str, object] = {
+                **vars(each),
+                "images": len(each.images),
+                "image_width": width,
+                "image_height": height,
+                "begin_s": each.begin_seconds,
+                "end_s": each.end_seconds,
+            }
+            yield tuple(own[name] for name in columns)
+
+    return _make(ranks, columns, rows)
+
+
+def samples(ranks: Iterable[RankSource]) -> pd.DataFrame:
+    """Return one row per rank, stretch of time and figure, where the run was sampled.
+
+    Columns after ``WHO``: begin_s and end_s (Float64, since the launch), readings (Int64, of the
+    worker), figure (string, a name of ``accounting.requests.CURVES``), low and high (Int64).
+    """
+    columns = {
+        "begin_s": "Float64",
+        "end_s": "Float64",
+        "readings": "Int64",
+        "figure": "string",
+        "low": "Int64",
+        "high": "Int64",
+    }
+
+    def rows(source: RankSource) -> Iterator[Row]:
+        for point in source.rank.samples:
+            for name, low in point.low.items():
+                yield (
+                    point.begin_seconds,
+                    point.end_seconds,
+                    point.readings,
+                    name,
+                    low,
+                    point.high.get(name),
+                )
+
+    return _make(ranks, columns, rows)
+
+
 def findings(reports: Iterable[Report]) -> pd.DataFrame:
     """Return one row per finding, the gravest of each run first.
 

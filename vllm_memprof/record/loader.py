@@ -15,7 +15,7 @@ from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.lines import Event, parse_event
-from vllm_memprof.record.samples import Served, load_samples
+from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
     EVENTS_SCHEMA,
@@ -158,7 +158,9 @@ def load_run(run_dir: Path) -> Run:
         if process is None:
             notes.append(f"{path.name}: the process died before its first record was complete")
             continue
-        process = replace(process, served=_load_served(run_dir, path.stem))
+        served = _load_served(run_dir, path.stem)
+        served.dropped.update(process.served.dropped)
+        process = replace(process, served=served)
         processes.append(process)
         if lines := process.dropped_lines + process.served.dropped_lines:
             notes.append(f"{path.name}: {lines} incomplete line(s) dropped")
@@ -300,6 +302,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
             (t for event in events if isinstance(t := event.get("t_ns"), int)), default=None
         ),
         dropped_lines=dropped,
+        served=Served(dropped=dropped_of(by_kind.get("dropped", []))),
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },

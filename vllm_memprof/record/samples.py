@@ -170,7 +170,7 @@ def load_samples(run_dir: Path, process: str) -> Served:
     }
     samples = {kind: _finest(levels, kind) for kind in _FIGURES}
     memory, kept = _memories(by_kind.get("request_memory", []))
-    dropped = _dropped(by_kind.get("dropped", []))
+    dropped = dropped_of(by_kind.get("dropped", []))
     if "request_memory" in dropped:
         dropped["request_memory"] = max(dropped["request_memory"] - kept, 0)
     return Served(
@@ -325,7 +325,8 @@ def _memory(event: Event) -> RequestMemory:
     return RequestMemory(**known)
 
 
-def _dropped(events: Iterable[Event]) -> dict[str, int]:
+def dropped_of(events: Iterable[Event]) -> dict[str, int]:
+    """Return the lines by kind that are in no file any more, by the events that say so."""
     total: dict[str, int] = {}
     for event in events:
         for kind, lines in (event.get("kinds") or {}).items():

@@ -62,6 +62,7 @@ class _Picture:
     timeline: Section | None
     waterfall_text: str
     waterfall: Section | None
+    serving_text: str = ""  # "" where the run was not sampled
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,34 @@ def _picture(view: View) -> _Picture:
         timeline=None if view.timeline is None else _timeline_table(view),
         waterfall_text=view.no_waterfall or _waterfall_text(view),
         waterfall=None if not view.waterfall else _waterfall_table(view),
+        serving_text=_serving_text(view),
     )
+
+
+def _serving_text(view: View) -> str:
+    served = view.serving
+    if served is None:
+        return ""
+    parts = [
+        text(
+            "{rank}: {count:,} readings in {seconds:.1f} s",
+            rank=view.drawn,
+            count=served.readings,
+            seconds=served.seconds[-1] - served.seconds[0],
+        ),
+        text("{count} requests", count=len(served.bars) + served.left_out),
+    ]
+    for curve in served.curves:
+        low = min((size for size in curve.low if size is not None), default=None)
+        high = max((size for size in curve.high if size is not None), default=None)
+        parts.append(
+            text("{what} {low:gib} to {high:gib} GiB", what=curve.title, low=low, high=high)
+        )
+    if served.left_out:
+        parts.append(
+            text("{count} requests without a bar are in report.json", count=served.left_out)
+        )
+    return join("; ", parts)
 
 
 def _timeline_text(view: View) -> str:

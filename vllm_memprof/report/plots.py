@@ -16,6 +16,7 @@ from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.report.sections.base import group_ranks, labels_of, modelled
 from vllm_memprof.report.sections.budget import term_title
+from vllm_memprof.report.serving import Serving, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
@@ -46,6 +47,7 @@ class View:
     no_timeline: str | None  # why there is none
     waterfall: list[Step]
     no_waterfall: str | None
+    serving: Serving | None = None  # None: the run was not sampled
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,12 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
         *(term.bytes for term in budget.terms),
     ]
     figures += [item.bytes for item in budget.not_subtracted]
-    return moments, tuple(map(format_gib, figures)), tuple(rank.open_phases), repr(rank.oom)
+    served = serving_of(rank)
+    drawn = (
+        None if served is None else [(c.name, [*map(format_gib, c.high)]) for c in served.curves]
+    )
+    ended = tuple(rank.open_phases), repr(rank.oom), repr(drawn)
+    return moments, tuple(map(format_gib, figures)), *ended
 
 
 def _extremes(groups: list[list[RankReport]], skew: list[SkewRow]) -> list[list[RankReport]]:
@@ -172,6 +179,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
         no_timeline=why,
         waterfall=steps,
         no_waterfall=missing,
+        serving=serving_of(rank),
     )
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from vllm_memprof.capture import writer
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sample_files import SampleFiles
+from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.lines import parse_event
 from vllm_memprof.record.loader import Run, load_run
 
@@ -141,16 +143,16 @@ def test_lines_of_other_files_are_counted_with_the_events(tmp_path, monkeypatch)
     recorder.emit("ready", what="model")
     writer = recorder.writer
     files = SampleFiles(tmp_path, losses=writer)
-    files.sample("sample", 1, 1, 1, {"tokens": 1})
+    files.sample("sample", 1, 1, 1, ("tokens",), (1,))
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("vllm_memprof.capture.sample_files._Ring.write", refusing(full))
     for step in range(2, 6):
-        files.sample("sample", step, step, 1, {"tokens": 1})
+        files.sample("sample", step, step, 1, ("tokens",), (1,))
     recorder.emit("ready", what="server")  # not tried meanwhile: counted
     assert writer.loses
     monkeypatch.undo()
     writer._loss.retry_t_ns = 0
-    files.sample("sample", 6, 6, 1, {"tokens": 1})
+    files.sample("sample", 6, 6, 1, ("tokens",), (1,))
     assert not writer.loses
     kinds = [json.loads(line)["kind"] for line in writer.path.read_text().splitlines()]
     assert kinds == ["process", "lost", "ready", "lost"]
@@ -165,3 +167,19 @@ def refusing(error: OSError) -> Any:
         raise error
 
     return write
+
+
+def test_the_file_has_a_bound_and_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "EVENTS_BYTES", 40_000)
+    monkeypatch.setattr(writer, "_RESERVE_BYTES", 10_000)
+    events = EventWriter(tmp_path)
+    for _ in range(500):
+        events.emit("phase", {"phase": "empty_cache", "detail": "x" * 100}, "worker")
+    events.emit("phase", {"phase": "oom"}, "worker")
+    text = events.path.read_text()
+    assert 29_000 < len(text) <= 40_000
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert lines[-1]["phase"] == "oom"
+    said = [line["kinds"]["phase"] for line in lines if line["kind"] == "dropped"]
+    written = sum(line.get("phase") == "empty_cache" for line in lines)
+    assert said[-1] <= 500 - written < 2 * said[-1]

@@ -19,6 +19,8 @@ TABLES = (
     tables.audit,
     tables.kv,
     tables.empty_cache,
+    tables.requests,
+    tables.samples,
     tables.findings,
 )
 

@@ -122,6 +122,42 @@ function timeline(view, gib, byReading) {
   return [traces, layout];
 }
 
+// Curves of what was sampled, as bands; requests as bars in the strip below, in the same time.
+function serving(view, gib) {
+  const served = view.serving;
+  const size = (bytes) => (bytes === null ? null : bytes / gib);
+  const tones = { reserved_bytes: "cached", allocated_bytes: "kv", encoder_cache_bytes: "others" };
+  const traces = [];
+  for (const curve of served.curves) {
+    const tone = colour(tones[curve.name]);
+    traces.push({
+      type: "scatter", mode: "lines", x: served.seconds, y: curve.low.map(size), line: { width: 0, color: tone }, showlegend: false, hoverinfo: "skip",
+    });
+    traces.push({
+      type: "scatter", mode: "lines", name: plain(curve.title), x: served.seconds, y: curve.high.map(size), fill: "tonexty", line: { width: 1.4, color: tone },
+      text: curve.low.map((bytes) => (bytes === null ? "" : size(bytes).toFixed(4))), hovertemplate: say("{low} to {high} GiB", { low: "%{text}", high: "%{y:.4f}" }),
+    });
+  }
+  const bars = served.bars;
+  const lanes = bars.reduce((most, bar) => Math.max(most, bar.lane + 1), 0);
+  const strip = Math.min(0.4, 0.08 + 0.03 * lanes), span = served.seconds[served.seconds.length - 1] - served.seconds[0];
+  if (bars.length) {
+    traces.push({
+      type: "bar", orientation: "h", yaxis: "y2", name: say("requests"), base: bars.map((bar) => bar.begin),
+      x: bars.map((bar) => Math.max(bar.end - bar.begin, span / 2000)), y: bars.map((bar) => -bar.lane), width: 0.8,
+      marker: { color: bars.map((bar) => colour(bar.failed ? "error" : "weights")), line: { width: 1, color: colour("page") } },
+      hovertemplate: bars.map((bar) => plain(bar.id) + ", " + (bar.end - bar.begin).toFixed(3) + " s" + (bar.peak_bytes === null ? "" : ", " + (bar.exact ? "" : "≥ ") + size(bar.peak_bytes).toFixed(4) + " GiB") + "<extra></extra>"),
+    });
+  }
+  const layout = base(narrow() ? 420 : 500, { l: 46, r: 12, t: 20, b: 90 });
+  layout.xaxis = { ...layout.xaxis, title: { text: say("seconds"), standoff: 4 }, anchor: bars.length ? "y2" : "y" };
+  layout.yaxis = { ...layout.yaxis, title: { text: "GiB" }, domain: [bars.length ? strip + 0.04 : 0, 1] };
+  layout.yaxis2 = { domain: [0, strip], range: [-Math.max(lanes, 1) + 0.5, 0.5], visible: false, fixedrange: true };
+  layout.legend = { orientation: "h", y: -0.14, yanchor: "top" };
+  layout.showlegend = true;
+  return [traces, layout];
+}
+
 function waterfall(view, gib) {
   const steps = view.waterfall;
   const level = steps.map((step) => step.kind === "level");
@@ -205,6 +241,7 @@ function start(run) {
     if (!view) return;
     const text = (name) => run.querySelector('.view[data-view="' + shown() + '"] .' + name + "-text").textContent;
     put("timeline", view.timeline === null ? null : timeline(view, data.gib, byReading.checked), text("timeline"));
+    put("serving", view.serving === null ? null : serving(view, data.gib), view.serving === null ? undefined : text("serving"));
     put("waterfall", view.waterfall.length ? waterfall(view, data.gib) : null, text("waterfall"));
     for (const part of run.querySelectorAll(".equal, .explains-timeline")) part.hidden = view.timeline === null;
     put("skew", data.skew.length ? skew(data) : null);
