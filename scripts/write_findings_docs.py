@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.support.mutations import figures_of, with_its_grant, workers
+from tests.support.served import leaking
 from tests.unit.accounting.builders import process, run_of, snapshot, span
 from tests.unit.accounting.builders import recorded as recorded_run
 from tests.unit.accounting.findings import test_every_finding as logs
@@ -52,6 +53,7 @@ SUBJECTS = {
     "outside_torch": "Outside torch",
     "empty_cache": "empty_cache",
     "cycles": "Cycles of sleep mode and weight updates",
+    "serving_growth": "While serving",
     "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
@@ -165,6 +167,7 @@ EXAMPLES: dict[str, Example] = {
     "graph-estimate-high": recorded("logs/wtdcode__vllm-backport-34.log"),
     "graph-not-charged": recorded("graph_tp2"),
     "events-lost": by_hand(_blind),
+    "growth-while-serving": by_hand(lambda: build_report(leaking())),
     "hook-never-called": by_hand(lambda: _hook("never_called")),
     "hook-not-bound": by_hand(lambda: _hook("missing")),
     "hook-overwritten": by_hand(lambda: _hook("overwritten")),

@@ -28,6 +28,11 @@ def format_mib(size_bytes: int | None, digits: int = 1) -> str:
     return f"{size_bytes / MIB:+,.{digits}f}" if size_bytes else ""
 
 
+def format_rate(size_bytes: float | None, digits: int = 3) -> str:
+    """Return signed bytes per request or hour as MiB text, ``+1.000``; ``-`` where unknown."""
+    return "-" if size_bytes is None else f"{size_bytes / MIB:+,.{digits}f}"
+
+
 def format_bytes(size_bytes: int | None) -> str:
     """Return exact bytes with thousands separators, ``-`` where the figure is unknown."""
     if size_bytes is None:

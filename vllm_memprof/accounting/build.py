@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
+from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.audit import asked_utilization, audit
 from vllm_memprof.accounting.budgets import (
     corrections,
@@ -35,6 +36,7 @@ from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
+from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of
@@ -82,6 +84,8 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
+        growth=host_growth(run),
+        allocations=traced(run),
     )
 
 
@@ -150,6 +154,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         total = first_device_total(process)
     calls = empty_cache_calls(run, process)
     oom = failed_allocation(process, run.oom_counters)
+    budget = _budget(rank, oom)
     return RankReport(
         rank=who.rank,
         label=rank.label,
@@ -162,7 +167,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         device_total_bytes=total,
         initial_free_bytes=evidence.figure("initial_free_bytes"),
         phases=_phases_with_owners(process, rank.summary.simulated),
-        budget=_budget(rank, oom),
+        budget=budget,
         kv=rank.kv,
         empty_cache=calls,
         reclaim=summarise_calls(process, calls, rank.kv),
@@ -173,6 +178,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,
+        growth=with_room(device_growth(run, process), _spare_at_start(budget)),
         requests=request_rows(run, process),
         stages=stage_rows(process),
         samples=points(run, process),
@@ -180,6 +186,14 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         thinned=process.served.thinned,
         dropped=process.served.dropped,
     )
+
+
+def _spare_at_start(budget: Budget) -> int | None:
+    """Return what was spare at the serving peak, without what was read above it later."""
+    if budget.spare_bytes is None:
+        return None
+    later = (item.bytes or 0 for item in budget.held_at_peak if item.name == "held_later")
+    return budget.spare_bytes + sum(later)
 
 
 def _phases_with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from vllm_memprof.accounting.allocation_sites import AllocationSite as AllocationSite
+from vllm_memprof.accounting.allocation_sites import TracedProcess as TracedProcess
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
@@ -17,6 +19,8 @@ from vllm_memprof.accounting.requests import MmProfile as MmProfile
 from vllm_memprof.accounting.requests import Point as Point
 from vllm_memprof.accounting.requests import RequestRow as RequestRow
 from vllm_memprof.accounting.requests import StageRow as StageRow
+from vllm_memprof.accounting.serving_growth import HostGrowth as HostGrowth
+from vllm_memprof.accounting.serving_growth import OwnerGrowth as OwnerGrowth
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
@@ -440,6 +444,7 @@ class RankReport:
     requests: list[RequestRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     stages: list[StageRow] = field(default_factory=list, metadata={"json": OPTIONAL})
     samples: list[Point] = field(default_factory=list, metadata={"json": OPTIONAL})
+    growth: list[OwnerGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: What profiling assumed of multimodal items, and what came.
     mm_profile: MmProfile | None = field(default=None, metadata={"json": OPTIONAL})
     #: Older samples are lowest and highest values of several readings.
@@ -486,6 +491,10 @@ class Report:
     ranks: list[RankReport]
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
+    #: Resident host memory of each process while it served, where the run was sampled.
+    growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: With --trace-allocations: lines of code whose memory stayed.
+    allocations: list[TracedProcess] = field(default_factory=list, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan
+from vllm_memprof.capture import device_thread, empty_cache, figures, identity, kv_plan, tracing
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.hook import (
     DEVICE_READY,
@@ -166,6 +166,7 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
     recorder.emit_figures("compile_or_warm_up_model")
     recorder.notes.serving = True
     device_thread.start(recorder)
+    tracing.trace_device(recorder)
     recorder.hooks.release(MODEL_READY)
     recorder.hooks.self_check(MODEL_READY)
 
@@ -173,6 +174,7 @@ def leave_warm_up(recorder: Recorder, call: Call) -> None:
 def leave_shutdown(recorder: Recorder, call: Call) -> None:
     if recorder.sampler is not None:
         recorder.sampler.close()
+    tracing.close(recorder)
     end_phase(recorder, call)
     recorder.hooks.self_check(END)
 
@@ -237,7 +239,13 @@ def announce_model(recorder: Recorder, call: Call) -> None:
         recorder.emit("ready", what="model")
         recorder.hooks.bind_instance(getattr(call.subject, "scheduler", None))
         device_thread.start(recorder)
+        tracing.trace_host(recorder)
         recorder.hooks.self_check(ENGINE_READY)
+
+
+def end_core(recorder: Recorder, call: Call) -> None:
+    """Write what the engine core has traced, before it ends."""
+    tracing.close(recorder)
 
 
 def announce_server(recorder: Recorder, call: Call) -> None:

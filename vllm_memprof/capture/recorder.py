@@ -13,11 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from vllm_memprof.capture.allocations import Tracer
 from vllm_memprof.capture.probe import Probe
 from vllm_memprof.capture.sampler import Sampler, parse_every
 from vllm_memprof.capture.snapshot import Snapshot, with_later
 from vllm_memprof.capture.writer import EventWriter
-from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_SAMPLE, ENV_STOP_AFTER, FIGURES
+from vllm_memprof.record.schema import (
+    ENV_EMPTY_CACHE_AT,
+    ENV_SAMPLE,
+    ENV_STOP_AFTER,
+    ENV_TRACE_ALLOCATIONS,
+    FIGURES,
+)
 
 #: From the least to the most telling: a process that is several of these is named by the last one.
 #: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
@@ -92,6 +99,7 @@ class Recorder:
         self.probe = Probe()
         self.stop_after = os.environ.get(ENV_STOP_AFTER)
         self.empty_cache_at = frozenset(os.environ.get(ENV_EMPTY_CACHE_AT, "").split(",")) - {""}
+        self.trace_allocations = int(os.environ.get(ENV_TRACE_ALLOCATIONS, "0"))
         self._every = parse_every(every) if (every := os.environ.get(ENV_SAMPLE)) else None
         self._last_id = 0
         self._forget()
@@ -107,6 +115,8 @@ class Recorder:
         self._stacks = threading.local()
         #: Phases under way, in all threads.
         self.under_way: set[int] = set()
+        #: With --trace-allocations: by kind of memory.
+        self.tracers: dict[str, Tracer] = {}
         #: None: this run is not sampled.
         self.sampler = (
             None

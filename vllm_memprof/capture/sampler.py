@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
-from vllm_memprof.capture.probe import Backend, Probe
+from vllm_memprof.capture.probe import Backend, Probe, host_rss_bytes
 from vllm_memprof.capture.sample_files import Losses, SampleFiles
 from vllm_memprof.record.schema import (
     KV_SAMPLE_FIGURES,
@@ -125,6 +125,7 @@ class Sampler:
 
     Attributes:
         on_request_end: called with the id of a request that this worker no longer has.
+        on_core_request_end: called with the id of a request that this engine core has ended.
     """
 
     run_dir: Path
@@ -132,6 +133,7 @@ class Sampler:
     every: Every
     losses: Losses | None = None  # keeps account of lines that could not be written
     on_request_end: list[Callable[[str], None]] = field(default_factory=list)
+    on_core_request_end: list[Callable[[str], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.files = SampleFiles(self.run_dir, self._kept, self.losses)
@@ -578,6 +580,7 @@ class Sampler:
             self._core_since,
             KV_SAMPLE_FIGURES,
             (
+                host_rss_bytes(),
                 None if pool is None or total is None else total - pool.get_num_free_blocks(),
                 total,
                 len(scheduler.running),
@@ -618,6 +621,8 @@ class Sampler:
                 "reason": getattr(getattr(request, "status", None), "name", None),
             },
         )
+        for call in self.on_core_request_end:
+            call(written)
 
 
 def clean_id(name: str) -> str:

@@ -95,6 +95,15 @@ Sample = Annotated[
     ),
 ]
 
+TraceAllocations = Annotated[
+    int | None,
+    typer.Option(
+        "--trace-allocations",
+        metavar="N",
+        help="Over N requests, find the lines of code whose memory stays. Slows the engine down.",
+    ),
+]
+
 #: Settings of a Typer app whose command takes the engine's arguments.
 APP_SETTINGS: dict[str, Any] = {
     "add_completion": False,

@@ -28,6 +28,7 @@ from vllm_memprof.record.schema import (
     ENV_RUN_DIR,
     ENV_SAMPLE,
     ENV_STOP_AFTER,
+    ENV_TRACE_ALLOCATIONS,
 )
 
 PLUGIN_NAME = "memprof"
@@ -119,7 +120,12 @@ def build_env(
         extra: additions of the simulated device and of the model preset.
     """
     env = dict(base)
-    for name in (ENV_STOP_AFTER, ENV_EMPTY_CACHE_AT, ENV_SAMPLE):  # a run decides these itself
+    for name in (
+        ENV_STOP_AFTER,
+        ENV_EMPTY_CACHE_AT,
+        ENV_SAMPLE,
+        ENV_TRACE_ALLOCATIONS,
+    ):  # a run decides these itself
         env.pop(name, None)
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":

@@ -17,7 +17,12 @@ from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
-from vllm_memprof.record.schema import ENV_EMPTY_CACHE_AT, ENV_SAMPLE, RunInfo
+from vllm_memprof.record.schema import (
+    ENV_EMPTY_CACHE_AT,
+    ENV_SAMPLE,
+    ENV_TRACE_ALLOCATIONS,
+    RunInfo,
+)
 from vllm_memprof.redact import redact_command, select_env
 
 #: Files that exist where a kind of device does.
@@ -63,6 +68,8 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
     if request.sample is not None:
         env_extra[ENV_SAMPLE] = request.sample
+    if request.trace_allocations is not None:
+        env_extra[ENV_TRACE_ALLOCATIONS] = str(request.trace_allocations)
     facts = probe_interpreter(target.python, {**environ, **env_extra})
     require_engine(facts)
     run_dir = create_run_dir(request.run_dir, request.model)

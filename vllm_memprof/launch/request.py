@@ -74,6 +74,7 @@ class LaunchRequest:
     concurrency: int | None = None  # prompts that are handed to the engine together
     on_error: str = "stop"  # of ON_ERROR
     sample: str | None = None  # every so many steps, "16", or seconds, "5s"; None: not sampled
+    trace_allocations: int | None = None  # requests over which allocations that stay are traced
     sleep_cycles: int = 0  # sleep and wake-up, each followed by the first prompt again
     empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it
     ranks: str | None = None  # of a plan: one of RANKS
@@ -101,6 +102,13 @@ class LaunchRequest:
             raise UsageError(
                 f"--sample {self.sample!r} is neither a number of steps nor of seconds",
                 hint="--sample 16 (every 16th step), --sample 5s (every 5 seconds), --sample off",
+            )
+        if self.trace_allocations is not None and self.trace_allocations < 1:
+            raise UsageError("--trace-allocations must be at least 1")
+        if self.trace_allocations is not None and self.sample is None:
+            raise UsageError(
+                "--trace-allocations counts requests, which --sample off leaves out",
+                hint="leave --sample off out",
             )
         if self.sleep_cycles < 0:
             raise UsageError("--sleep-cycles must not be negative")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
+from vllm_memprof.record.allocations import AllocationTrace, read_trace
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
@@ -106,6 +107,7 @@ class ProcessRecord:
         default_factory=dict
     )  # a reading that the process did not get -> why
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
+    allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
 
     @property
@@ -251,7 +253,7 @@ def _load_process(path: Path) -> ProcessRecord | None:
     whole = [event for event in events if event is not None]
     try:
         return _build_process(path.name, head, whole, dropped=len(events) - len(whole))
-    except (TypeError, ValueError, AttributeError) as exc:
+    except (TypeError, ValueError, AttributeError, KeyError) as exc:
         raise RunRecordError(
             f"{path} has a record that is not memprof's: {exc}", hint="was it edited?"
         ) from exc
@@ -307,6 +309,7 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
         losses=_losses(by_kind.get("lost", [])),
+        allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
     )
 
 

@@ -25,6 +25,8 @@ error                   where, message
 lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
                         on a full disk. until_t_ns and events are null while they cannot: that
                         event stands in room behind the first line, overwritten by a later one
+allocations             with --trace-allocations, once per kind of memory: the fields of
+                        ``allocations.AllocationTrace``
 ======================  ============================================================================
 
 While serving, with ``--sample`` only, in files of a bounded size (``SAMPLES_DIR``). Level 0 has the
@@ -74,12 +76,16 @@ ENV_STOP_AFTER = "MEMPROF_STOP_AFTER"
 #: user asked for.
 ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 
+#: Requests over which allocations that stay are traced. Without it none are.
+ENV_TRACE_ALLOCATIONS = "MEMPROF_TRACE_ALLOCATIONS"
 #: How often the engine's steps are sampled: "16" (every 16th step) or "5s". Without it never.
 ENV_SAMPLE = "MEMPROF_SAMPLE"
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
 SAMPLES_DIR = "samples"
+#: Snapshots of torch's allocator for PyTorch's memory viewer, with ``--trace-allocations``.
+ALLOCATIONS_DIR = "allocations"
 ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
@@ -240,6 +246,7 @@ SAMPLE_FIGURES = (
 
 #: Figures of a ``kv_sample``.
 KV_SAMPLE_FIGURES = (
+    "host_rss_bytes",  # of this process
     "kv_blocks_used",  # not free; a block that only the prefix cache holds counts as free
     "kv_blocks_total",  # without the block that is always empty
     "running",  # requests

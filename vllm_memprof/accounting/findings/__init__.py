@@ -20,6 +20,7 @@ from vllm_memprof.accounting.findings import (
     not_subtracted,
     oom,
     outside_torch,
+    serving_growth,
     setup,
 )
 from vllm_memprof.accounting.findings.advice import device_total
@@ -71,6 +72,7 @@ FINDINGS: dict[str, Rule] = {
         empty_cache.empty_cache_refilled,
         cycles.reserved_grows_without_empty_cache,
         cycles.residue_per_cycle,
+        serving_growth.growth_while_serving,
         outside_torch.allocation_outside_torch,
         outside_torch.communicator_buffers,
         multimodal.mm_profile_over,

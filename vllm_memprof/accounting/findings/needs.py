@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.trend import TOO_SHORT
 from vllm_memprof.text import Text, text
 
 
@@ -68,6 +69,11 @@ def _sampled(report: Report, rank: RankReport) -> Text | None:
     return None if rank.samples else text("the run was not sampled while it served (--sample)")
 
 
+def _growth_judged(report: Report, rank: RankReport) -> Text | None:
+    judged = any(row.verdict != TOO_SHORT for row in rank.growth)
+    return None if judged else text("too little was sampled while it served")
+
+
 #: A finding that is made of whatever figures there are.
 NOTHING = Need("its figures are known", lambda report, rank: None)
 HOOKS = Need("the run was recorded by hooks, not read from a log", _hooks)
@@ -80,6 +86,10 @@ GRANTED_OR_REFUSED = Need(
 RECOMPUTED = Need("the equation can be recomputed", _recomputed)
 AUDITED = Need("figures of the engine and readings of memprof are known", _audited)
 DEVICE_BUDGET = Need("the KV cache and the peak of the profile run are known", _device_budget)
+GROWTH_JUDGED = Need(
+    "the run was sampled (--sample) while 150 requests or more finished, or for ten minutes",
+    _growth_judged,
+)
 KV_ALLOCATED = Need("the KV cache was allocated", _allocated)
 
 

@@ -254,7 +254,8 @@ HOOKS: tuple[Hook, ...] = (
            leave=actions.leave_kv_plan, role="engine_core", least_calls=1, due=ENGINE_READY),
     marker("core.busy_loop",
            f"{_CORE}:EngineCoreProc.run_busy_loop", f"{_CORE}:DPEngineCoreProc.run_busy_loop",
-           enter=actions.announce_model, need=OPTIONAL, role="engine_core", due=END),
+           enter=actions.announce_model, leave=actions.end_core,
+           need=OPTIONAL, role="engine_core", due=END),
 
     # --- API server.
     marker("api.serving", "uvicorn.server:Server.startup",

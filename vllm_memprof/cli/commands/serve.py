@@ -17,6 +17,7 @@ def serve(
     ctx: typer.Context,
     model: shared.Model,
     sample: shared.Sample = None,
+    trace_allocations: shared.TraceAllocations = None,
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -39,9 +40,12 @@ def serve(
     engine's output and memprof's messages go to stderr, the report to stdout. While it serves, a
     line says what it does; `memprof attach RUN` shows the same from another terminal.
     """
+    if sample is None and trace_allocations is not None:
+        sample = "16"
     request = shared.request(
         "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         sample=None if sample == "off" else sample,
+        trace_allocations=trace_allocations,
         share_device=share_device,
     )  # fmt: skip
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)

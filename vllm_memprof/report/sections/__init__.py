@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.report.document import Section
+from vllm_memprof.report.sections.allocations import allocation_sections
 from vllm_memprof.report.sections.audit import audit_sections
 from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
@@ -17,6 +18,7 @@ from vllm_memprof.report.sections.oom import oom_sections
 from vllm_memprof.report.sections.phases import phase_section
 from vllm_memprof.report.sections.printed import printed_sections
 from vllm_memprof.report.sections.requests import request_sections
+from vllm_memprof.report.sections.serving_growth import serving_growth_sections
 
 
 def sections(report: Report, width: int) -> list[Section]:
@@ -40,4 +42,6 @@ def sections(report: Report, width: int) -> list[Section]:
     found += request_sections(report, wide)
     found += empty_cache_sections(report, wide)
     found += cycle_sections(report)
+    found += serving_growth_sections(report, wide)
+    found += allocation_sections(report)
     return found

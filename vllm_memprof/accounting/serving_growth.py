@@ -1,0 +1,288 @@
+"""Growth while serving, by owner of device memory and by process of host memory.
+
+What processes sampled enters (``record.samples.Served``), rows for ``report.json`` leave. Readings
+are put over requests finished and over time; ``trend`` judges each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from vllm_memprof.accounting.counters import APP
+from vllm_memprof.accounting.trend import GROWING, TOO_SHORT, Trend, Verdict, trend
+from vllm_memprof.record.codec import Allowed
+from vllm_memprof.record.loader import ProcessRecord, Run
+from vllm_memprof.record.samples import RUNTIME, Sample
+from vllm_memprof.text import Text, join, text
+from vllm_memprof.units import MIB, minus
+
+#: Growth over a window below this is none worth speaking of, whatever its interval.
+LEAST_RISE_BYTES = 16 * MIB
+#: Requests, or seconds where requests are unknown, that a window has at least.
+LEAST_REQUESTS, LEAST_SECONDS = 150, 600
+HOUR = 3600.0
+
+ALLOCATED, CACHED, ENCODER_CACHE = "allocated", "reserved_not_allocated", "encoder_cache"
+KV_BLOCKS, NON_TORCH, HOST = "kv_blocks", "other_non_torch", "host_rss"
+#: Owners that the engine gives a fixed room at the start: they fill it, and grow no further.
+BOUNDED = (ENCODER_CACHE, KV_BLOCKS)
+PROCESS_ROLES = ("worker", "engine_core", "api")
+_TITLES = {
+    ALLOCATED: text("allocated by tensors"),
+    CACHED: text("reserved, not allocated"),
+    ENCODER_CACHE: text("encoder cache"),
+    "npu_workspace": text("operator workspace"),
+    "runtime:HCCL": text("communicators"),
+    NON_TORCH: text("other non-torch"),
+    HOST: text("host memory"),
+}
+_PROCESSES = {
+    "worker": text("worker"),
+    "engine_core": text("engine core"),
+    "api": text("API server"),
+}
+
+
+@dataclass(frozen=True)
+class OwnerGrowth:
+    """One owner while the engine served. Bytes, of KV blocks blocks; None is unknown."""
+
+    owner: str
+    verdict: Verdict
+    bounded: bool  # its room is fixed at the start: growth is filling
+    readings: int
+    #: Over requests that finished; None where none is known, or too few.
+    bytes_per_request: float | None = None
+    bytes_per_request_low: float | None = None  # of the interval, see accounting/trend.py
+    bytes_per_request_high: float | None = None
+    bytes_per_hour: float | None = None
+    bytes_per_hour_low: float | None = None
+    bytes_per_hour_high: float | None = None
+    grown_bytes: int | None = None  # from the begin of the window that was judged to its end
+    requests: int | None = None  # that finished in the window
+    seconds: float | None = None  # of the window
+    last_bytes: int | None = None  # the last reading
+    #: Until the device is full at this rate; None where it does not grow, or the room is unknown.
+    requests_until_full: float | None = None
+    hours_until_full: float | None = None
+
+
+@dataclass(frozen=True)
+class HostGrowth:
+    """Resident host memory of one process while the engine served."""
+
+    process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
+    roles: list[str]  # all that it has: with one rank, engine core and worker are one process
+    label: str | None  # of the rank, of a worker
+    host: str | None
+    pid: int | None
+    growth: OwnerGrowth
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """When requests finished, as one process's clock has it; ns, rising."""
+
+    finished: list[int]
+    begins: int | None  # readings before it have no position: their requests are in no file
+
+    def requests(self, t_ns: int) -> int:
+        return bisect_right(self.finished, t_ns)
+
+
+_Reading = Callable[[Sample], "int | None"]
+
+
+def owner_title(owner: str) -> Text:
+    """Return the name of an owner in a report."""
+    known = _TITLES.get(owner)
+    return known or text("runtime: {module}", module=owner.removeprefix("runtime:"))
+
+
+def process_name(roles: list[str], label: str | None, pid: int | None) -> Text:
+    """Return the name of a process in a report: all its roles, its rank, its process id."""
+    named = join(" + ", [_PROCESSES[role] for role in roles]) if roles else text("process")
+    if label is not None and "worker" in roles:
+        return text("{roles} {label}, pid {pid}", roles=named, label=label, pid=pid)
+    return text("{roles}, pid {pid}", roles=named, pid=pid)
+
+
+def process_title(row: HostGrowth) -> Text:
+    """Return the name of the process of a row."""
+    return process_name(row.roles, row.label, row.pid)
+
+
+def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:
+    """Return the growth of each owner that a worker sampled; empty where it sampled nothing."""
+    served = process.served
+    clock = _clock(run, process)
+    cores = [
+        other
+        for other in run.processes
+        if other.served.kv_samples and _same_replica(other, process)
+    ]
+    blocks = cores[0].served.kv_samples if cores else []
+    modules = sorted(
+        {
+            name
+            for sample in served.device_samples
+            for name, size in sample.figures.items()
+            if name.startswith(RUNTIME) and size is not None and name != f"{RUNTIME}{APP}"
+        }
+    )
+    owners: list[tuple[str, Iterable[Sample], _Reading]] = [
+        (ALLOCATED, served.samples, _tensors),
+        (CACHED, served.samples, _cached),
+        (ENCODER_CACHE, served.samples, _named("encoder_cache_bytes")),
+        ("npu_workspace", served.device_samples, _named("npu_workspace_bytes")),
+        *(
+            (f"runtime:{name[len(RUNTIME) :]}", served.device_samples, _named(name))
+            for name in modules
+        ),
+        (NON_TORCH, served.device_samples, _unnamed(modules)),
+        (KV_BLOCKS, blocks, _named("kv_blocks_used")),
+    ]
+    found = [_growth(owner, samples, read, clock) for owner, samples, read in owners]
+    return [row for row in found if row.readings]
+
+
+def host_growth(run: Run) -> list[HostGrowth]:
+    """Return the growth of each process of a run that sampled its resident memory."""
+    found = []
+    for process in run.processes:
+        who = process.identity
+        samples = [*process.served.device_samples, *process.served.kv_samples]
+        samples.sort(key=lambda sample: sample.t_ns)
+        row = _growth(HOST, samples, _named("host_rss_bytes"), _clock(run, process))
+        if row.readings:
+            roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
+            name = roles[0] if roles else "unknown"
+            found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
+    return found
+
+
+def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock) -> OwnerGrowth:
+    begins = clock.begins or 0
+    readings = [
+        (sample.t_ns, size)
+        for sample in samples
+        if sample.t_ns >= begins and (size := read(sample)) is not None
+    ]
+    bounded = owner in BOUNDED
+    if not readings:
+        return OwnerGrowth(owner, TOO_SHORT, bounded, 0)
+    times = [t_ns for t_ns, _ in readings]
+    sizes = [size for _, size in readings]
+    counts = [clock.requests(t_ns) for t_ns in times]
+    seconds = [(t_ns - times[0]) / 1e9 for t_ns in times]
+    by_requests = trend(counts, sizes, LEAST_RISE_BYTES, LEAST_REQUESTS)
+    long_enough = LEAST_SECONDS if by_requests.verdict == TOO_SHORT else 0
+    by_time = trend(seconds, sizes, LEAST_RISE_BYTES, long_enough)
+    judged: Trend = by_requests
+    at: Sequence[float] = counts
+    if by_requests.verdict == TOO_SHORT or (
+        by_time.verdict == GROWING and by_requests.verdict != GROWING
+    ):
+        judged, at = by_time, seconds
+    inside = [place for place, position in enumerate(at) if position >= (judged.first or 0)]
+    known = judged.verdict != TOO_SHORT
+    return OwnerGrowth(
+        owner=owner,
+        verdict=judged.verdict,
+        bounded=bounded,
+        readings=len(readings),
+        bytes_per_request=by_requests.slope,
+        bytes_per_request_low=by_requests.low,
+        bytes_per_request_high=by_requests.high,
+        bytes_per_hour=_times(by_time.slope, HOUR),
+        bytes_per_hour_low=_times(by_time.low, HOUR),
+        bytes_per_hour_high=_times(by_time.high, HOUR),
+        grown_bytes=None if judged.rise is None else round(judged.rise),
+        requests=counts[-1] - counts[inside[0]] if known and clock.finished else None,
+        seconds=seconds[-1] - seconds[inside[0]] if known else None,
+        last_bytes=sizes[-1],
+    )
+
+
+def with_room(rows: list[OwnerGrowth], spare_bytes: int | None) -> list[OwnerGrowth]:
+    """Return the rows of a rank with what is left until the device is full, of those that grow.
+
+    Args:
+        rows: of ``device_growth``.
+        spare_bytes: what was spare at the serving peak before anything grew; None: unknown.
+    """
+    if spare_bytes is None:
+        return rows
+    found = []
+    for row in rows:
+        if row.verdict == GROWING and not row.bounded:
+            room = spare_bytes - (row.grown_bytes or 0)
+            row = replace(
+                row,
+                requests_until_full=_until(room, row.bytes_per_request),
+                hours_until_full=_until(room, row.bytes_per_hour),
+            )
+        found.append(row)
+    return found
+
+
+def _until(room_bytes: int, rate: float | None) -> float | None:
+    return None if rate is None or rate <= 0 else max(room_bytes / rate, 0.0)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _clock(run: Run, process: ProcessRecord) -> _Clock:
+    """Return when requests finished; empty where no process of this host knows it."""
+    cores = [
+        other
+        for other in run.processes
+        if other.served.requests
+        and other.identity.host == process.identity.host
+        and (_same_replica(other, process) or not process.is_worker)
+    ]
+    finished = sorted(
+        record.end_ns
+        for core in cores
+        for record in core.served.requests
+        if record.end_ns is not None
+    )
+    dropped = any(core.served.dropped.get("request") for core in cores)
+    return _Clock(finished, finished[0] if dropped and finished else None)
+
+
+def _same_replica(left: ProcessRecord, right: ProcessRecord) -> bool:
+    """Return True unless both name a data-parallel rank, and not the same one."""
+    names = {left.identity.dp_rank, right.identity.dp_rank} - {None}
+    return len(names) < 2
+
+
+def _named(name: str) -> _Reading:
+    return lambda sample: sample.figures.get(name)
+
+
+def _tensors(sample: Sample) -> int | None:
+    """Allocated memory without the encoder cache, which has a row of its own."""
+    cache = sample.figures.get("encoder_cache_bytes") or 0
+    return minus(sample.figures.get("allocated_bytes"), cache)
+
+
+def _cached(sample: Sample) -> int | None:
+    return minus(sample.figures.get("reserved_bytes"), sample.figures.get("allocated_bytes"))
+
+
+def _unnamed(modules: list[str]) -> _Reading:
+    """Memory outside torch without the runtime's counters; other processes count."""
+
+    def read(sample: Sample) -> int | None:
+        figures: Mapping[str, int | None] = sample.figures
+        workspace = figures.get("npu_workspace_bytes") or 0
+        named = sum(figures.get(name) or 0 for name in modules)
+        return minus(figures.get("non_torch_bytes"), named + workspace)
+
+    return read
