@@ -13,6 +13,7 @@ from pathlib import Path
 
 COMMANDS = (
     "serve",
+    "attach",
     "offline",
     "plan",
     "sweep",

@@ -33,7 +33,7 @@ from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import Rule
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.record.loader import HookState, load_run
+from vllm_memprof.record.loader import HookState, Loss, load_run
 from vllm_memprof.report.table import render_table
 from vllm_memprof.units import MIB
 
@@ -101,6 +101,12 @@ def _hook(state: str) -> Report:
     return build_report(run_of(replace(process([]), hooks={hook.hook: hook})))
 
 
+def _blind() -> Report:
+    loss = Loss(95_300_000_000, 412_900_000_000, 1204, "No space left on device")
+    run = run_of(replace(process([]), losses=[loss]), start_t_ns=0)
+    return build_report(run)
+
+
 def _off_plan() -> Report:
     alloc = span("kv_cache_alloc", snapshot(allocated_bytes=0), snapshot(allocated_bytes=4 << 30))
     layers = {"type": "FullAttentionSpec", "layers": 4, "block_size": 128, "page_size_bytes": 2**18}
@@ -160,6 +166,7 @@ EXAMPLES: dict[str, Example] = {
     "gb-is-gib": recorded("logs/recorded_tp2_0.23.0.log"),
     "graph-estimate-high": recorded("logs/wtdcode__vllm-backport-34.log"),
     "graph-not-charged": recorded("graph_tp2"),
+    "events-lost": by_hand(_blind),
     "growth-while-serving": by_hand(lambda: build_report(leaking())),
     "hook-never-called": by_hand(lambda: _hook("never_called")),
     "hook-not-bound": by_hand(lambda: _hook("missing")),

@@ -1,15 +1,19 @@
-"""SIGKILL of one worker in weight load, profile run, and serving: who died, in which phase, nothing lost."""
+"""Processes killed in weight load, profile run, and serving: who died, in which phase, nothing lost."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import time
 
 import psutil
 import pytest
 
+from tests.integration.test_serve import free_port
 from tests.support.engine import (
+    MEMPROF,
     assert_nothing_left,
     engine_pids,
     finish,
@@ -17,6 +21,7 @@ from tests.support.engine import (
     start_memprof,
     wait_until,
 )
+from tests.support.load import Load
 
 pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -119,3 +124,91 @@ def test_a_worker_killed_while_serving(sim_stack, tmp_path, cleanup_processes):
     assert "serving" in run.info["exit_reason"]
     for rank in run.report["ranks"]:  # the start-up had ended: its books are whole
         assert rank["budget"]["residual_bytes"] == 0
+
+
+TINY_ARGS = ["memprof/tiny", "--device", "sim:910b", "--tensor-parallel-size", "2"]
+TINY_ARGS += ["--enforce-eager", "--max-model-len", "4096", "--host", "127.0.0.1"]
+
+
+def pid_of(run_dir, who: str) -> int:
+    """The process of a rank, or the one that made the KV plan."""
+    if who.startswith("TP"):
+        return open_phases(read_events(run_dir), who)[0]
+    (file,) = {event["file"] for event in read_events(run_dir) if event["kind"] == "kv_plan"}
+    return int(file.removesuffix(".jsonl").rsplit("-", 1)[1])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        ("launcher", signal.SIGTERM),
+        ("launcher", signal.SIGINT),
+        ("launcher", signal.SIGKILL),
+        ("EngineCore", signal.SIGTERM),
+        ("EngineCore", signal.SIGKILL),
+        ("TP1", signal.SIGTERM),
+        ("TP1", signal.SIGKILL),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_somebody_is_killed_under_load(sim_stack, tmp_path, cleanup_processes, who, number):
+    run_dir = tmp_path / "run"
+    port = free_port()
+    process = start_memprof(
+        ["serve", *TINY_ARGS, "--served-model-name", "tiny", "--port", str(port), "--sample", "1"],
+        run_dir,
+    )
+    cleanup_processes.append(process)
+
+    def ready():
+        assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
+        return any(
+            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
+        )
+
+    wait_until(ready, 200, "the server is ready")
+    load = Load(port, "tiny", clients=4, max_tokens=40).start()
+    wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
+    pids = engine_pids(run_dir)
+    assert len(pids) >= 4  # API server, engine core, two workers
+    os.kill(process.pid if who == "launcher" else pid_of(run_dir, who), number)
+    killed_at = time.monotonic()
+    if (who, number) == ("launcher", signal.SIGKILL):
+        assert process.wait(20) == -signal.SIGKILL
+        wait_until(lambda: not any(map(is_running, pids)), 60, "the engine has ended")
+        done = subprocess.run(
+            [*MEMPROF, "report", str(run_dir), "--format", "json"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout)
+        shown = subprocess.run(
+            [*MEMPROF, "attach", str(run_dir)], capture_output=True, text=True, timeout=60
+        )
+        assert "the process that recorded this run is gone" in shown.stdout
+        assert report["run"]["outcome"] == "truncated"
+    else:
+        run = finish(process, run_dir, 90)
+        assert_nothing_left(pids)
+        report = run.report
+        if who == "launcher":
+            # vLLM waits for its clients, and these do not leave: memprof ends it then
+            at_once = run.info["exit_reason"] == f"ended by {number.name}"
+            assert run.info["exit_reason"].startswith(f"ended by {number.name}")
+            assert run.info["status"] == "ok"
+            assert run.returncode == (0 if at_once else 128 + signal.SIGKILL)
+        else:
+            assert run.returncode != 0
+            assert run.info["status"] == "failed"
+            assert who in run.info["exit_reason"]
+            assert "while serving" in run.info["exit_reason"]
+    assert time.monotonic() - killed_at < 80
+    load.stop(1.0)
+    assert {rank["label"] for rank in report["ranks"]} == {"TP0", "TP1"}
+    for rank in report["ranks"]:
+        assert rank["budget"]["residual_bytes"] == 0
+        assert rank["samples"]
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -194,7 +194,7 @@ def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
     import uuid
 
     from vllm_memprof.launch.engine import build_env
-    from vllm_memprof.launch.live import PlainView
+    from vllm_memprof.launch.live import PlainView, Shown
     from vllm_memprof.launch.run import Job, run_engine
     from vllm_memprof.record.schema import RunInfo
     from vllm_memprof.sim.presets import resolve_model
@@ -211,7 +211,7 @@ def run_script(stack: str, folder: Path, source: str, *args: str) -> RunResult:
     info = RunInfo(
         uuid.uuid4().hex, "offline", "memprof/tiny", command, device="910b", simulated=True
     )
-    run_engine(Job(info, run_dir, command, env, 240.0), PlainView("script", 0, False))
+    run_engine(Job(info, run_dir, command, env, 240.0), PlainView(Shown("script", 0)))
     done = subprocess.run([*MEMPROF, "report", str(run_dir), "--format", "json", "-o", str(run_dir / "report.json")],
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from vllm_memprof.cli import main
 from vllm_memprof.cli.run import _say_how_it_ended
 from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.launch.folder import write_run_info
-from vllm_memprof.launch.live import PlainView
+from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import run_engine
 from vllm_memprof.plans.plan_folder import OUTPUT_FILE, row_of, write_row
 from vllm_memprof.plans.request import Plan, folder_names
@@ -201,7 +201,7 @@ def test_a_run_from_its_start_to_its_report(tmp_path, keep_secrets, capfd):
     (tmp_path / "in").write_text(f"{printed}\nValueError: bad api_key='{KEY}'\ntoken={KEY}")
     job.command[:] = [sys.executable, str(script), str(tmp_path / "in")]
     echoed = io.BytesIO()
-    view = PlainView("title", 0, show_output=True, stream=echoed)
+    view = PlainView(Shown("title", 0, output=True), echoed)
     outcome = run_engine(job, view)
     write_reports(build_run(job.run_dir), job.run_dir)
     _say_how_it_ended(outcome, job, SimpleNamespace(mode="offline", quiet=True))  # type: ignore[arg-type]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from vllm_memprof.accounting.forensics import FreeBlocks as FreeBlocks
-from vllm_memprof.accounting.forensics import Remedy as Remedy
 from vllm_memprof.accounting.allocation_sites import AllocationSite as AllocationSite
 from vllm_memprof.accounting.allocation_sites import TracedProcess as TracedProcess
+from vllm_memprof.accounting.forensics import FreeBlocks as FreeBlocks
+from vllm_memprof.accounting.forensics import Remedy as Remedy
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary

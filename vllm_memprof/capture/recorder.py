@@ -121,7 +121,9 @@ class Recorder:
         self.tracers: dict[str, Tracer] = {}
         #: None: this run is not sampled.
         self.sampler = (
-            None if self._every is None else Sampler(self.run_dir, self.probe, self._every)
+            None
+            if self._every is None
+            else Sampler(self.run_dir, self.probe, self._every, self.writer)
         )
 
     def after_fork(self) -> None:

@@ -13,10 +13,10 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from vllm_memprof.record.schema import (
     FILES,
@@ -28,6 +28,15 @@ from vllm_memprof.record.schema import (
 from vllm_memprof.redact import may_hold_secret, redact_data
 
 Values = Sequence["int | None"]
+
+
+class Losses(Protocol):
+    """Keeps account of lines that could not be written; see ``capture.writer``."""
+
+    @property
+    def loses(self) -> bool: ...
+    def count_lost(self, error: OSError | None = None) -> None: ...
+    def written_again(self) -> None: ...
 
 
 class _Ring:
@@ -53,6 +62,7 @@ class _Ring:
         self._number = 0
         self._fd: int | None = None
         self._written = 0
+        self._torn = False  # half a line was written
         self._kinds: list[dict[str, int]] = []  # lines by kind, of each file that is there
 
     def write(self, kind: str, line: bytes) -> None:
@@ -64,8 +74,13 @@ class _Ring:
         if self._fd is None or self._written + len(line) > self._file_bytes:
             self._next_file()
         assert self._fd is not None
-        os.write(self._fd, line)
-        self._written += len(line)
+        if self._torn:
+            line = b"\n" + line
+        while line:
+            written = os.write(self._fd, line)
+            self._written += written
+            line = line[written:]
+            self._torn = bool(line)  # what is left may be refused
         kinds = self._kinds[-1]
         kinds[kind] = kinds.get(kind, 0) + 1
 
@@ -79,6 +94,7 @@ class _Ring:
         self._fd = os.open(self._path(self._number), flags, 0o600)
         self._number += 1
         self._written = 0
+        self._torn = False
         self._kinds.append({})
         if gone is not None and self._on_drop is not None:
             self._on_drop(gone)
@@ -143,17 +159,20 @@ class SampleFiles:
     Args:
         run_dir: the run folder.
         largest: returns lines that outlive their file, when one is dropped.
+        losses: keeps account of lines that could not be written.
     """
 
     def __init__(
         self,
         run_dir: Path,
         largest: Callable[[], Sequence[Mapping[str, object]]] = lambda: (),
+        losses: Losses | None = None,
     ) -> None:
         self._folder = run_dir / SAMPLES_DIR / f"{socket.gethostname()}-{os.getpid()}"
         self._largest = largest
         self._lock = threading.RLock()  # of the steps' thread and the one that reads the device
-        self._broken = False
+        self._losses = losses
+        self._lost = False  # the last line could not be written
         self._opened = False
         self._levels = [_Ring(self._folder, str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(self._folder, "requests", REQUESTS_BYTES, self._dropped)
@@ -247,7 +266,8 @@ class SampleFiles:
             )  # fmt: skip
 
     def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
-        if self._broken:
+        if self._lost and self._losses is not None and self._losses.loses:
+            self._losses.count_lost()
             return False
         try:
             if not self._opened:
@@ -255,12 +275,14 @@ class SampleFiles:
                 self._opened = True
             ring.write(kind, line)
         except OSError as error:
-            self._broken = True
-            print(
-                f"memprof: cannot write {self._folder}: {error}; this process samples no more",
-                file=sys.stderr,
-            )
+            self._lost = True
+            if self._losses is not None:
+                self._losses.count_lost(error)
             return False
+        if self._lost:
+            self._lost = False
+            if self._losses is not None:
+                self._losses.written_again()
         return True
 
     def _dropped(self, kinds: dict[str, int]) -> None:

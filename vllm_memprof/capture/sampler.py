@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.probe import Backend, Probe, host_rss_bytes
-from vllm_memprof.capture.sample_files import SampleFiles
+from vllm_memprof.capture.sample_files import Losses, SampleFiles
 from vllm_memprof.record.schema import (
     KV_SAMPLE_FIGURES,
     LARGEST,
@@ -131,11 +131,12 @@ class Sampler:
     run_dir: Path
     probe: Probe
     every: Every
+    losses: Losses | None = None  # keeps account of lines that could not be written
     on_request_end: list[Callable[[str], None]] = field(default_factory=list)
     on_core_request_end: list[Callable[[str], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.files = SampleFiles(self.run_dir, self._kept)
+        self.files = SampleFiles(self.run_dir, self._kept, self.losses)
         self._largest: dict[str, list[tuple[int, int, dict[str, object]]]] = {}
         self._count = 0
         # worker

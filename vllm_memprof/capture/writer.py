@@ -4,6 +4,10 @@ Runs in every engine process.
 
 Each event is one ``write`` system call on a descriptor opened with O_APPEND: nothing is buffered,
 so a process that is killed loses at most the line under way, and no flush is ever owed at exit.
+
+A full disk ends the writing, not the engine. The first line has room behind its object, on the disk
+already, for the moment since when events are lost; they are counted, and writing goes on when there
+is space again.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
@@ -29,6 +34,24 @@ _VERSIONED = {
     "torch_npu": "torch_npu",
     "vllm_ascend": "vllm_ascend",
 }
+
+#: Spaces behind the object of the first line: room for a ``lost`` event where nothing can be added.
+_ROOM_BYTES = 320
+#: Between two attempts to write again, after one that failed.
+_RETRY_NS = 1_000_000_000
+#: Characters of an operating system's message in a ``lost`` event.
+_MOST_REASON = 120
+
+
+@dataclass
+class _Loss:
+    """Events that could not be written, while they cannot."""
+
+    since_t_ns: int
+    retry_t_ns: int
+    reason: str
+    events: int = 1
+    torn: bool = False  # half a line was written
 
 
 #: Bytes that are kept for what comes seldom and must not be missing: an OOM, a shutdown.
@@ -49,7 +72,8 @@ class EventWriter:
     def __init__(self, run_dir: Path) -> None:
         self._events_dir = run_dir / EVENTS_DIR
         self._fd: int | None = None
-        self._broken = False
+        self._room_at: int | None = None  # offset of the room in the first line
+        self._loss: _Loss | None = None
         self._written = 0
         self._dropped: dict[str, int] = {}
         self._lock = threading.RLock()
@@ -69,50 +93,160 @@ class EventWriter:
         Raises:
             nothing: a full disk or an unwritable folder ends the writing, not the engine.
         """
-        if self._broken:
-            return
         event = {"kind": kind, "t_ns": time.monotonic_ns(), **fields}
-        try:
-            with self._lock:
+        with self._lock:
+            loss = self._loss
+            now = time.monotonic_ns()
+            if loss is not None and now < loss.retry_t_ns:
+                loss.events += 1
+                return
+            try:
                 if self._fd is None:
-                    self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-                    self._fd = os.open(self.path, flags, 0o600)
-                    self._write(_process_event(role))
+                    self._open(role)
                 self._write(event)
-        except OSError as error:
-            self._broken = True
-            print(
-                f"memprof: cannot write {self.path}: {error}; this process records no more",
-                file=sys.stderr,
-            )
+            except OSError as error:
+                self._lose(error, now)
 
     def after_fork(self) -> None:
         """Forget the parent's file; the child opens its own at its first event."""
         self._lock = threading.RLock()
-        self._broken = False
+        self._loss, self._room_at = None, None
         self._written, self._dropped = 0, {}
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
+    @property
+    def loses(self) -> bool:
+        """Whether lines are lost now; another file of this process need not be tried either."""
+        loss = self._loss
+        return loss is not None and time.monotonic_ns() < loss.retry_t_ns
+
+    def count_lost(self, error: OSError | None = None) -> None:
+        """Count a line that belongs to another file of this process and could not be written.
+
+        Args:
+            error: why; None: it was not tried.
+        """
+        with self._lock:
+            if error is not None or self._loss is None:
+                self._lose(error or OSError("not written"), time.monotonic_ns())
+            else:
+                self._loss.events += 1
+
+    def written_again(self) -> None:
+        """Say what was lost, now that another file of this process could be written again."""
+        with self._lock:
+            loss, now = self._loss, time.monotonic_ns()
+            if loss is None:
+                return
+            try:
+                if self._fd is None:
+                    self._open("unknown")
+                self._put(b"")
+            except OSError as error:
+                self._lose(error, now)
+
+    def _open(self, role: str) -> None:
+        self._events_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o600)
+        first = _line(_process_event(role)).rstrip(b"\n")
+        try:
+            _write_all(fd, first + b" " * _ROOM_BYTES + b"\n")
+        except OSError:
+            os.ftruncate(fd, 0)  # the first line is whole, or not there
+            os.close(fd)
+            raise
+        self._fd, self._room_at = fd, len(first)
+        self._written = len(first) + _ROOM_BYTES + 1
+
     def _write(self, event: Mapping[str, object]) -> None:
-        assert self._fd is not None
-        line = json.dumps(event, separators=(",", ":"), default=str)
-        if may_hold_secret(line):  # an exception's message may quote an argument
-            line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
-        data = f"{line}\n".encode()
-        kind = str(event["kind"])
-        seldom = kind == "dropped" or event.get("phase") in _SELDOM
+        """Write an event, or count it where the file has no room for it."""
+        line, kind = _line(event), str(event["kind"])
+        seldom = kind in ("dropped", "lost") or event.get("phase") in _SELDOM
         room = EVENTS_BYTES - (0 if seldom else _RESERVE_BYTES)
-        if self._written + len(data) <= room:
-            self._written += os.write(self._fd, data)
+        if self._written + len(line) <= room:
+            self._put(line)
             return
         count = self._dropped[kind] = self._dropped.get(kind, 0) + 1
         if kind != "dropped" and count & (count - 1) == 0:
             kinds = dict(self._dropped)
             self._write({"kind": "dropped", "t_ns": event.get("t_ns"), "kinds": kinds})
+
+    def _put(self, line: bytes) -> None:
+        """Write a line; after a loss, behind an event that says what was lost."""
+        assert self._fd is not None
+        loss = self._loss
+        if loss is not None:
+            ended = _line(_lost_event(loss, time.monotonic_ns(), loss.events))
+            line = (b"\n" if loss.torn else b"") + ended + line
+        _write_all(self._fd, line)
+        self._written += len(line)
+        self._loss = None
+
+    def _lose(self, error: OSError, now: int) -> None:
+        torn = self._fd is not None and isinstance(error, _TornLineError)
+        if self._loss is not None:
+            self._loss.events += 1
+            self._loss.torn |= torn
+            self._loss.retry_t_ns = now + _RETRY_NS
+            return
+        reason = (error.strerror or str(error))[:_MOST_REASON]
+        self._loss = _Loss(now, now + _RETRY_NS, reason, torn=torn)
+        self._note_in_room(self._loss)
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                f"memprof: cannot write {self.path}: {reason}; this process records nothing "
+                "until it can; the engine goes on",
+                file=sys.stderr,
+            )
+
+    def _note_in_room(self, loss: _Loss) -> None:
+        """Write since when events are lost over spaces that the file has already."""
+        note = b"\n" + _line(_lost_event(loss, None, None)).rstrip(b"\n")
+        if self._room_at is None or len(note) > _ROOM_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # one that does not append
+            try:
+                os.pwrite(fd, note.ljust(_ROOM_BYTES), self._room_at)
+            finally:
+                os.close(fd)
+
+
+class _TornLineError(OSError):
+    """A part of a line was written, the rest was not."""
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = os.write(fd, data)
+    if written == len(data):
+        return
+    try:
+        while written < len(data):
+            written += os.write(fd, data[written:])
+    except OSError as error:
+        raise _TornLineError(error.errno, error.strerror) from error
+
+
+def _line(event: Mapping[str, object]) -> bytes:
+    line = json.dumps(event, separators=(",", ":"), default=str)
+    if may_hold_secret(line):  # an exception's message may quote an argument
+        line = json.dumps(redact_data(json.loads(line)), separators=(",", ":"))
+    return f"{line}\n".encode()
+
+
+def _lost_event(loss: _Loss, until_t_ns: int | None, events: int | None) -> dict[str, object]:
+    return {
+        "kind": "lost",
+        "t_ns": loss.since_t_ns if until_t_ns is None else until_t_ns,
+        "since_t_ns": loss.since_t_ns,
+        "until_t_ns": until_t_ns,
+        "events": events,
+        "reason": loss.reason,
+    }
 
 
 def _process_event(role: str) -> dict[str, object]:

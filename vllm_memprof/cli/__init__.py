@@ -20,6 +20,7 @@ from vllm_memprof.version import __version__
 #: the help text.
 COMMANDS = {
     "serve": "vllm_memprof.cli.commands.serve",
+    "attach": "vllm_memprof.cli.commands.attach",
     "offline": "vllm_memprof.cli.commands.offline",
     "plan": "vllm_memprof.cli.commands.plan",
     "sweep": "vllm_memprof.cli.commands.sweep",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
+from vllm_memprof.cli.live import rank_budgets
 from vllm_memprof.cli.plans import can_repaint
 from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
@@ -18,8 +20,11 @@ from vllm_memprof.files import from_here
 from vllm_memprof.sources import build_run
 
 if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import Report
+    from vllm_memprof.launch.metrics import Exporter
     from vllm_memprof.launch.request import LaunchRequest
     from vllm_memprof.launch.run import Job, Outcome
+    from vllm_memprof.launch.status import RankBudget
     from vllm_memprof.record.schema import RunInfo
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -153,10 +158,22 @@ def request(
     )
 
 
-def run(request: LaunchRequest, format_name: str, lang: str) -> int:
+def run(
+    request: LaunchRequest,
+    format_name: str,
+    lang: str,
+    screen: bool = False,
+    exporter: Exporter | None = None,
+) -> int:
     """Run the engine and print the report.
 
-    Progress is a live table on a terminal; plain lines in pipes, in logs and with ``--quiet``.
+    Progress is a live view on a terminal; plain lines in pipes, in logs and with ``--quiet``.
+
+    Args:
+        request: what was asked for.
+        format_name, lang: of the report.
+        screen: the live view takes the whole screen.
+        exporter: of metrics; closed at the end.
 
     Returns:
         The exit status: the engine's own, or 1 when it had none to give.
@@ -164,43 +181,67 @@ def run(request: LaunchRequest, format_name: str, lang: str) -> int:
     Raises:
         MemprofError: the engine could not be started.
     """
-    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown
     from vllm_memprof.launch.prepare import prepare_job
     from vllm_memprof.launch.run import run_engine
 
-    check_format(format_name, printed=True, lang=lang)
-    job = prepare_job(request)
-    title = f"memprof {request.mode} {request.model}"
-    show_output = request.mode == "serve" and not request.quiet
-    now_ns = time.monotonic_ns()
-    if can_repaint() and not request.quiet:
-        view = GuardedView(LiveView(title, now_ns, show_output))
-    else:
-        view = GuardedView(PlainView(f"{title}: recording to {job.run_dir}", now_ns, show_output))
-    printed = False
+    with contextlib.ExitStack() as stack:
+        if exporter is not None:
+            stack.callback(exporter.close)
+        check_format(format_name, printed=True, lang=lang)
+        job = prepare_job(request)
+        shown = Shown(
+            f"memprof {request.mode} {request.model}",
+            time.monotonic_ns(),
+            output=request.mode == "serve" and not request.quiet,
+            sampled=request.sample is not None,
+            modelled=request.device.simulated,
+            foot="Ctrl-C: end the server",
+            leave="q: back to the line, the server goes on",
+        )
+        view: LiveView | PlainView
+        if can_repaint() and not request.quiet:
+            view = LiveView(shown, screen)
+        else:
+            view = PlainView(replace(shown, title=f"{shown.title}: recording to {job.run_dir}"))
+        views = GuardedView(view, *([] if exporter is None else [exporter]))
+        if exporter is not None:
+            views.note(f"memprof: metrics on {exporter.url}")
+        printed = False
 
-    def report_at_readiness(info: RunInfo) -> None:
-        nonlocal printed
-        if request.mode == "serve":
-            _report(job.run_dir, format_name, lang, print_it=True)
+        def report_at_readiness(info: RunInfo) -> list[RankBudget]:
+            nonlocal printed
+            if request.mode != "serve":
+                return []
+            report = _report(job.run_dir, format_name, lang, print_it=True)
             printed = True
+            return [] if report is None else rank_budgets(report)
 
-    outcome = run_engine(job, view, report_at_readiness)
-    _report(job.run_dir, format_name, lang, print_it=not printed)
-    with contextlib.suppress(OSError):
-        _say_how_it_ended(outcome, job, request)
+        outcome = run_engine(job, views, report_at_readiness)
+        _report(job.run_dir, format_name, lang, print_it=not printed)
+        with contextlib.suppress(OSError):
+            _say_how_it_ended(outcome, job, request)
     return outcome.verdict.exit_code
 
 
-def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> None:
-    """Write and print the report. An error here is printed and changes nothing about the run."""
+def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> Report | None:
+    """Make, write and print the report. An error here is printed and changes nothing about the
+    run.
+
+    Returns:
+        The report; None where it could not be made.
+    """
     from vllm_memprof.cli import print_error
 
+    report = None
     try:
         from vllm_memprof.report.files import write_reports
 
         report = build_run(run_dir)
-        write_reports(report, run_dir)
+        try:
+            write_reports(report, run_dir)
+        except MemprofError as error:
+            print_error(error)  # on a full disk it is printed all the same
         if print_it:
             write_out(render(report, format_name, lang=lang), None)
     except MemprofError as error:
@@ -210,6 +251,7 @@ def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> None:
     except Exception as error:
         text = f"the report could not be made: {type(error).__name__}: {error}"
         print_error(MemprofError(text, hint=f"memprof report {run_dir}"))
+    return report
 
 
 def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> None:

@@ -1,24 +1,33 @@
 """The display while the engine runs. All of it goes to stderr; stdout is left to the report.
 
-``LiveView`` repaints a small table, one row per rank, with the engine's output scrolling above it;
-``PlainView`` prints a line per finished phase. Both are fed from the launcher's loop and, for
-output, from the log pump's thread.
+``LiveView`` repaints a small table, one row per rank, and while the engine serves one line, with
+the engine's output scrolling above it; or it takes the whole screen. ``PlainView`` prints a line
+per finished phase, and now and then one while the engine serves. Both are fed from the launcher's
+loop and, for output, from the log pump's thread.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
+from vllm_memprof.launch.serving import describe_serving, render_status
+from vllm_memprof.launch.status import RankBudget, read_status
+from vllm_memprof.redact import redact_text
 from vllm_memprof.units import format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.text import Text
 
 #: Readings of the view: column head, snapshot field.
 READINGS = (
@@ -29,36 +38,76 @@ READINGS = (
 #: Phases that come by the dozen; they stay out of the lists of finished phases.
 _MINOR = ("communicator", "empty_cache")
 _REPAINT_NS = 200_000_000
+#: Between two plain lines of a run that serves.
+_PLAIN_NS = 60_000_000_000
+#: Lines of the engine's output that the full screen may show.
+_KEPT_LINES = 200
+_MARK = "memprof "
 #: Characters of the phase column: fixed, so that the table does not jump about.
 _PHASE_WIDTH = len("mm_profile in profile_run")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a view has to know of the run beside its events."""
+
+    title: str  # e.g. the model
+    start_ns: int  # CLOCK_MONOTONIC at launch; times count from it
+    output: bool = False  # repeat the engine's output
+    sampled: bool = False  # the run samples its steps
+    modelled: bool = False  # the profile of a simulated device sets memory outside torch
+    foot: str = ""  # of the full screen: what Ctrl-C does
+    leave: str = ""  # what q does there, where keys can be read
+    clock: Callable[[], int] = time.monotonic_ns  # that of the events
 
 
 class PlainView:
     """A line per finished phase, for logs, pipes and ``--quiet``.
 
     Args:
-        title: first line, e.g. the model and the run folder; None prints none.
-        start_ns: CLOCK_MONOTONIC at launch; times of the lines count from it.
-        show_output: repeat the engine's output.
+        shown: its title is the first line.
         stream: where to; default stderr.
     """
 
-    def __init__(
-        self, title: str | None, start_ns: int, show_output: bool, stream: BinaryIO | None = None
-    ) -> None:
-        self._start_ns = start_ns
-        self._show_output = show_output
+    def __init__(self, shown: Shown, stream: BinaryIO | None = None, title: bool = True) -> None:
+        self._shown = shown
+        self._show_output = shown.output
         self._stream = stream or sys.stderr.buffer
         self._lock = threading.Lock()
         self._progress: EngineProgress | None = None
+        self._budgets: list[RankBudget] | None = None  # None: the engine does not serve yet
+        self._next_line_ns = 0
+        self._last_line = ""
         self._seen: dict[str, int] = {}
         self._at_line_start = True
-        if title is not None:
-            self.note(title)
+        if title:
+            self.note(shown.title)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         self._progress = progress
         self._print_phases(named_only=True)
+        now_ns = self._shown.clock()
+        if self._budgets is not None and now_ns >= self._next_line_ns:
+            self._next_line_ns = now_ns + _PLAIN_NS
+            self._print_serving(self._budgets, now_ns)
+
+    def suspend(self) -> None:
+        pass
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        """The engine serves from here on."""
+        self._budgets = list(budgets)
+
+    def _print_serving(self, budgets: list[RankBudget], now_ns: int) -> None:
+        """Print what the run does, unless the last line said the same."""
+        assert self._progress is not None
+        status = read_status(self._progress, budgets)
+        line = describe_serving(
+            status, now_ns, sampled=self._shown.sampled, modelled=self._shown.modelled
+        )
+        if line != self._last_line:
+            self._last_line = line
+            self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
 
     def _print_phases(self, named_only: bool) -> None:
         """Print what is new; phases of a worker that has not said its rank yet can wait."""
@@ -67,7 +116,7 @@ class PlainView:
                 continue
             for phase in process.done[self._seen.get(process.file, 0) :]:
                 if phase.phase not in _MINOR:
-                    self.note(describe_phase(process, phase, self._start_ns))
+                    self.note(describe_phase(process, phase, self._shown.start_ns))
             self._seen[process.file] = len(process.done)
 
     def output(self, chunk: bytes) -> None:
@@ -84,6 +133,13 @@ class PlainView:
                 (b"" if self._at_line_start else b"\n") + text.encode(errors="replace") + b"\n"
             )
             self._at_line_start = True
+
+    def end_line(self) -> None:
+        """End a line of the engine that is half printed."""
+        with self._lock:
+            if not self._at_line_start:
+                self._write(b"\n")
+                self._at_line_start = True
 
     def close(self) -> None:
         self._print_phases(named_only=False)
@@ -112,119 +168,248 @@ def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) ->
 
 
 class GuardedView:
-    """Keeps the errors of a view away from the run: a terminal that is gone must not end the
-    engine.
+    """Keeps the errors of views away from the run: a terminal that is gone must not end the engine.
 
     Args:
-        view: what draws; dropped at its first failure.
+        views: what draws, and what else is told; each is dropped at its first failure.
     """
 
-    def __init__(self, view: PlainView | LiveView) -> None:
-        self._view: PlainView | LiveView | None = view
+    def __init__(self, *views: PlainView | LiveView | Watcher) -> None:
+        self._views: list[PlainView | LiveView | Watcher] = list(views)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        if (view := self._view) is not None:
-            self._try(lambda: view.update(progress, last_line))
+        self._each(lambda view: view.update(progress, last_line))
+
+    def suspend(self) -> None:
+        self._each(lambda view: view.suspend())
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        known = list(budgets)
+        self._each(lambda view: view.serve(known))
 
     def output(self, chunk: bytes) -> None:
-        if (view := self._view) is not None:
-            self._try(lambda: view.output(chunk))
+        self._each(lambda view: view.output(chunk))
 
     def note(self, text: str) -> None:
-        if (view := self._view) is not None:
-            self._try(lambda: view.note(text))
+        self._each(lambda view: view.note(text))
 
     def close(self) -> None:
-        if (view := self._view) is not None:
-            self._try(view.close)
+        self._each(lambda view: view.close())
 
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:
-            self._view = None
-            if not isinstance(error, OSError):  # a mistake of ours, not a lost terminal
-                with contextlib.suppress(OSError, ValueError):
-                    print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
+    def _each(self, action: Callable[[PlainView | LiveView | Watcher], None]) -> None:
+        for view in list(self._views):
+            try:
+                action(view)
+            except Exception as error:
+                self._views.remove(view)
+                if not isinstance(error, OSError):  # a mistake of ours, not a lost terminal
+                    with contextlib.suppress(OSError, ValueError):
+                        print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
+
+
+class Watcher:
+    """A view that shows nothing; for what only wants to know."""
+
+    def update(self, progress: EngineProgress, last_line: str = "") -> None:
+        pass
+
+    def suspend(self) -> None:
+        pass
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        pass
+
+    def output(self, chunk: bytes) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class LiveView:
-    """A table that is repainted in place.
+    """A table that is repainted in place, and a line once the engine serves; or a full screen.
 
-    The terminal belongs to the engine again once it is closed.
+    The terminal belongs to the engine again while it is suspended, and once it is closed.
 
     Args:
-        title, start_ns, show_output: as for ``PlainView``.
+        shown: of the run.
+        screen: take the whole screen until ``q`` is pressed.
+        table: of a run that serves show the table of ranks, not one line.
         console: on stderr by default.
     """
 
     def __init__(
-        self, title: str, start_ns: int, show_output: bool, console: Console | None = None
+        self,
+        shown: Shown,
+        screen: bool = False,
+        table: bool = False,
+        console: Console | None = None,
     ) -> None:
         from rich.console import Console
-        from rich.live import Live
 
-        self._title = title
-        self._start_ns = start_ns
-        self._show_output = show_output
+        self._shown = shown
+        self._table = table
         self._console = console or Console(stderr=True, highlight=False)
+        self._keys = Keys() if screen else None
+        self._budgets: list[RankBudget] | None = None  # None: the engine does not serve yet
         self._painted_ns = 0
         self._partial = b""
-        self._output_lock = threading.Lock()
-        self._plain: PlainView | None = None
-        self._live = Live(console=self._console, auto_refresh=False, transient=True,
-                          redirect_stdout=False, redirect_stderr=False,
-                          vertical_overflow="crop")  # fmt: skip
-        self._live.start()
+        self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self._output_lock = threading.RLock()
+        self._plain = PlainView(shown, title=False)
+        self._live: Live | None = None
+        self.left = False  # the full screen was left with q
+        self._start()
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
-        now_ns = time.monotonic_ns()
-        if self._plain is None and now_ns - self._painted_ns >= _REPAINT_NS:
-            self._painted_ns = now_ns
-            table = render_progress(
-                progress, self._title, self._start_ns, now_ns, self._console.width
-            )
-            self._live.update(self._with_last_line(table, last_line), refresh=True)
+        if self._keys is not None and "q" in self._keys.pressed().lower():
+            self._leave_screen()
+        with self._output_lock:
+            painted_ns = time.monotonic_ns()
+            if self._live is None or painted_ns - self._painted_ns < _REPAINT_NS:
+                return
+            self._painted_ns = painted_ns
+            painting = self._painting(progress, last_line, self._shown.clock())
+            self._live.update(painting, refresh=True)
+
+    def suspend(self) -> None:
+        """Take the display away; what the engine prints is passed through unchanged."""
+        with self._output_lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+                self._pass(self._partial)
+                self._partial = b""
+
+    def serve(self, budgets: Iterable[RankBudget]) -> None:
+        """Show again: the engine serves from here on."""
+        self._budgets = list(budgets)
+        self._painted_ns = 0
+        self._start()
 
     def output(self, chunk: bytes) -> None:
-        """Scroll whole lines above the table; of a progress bar, print the last state."""
-        if not self._show_output:
-            return
+        """Scroll whole lines above the display; of a progress bar, print the last state."""
         with self._output_lock:
-            if self._plain is not None:
-                self._plain.output(chunk)
+            if self._live is None:
+                self._pass(chunk)
+                return
+            if not self._shown.output and self._keys is None:
                 return
             from rich.text import Text
 
             whole, newline, self._partial = (self._partial + chunk).rpartition(b"\n")
             if newline:
                 lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in whole.split(b"\n")]
-                text = Text.from_ansi(b"\n".join(lines).decode(errors="replace"))
-                self._console.print(text, soft_wrap=True)
+                printed = b"\n".join(lines).decode(errors="replace")
+                if self._keys is not None:
+                    self._kept.extend(map(redact_text, printed.splitlines()))
+                else:
+                    self._console.print(Text.from_ansi(printed), soft_wrap=True)
 
     def note(self, text: str) -> None:
         from rich.text import Text
 
-        if self._plain is not None:
-            self._plain.note(text)
-        else:
-            self._console.print(Text(text), soft_wrap=True)
+        with self._output_lock:
+            if self._live is None:
+                self._plain.note(text)
+            elif self._keys is not None:
+                self._kept.append(text)
+            else:
+                self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Take the table away; what the engine prints from here on is passed through unchanged."""
+        """Take the display away for good."""
+        self.suspend()
+        if self._keys is not None:
+            self._keys.close()
+
+    def _start(self) -> None:
+        from rich.live import Live
+
         with self._output_lock:
-            if self._plain is not None:
-                return
-            self._live.stop()
-            self._plain = PlainView(None, self._start_ns, self._show_output)
-            if self._partial:
-                self._plain.output(self._partial)
+            if self._live is None:
+                self._plain.end_line()
+                self._live = Live(console=self._console, auto_refresh=False,
+                                  screen=self._keys is not None,
+                                  transient=self._keys is None, redirect_stdout=False,
+                                  redirect_stderr=False, vertical_overflow="crop")  # fmt: skip
+                self._live.start()
+
+    def _leave_screen(self) -> None:
+        self.suspend()
+        assert self._keys is not None
+        self._keys.close()
+        self._keys = None
+        self.left = True
+        if self._shown.output and self._kept:
+            self._plain.note(f"memprof: the last of {len(self._kept)} lines that the engine printed"
+                             " meanwhile; all of them are in engine.log")  # fmt: skip
+            for line in list(self._kept)[-5:]:
+                self._plain.note(line)
+        self._kept.clear()
+        self._painted_ns = 0
+        self._start()
+
+    def _pass(self, chunk: bytes) -> None:
+        self._plain.output(chunk)
+
+    def _painting(self, progress: EngineProgress, last_line: str, now_ns: int) -> RenderableType:
+        width = self._console.width
+        if self._keys is not None:
+            return self._screen(progress, now_ns, width)
+        if self._budgets is None:
+            table = render_progress(
+                progress, self._shown.title, self._shown.start_ns, now_ns, width
+            )
+            return self._with_last_line(table, last_line)
+        if self._table:
+            return serving_table(progress, self._budgets, self._shown, now_ns, width)
+        from rich.text import Text
+
+        status = read_status(progress, self._budgets)
+        line = describe_serving(
+            status,
+            now_ns,
+            sampled=self._shown.sampled,
+            modelled=self._shown.modelled,
+            width=width - len(_MARK),
+        )
+        return Text.assemble((_MARK, "bold"), (line, "reverse"), no_wrap=True, overflow="ellipsis")
+
+    def _screen(self, progress: EngineProgress, now_ns: int, width: int) -> RenderableType:
+        """Return the full screen: the ranks, the last output above the foot that names the keys."""
+        from rich.layout import Layout
+        from rich.text import Text
+
+        budgets, shown = self._budgets, self._shown
+        if budgets is None:
+            upper = render_progress(progress, shown.title, shown.start_ns, now_ns, width)
+        else:
+            upper = serving_table(progress, budgets, shown, now_ns, width)
+        heights = self._console.render_lines(upper, self._console.options.update(width=width))
+        lines = list(self._kept)[-self._console.height :]
+        room = max(0, self._console.height - len(heights) - 3)
+        kept = "\n".join(lines[-room:]) if room else ""
+        # a space: an empty text is no renderable to a layout
+        log = Text.from_ansi(kept or " ", style="dim", no_wrap=True, overflow="ellipsis")
+        keys = [shown.leave] if self._keys is not None and self._keys.there else []
+        foot = f" {'   '.join([*keys, shown.foot])} "
+        layout = Layout()
+        layout.split_column(
+            Layout(upper, size=len(heights) + 1),
+            Layout(log, ratio=1, minimum_size=0),
+            Layout(Text(foot, style="reverse", no_wrap=True, overflow="ellipsis"), size=1),
+        )
+        return layout
 
     def _with_last_line(self, table: RenderableType, last_line: str) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        if self._show_output or not last_line:
+        if self._shown.output or not last_line:
             return table
         line = Text.from_ansi(last_line, style="dim", no_wrap=True, overflow="ellipsis")
         return Group(table, line)
@@ -239,9 +424,7 @@ def render_progress(
     from rich.table import Table
     from rich.text import Text
 
-    head = Text.assemble(
-        (title, "bold"), f"  {(now_ns - start_ns) / 1e9:.0f} s", no_wrap=True, overflow="ellipsis"
-    )
+    head = _head(title, start_ns, now_ns)
     workers = progress.workers
     if not workers:
         started = [process.name for process in progress.processes if process.matters]
@@ -261,6 +444,33 @@ def render_progress(
     for process in workers:
         table.add_row(*_row(process, now_ns))
     return Group(head, table, Text("reserved, peak (allocated) and non-torch in GiB", style="dim"))
+
+
+def serving_table(
+    progress: EngineProgress,
+    budgets: Iterable[RankBudget],
+    shown: Shown,
+    now_ns: int,
+    width: int,
+) -> RenderableType:
+    """Return the ranks of a run that serves, under its title."""
+    from rich.console import Group
+
+    table = render_status(
+        read_status(progress, budgets),
+        now_ns,
+        width,
+        sampled=shown.sampled,
+        modelled=shown.modelled,
+    )
+    return Group(_head(shown.title, shown.start_ns, now_ns), table)
+
+
+def _head(title: str, start_ns: int, now_ns: int) -> Text:
+    from rich.text import Text
+
+    seconds = f"  {(now_ns - start_ns) / 1e9:.0f} s"
+    return Text.assemble((title, "bold"), seconds, no_wrap=True, overflow="ellipsis")
 
 
 def _row(process: ProcessProgress, now_ns: int) -> list[RenderableType]:

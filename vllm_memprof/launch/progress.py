@@ -11,6 +11,18 @@ from vllm_memprof.record.schema import RANKS
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
 
+#: Kinds of samples, each with figures that are readings of its process.
+SAMPLES = ("sample", "kv_sample", "device_sample")
+#: Figures of a sample that the views show, by the names of a snapshot.
+_SAMPLED = (
+    "allocated_bytes",
+    "reserved_bytes",
+    "allocated_run_peak_bytes",
+    "non_torch_bytes",
+    "device_total_bytes",
+    "device_free_bytes",
+    "host_rss_bytes",
+)
 #: Roles that matter to the run: such a process must not go away before the engine ends.
 ENGINE_ROLES = ("worker", "engine_core", "api")
 _ROLE_LABELS = {"engine_core": "EngineCore", "api": "API server"}
@@ -35,6 +47,31 @@ class DonePhase:
     snapshot: dict[str, int]  # after; bytes, only what is known
 
 
+@dataclass(frozen=True)
+class KvSize:
+    """The KV cache that an engine core serves with."""
+
+    blocks: int
+    bytes_by_worker: tuple[int, ...]  # of all blocks; in the order of the workers
+
+    def of_blocks(self, blocks: int | None) -> int | None:
+        """Return the bytes of some blocks on the worker that holds the most of them."""
+        if blocks is None or not self.blocks or not self.bytes_by_worker:
+            return None
+        return max(self.bytes_by_worker) * blocks // self.blocks
+
+
+@dataclass(frozen=True)
+class Load:
+    """The last sample of an engine core."""
+
+    t_ns: int  # CLOCK_MONOTONIC
+    running: int | None  # requests
+    waiting: int | None
+    blocks_used: int | None  # of the KV cache
+    blocks: int | None
+
+
 @dataclass
 class ProcessProgress:
     """One process, folded from its event file."""
@@ -51,6 +88,15 @@ class ProcessProgress:
     readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
     last_t_ns: int | None = None
+    granted_bytes: int | None = None  # the engine's figure of its KV cache on this rank
+    plan: KvSize | None = None  # of an engine core
+    load: Load | None = None  # of an engine core, while it serves
+    lowest_free_bytes: int | None = None  # of the device, by samples
+    samples: int = 0  # lines of all kinds of samples
+    open_requests: set[str] = field(default_factory=set)  # ids
+    request_end_t_ns: int | None = None  # of the last one that ended
+    lost_events: int = 0  # that could not be written; known once writing went on
+    blind_because: str | None = None  # events are lost, and no later one says for how long
 
     @property
     def is_worker(self) -> bool:
@@ -138,6 +184,20 @@ class EngineProgress:
             self.ranks = {name: event.get(name) for name in RANKS}
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
+        elif kind == "figures":
+            granted = (event.get("values") or {}).get("kv_cache_bytes")
+            process.granted_bytes = granted if isinstance(granted, int) else process.granted_bytes
+        elif kind == "kv_plan":
+            sizes = [size for size in event.get("planned_bytes") or [] if isinstance(size, int)]
+            process.plan = KvSize(_integer(event.get("blocks")) or 0, tuple(sizes))
+        elif kind == "lost":
+            process.lost_events += _integer(event.get("events")) or 0
+            lasts = event.get("until_t_ns") is None
+            process.blind_because = str(event.get("reason")) if lasts else None
+        elif kind in SAMPLES and isinstance(t_ns, int):
+            _fold_sample(process, event, t_ns)
+        elif kind == "request":
+            _fold_request(process, event)
 
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
         phase, phase_id = str(event.get("phase")), event.get("id")
@@ -162,3 +222,32 @@ class EngineProgress:
             self.first_error = (t_ns, process.name, phase, str(error))
         if phase == "oom" and self.oom_message is None:
             self.oom_message = str(error or f"{process.name} ran out of device memory")
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _fold_sample(process: ProcessProgress, event: Event, t_ns: int) -> None:
+    process.samples += 1
+    if event.get("kind") == "kv_sample":
+        used, blocks = (_integer(event.get(f"kv_blocks_{what}")) for what in ("used", "total"))
+        running, waiting = (_integer(event.get(what)) for what in ("running", "waiting"))
+        process.load = Load(t_ns, running, waiting, used, blocks)
+        return
+    for name in _SAMPLED:
+        if (size := _integer(event.get(name))) is not None:
+            process.readings[name] = size
+    free = _integer(event.get("device_free_bytes"))
+    if free is not None:
+        lowest = process.lowest_free_bytes
+        process.lowest_free_bytes = free if lowest is None else min(lowest, free)
+
+
+def _fold_request(process: ProcessProgress, event: Event) -> None:
+    name = str(event.get("id"))
+    if event.get("edge") == "begin":
+        process.open_requests.add(name)
+    else:
+        process.open_requests.discard(name)
+        process.request_end_t_ns = _integer(event.get("t_ns"))

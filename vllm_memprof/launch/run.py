@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,9 +21,10 @@ from typing import Protocol
 
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
-from vllm_memprof.launch.folder import write_run_info
+from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
 from vllm_memprof.launch.signals import catch_signals, signal_name
+from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.verdict import (
     Seen,
     Verdict,
@@ -35,7 +36,7 @@ from vllm_memprof.launch.verdict import (
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.schema import ENGINE_LOG, PlannedRanks, RunInfo
+from vllm_memprof.record.schema import ENGINE_LOG, RUN_FILE, PlannedRanks, RunInfo
 from vllm_memprof.record.tail import EventTail
 
 _TICK_S = 0.1
@@ -66,9 +67,15 @@ class View(Protocol):
     """Shows the progress of a run to the user; see ``launch.live``."""
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None: ...
+    def suspend(self) -> None: ...
+    def serve(self, budgets: Iterable[RankBudget]) -> None: ...
     def output(self, chunk: bytes) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+#: Called when the engine is ready; returns what accounting says of its ranks, for the views.
+OnReady = Callable[[RunInfo], Iterable[RankBudget] | None]
 
 
 @dataclass
@@ -97,14 +104,14 @@ class Outcome:
     left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
-def run_engine(job: Job, view: View, on_ready: Callable[[RunInfo], None] | None = None) -> Outcome:
+def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> Outcome:
     """Run the engine to its end.
 
     Args:
         job: what to start.
         view: what shows the progress.
-        on_ready: called once when the engine is ready, with ``run.json`` up to date; it may take a
-            second.
+        on_ready: called once when the engine is ready, with ``run.json`` up to date and the
+            terminal its own; it may take a second.
 
     Raises:
         LaunchError: the engine could not be started at all; ``run.json`` says so.
@@ -115,7 +122,7 @@ def run_engine(job: Job, view: View, on_ready: Callable[[RunInfo], None] | None 
 class _EngineRun:
     """One run: the loop over events, processes and signals, and what is known so far."""
 
-    def __init__(self, job: Job, view: View, on_ready: Callable[[RunInfo], None] | None) -> None:
+    def __init__(self, job: Job, view: View, on_ready: OnReady | None) -> None:
         self._job = job
         self._view = view
         self._on_ready = on_ready
@@ -141,7 +148,7 @@ class _EngineRun:
         write_run_info(self._job.run_dir, self._info)
         oom_kills = _host_oom_kills()
         adopt_orphans()
-        with catch_signals(self._note_signal):
+        with hold(self._job.run_dir), catch_signals(self._note_signal):
             try:
                 engine = EngineProcess(
                     self._job.command,
@@ -228,8 +235,7 @@ class _EngineRun:
                     killed_s = killed_s or now_s
                     if now_s - killed_s > self._job.patience.after_kill_s:
                         return watch.living()
-            if self._info.mode != "serve" or not self._seen.ready or self._ending is not None:
-                self._view.update(self._progress, engine.pump.last_line)
+            self._view.update(self._progress, engine.pump.last_line)
             serving = self._seen.ready and self._info.mode == "serve" and self._ending is None
             self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
             self._wake.clear()
@@ -324,11 +330,21 @@ class _EngineRun:
     def _become_ready(self) -> None:
         if self._info.mode == "serve":
             self._view.update(self._progress)
-            self._view.close()
+            self._view.suspend()
         self._adopt_facts()
-        write_run_info(self._job.run_dir, self._info)
-        if self._on_ready is not None:
-            self._on_ready(self._info)
+        self._write_info()
+        budgets = None if self._on_ready is None else self._on_ready(self._info)
+        if self._info.mode == "serve":
+            self._view.serve(budgets or ())
+
+    def _write_info(self) -> None:
+        """Write ``run.json``; a full disk changes nothing about the run."""
+        try:
+            write_run_info(self._job.run_dir, self._info)
+        except OSError as error:
+            self._view.note(
+                f"memprof: cannot write {RUN_FILE} in {self._job.run_dir}: {error.strerror}"
+            )
 
     def _force(self, engine: EngineProcess, watch: ProcessWatch, patience_s: float) -> list[Step]:
         def send(number: int) -> Callable[[], None]:
@@ -394,7 +410,7 @@ class _EngineRun:
         self._info.notes += [
             f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept
         ]
-        write_run_info(self._job.run_dir, self._info)
+        self._write_info()
 
     def _note_signal(self, number: int) -> None:
         self._signals.append(number)

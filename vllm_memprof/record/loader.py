@@ -73,6 +73,16 @@ class HookState:
 
 
 @dataclass(frozen=True)
+class Loss:
+    """A time in which a process could not write its events."""
+
+    since_t_ns: int  # CLOCK_MONOTONIC
+    until_t_ns: int | None  # None: to the end of its record
+    events: int | None  # that were not written; None: not known
+    reason: str  # the operating system's, e.g. No space left on device
+
+
+@dataclass(frozen=True)
 class ProcessRecord:
     """One event file."""
 
@@ -98,12 +108,13 @@ class ProcessRecord:
         default_factory=dict
     )  # a reading that the process did not get -> why
     failures: list[Failure] = field(default_factory=list)  # allocations, in the order of events
+    losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
 
     @property
     def truncated(self) -> bool:
-        return self.dropped_lines > 0
+        return self.dropped_lines > 0 or bool(self.losses)
 
     @property
     def is_worker(self) -> bool:
@@ -143,12 +154,7 @@ def load_run(run_dir: Path) -> Run:
             not a record, or another release with a different schema wrote it.
     """
     run_dir = Path(run_dir)
-    if not run_dir.is_dir():
-        what = "is not a folder" if run_dir.exists() else "does not exist"
-        raise RunRecordError(
-            f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed"
-        )
-    info = _load_info(run_dir / RUN_FILE)
+    info = load_info(run_dir)
     processes: list[ProcessRecord] = []
     notes: list[str] = []
     for path in _event_files(run_dir / EVENTS_DIR):
@@ -167,13 +173,24 @@ def load_run(run_dir: Path) -> Run:
         name=run_dir.name,
         info=info,
         processes=processes,
-        truncated=bool(notes),
+        truncated=bool(notes) or any(process.truncated for process in processes),
         notes=notes,
         oom_counters=oom_files.load(run_dir),
     )
 
 
-def _load_info(path: Path) -> RunInfo:
+def load_info(run_dir: Path) -> RunInfo:
+    """Read ``run.json`` of a run folder.
+
+    Raises:
+        RunRecordError: as ``load_run``.
+    """
+    if not run_dir.is_dir():
+        what = "is not a folder" if run_dir.exists() else "does not exist"
+        raise RunRecordError(
+            f"run folder {run_dir} {what}", hint="give the folder that a memprof run printed"
+        )
+    path = run_dir / RUN_FILE
     data = parse_event(_read(path))
     if data is None:
         raise RunRecordError(
@@ -294,8 +311,25 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
         failures=[_failure(event) for event in by_kind.get("failure", [])],
+        losses=_losses(by_kind.get("lost", [])),
         allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
     )
+
+
+def _losses(events: list[Event]) -> list[Loss]:
+    """Return each loss once: its end, where it was written, says more than its beginning."""
+    by_start: dict[int, Loss] = {}
+    for event in events:
+        since, until = event["since_t_ns"], event.get("until_t_ns")
+        _integer("since_t_ns", since)
+        if since not in by_start or until is not None:
+            by_start[since] = Loss(
+                since,
+                _integer("until_t_ns", until),
+                _integer("events", event.get("events")),
+                redact_text(str(event.get("reason"))),
+            )
+    return [by_start[since] for since in sorted(by_start)]
 
 
 def _build_identity(head: Event, identities: list[Event], plans: list[Event]) -> Identity:

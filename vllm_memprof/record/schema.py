@@ -25,6 +25,9 @@ failure                 an allocation that failed, read after its exception: mes
                         its phase event), site, chain, requests, allocator_settings, snapshot,
                         snapshot_reason, pools (failures.Failure)
 error                   where, message
+lost                    since_t_ns, until_t_ns, events, reason: events that could not be written, as
+                        on a full disk. until_t_ns and events are null while they cannot: that
+                        event stands in room behind the first line, overwritten by a later one
 allocations             with --trace-allocations, once per kind of memory: the fields of
                         ``allocations.AllocationTrace``
 ======================  ============================================================================

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.accounting.builders import (
+    SECOND,
     TOTAL,
     gib,
     process,
@@ -23,7 +24,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.accounting.not_measured import REQUIRED_PHASES
 from vllm_memprof.record.codec import to_json
-from vllm_memprof.record.loader import HookState
+from vllm_memprof.record.loader import HookState, Loss
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import edges_of
 
@@ -482,6 +483,30 @@ def test_hooks_in_trouble(state: str, need: str, found: str | None) -> None:
     if state == "missing":
         gap = next(gap for gap in report.not_measured if gap.phase == "weight_load")
         assert gap.reason == "its hook is missing"
+
+
+@pytest.mark.parametrize(
+    ("loss", "evidence"),
+    [
+        (
+            Loss(5 * SECOND, None, None, "No space left on device"),
+            "blind from 4.0 s after the launch to the end of its record: No space left on device "
+            "(h-1.jsonl)",
+        ),
+        (
+            Loss(5 * SECOND, 65 * SECOND, 12, "File too large"),
+            "blind from 4.0 s after the launch to 64.0 s after the launch, 12 events not written: "
+            "File too large (h-1.jsonl)",
+        ),
+    ],
+)
+def test_events_that_could_not_be_written(loss: Loss, evidence: str) -> None:
+    run = run_of(replace(process([]), losses=[loss]), start_t_ns=SECOND, status="ok")
+    report = build_report(run)
+    (found,) = [each for each in report.findings if each.id == "events-lost"]
+    assert (found.severity, found.label, str(found.evidence)) == ("warning", "TP0", evidence)
+    clean = build_report(run_of(process([]), start_t_ns=SECOND, status="ok"))
+    assert "events-lost" not in ids(clean)
 
 
 def test_gravest_first() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from vllm_memprof.capture import sample_files
 from vllm_memprof.capture.sample_files import SampleFiles
+from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record import schema
 from vllm_memprof.record.samples import load_samples
 
@@ -108,10 +109,12 @@ def test_a_disk_that_refuses_ends_the_samples_and_not_the_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / schema.SAMPLES_DIR).write_text("in the way")
-    files = SampleFiles(tmp_path)
+    writer = EventWriter(tmp_path)
+    files = SampleFiles(tmp_path, losses=writer)
     files.sample("sample", 1, 1, 1, (), ())
     files.event("stage", {})
-    assert capsys.readouterr().err.count("samples no more") == 1
+    assert capsys.readouterr().err.count("records nothing until it can") == 1
+    assert writer.loses
 
 
 def test_a_sample_is_json_with_null_for_what_is_unknown(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
-"""``--keep-secrets``, ``--share-device``, ``--trace-allocations`` from the command line to the launch."""
+"""Options of commands that start an engine, from the command line to the launch."""
 
 from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from vllm_memprof.cli import app
+from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.request import LaunchRequest
 
 
@@ -73,3 +78,55 @@ def test_allocations_are_not_traced_in_a_run_that_is_not_sampled() -> None:
     given = ["--trace-allocations", "7", "--sample", "off"]
     done = CliRunner().invoke(app, ["offline", "m", *given])
     assert "--sample off leaves out" in str(done.exception or done.output)
+
+
+def serve_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Return the end of ``memprof serve`` whose engine does not start, and what it was to run."""
+    asked: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> int:
+        asked.append(arguments)
+        return 0
+
+    monkeypatch.setattr("vllm_memprof.cli.run.run", run)
+    done = CliRunner().invoke(app, ["serve", "memprof/tiny", "--device", "sim:910b", *options])
+    return done, asked
+
+
+def test_without_a_port_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, [(_, _, _, screen, exporter)] = serve_with(monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert (screen, exporter) == (False, None)
+
+
+def test_metrics_listen_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, [(request, _, _, screen, exporter)] = serve_with(
+        monkeypatch, "--live", "--metrics-port", "0", "--port", "8000"
+    )
+    try:
+        assert done.exit_code == 0, done.output
+        assert screen
+        assert exporter.url.startswith("http://127.0.0.1:")
+        assert request.engine_args == ["--port", "8000"]  # vLLM's own
+    finally:
+        exporter.close()
+
+
+def test_a_metrics_port_in_use_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = ["--metrics-port", str(taken.getsockname()[1])]
+        done, asked = serve_with(monkeypatch, *options, "--run-dir", str(tmp_path / "run"))
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.exit_code == 2
+    assert asked == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metrics_host_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, asked = serve_with(monkeypatch, "--metrics-host", "0.0.0.0")
+    assert "--metrics-host goes with --metrics-port" in str(done.exception)
+    assert asked == []

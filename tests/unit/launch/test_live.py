@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, render_progress
+from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown, render_progress
 from vllm_memprof.launch.progress import EngineProgress
 
 GIB = 1 << 30
@@ -76,7 +77,7 @@ def test_before_any_rank_reports():
 
 def test_plain_view_never_breaks_a_line_of_the_engine(progress):
     stream = io.BytesIO()
-    view = PlainView("title", 0, show_output=True, stream=stream)
+    view = PlainView(Shown("title", 0, output=True), stream)
     view.output(b"half a line")
     view.update(progress)
     view.update(progress)
@@ -93,7 +94,7 @@ def test_a_failed_phase_says_so(progress):
         "h-0.jsonl", phase("mm_profile", "after", 4, 6, error="RuntimeError: NPU out of memory")
     )
     stream = io.BytesIO()
-    PlainView(None, 0, show_output=False, stream=stream).update(progress)
+    PlainView(Shown("", 0), stream, title=False).update(progress)
     assert (
         b"mm_profile - GiB reserved, peak -, non-torch - (1.0 s) FAILED: RuntimeError"
         in stream.getvalue()
@@ -108,7 +109,7 @@ def test_a_failed_phase_says_so(progress):
 
 def test_live_view_prints_output_above_and_then_passes_it_through(progress, capfdbinary):
     console = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False)
-    view = LiveView("title", 0, show_output=True, console=console)
+    view = LiveView(Shown("title", 0, output=True), console=console)
     view.update(progress)
     view.output(b"\x1b[32mINFO\x1b[0m one\n 10%\r 50%\r100%\npart")
     view.note("a note")
@@ -131,20 +132,50 @@ def test_a_lost_terminal_ends_the_display_and_nothing_else(progress, capsys):
     console = Console(
         file=io.TextIOWrapper(Gone(), write_through=True), width=80, force_terminal=True
     )
-    plain = PlainView(None, 0, show_output=True, stream=Gone())
+    plain = PlainView(Shown("", 0, output=True), Gone(), title=False)
     for view in (GuardedView(plain), GuardedView(_FailingView())):
         view.update(progress)
         view.output(b"x\n")
         view.note("x")
         view.close()
     with pytest.raises(OSError, match="Input/output"):
-        LiveView("t", 0, show_output=True, console=console)
+        LiveView(Shown("t", 0, output=True), console=console)
     assert capsys.readouterr().err.count("progress display failed") == 1
 
 
 class _FailingView(PlainView):
     def __init__(self) -> None:
-        super().__init__(None, 0, show_output=False, stream=io.BytesIO())
+        super().__init__(Shown("", 0), io.BytesIO(), title=False)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_full_screen_without_output_of_the_engine(progress, width, monkeypatch):
+    """Attach has none: nothing stands between the table and the foot."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=20, force_terminal=True, color_system=None)
+    view = LiveView(Shown("title", 0, foot="Ctrl-C: leave"), screen=True, console=console)
+    view.serve([])
+    view.update(progress)
+    view.close()
+    lines = [
+        line.rstrip()
+        for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).splitlines()
+    ]
+    assert any(line.startswith("TP1") for line in lines)
+    assert any(line.strip() == "Ctrl-C: leave" for line in lines)
+    assert not any("Layout" in line or "╭" in line for line in lines)
+    assert max(map(len, lines)) <= width
+
+
+def test_a_secret_in_the_engines_output_is_not_on_the_full_screen(progress):
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, height=30, force_terminal=True)
+    view = LiveView(Shown("title", 0, output=True), screen=True, console=console)
+    view.output(b"INFO non-default args: {'api_key': ['Mk7QzSEEDx9'], 'port': 8000}\n")
+    view.update(progress)
+    view.close()
+    assert "non-default args" in stream.getvalue()
+    assert "Mk7QzSEEDx9" not in stream.getvalue()

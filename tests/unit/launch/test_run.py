@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,8 +20,8 @@ import psutil
 import pytest
 
 from vllm_memprof.errors import LaunchError
-from vllm_memprof.launch.folder import create_run_dir
-from vllm_memprof.launch.live import PlainView
+from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
+from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
 from vllm_memprof.record.schema import RunInfo
 
@@ -43,6 +45,12 @@ class Recorder:
         self.closed = False
 
     def update(self, progress: Any, last_line: str = "") -> None:
+        pass
+
+    def suspend(self) -> None:
+        pass
+
+    def serve(self, budgets: Any) -> None:
         pass
 
     def output(self, chunk: bytes) -> None:
@@ -342,7 +350,7 @@ def test_answers_of_the_simulated_device_are_notes(tmp_path):
 
 def test_plain_lines_tell_each_finished_phase(tmp_path, capfdbinary):
     job = make_job(tmp_path, mode="offline")
-    run_engine(job, PlainView("title", time.monotonic_ns(), show_output=False))
+    run_engine(job, PlainView(Shown("title", time.monotonic_ns())))
     text = capfdbinary.readouterr().err.decode()
     assert text.startswith("title\n")
     assert "TP0 weight_load 6.00 GiB reserved, peak 6.00, non-torch 1.00 (0.0 s)" in text
@@ -378,3 +386,37 @@ def test_accounting_of_its_own_devices_goes_with_a_run(tmp_path: Path) -> None:
     (tmp_path / "devices").touch()
     run(job)
     assert not (tmp_path / "devices").exists()
+
+
+def test_a_full_disk_ends_neither_the_engine_nor_the_launcher(tmp_path, monkeypatch):
+    """run.json cannot be written again after the start: the run goes on, its status is its own."""
+    job = make_job(tmp_path)
+    writes = []
+
+    def refuse_later(run_dir: Path, info: RunInfo) -> None:
+        writes.append(info.status)
+        if len(writes) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_run_info(run_dir, info)
+
+    monkeypatch.setattr("vllm_memprof.launch.run.write_run_info", refuse_later)
+    outcome, view = run(job, interrupt_soon())
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("ok", 0)
+    assert len(writes) == 3  # at the start, at readiness, at the end
+    said = [note for note in view.notes if "cannot write run.json" in note]
+    assert len(said) == 2
+    assert "No space left on device" in said[0]
+    assert read_info(job)["status"] == "running"  # what was written before
+
+
+def test_the_folder_is_held_while_the_run_is_recorded(tmp_path):
+    job = make_job(tmp_path)
+    held = []
+
+    def look(info: RunInfo) -> None:
+        held.append(is_held(job.run_dir, info.host))
+        interrupt_soon()()
+
+    run(job, look)
+    assert held == [True]
+    assert is_held(job.run_dir, socket.gethostname()) is False

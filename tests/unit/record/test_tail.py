@@ -55,3 +55,22 @@ def test_a_large_file_arrives_over_several_polls(tmp_path: Path) -> None:
     while batch := tail.poll():
         count += len(batch)
     assert count == 3000
+
+
+def test_samples_come_under_the_name_of_their_process(tmp_path: Path) -> None:
+    tail = EventTail(tmp_path)
+    folder = tmp_path / "samples" / "a-1"
+    _append(tmp_path / "events" / "a-1.jsonl", b'{"kind": "process"}\n')
+    _append(folder / "0-2.jsonl", b'{"kind": "sample", "step": 2}\n')
+    _append(folder / "0-10.jsonl", b'{"kind": "sample", "step": 10}\n')
+    _append(folder / "1-1.jsonl", b'{"kind": "sample", "folded": 16}\n')
+    assert tail.poll() == [
+        ("a-1.jsonl", {"kind": "process"}),
+        ("a-1.jsonl", {"kind": "sample", "step": 2}),
+        ("a-1.jsonl", {"kind": "sample", "step": 10}),
+    ]
+    (folder / "0-2.jsonl").unlink()  # the oldest goes
+    _append(folder / "0-11.jsonl", b'{"kind": "sample", "step": 11}\n')
+    assert tail.poll() == [("a-1.jsonl", {"kind": "sample", "step": 11})]
+    _append(folder / "0-2.jsonl", b'{"kind": "sample", "step": 12}\n')  # its name is free again
+    assert tail.poll() == [("a-1.jsonl", {"kind": "sample", "step": 12})]

@@ -50,6 +50,7 @@ FINDINGS: dict[str, Rule] = {
         setup.hook_not_bound,
         setup.hook_overwritten,
         setup.hook_never_called,
+        setup.events_lost,
         fits_device.reserved_peak_beyond_device,
         fits_device.spare_small,
         not_subtracted.uncharged_persistent_torch,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from vllm_memprof.accounting.findings.needs import HOOKS
 from vllm_memprof.accounting.findings.registry import ERROR, WARNING, Context, Found, finding_of_run
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, text
 
 #: Settings of the caching allocator that it refuses beside expandable_segments:True.
 #: (torch_npu 2.10, NPUAllocatorConfig.cpp::NPUAllocatorConfig::parseArgs)
@@ -129,3 +129,48 @@ def hook_never_called(context: Context) -> Iterator[Found]:
     """
     title = text("Required hook {hook} is never called: {phase} is not measured")
     yield from _hooks_in(context, {"never_called": title})
+
+
+@finding_of_run(
+    "events-lost", severity=WARNING, title=text("A process could not write its events"), needs=HOOKS
+)
+def events_lost(context: Context) -> Iterator[Found]:
+    """Find times in which a process recorded nothing because its file could not be written.
+
+    Meaning:
+        The disk of the run folder was full, or a limit on the size of files was reached. The engine
+        went on. What happened in that time is in no figure of the report.
+
+    Computed:
+        The first event that could not be written, and the first that could again: both are kept in
+        the process's event file (`vllm_memprof/capture/writer.py::EventWriter`).
+
+    To do:
+        Free space where the run folder is, or name a folder on another disk with `--run-dir`.
+    """
+    start = context.run.info.start_t_ns
+    for process in context.run.processes:
+        for loss in process.losses:
+            since, until = (_seconds(t_ns, start) for t_ns in (loss.since_t_ns, loss.until_t_ns))
+            if loss.until_t_ns is None:
+                evidence = text(
+                    "blind from {since} to the end of its record: {reason} ({file})",
+                    since=since, reason=loss.reason, file=process.file,
+                )  # fmt: skip
+            else:
+                evidence = text(
+                    "blind from {since} to {until}, {count} events not written: {reason} ({file})",
+                    since=since, until=until, count=loss.events, reason=loss.reason,
+                    file=process.file,
+                )  # fmt: skip
+            yield Found(
+                evidence,
+                action=text("free space where the run folder is, or --run-dir on another disk"),
+                about=process.identity,
+            )
+
+
+def _seconds(t_ns: int | None, start_ns: int | None) -> Text:
+    if t_ns is None or start_ns is None:
+        return text("a moment that is not known")
+    return text("{seconds} s after the launch", seconds=f"{(t_ns - start_ns) / 1e9:.1f}")

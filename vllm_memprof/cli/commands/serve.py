@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from vllm_memprof.cli import live
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.show import Lang
@@ -22,6 +23,9 @@ def serve(
     format_name: shared.Format = "table",
     lang: Lang = "en",
     quiet: shared.Quiet = False,
+    screen: live.Screen = False,
+    metrics_port: live.MetricsPort = None,
+    metrics_host: live.MetricsHost = live.DEFAULT_METRICS_HOST,
     keep_secrets: shared.KeepSecrets = False,
     startup_timeout: shared.Timeout = shared.DEFAULT_TIMEOUT_S,
     python: shared.Python = None,
@@ -33,7 +37,8 @@ def serve(
     Same arguments, same port, same exit status.
 
     Prints the report when the server is ready, and writes it again when the server ends. The
-    engine's output and memprof's messages go to stderr, the report to stdout.
+    engine's output and memprof's messages go to stderr, the report to stdout. While it serves, a
+    line says what it does; `memprof attach RUN` shows the same from another terminal.
     """
     if sample is None and trace_allocations is not None:
         sample = "16"
@@ -43,4 +48,5 @@ def serve(
         trace_allocations=trace_allocations,
         share_device=share_device,
     )  # fmt: skip
-    raise typer.Exit(shared.run(request, format_name, lang))
+    exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
+    raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))

@@ -1,0 +1,184 @@
+"""What is known of a run that serves: from events by hand to figures, lines and a table."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.serving import NOT_SAMPLED, describe_serving, render_status
+from vllm_memprof.launch.status import RankBudget, read_status
+
+GIB = 1 << 30
+
+
+def event(kind: str, seconds: float, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "t_ns": int(seconds * 1e9), **fields}
+
+
+def served(*, ranks: int = 2) -> EngineProgress:
+    """Two workers and an engine core that is ready, nothing sampled."""
+    progress = EngineProgress()
+    progress.fold("core", event("process", 0, pid=9, role="engine_core"))
+    progress.fold(
+        "core", event("kv_plan", 3, blocks=1000, planned_bytes=[40 * GIB] * ranks, role="x")
+    )
+    for rank in range(ranks):
+        file = f"w{rank}"
+        progress.fold(file, event("process", 0, pid=10 + rank, role="worker"))
+        progress.fold(file, event("identity", 0, role="worker", rank=rank, label=f"TP{rank}"))
+        for edge in ("before", "after"):
+            snapshot = {"reserved_bytes": (50 + rank) * GIB, "device_free_bytes": 6 * GIB}
+            progress.fold(
+                file, event("phase", 4, phase="warm_up", edge=edge, id=1, snapshot=snapshot)
+            )
+        progress.fold(file, event("figures", 4, values={"kv_cache_bytes": 41 * GIB}))
+    progress.fold("core", event("ready", 5, what="server"))
+    return progress
+
+
+def budgets(*spare: int | None) -> list[RankBudget]:
+    return [
+        RankBudget(f"TP{rank}", 10 + rank, 41 * GIB, 39 * GIB, 45 * GIB, size)
+        for rank, size in enumerate(spare)
+    ]
+
+
+def sample_core(progress: EngineProgress, seconds: float, **figures: Any) -> None:
+    known = {"kv_blocks_used": 250, "kv_blocks_total": 1000, "running": 2, "waiting": 1}
+    progress.fold("core", event("kv_sample", seconds, **{**known, **figures}))
+
+
+def line(progress: EngineProgress, now_s: float, **options: Any) -> str:
+    status = read_status(progress, options.pop("budgets", budgets(5 * GIB, 4 * GIB)))
+    options = {"sampled": False, "modelled": False, **options}
+    return describe_serving(status, int(now_s * 1e9), **options)
+
+
+def test_without_samples_the_line_says_what_is_not_measured() -> None:
+    assert line(served(), 60) == (
+        "serving | reserved 51.00 GiB (TP1) at the last phase | spare 4.00 GiB | "
+        "requests, KV cache in use and growth are not measured without --sample"
+    )
+    assert line(served(), 60, sampled=True).endswith("| no step has been sampled yet")
+
+
+def test_a_sampled_line() -> None:
+    progress = served()
+    sample_core(progress, 60)
+    progress.fold("w0", event("sample", 60, reserved_bytes=55 * GIB, allocated_bytes=None))
+    assert line(progress, 61, sampled=True) == (
+        "2 running, 1 waiting | KV cache in use 10.00 of 40.00 GiB | reserved 55.00 GiB (TP0) | "
+        "spare 4.00 GiB"
+    )
+    assert line(progress, 90, sampled=True).endswith("| sampled 30 s ago")
+    assert line(progress, 61, sampled=True, modelled=True).endswith("| spare 4.00 GiB (m)")
+
+
+@pytest.mark.parametrize("width", [30, 50, 72, 80, 112, 120])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_no_line_is_wider_than_the_terminal(width: int, sampled: bool) -> None:
+    progress = served()
+    if sampled:
+        sample_core(progress, 60)
+        progress.fold("core", event("lost", 60, events=1234, until_t_ns=1, reason="full"))
+    shown = line(progress, 90, width=width)
+    assert len(shown) <= width
+    assert shown.startswith("2 running" if sampled else "serving")
+    if width >= 72:
+        assert "lost 1234" in shown or "1234 events lost" in shown or not sampled
+        assert "KV 10.00/40.00" in shown or "KV cache in use" in shown or not sampled
+
+
+def test_spare_is_the_least_that_was_free_in_a_sample() -> None:
+    progress = served()
+    for seconds, free in ((60, 5 * GIB), (70, 3 * GIB), (80, 6 * GIB)):
+        progress.fold("w1", event("device_sample", seconds, device_free_bytes=free))
+    status = read_status(progress, budgets(5 * GIB, 4 * GIB))
+    assert [rank.spare_bytes for rank in status.ranks] == [5 * GIB, 3 * GIB]
+    assert status.spare_bytes == 3 * GIB
+    assert status.ranks[1].reading("device_free_bytes") == 6 * GIB
+    # what accounting could not tell stays unknown, of that rank and of all
+    status = read_status(progress, budgets(5 * GIB, None))
+    assert status.ranks[1].spare_bytes is None
+    assert status.spare_bytes is None
+
+
+def test_requests_that_ended_after_the_last_sample_do_not_run() -> None:
+    progress = served()
+    progress.fold("core", event("request", 59, edge="begin", id="r1", prompt_tokens=3))
+    sample_core(progress, 60, running=1, waiting=0)
+    assert line(progress, 61).startswith("1 running |")
+    progress.fold("core", event("request", 61, edge="end", id="r1", output_tokens=3))
+    assert line(progress, 61.5).startswith("0 running |")
+    progress.fold("core", event("request", 62, edge="begin", id="r2", prompt_tokens=3))
+    assert line(progress, 62.5).startswith("1 running |")
+
+
+def test_replicas_are_added_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
+    progress = served()
+    progress.fold("core2", event("process", 0, pid=20, role="engine_core"))
+    progress.fold("core2", event("kv_plan", 3, blocks=1000, planned_bytes=[40 * GIB]))
+    sample_core(progress, 60)
+    progress.fold("core2", event("kv_sample", 59, kv_blocks_used=500, kv_blocks_total=1000,
+                                 running=3, waiting=0))  # fmt: skip
+    serving = read_status(progress).serving
+    assert serving is not None
+    assert (serving.running, serving.waiting, serving.blocks_used) == (5, 1, 750)
+    assert serving.kv_used_bytes == 20 * GIB  # of the replica that holds the most
+    assert serving.t_ns == 59_000_000_000
+    progress.fold("core2", event("kv_sample", 61, kv_blocks_used=None, running=None, waiting=0))
+    serving = read_status(progress).serving
+    assert serving is not None
+    assert (serving.running, serving.blocks_used, serving.kv_used_bytes) == (None, None, None)
+    assert line(progress, 62).startswith("serving |")
+
+
+def test_a_phase_while_serving_comes_first() -> None:
+    progress = served()
+    sample_core(progress, 60)
+    progress.fold("w1", event("phase", 61, phase="sleep", edge="before", id=7, snapshot=None))
+    assert line(progress, 62).startswith("TP1 in sleep |")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table(width: int) -> None:
+    progress = served()
+    sample_core(progress, 60)
+    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
+    status = read_status(progress, budgets(5 * GIB, None))
+    console.print(render_status(status, 61_000_000_000, width, sampled=True, modelled=True))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    first, second = (line for line in lines if line.startswith("TP"))
+    assert "serving" in first
+    assert [word for word in first.split() if word[0].isdigit() or word == "-"] == [
+        "50.00", "-", "-", "41.00", "6.00", "5.00"
+    ]  # fmt: skip
+    assert second.split()[-1] == "-"  # unknown, not 0
+    assert "requests: 2 running, 1 waiting" in lines
+    assert "KV cache in use: 10.00 of 40.00 GiB (25.0% of the blocks)" in lines
+    assert "A simulated device" in " ".join(" ".join(lines).split())
+
+
+def test_table_of_a_run_that_is_not_sampled() -> None:
+    console = Console(file=io.StringIO(), width=120, no_color=True)
+    status = read_status(served())
+    console.print(render_status(status, 10**9, 120, sampled=False, modelled=False))
+    text = console.file.getvalue()
+    assert NOT_SAMPLED in text
+    assert "simulated" not in text
+    assert "running" not in text
+
+
+def test_a_process_that_records_nothing_is_named() -> None:
+    progress = served()
+    fields = {"since_t_ns": 1, "until_t_ns": None, "events": None, "reason": "No space left"}
+    progress.fold("w0", event("lost", 60, **fields))
+    assert read_status(progress).blind == ["TP0: No space left"]
+    progress.fold("w0", event("lost", 80, **{**fields, "until_t_ns": 80, "events": 12}))
+    status = read_status(progress)
+    assert (status.blind, status.lost_events) == ([], 12)

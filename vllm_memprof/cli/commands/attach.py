@@ -1,0 +1,60 @@
+"""``memprof attach``: shows a run that another process records."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_memprof.cli import live
+from vllm_memprof.cli.run import APP_SETTINGS
+
+app = typer.Typer(**APP_SETTINGS)
+
+
+@app.command()
+def attach(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
+    screen: live.Screen = False,
+) -> None:
+    """Show a run that another process records.
+
+    Reads the run folder and changes nothing in it. Ctrl-C leaves the view; the run goes on. Where
+    stdout is no terminal, and with --once, it prints plain text.
+    """
+    from vllm_memprof.cli.plans import can_repaint
+    from vllm_memprof.launch.attach import Attached
+    from vllm_memprof.launch.live import LiveView, PlainView, Shown
+
+    attached = Attached(run, lambda: live.read_budgets(run))
+    info = attached.info
+    shown = Shown(
+        f"memprof attach {info.mode} {info.model}",
+        info.start_t_ns or time.monotonic_ns(),
+        sampled=info.sample is not None,
+        modelled=info.simulated,
+        foot="Ctrl-C: leave the view, the run goes on",
+        leave="q: the same",
+        clock=attached.clock,
+    )
+    end = attached.ended()
+    if once or end is not None:
+        sys.stdout.write(live.describe(attached, shown))
+        return
+    if not (can_repaint() and sys.stdout.isatty()):
+        plain = PlainView(shown, stream=sys.stdout.buffer)
+        end = attached.follow(plain, lambda: False)
+        plain.note(f"memprof: {end}")
+        return
+    view = LiveView(shown, screen, table=True)
+    try:
+        end = attached.follow(view, lambda: view.left)
+    except KeyboardInterrupt:
+        end = None
+    finally:
+        view.close()
+    sys.stdout.write(live.describe(attached, shown))

@@ -1,0 +1,119 @@
+"""Shared by commands that show a run while it is recorded: their options, and what views need."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_memprof.accounting.model import Report
+    from vllm_memprof.launch.attach import Attached
+    from vllm_memprof.launch.live import Shown
+    from vllm_memprof.launch.metrics import Exporter
+    from vllm_memprof.launch.status import RankBudget
+
+Screen = Annotated[
+    bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="P",
+        help="Serve figures as Prometheus text on this port; 0 takes a free one.",
+        show_default="none",
+    ),
+]
+MetricsHost = Annotated[
+    str,
+    typer.Option("--metrics-host", metavar="H", help="Address that --metrics-port listens on."),
+]
+DEFAULT_METRICS_HOST = "127.0.0.1"
+
+
+def open_exporter(host: str, port: int | None, modelled: bool) -> Exporter | None:
+    """Listen for scrapes where a port was given.
+
+    Args:
+        host, port: where to; no port, no exporter.
+        modelled: the device is simulated.
+
+    Raises:
+        UsageError: an address without a port, or one that cannot be listened on.
+        MemprofError: prometheus_client is not installed.
+    """
+    if port is None:
+        if host != DEFAULT_METRICS_HOST:
+            raise UsageError("--metrics-host goes with --metrics-port", hint="--metrics-port 9400")
+        return None
+    from vllm_memprof.launch.metrics import Exporter
+
+    return Exporter(host, port, modelled)
+
+
+def read_budgets(run_dir: Path) -> list[RankBudget]:
+    """Return what accounting says of the ranks of a run so far; none where it cannot be read."""
+    from vllm_memprof.errors import MemprofError
+    from vllm_memprof.sources import build_run
+
+    try:
+        return rank_budgets(build_run(run_dir))
+    except MemprofError:
+        return []
+
+
+def rank_budgets(report: Report) -> list[RankBudget]:
+    """Return the figures of a report that the views and the metrics show."""
+    from vllm_memprof.launch.status import RankBudget
+    from vllm_memprof.record.spans import UNEXPLAINED, edges_of
+
+    found = []
+    for rank in report.ranks:
+        budget = rank.budget
+        divided = [
+            (edge.snapshot.t_ns or 0, edge.owners)
+            for _, edge in edges_of(rank.phases)
+            if edge.owners is not None and edge.owners.unexplained_bytes is not None
+        ]
+        owners: dict[str, int] = {}
+        if divided:
+            _, last = max(divided, key=lambda pair: pair[0])
+            owners = {
+                row.component: row.bytes
+                for row in last.rows
+                if row.bytes is not None and row.part_of is None
+            }
+            owners[UNEXPLAINED] = last.unexplained_bytes or 0
+        found.append(
+            RankBudget(
+                label=rank.label,
+                pid=rank.pid,
+                granted_bytes=budget.engine_kv_cache_bytes,
+                fits_request_bytes=budget.fits_request_bytes,
+                fits_device_bytes=budget.fits_device_bytes,
+                spare_bytes=budget.spare_bytes,
+                owners=owners,
+            )
+        )
+    return found
+
+
+def describe(attached: Attached, shown: Shown) -> str:
+    """Return one reading of a run that is followed, and how it ended, as text."""
+    from vllm_memprof.cli.show import FILE_WIDTH, printed
+    from vllm_memprof.launch.live import render_progress, serving_table
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else FILE_WIDTH
+    now_ns = attached.clock()
+    if attached.budgets is None:
+        drawn = render_progress(attached.progress, shown.title, shown.start_ns, now_ns, width)
+    else:
+        drawn = serving_table(attached.progress, attached.budgets, shown, now_ns, width)
+    end = attached.ended()
+    return printed(drawn) + ("" if end is None else f"memprof: {end}\n")

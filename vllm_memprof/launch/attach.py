@@ -1,0 +1,110 @@
+"""Follow a run that another process records: its folder is read, nothing of it is changed.
+
+Events enter as they are written; a view gets what is known. The run goes on whatever happens here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from vllm_memprof.errors import RunRecordError
+from vllm_memprof.launch.folder import is_held
+from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.run import View
+from vllm_memprof.launch.status import RankBudget
+from vllm_memprof.record.loader import load_info
+from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.record.tail import EventTail
+
+_TICK_S = 0.3
+#: Between two looks at whether the run is still recorded.
+_LOOK_NS = 1_000_000_000
+
+
+class Attached:
+    """A run folder that is followed.
+
+    Args:
+        run_dir: the folder.
+        read_budgets: returns what accounting says of its ranks; called when the engine is ready.
+
+    Raises:
+        RunRecordError: there is no such folder, or it is no run folder.
+    """
+
+    def __init__(self, run_dir: Path, read_budgets: Callable[[], Iterable[RankBudget]]) -> None:
+        self.run_dir = run_dir
+        self.info = load_info(run_dir)
+        self.progress = EngineProgress()
+        self.budgets: list[RankBudget] | None = None  # None: the engine is not ready
+        self._tail = EventTail(run_dir)
+        self._read_budgets = read_budgets
+        self.read()
+
+    def read(self) -> None:
+        """Take in all events that have been written since."""
+        while events := self._tail.poll():
+            for file, event in events:
+                self.progress.fold(file, event)
+        if self.budgets is None and self.progress.is_ready(self.info.mode):
+            self.budgets = list(self._read_budgets())
+
+    def clock(self) -> int:
+        """Return CLOCK_MONOTONIC of the run: of another host, or after its end, its last event."""
+        if self.info.status == "running" and self.info.host == socket.gethostname():
+            return time.monotonic_ns()
+        times = [process.last_t_ns or 0 for process in self.progress.processes]
+        return max(times, default=self.info.start_t_ns or 0)
+
+    def ended(self) -> str | None:
+        """Return how the run ended, as a sentence; None while it is recorded, or may be."""
+        with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
+            self.info = load_info(self.run_dir)
+        if self.info.status != "running":
+            return f"{describe_end(self.info)}; all of it: memprof report {self.run_dir}"
+        if is_held(self.run_dir, self.info.host) is False:
+            return (
+                "the process that recorded this run is gone and did not write its end; "
+                f"what it recorded: memprof report {self.run_dir}"
+            )
+        return None
+
+    def follow(self, view: View, left: Callable[[], bool]) -> str | None:
+        """Show the run until it ends or the view is left.
+
+        Args:
+            view: what shows it.
+            left: whether the user has left the view.
+
+        Returns:
+            How the run ended; None if it was left.
+        """
+        serving = False
+        next_look_ns = 0
+        while not left():
+            self.read()
+            if self.budgets is not None and not serving:
+                serving = True
+                view.suspend()
+                view.serve(self.budgets)
+            view.update(self.progress)
+            now_ns = time.monotonic_ns()
+            if now_ns >= next_look_ns:
+                next_look_ns = now_ns + _LOOK_NS
+                end = self.ended()
+                if end is not None:
+                    self.read()
+                    view.update(self.progress)
+                    return end
+            time.sleep(_TICK_S)
+        return None
+
+
+def describe_end(info: RunInfo) -> str:
+    """``the run ended: failed, worker TP1 was killed by SIGKILL``."""
+    reason = f", {info.exit_reason}" if info.exit_reason else ""
+    return f"the run has ended: {info.status}{reason}"

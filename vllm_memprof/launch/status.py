@@ -1,0 +1,149 @@
+"""What is known of a run at this moment: events and accounting enter, plain figures leave.
+
+The views and the exporter of metrics show these and nothing else. Pure: no clock, file or process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vllm_memprof.launch.progress import EngineProgress, KvSize, ProcessProgress
+
+
+@dataclass(frozen=True)
+class RankBudget:
+    """What accounting says of one rank when the engine is ready; bytes, None where unknown."""
+
+    label: str
+    pid: int | None
+    granted_bytes: int | None
+    fits_request_bytes: int | None
+    fits_device_bytes: int | None
+    spare_bytes: int | None  # at the serving peak
+    owners: Mapping[str, int] = field(default_factory=dict)  # at the last reading of the start-up
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank now; bytes, None where unknown."""
+
+    process: ProcessProgress
+    readings: Mapping[str, int]  # the latest known, by snapshot field
+    granted_bytes: int | None
+    spare_bytes: int | None  # at the serving peak: accounting's figure, or less free was sampled
+    budget: RankBudget | None
+
+    @property
+    def label(self) -> str:
+        return self.process.name
+
+    def reading(self, field_name: str) -> int | None:
+        """Return the latest reading of a snapshot field."""
+        return self.readings.get(field_name)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the engine cores do, all replicas together; None where it was not sampled."""
+
+    running: int | None
+    waiting: int | None
+    blocks_used: int | None
+    blocks: int | None
+    kv_used_bytes: int | None  # on the worker that holds the most
+    kv_bytes: int | None
+    t_ns: int  # of the oldest of the samples that it is made of
+
+
+@dataclass(frozen=True)
+class Status:
+    ranks: list[RankStatus]
+    serving: Serving | None  # None: no sample of an engine core
+    lost_events: int
+    samples: int  # lines of samples, of all processes
+    blind: list[str]  # processes that record nothing, each with the reason
+    modelled: bool = False  # the profile of a simulated device sets memory outside torch
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """The least of all ranks; None where one of them is unknown."""
+        return _all_known(min, [rank.spare_bytes for rank in self.ranks])
+
+    def highest(self, field_name: str) -> RankStatus | None:
+        """Return the rank with the highest reading; None where no rank has one."""
+        known = [rank for rank in self.ranks if rank.reading(field_name) is not None]
+        return max(known, key=lambda rank: rank.reading(field_name) or 0, default=None)
+
+
+def read_status(
+    progress: EngineProgress, budgets: Iterable[RankBudget] = (), modelled: bool = False
+) -> Status:
+    """Return what is known now.
+
+    Args:
+        progress: the events so far.
+        budgets: accounting's figures, once the engine was ready.
+        modelled: the device is simulated.
+    """
+    by_pid = {budget.pid: budget for budget in budgets if budget.pid is not None}
+    ranks = []
+    for process in progress.workers:
+        budget = None if process.pid is None else by_pid.get(process.pid)
+        granted = process.granted_bytes if budget is None else budget.granted_bytes
+        spare = None if budget is None else budget.spare_bytes
+        lowest = process.lowest_free_bytes
+        if spare is not None and lowest is not None:
+            spare = min(spare, lowest)
+        ranks.append(RankStatus(process, dict(process.readings), granted, spare, budget))
+    processes = progress.processes
+    return Status(
+        ranks,
+        _serving(processes),
+        lost_events=sum(process.lost_events for process in processes),
+        samples=sum(process.samples for process in processes),
+        blind=[f"{each.name}: {each.blind_because}" for each in processes if each.blind_because],
+        modelled=modelled,
+    )
+
+
+def _serving(processes: list[ProcessProgress]) -> Serving | None:
+    cores = [process for process in processes if process.load is not None]
+    if not cores:
+        return None
+    loads = [(process, process.load) for process in cores if process.load is not None]
+    idle = [_is_idle(process) for process in cores]
+    counts = {
+        name: [
+            0 if rest else getattr(load, name) for (_, load), rest in zip(loads, idle, strict=True)
+        ]
+        for name in ("running", "waiting")
+    }
+    plans = [process.plan or KvSize(0, ()) for process in cores]
+    return Serving(
+        running=_all_known(sum, counts["running"]),
+        waiting=_all_known(sum, counts["waiting"]),
+        blocks_used=_all_known(sum, [load.blocks_used for _, load in loads]),
+        blocks=_all_known(sum, [load.blocks for _, load in loads]),
+        kv_used_bytes=_all_known(
+            max,
+            [
+                plan.of_blocks(load.blocks_used)
+                for plan, (_, load) in zip(plans, loads, strict=True)
+            ],
+        ),
+        kv_bytes=_all_known(max, [plan.of_blocks(plan.blocks) for plan in plans]),
+        t_ns=min(load.t_ns for _, load in loads),
+    )
+
+
+def _is_idle(process: ProcessProgress) -> bool:
+    """Every request has ended, the last one after the last sample."""
+    assert process.load is not None
+    ended = process.request_end_t_ns
+    return not process.open_requests and ended is not None and ended >= process.load.t_ns
+
+
+def _all_known(of: Callable[[list[int]], int], sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return of(known) if known and len(known) == len(sizes) else None
