@@ -259,6 +259,7 @@ def test_the_engine_s_bytes_are_identical_without_memprof(
     assert "hooks bound" not in plain.done.stdout
 
 
+@pytest.mark.full  # CI: test_host.py, with the rest of a report
 def test_a_plan_grants_what_the_engine_grants_and_leaves_in_good_order(
     engine: Engine, model_path: str, eager: Bench, tmp_path: Path
 ) -> None:

@@ -196,6 +196,7 @@ def test_a_clean_run_finds_nothing(counted: tuple[RunResult, Path]) -> None:
         assert rank["cycles"] == []
 
 
+@pytest.mark.full
 def test_graph_mode_counts_each_call_once(run_memprof, tmp_path: Path) -> None:
     env = plant(tmp_path / "plugin", COUNT)
     run = run_memprof("offline", *TINY, "--prompt", "hi", env=env)

@@ -63,7 +63,8 @@ def engine_figures(runtime, model_path: str, script, extra_env: dict[str, str]) 
     return figures | {"printed": int(printed.group(1)) if printed else None}
 
 
-@pytest.mark.parametrize("stack", [STACK, pytest.param(OLD_STACK, marks=pytest.mark.full)])
+@pytest.mark.full  # CI: test_capture.py, two workers
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
 def test_engine_bytes_are_identical_with_and_without(stack, tmp_path):
     from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import prepare_runtime
