@@ -121,7 +121,7 @@ def plan(model: str, arguments: str, stack: str | None, device: str = "910b") ->
 
 def _one_line(reason: str) -> str:
     """A message without line ends and folders of this machine, and not longer than a few lines."""
-    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", " ".join(reason.split()))[:400]
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", " ".join(reason.split()))[:400]
 
 
 def _cpu_seconds() -> float:
