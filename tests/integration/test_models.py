@@ -142,7 +142,7 @@ def _sample():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", _sample(), ids=lambda row: f"{row['stack']} {row['device']}")
+@pytest.mark.parametrize("row", [*_sample()], ids=lambda row: f"{row['stack']} {row['device']}")
 def test_a_row_of_the_list_of_models_is_planned_again(row):
     model, stack, device = row["model"], require_stack(row["stack"]), row["device"]
     again = plan(model, row["arguments"], stack, device)
