@@ -107,7 +107,7 @@ def plan(model: str, arguments: str, stack: str | None, device: str = "910b") ->
         if report is None or engine.returncode:
             told = [line.strip() for line in text.splitlines() if line.strip()]
             reason = (report and report["run"]["exit_reason"]) or "".join(told[-1:])
-            return {**row, "error": " ".join(reason.split())[:400], "output": text[-2000:]}
+            return {**row, "error": _one_line(reason), "output": text[-2000:]}
     rank = report["ranks"][0]
     terms = {term["name"]: term["bytes"] for term in rank["budget"]["terms"]}
     kv = {name: rank["kv"][name] for name in ("tokens", "max_concurrency", "max_model_len")}
@@ -117,6 +117,11 @@ def plan(model: str, arguments: str, stack: str | None, device: str = "910b") ->
         "kv_cache_bytes": rank["budget"]["engine_kv_cache_bytes"],
         **kv,
     }
+
+
+def _one_line(reason: str) -> str:
+    """A message without line ends and folders of this machine, and not longer than a few lines."""
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+-]+/)+", "", " ".join(reason.split()))[:400]
 
 
 def _cpu_seconds() -> float:

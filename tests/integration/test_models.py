@@ -133,24 +133,18 @@ def test_the_list_of_models_has_a_row_for_every_plan():
     assert [each.key for each in list_plans() if each.key not in rows] == []
 
 
-#: A sample of the list: small ones, of each stack and device.
-SAMPLE = [
-    ("Qwen/Qwen3-0.6B", "vllm-ascend-0.30.0rc2", "910b"),
-    ("Qwen/Qwen2.5-Omni-7B", "vllm-ascend-0.30.0rc2", "a3"),
-    ("Qwen/Qwen3.5-27B", "vllm-ascend-0.23.0", "910b"),
-    ("Qwen/Qwen3-Embedding-0.6B", "vllm-ascend-0.23.0", "a3"),
-]
+def _sample():
+    """Yield the row with the least weights of each stack and device, of those of today."""
+    rows = [row for row in load_rows().values() if is_current(row) and "error" not in row]
+    for place in sorted({(row["stack"], row["device"]) for row in rows}):
+        here = [row for row in rows if (row["stack"], row["device"]) == place]
+        yield min(here, key=lambda row: row["weights_bytes"])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("model", "stack", "device"), SAMPLE)
-def test_a_row_of_the_list_of_models_is_planned_again(model, stack, device):
-    require_stack(stack)
-    [row] = [
-        row
-        for row in load_rows().values()
-        if (row["model"], row["stack"], row["device"]) == (model, stack, device)
-    ]
+@pytest.mark.parametrize("row", [*_sample()], ids=lambda row: f"{row['stack']} {row['device']}")
+def test_a_row_of_the_list_of_models_is_planned_again(row):
+    model, stack, device = row["model"], require_stack(row["stack"]), row["device"]
     again = plan(model, row["arguments"], stack, device)
     figures = ("weights_bytes", "kv_cache_bytes", "tokens", "max_concurrency")
     assert {name: again.get(name) for name in figures} == {name: row[name] for name in figures}
@@ -234,19 +228,26 @@ def test_a_multimodal_folder_without_the_files_of_its_processor(run_memprof, sim
 
 
 @pytest.mark.full
-def test_a_draft_model_and_lora_are_phases_of_their_own(run_memprof, sim_stack):
-    """Each with its bytes, inside the weights' phase, which has them too."""
+def test_draft_model_lora_and_connector_are_phases_of_their_own(run_memprof, sim_stack, tmp_path):
+    """The first two have their bytes, inside the weights' phase, which has them too."""
     draft = {"method": "draft_model", "model": resolve_model("memprof/tiny", []).path}
     speculative = json.dumps({**draft, "num_speculative_tokens": 1})
+    place = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")}}
+    transfer = json.dumps({"kv_connector": "ExampleConnector", "kv_role": "kv_consumer", **place})
     options = ["--enable-lora", "--max-lora-rank=16", "--speculative-config", speculative]
-    arguments = ["--device", "sim:910b", "--enforce-eager", "--max-model-len=2048", *options]
-    run = run_memprof("plan", "memprof/tiny", *arguments)
-    rank = assert_planned(run)
+    options += ["--kv-transfer-config", transfer, "--enforce-eager", "--max-model-len=2048"]
+    own = ["--device", "sim:910b", "--prompt", "hi", "--max-tokens", "1"]
+    run = run_memprof("offline", "memprof/tiny", *own, *options)
+    assert run.returncode == 0, run.output + run.engine_log[-3000:]
+    rank = run.report["ranks"][0]
     grown = {phase["phase"]: phase["delta"]["allocated_bytes"] for phase in rank["phases"]}
     weights = 2 * count_parameters(find_preset("memprof/tiny").config)
     assert grown["draft_load"] >= weights
     assert grown["lora_load"] > 0
     assert grown["weight_load"] >= weights + grown["draft_load"] + grown["lora_load"]
+    assert "kv_connector" in grown
+    assert rank["budget"]["residual_bytes"] == 0
+    assert [check for check in rank["kv"]["checks"] if check["ok"] is not True] == []
 
 
 @pytest.mark.full

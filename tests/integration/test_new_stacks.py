@@ -137,7 +137,11 @@ def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
         (
             STACK_030,
             {"w.startup_plan", "w.kv_groups", "w.multi_group", "w.kv_planner", "w.kernel_warm_up"},
-        )
+        ),
+        *[
+            (stack, {"r.draft_load", "r.lora_load", "w.kv_connector"})
+            for stack in (STACK_018, STACK_030, STACK, OLD_STACK)
+        ],
     ],
 )
 def test_optional_rows_that_a_release_has(name: str, rows: set[str]) -> None:
