@@ -135,7 +135,10 @@ def _outcome(folder: Path, status: int) -> dict[str, Any]:
         reason = f"ended with status {status}: {told[-1]}" if told else f"status {status}"
         return {"status": "failed", "reason": reason[:300]}
     report = json.loads(path.read_text(encoding="utf-8"))
-    run, rank = report["run"], report["ranks"][0]
+    run = report["run"]
+    if not report["ranks"]:
+        return {"status": "failed", "reason": (run["exit_reason"] or "no rank")[:300]}
+    rank = report["ranks"][0]
     told = rank["figures"]
     figures = {
         "weights": told["weights_bytes"],
@@ -272,7 +275,8 @@ def main() -> int:
     runs = load_runs(options.rows)
     own = options.rows != ROWS
     kept = {} if own else read_kept()
-    chosen = [run for run in runs if options.run and re.search(options.only, run.id)]
+    chosen = [run for run in runs if options.run and not run.not_planned]
+    chosen = [run for run in chosen if re.search(options.only, run.id)]
     chosen = [run for run in chosen if options.again or run.id not in kept]
     if options.stack:
         chosen = [replace(run, stack=options.stack) for run in chosen]
