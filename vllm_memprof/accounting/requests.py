@@ -114,14 +114,17 @@ def _core_of(run: Run, process: ProcessRecord) -> Served:
     """Return what the engine core of a worker's replica wrote; the worker may be in it."""
     if process.served.requests or process.served.kv_samples:
         return process.served
-    replica = process.identity.dp_rank or 0
-    cores = [
-        other.served
-        for other in run.processes
-        if (other.served.requests or other.served.kv_samples)
-        and (other.identity.dp_rank is None or other.identity.dp_rank == replica)
+    cores = [other for other in run.processes if other.served.requests or other.served.kv_samples]
+    if len(cores) == 1:
+        return cores[0].served
+    # replicas do not name their engine cores: a core is known by being the parent of its workers
+    who = process.identity
+    parents = [
+        core
+        for core in cores
+        if core.identity.host == who.host and core.identity.pid == who.ppid is not None
     ]
-    return cores[0] if len(cores) == 1 else Served()
+    return parents[0].served if parents else Served()
 
 
 def _row(memory: RequestMemory, core: RequestRecord | None, start: int | None) -> RequestRow:
