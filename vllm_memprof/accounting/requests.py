@@ -278,6 +278,7 @@ class MmProfile:
     size: list[int] | None  # of each, pixels
     bytes: int | None  # most that was allocated in it, less what was before
     merged: bool | None  # whether profiling ran the merge of embeddings
+    frames: int | None = None  # of each profiled item, of a video
     came_items: int | None = None  # of the step with most tokens that the encoder ran
     came_tokens: int | None = None
     came_size: list[int] | None = None  # of its largest item
@@ -310,6 +311,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
         size=list(size) if isinstance(size, list) else None,
         bytes=_profiled_bytes(spans[0]) if spans else None,
         merged=merged if isinstance(merged, bool) else None,
+        frames=_count(detail.get("mm_frames")),
         came_items=None if most is None else len(most.items),
         came_tokens=None if most is None else _tokens_of(most) or None,
         came_size=None if most is None else _largest_size(most),
