@@ -149,7 +149,13 @@ def _beside(profile: MmProfile) -> Text:
     )
 
 
-def _said(items: int | None, tokens: int | None, size: list[int] | None, taken: int | None) -> Text:
+def _said(
+    items: int | None,
+    tokens: int | None,
+    size: list[int] | None,
+    taken: int | None,
+    frames: int | None = None,
+) -> Text:
     parts: list[Text] = []
     if items is not None:
         parts.append(text("{count} item(s)", count=items))
