@@ -166,5 +166,5 @@ def _said(
     if frames:
         parts.append(text("{count} frames each", count=frames))
     if taken is not None:
-        parts.append(text("{size:gib4} GiB", size=taken))
-    return join(", ", parts) if parts else text("unknown")
+        parts.append(text("{size:gib4} GiB at most", size=taken))
+    return join(", ", parts) if parts else text("nothing known")
