@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import pickletools
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.engine import STACK, RunResult
+from tests.support.engine import STACK, RunResult, run_in_engine
 from tests.support.planted import plant
 from vllm_memprof.units import MIB
 
@@ -101,7 +100,8 @@ def test_a_leak_of_each_request_is_found_and_its_line_is_named(run_memprof, tmp_
     assert device["requests_until_full"] > 1000
     assert [row["owner"] for row in rank["growth"] if row["verdict"] == "growing"] == ["allocated"]
     assert host["roles"] == ["worker", "engine_core"]
-    assert host["growth"]["bytes_per_request_low"] < MIB < host["growth"]["bytes_per_request_high"]
+    # of the whole process: the little that an engine's memory grows by besides is in it
+    assert host["growth"]["bytes_per_request"] == pytest.approx(MIB, rel=0.1)
 
     folder = tmp_path / "plugin"
     traced = {one["memory"]: one for one in run.report["allocations"]}
@@ -147,9 +147,23 @@ def test_a_thousand_clean_requests_have_no_such_finding(run_memprof, tmp_path: P
 
 
 #: What the viewer's own reader of pickles knows (pytorch ``torch/utils/viz/MemoryViz.js::unpickle``).
-VIEWER_OPCODES = set(
-    ["PROTO", "APPEND", "APPENDS", "LIST", "TUPLE", "NEWFALSE", "NEWTRUE", "NONE", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT", "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "SETITEMS", "SETITEM", "DICT", "SHORT_BINUNICODE", "BINUNICODE", "STOP", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINFLOAT"]
-)
+VIEWER_OPCODES = """
+PROTO APPEND APPENDS LIST TUPLE NEWFALSE NEWTRUE NONE BINGET BININT BININT1 BININT2 EMPTY_DICT
+EMPTY_LIST FRAME LONG1 LONG_BINGET MARK MEMOIZE BINPUT LONG_BINPUT SETITEMS SETITEM DICT
+SHORT_BINUNICODE BINUNICODE STOP EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 BINFLOAT
+"""
+
+VIEW = """
+import json, pickle, sys
+from torch.cuda import _memory_viz as viz
+snapshot = pickle.load(open(sys.argv[1], "rb"))
+seen = {
+    "trace": "entries" in viz.trace(snapshot),
+    "segments": "Summary of segments" in viz.segsum(snapshot),
+    "plots": all(len(plot(snapshot)) > 1000 for plot in (viz.trace_plot, viz.segment_plot)),
+}
+print("RESULT", json.dumps(seen))
+"""
 
 
 def assert_opens_in_the_viewer(path: Path) -> None:
@@ -159,21 +173,15 @@ def assert_opens_in_the_viewer(path: Path) -> None:
     """
     from vllm_memprof.sim.runtime import prepare_runtime
 
-    script = """
-import pickle, sys
-from torch.cuda import _memory_viz as viz
-snapshot = pickle.load(open(sys.argv[1], "rb"))
-assert "keep" in viz.memory(snapshot), "no frame of the leak"
-assert "alloc" in viz.trace(snapshot)
-assert "active" in viz.segsum(snapshot).lower()
-for plot in (viz.trace_plot, viz.segment_plot):
-    assert len(plot(snapshot)) > 1000
-"""
-    python = prepare_runtime("910b", STACK).python
-    done = subprocess.run([str(python), "-c", script, str(path)], capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    script = path.with_suffix(".py")
+    script.write_text(VIEW)
+    seen, _ = run_in_engine(prepare_runtime("910b", STACK), script, str(path))
+    assert seen == {"trace": True, "segments": True, "plots": True}
     data = path.read_bytes()
-    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= VIEWER_OPCODES
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= set(VIEWER_OPCODES.split())
     assert data[1] <= 4  # the protocol
-    assert pickle.loads(data)["device_traces"]
+    snapshot = pickle.loads(data)
+    assert any(0 < len(trace) <= 20_000 for trace in snapshot["device_traces"])
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    leaked = [each for each in blocks if each["frames"] and each["frames"][0]["name"] == "keep"]
+    assert {block["requested_size"] for block in leaked} == {MIB}
