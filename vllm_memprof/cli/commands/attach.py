@@ -28,7 +28,7 @@ def attach(
     """
     from vllm_memprof.cli.plans import can_repaint
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import LiveView, PlainView, Shown
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown
 
     attached = Attached(run, lambda: live.read_budgets(run))
     info = attached.info
@@ -45,16 +45,19 @@ def attach(
     if once or end is not None:
         sys.stdout.write(live.describe(attached, shown))
         return
-    if not (can_repaint() and sys.stdout.isatty()):
-        plain = PlainView(shown, stream=sys.stdout.buffer)
-        end = attached.follow(plain, lambda: False)
-        plain.note(f"memprof: {end}")
-        return
-    view = LiveView(shown, screen, table=True)
+    view: PlainView | LiveView
+    if can_repaint() and sys.stdout.isatty():
+        view = LiveView(shown, screen, table=True)
+    else:
+        view = PlainView(shown, stream=sys.stdout.buffer)
+    views = GuardedView(view, *live.refresher(run, [view], shown.sampled))
     try:
-        end = attached.follow(view, lambda: view.left)
+        end = attached.follow(views, lambda: isinstance(view, LiveView) and view.left)
     except KeyboardInterrupt:
         end = None
     finally:
-        view.close()
-    sys.stdout.write(live.describe(attached, shown))
+        views.close()
+    if isinstance(view, LiveView):
+        sys.stdout.write(live.describe(attached, shown))
+    else:
+        view.note(f"memprof: {end or 'left; the run goes on'}")
