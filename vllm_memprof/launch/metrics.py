@@ -19,7 +19,9 @@ from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget, RankStatus, Status, read_status
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    Family = CounterMetricFamily | GaugeMetricFamily
 
 GAUGE, COUNTER = "gauge", "counter"
 #: Label values, then the value; None is left out.
