@@ -202,6 +202,8 @@ TABLE: dict[str, Row] = {
 #: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
 #: their tests are, below the tests of accounting.
 FROM_HOOKS = {
+    "growth-while-serving": "findings/test_serving_growth.py::"
+    "test_a_leak_on_the_device_and_one_on_the_host",
     "engine-term-off": "test_audit.py::test_the_engine_halves_its_peak_and_its_residual_stays_0",
     "out-of-memory": "findings/test_oom.py::test_before_the_kv_cache_its_size_is_not_to_blame",
     "kv-allocation-off-plan": "findings/test_kv_cache.py::test_a_kv_cache_that_is_not_the_plan",
@@ -226,6 +228,11 @@ FROM_HOOKS = {
     "engine-suggestion-beyond-device": "findings/test_fits_device.py::"
     "test_the_engine_s_own_suggestions_are_held_against_the_device",
     "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",
+    "mm-profile-under": "test_requests.py::"
+    "test_a_larger_item_than_profiled_is_found_with_tokens_and_bytes",
+    "mm-profile-over": "test_requests.py::test_a_profile_of_which_less_than_half_came_is_told",
+    "merge-not-profiled": "test_requests.py::"
+    "test_a_merge_that_profiling_did_not_run_is_told_with_its_bytes",
 }
 
 
