@@ -140,6 +140,22 @@ def refresher(
     return [Refresher(command, read, views)]
 
 
+def shown_by_attach(attached: Attached) -> Shown:
+    """Return what the views of ``memprof attach`` have to know of a run."""
+    from vllm_memprof.launch.live import Shown
+
+    info = attached.info
+    return Shown(
+        f"memprof attach {info.mode} {info.model}",
+        info.start_t_ns or attached.clock(),
+        sampled=info.sample is not None,
+        modelled=info.simulated,
+        foot="Ctrl-C: leave the view, the run goes on",
+        leave="q: leave the view",
+        clock=attached.clock,
+    )
+
+
 def describe(attached: Attached, shown: Shown) -> str:
     """Return one reading of a run that is followed, and how it ended, as text."""
     from vllm_memprof.cli.show import FILE_WIDTH, printed

@@ -459,9 +459,9 @@ def render_screen(
     foot = f" {'   '.join([*([shown.leave] if keys else []), shown.foot])} "
     layout = Layout()
     layout.split_column(
-        Layout(upper, size=height + 1),
+        Layout(upper, size=max(1, min(height + 1, console.height - 2))),
         Layout(log, ratio=1, minimum_size=0),
-        Layout(Text(foot, style="reverse", no_wrap=True, overflow="ellipsis"), size=1),
+        Layout(Text(foot, style="bold", no_wrap=True, overflow="ellipsis"), size=1),
     )
     return layout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -28,19 +27,10 @@ def attach(
     """
     from vllm_memprof.cli.plans import can_repaint
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 
     attached = Attached(run, lambda: live.read_budgets(run))
-    info = attached.info
-    shown = Shown(
-        f"memprof attach {info.mode} {info.model}",
-        info.start_t_ns or time.monotonic_ns(),
-        sampled=info.sample is not None,
-        modelled=info.simulated,
-        foot="Ctrl-C: leave the view, the run goes on",
-        leave="q: the same",
-        clock=attached.clock,
-    )
+    shown = live.shown_by_attach(attached)
     end = attached.ended()
     if once or end is not None:
         sys.stdout.write(live.describe(attached, shown))
