@@ -156,7 +156,9 @@ class _FailingView(PlainView):
 def test_the_full_screen_without_output_of_the_engine(progress, width, height):
     """Attach has none: nothing stands between the table and the foot."""
     stream = io.StringIO()
-    console = Console(file=stream, width=width, height=height, force_terminal=True, color_system=None)
+    console = Console(
+        file=stream, width=width, height=height, force_terminal=True, color_system=None
+    )
     view = LiveView(Shown("title", 0, foot="Ctrl-C: leave"), screen=True, console=console)
     view.serve([])
     view.update(progress)
