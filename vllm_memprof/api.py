@@ -97,6 +97,13 @@ class RunFrames:
         return tables.requests(self._ranks)
 
     @cached_property
+    def growth(self) -> pd.DataFrame:
+        """One row per rank and owner while it served; columns in ``frames.tables.growth``."""
+        from vllm_memprof.frames import tables
+
+        return tables.growth(self._ranks)
+
+    @cached_property
     def samples(self) -> pd.DataFrame:
         """One row per rank, stretch of time and figure; columns in ``frames.tables.samples``."""
         from vllm_memprof.frames import tables

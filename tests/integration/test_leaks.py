@@ -100,7 +100,8 @@ def test_a_leak_of_each_request_is_found_and_its_line_is_named(run_memprof, tmp_
     assert device["requests_until_full"] > 1000
     assert [row["owner"] for row in rank["growth"] if row["verdict"] == "growing"] == ["allocated"]
     assert host["roles"] == ["worker", "engine_core"]
-    assert host["growth"]["bytes_per_request_low"] < MIB < host["growth"]["bytes_per_request_high"]
+    # of the whole process: the little that an engine's memory grows by besides is in it
+    assert host["growth"]["bytes_per_request"] == pytest.approx(MIB, rel=0.1)
 
     folder = tmp_path / "plugin"
     traced = {one["memory"]: one for one in run.report["allocations"]}

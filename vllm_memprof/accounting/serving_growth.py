@@ -119,11 +119,7 @@ def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:
     """Return the growth of each owner that a worker sampled; empty where it sampled nothing."""
     served = process.served
     clock = _clock(run, process)
-    cores = [
-        other
-        for other in run.processes
-        if other.served.kv_samples and _same_replica(other, process)
-    ]
+    cores = _cores_of(run, process)
     blocks = cores[0].served.kv_samples if cores else []
     modules = sorted(
         {
@@ -239,13 +235,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 def _clock(run: Run, process: ProcessRecord) -> _Clock:
     """Return when requests finished; empty where no process of this host knows it."""
-    cores = [
-        other
-        for other in run.processes
-        if other.served.requests
-        and other.identity.host == process.identity.host
-        and (_same_replica(other, process) or not process.is_worker)
-    ]
+    cores = _cores_of(run, process)
     finished = sorted(
         record.end_ns
         for core in cores
@@ -256,10 +246,23 @@ def _clock(run: Run, process: ProcessRecord) -> _Clock:
     return _Clock(finished, finished[0] if dropped and finished else None)
 
 
-def _same_replica(left: ProcessRecord, right: ProcessRecord) -> bool:
-    """Return True unless both name a data-parallel rank, and not the same one."""
-    names = {left.identity.dp_rank, right.identity.dp_rank} - {None}
-    return len(names) < 2
+def _cores_of(run: Run, process: ProcessRecord) -> list[ProcessRecord]:
+    """Return the engine cores of this host whose requests a process serves.
+
+    Replicas do not name their engine cores: a core is known by being the parent of its workers. The
+    API server serves those of all.
+    """
+    who = process.identity
+    cores = [
+        other
+        for other in run.processes
+        if (other.served.requests or other.served.kv_samples) and other.identity.host == who.host
+    ]
+    if process in cores:
+        return [process]
+    if len(cores) == 1 or not process.is_worker:
+        return cores
+    return [core for core in cores if core.identity.pid == who.ppid is not None]
 
 
 def _named(name: str) -> _Reading:

@@ -18,6 +18,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,7 +164,7 @@ class Tracer:
         if self._over:
             return
         self._over = True
-        live, self._live = self._live, None
+        live = self._live
         if live is None:
             self._write({}, "no request had ended when the process did", None, None)
             return
@@ -172,8 +173,11 @@ class Tracer:
         self._write(alive, None, live.stop(), untraced)
 
     def give_up(self) -> None:
-        """Never trace again: an error has been recorded."""
-        self._over, self._live = True, None
+        """End the tracing without a result: an error has been recorded."""
+        self._over = True
+        if self._live is not None:
+            with suppress(Exception):
+                self._live.stop()
 
     def _begin(self) -> None:
         source = self.source()

@@ -8,7 +8,7 @@ Every table begins with the columns of ``WHO``: run (string), host (string), ran
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.clock import host_starts
@@ -16,6 +16,7 @@ from vllm_memprof.accounting.model import (
     DERIVED,
     MEASURED,
     MODELLED,
+    OwnerGrowth,
     RankReport,
     Report,
 )
@@ -317,6 +318,26 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
             yield tuple(getattr(call, name) for name, _ in fields.values())
 
     return _make(ranks, {name: dtype for name, (_, dtype) in fields.items()}, rows)
+
+
+def growth(ranks: Iterable[RankSource]) -> pd.DataFrame:
+    """Return one row per rank and owner, where the run was sampled: how it grew while it served.
+
+    Columns after ``WHO``: owner, verdict (string), bounded (boolean), readings (Int64),
+    bytes_per_request and bytes_per_hour (Float64), each with the interval as _low and _high,
+    grown_bytes (Int64), requests (Int64) and seconds (Float64) of what was judged, last_bytes
+    (Int64), requests_until_full and hours_until_full (Float64). Of ``kv_blocks`` bytes are blocks.
+    """
+    names = [each.name for each in fields(OwnerGrowth)]
+    types = {"owner": "string", "verdict": "string", "bounded": "boolean"}
+    types |= dict.fromkeys(("readings", "grown_bytes", "requests", "last_bytes"), "Int64")
+    columns = {name: types.get(name, "Float64") for name in names}
+
+    def rows(source: RankSource) -> Iterator[Row]:
+        for each in source.rank.growth:
+            yield tuple(getattr(each, name) for name in names)
+
+    return _make(ranks, columns, rows)
 
 
 def requests(ranks: Iterable[RankSource]) -> pd.DataFrame:

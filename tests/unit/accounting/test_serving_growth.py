@@ -131,11 +131,32 @@ def test_readings_whose_requests_are_in_no_file_have_no_position() -> None:
     assert row.bytes_per_request == pytest.approx(MIB)
 
 
-def test_requests_of_another_replica_do_not_count() -> None:
-    other = engine_core(COUNT)
-    other = replace(other, identity=replace(other.identity, dp_rank=1))
-    first = worker([gib(20) + MIB * at for at in range(COUNT)], dp_rank=0)
-    assert rows(run_of(first, other))[ALLOCATED].bytes_per_request is None
+def test_with_replicas_a_worker_has_the_requests_of_the_core_that_is_its_parent() -> None:
+    own, other = engine_core(COUNT), engine_core(2 * COUNT, every_s=0.5)
+    other = replace(other, identity=replace(other.identity, pid=3))
+    sizes = [gib(20) + MIB * at for at in range(COUNT)]
+    child, stranger = worker(sizes, ppid=2), worker(sizes, ppid=9)
+    assert rows(run_of(child, own, other))[ALLOCATED].bytes_per_request == pytest.approx(MIB)
+    assert rows(run_of(stranger, own, other))[ALLOCATED].bytes_per_request is None
+    assert rows(run_of(stranger, own))[ALLOCATED].bytes_per_request == pytest.approx(MIB)
+
+
+def test_the_api_server_serves_the_requests_of_all_replicas() -> None:
+    own, other = engine_core(COUNT), engine_core(COUNT)
+    other = replace(other, identity=replace(other.identity, pid=3))
+    times = [sample("device_sample", at * 10**9, host_rss_bytes=gib(1) + MIB * at)
+             for at in range(1, COUNT + 1)]  # fmt: skip
+    api = process([], role="api", roles=frozenset({"api"}), pid=4, label=None, rank=None)
+    api = replace(api, served=Served(device_samples=times))
+    [row] = [each for each in host_growth(run_of(api, own, other)) if each.process == "api"]
+    assert row.growth.bytes_per_request == pytest.approx(MIB / 2)
+
+
+def test_requests_of_another_host_have_no_position_here() -> None:
+    core = engine_core(COUNT)
+    elsewhere = replace(core, identity=replace(core.identity, host="other"))
+    first = worker([gib(20) + MIB * at for at in range(COUNT)])
+    assert rows(run_of(first, elsewhere))[ALLOCATED].bytes_per_request is None
 
 
 def test_growth_over_time_that_no_request_causes_is_found() -> None:

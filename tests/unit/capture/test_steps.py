@@ -122,3 +122,63 @@ def test_a_rate_of_steps_is_kept(run_engine: Run, tmp_path: Path) -> None:
     assert {each.step for each in found.kv_samples} == {5}
     assert {each.step for each in found.samples} >= {3, 6}
     assert len(found.request_memory) == 2
+
+
+#: A memory history of torch, whose snapshot may fail.
+HISTORY = """
+import torch_npu
+
+class memory:
+    @staticmethod
+    def _record_memory_history(enabled, **kwargs):
+        print("history", enabled)
+
+    @staticmethod
+    def _snapshot():
+        {body}
+
+torch_npu.npu.memory = memory
+"""
+FINE = 'return {"segments": [], "device_traces": []}'
+
+
+def serve_with(body: str) -> str:
+    return SERVE.replace(
+        "core = EngineCore(run)", HISTORY.replace("{body}", body) + "core = EngineCore(run)"
+    )
+
+
+def test_allocations_are_traced_over_requests_and_written_once(
+    run_engine: Run, tmp_path: Path
+) -> None:
+    recorded = run_engine(serve_with(FINE), MEMPROF_SAMPLE="1", MEMPROF_TRACE_ALLOCATIONS="1")
+    assert recorded.code == 0, recorded.err
+    assert not recorded.kind("error")
+    events = {event["memory"]: event for event in recorded.kind("allocations")}
+    assert len(recorded.kind("allocations")) == 2
+    assert [(each["asked"], each["requests"]) for each in events.values()] == [(1, 1)] * 2
+    assert events["host"]["stacks"]
+    assert events["device"]["snapshot"] is not None
+    assert (tmp_path / events["device"]["snapshot"]).exists()
+    assert [line for line in recorded.out.split("\n") if line.startswith("history")] == [
+        "history all",
+        "history None",
+    ]
+
+
+def test_without_the_option_nothing_is_traced(run_engine: Run, tmp_path: Path) -> None:
+    recorded = run_engine(serve_with(FINE), MEMPROF_SAMPLE="1")
+    assert "history" not in recorded.out
+    assert not recorded.kind("allocations")
+    assert not (tmp_path / "allocations").exists()
+
+
+def test_a_history_that_fails_ends_the_tracing_and_no_step(run_engine: Run, tmp_path: Path) -> None:
+    body = 'raise RuntimeError("no history")'
+    recorded = run_engine(serve_with(body), MEMPROF_SAMPLE="1", MEMPROF_TRACE_ALLOCATIONS="1")
+    assert recorded.code == 0, recorded.err
+    [error] = recorded.kind("error")
+    assert error["where"] == "tracing of device allocations"
+    assert [event["memory"] for event in recorded.kind("allocations")] == ["host"]
+    assert "history None" in recorded.out  # it is off again
+    assert len(served(tmp_path).samples) == 6

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.support.runs import LOGS, RUNS, report_of
+from tests.support.served import leaking
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.frames import tables
 from vllm_memprof.logs.to_record import read_log
@@ -21,6 +22,7 @@ TABLES = (
     tables.empty_cache,
     tables.requests,
     tables.samples,
+    tables.growth,
     tables.findings,
 )
 
@@ -95,3 +97,11 @@ def test_tokens_and_concurrency() -> None:
     frame = made(tables.kv, [report])
     assert list(frame.tokens) == [rank.kv.tokens for rank in report.ranks]
     assert list(frame.max_concurrency) == [rank.kv.max_concurrency for rank in report.ranks]
+
+
+def test_growth_is_that_of_the_report() -> None:
+    report = build_report(leaking())
+    frame = made(tables.growth, [report])
+    assert list(frame.owner) == [row.owner for row in report.ranks[0].growth]
+    assert frame.bytes_per_request[0] == report.ranks[0].growth[0].bytes_per_request
+    assert frame.requests_until_full.isna().all()  # no KV cache was granted
