@@ -29,8 +29,13 @@ def format_mib(size_bytes: int | None, digits: int = 1) -> str:
 
 
 def format_rate(size_bytes: float | None, digits: int = 3) -> str:
-    """Return signed bytes per request or hour as MiB text, ``+1.000``; ``-`` where unknown."""
-    return "-" if size_bytes is None else f"{size_bytes / MIB:+,.{digits}f}"
+    """Return signed bytes per request or hour as MiB text, ``+1.000``.
+
+    ``0`` if it is nothing in these digits, ``-`` where it is unknown.
+    """
+    if size_bytes is None:
+        return "-"
+    return f"{size:+,.{digits}f}" if (size := round(size_bytes / MIB, digits)) else "0"
 
 
 def format_bytes(size_bytes: int | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tests.support.series import MIB
 from tests.unit.accounting.builders import gib, process, run_of, snapshot, span
+from vllm_memprof.record.allocations import AliveStack, AllocationTrace
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.samples import RequestRecord, Sample, Served
 
@@ -75,6 +76,23 @@ def engine_core(
         ],
     )
     return replace(core, file="h-2.jsonl", served=served)
+
+
+def traced(run: Run) -> Run:
+    """The same with both kinds of traced allocations: a leak each, of a line of its own."""
+    frames: list[list[object]] = [
+        ["/site/torch/_tensor.py", 5, "clone"],
+        ["/app/leak.py", 12, "keep"],
+    ]
+    device = AliveStack(frames, 100, 100 * MIB, 50, 50 * MIB)
+    host = AliveStack([["/app/core.py", 7, ""]], 40, 40 * MIB, 0, 0)
+    worker, core = run.processes
+    of_device = AllocationTrace(
+        "device", 100, 100, 50, [device], 3, 5 * MIB, gib(20), "allocations/h-1.pickle"
+    )
+    of_host = AllocationTrace("host", 100, 40, None, [host])
+    worker = replace(worker, allocations=[of_device])
+    return replace(run, processes=[worker, replace(core, allocations=[of_host])])
 
 
 def leaking(count: int = 300, per_request: int = MIB) -> Run:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.served import leaking, traced
 from tests.unit.accounting.test_requests import vision
 from tests.unit.report.test_requests import many as requests_by_hand
+from vllm_memprof.accounting import build_report
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import KEYS, Key
 from vllm_memprof.check.outcomes import check_report
@@ -192,6 +194,9 @@ OWN_ROWS = (
     "Calls of empty_cache",
     "Findings of one run only",
     "Requests",
+    "Growth of host memory while serving",
+    "Device memory that stayed",
+    "Python memory that stayed",
 )
 
 
@@ -292,6 +297,15 @@ def test_every_heading_of_requests_has_an_entry_in_the_glossary(width: int) -> N
             section.title.startswith(("Requests", "Multimodal")) for section in found.sections
         )
         assert list(lacking(found, "Report")) == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_heading_of_growth_has_an_entry_in_the_glossary(width: int) -> None:
+    found = document(build_report(traced(leaking())), width)
+    titles = [section.title for section in found.sections]
+    for start in ("Growth while", "Growth of host", "Device memory that", "Python memory that"):
+        assert any(title.startswith(start) for title in titles), start
+    assert list(lacking(found, "Report")) == []
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -1,6 +1,6 @@
 import pytest
 
-from vllm_memprof.units import GIB, format_bytes, format_gib, parse_size
+from vllm_memprof.units import GIB, MIB, format_bytes, format_gib, format_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,10 @@ def test_unknown_is_a_dash_and_zero_is_zero():
     assert format_gib(0) == "0.00"
     assert format_gib(65_452_113_920) == "60.96"
     assert format_bytes(65_452_113_920) == "65,452,113,920"
+
+
+def test_rates_are_signed_mib() -> None:
+    assert format_rate(None) == "-"
+    assert format_rate(MIB) == "+1.000"
+    assert format_rate(-1536.0 * MIB, 1) == "-1,536.0"
+    assert format_rate(-512) == "0"
