@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.terminal_theme import MONOKAI
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, MONOKAI
 
 from scripts.browser import Browser, find_browser
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.cli.live import rank_budgets, shown_by_attach
 from vllm_memprof.cli.show import render
+from vllm_memprof.launch.attach import Attached
+from vllm_memprof.launch.live import render_screen
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.table import render_table
 from vllm_memprof.sources import build_run
@@ -26,7 +29,8 @@ from vllm_memprof.sources import build_run
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 TARGET = ROOT / "reports"
-RUN, OOM_RUN = "recorded_023_tp2", "recorded_oom"
+RUN, OOM_RUN, SERVING_RUN = "recorded_023_tp2", "recorded_oom", "serving/tp2"
+LIVE_LINES = 14
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,17 @@ SAMPLES = (
 )
 
 
-#: A terminal's window around what rich printed.
-TERMINAL = """<!DOCTYPE html><meta charset="utf-8"><style>
-body {{ margin: 0; background: #16181d }}
-pre {{ margin: 0; padding: 16px 20px; color: #d6dae1 }}
-pre {{ font: 13px/1.3 "DejaVu Sans Mono", monospace }}
-</style><pre>{code}</pre>"""
+def terminal(ground: str, ink: str) -> str:
+    """A terminal's window around what rich printed."""
+    return f"""<!DOCTYPE html><meta charset="utf-8"><style>
+body {{{{ margin: 0; background: {ground} }}}}
+pre {{{{ margin: 0; padding: 16px 20px; color: {ink} }}}}
+pre {{{{ font: 13px/1.3 "DejaVu Sans Mono", monospace }}}}
+</style><pre>{{code}}</pre>"""
+
+
+TERMINAL = terminal("#16181d", "#d6dae1")
+LIGHT_TERMINAL = terminal("#ffffff", "#24292f")
 TERMINAL_COLUMNS = 110
 
 
@@ -75,6 +84,28 @@ def terminal_page(report: Report) -> str:
     )
     console.print(render_table(report))
     return console.export_html(theme=MONOKAI, code_format=TERMINAL, inline_styles=True)
+
+
+def live_page(columns: int, dark: bool) -> Callable[[Report], str]:
+    """What ``memprof attach --live`` shows of the run that was copied while it served."""
+
+    def draw(report: Report) -> str:
+        folder = DATA / SERVING_RUN
+        attached = Attached(folder, lambda: rank_budgets(report))
+        console = Console(
+            record=True, file=io.StringIO(), width=columns, height=LIVE_LINES,
+            force_terminal=True, _environ={},
+        )  # fmt: skip
+        shown = shown_by_attach(attached)
+        console.print(
+            render_screen(
+                attached.progress, attached.budgets, shown, [], attached.clock(), console, keys=True
+            )
+        )
+        theme, page = (MONOKAI, TERMINAL) if dark else (DEFAULT_TERMINAL_THEME, LIGHT_TERMINAL)
+        return console.export_html(theme=theme, code_format=page, inline_styles=True)
+
+    return draw
 
 
 @dataclass(frozen=True)
@@ -93,6 +124,10 @@ class Screenshot:
 SCREENSHOTS = (
     Screenshot("terminal.png", RUN, 910, 1180, terminal_page),
     Screenshot("terminal-oom.png", OOM_RUN, 910, 606, terminal_page),
+    Screenshot("live-80-dark.png", SERVING_RUN, 672, 270, live_page(80, dark=True)),
+    Screenshot("live-80-light.png", SERVING_RUN, 672, 270, live_page(80, dark=False)),
+    Screenshot("live-120-dark.png", SERVING_RUN, 985, 270, live_page(120, dark=True)),
+    Screenshot("live-120-light.png", SERVING_RUN, 985, 270, live_page(120, dark=False)),
     Screenshot("page-1280.png", RUN, 1280, 1500),
     Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True, scroll_to="section.plots"),
 )

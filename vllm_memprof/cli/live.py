@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ import typer
 from vllm_memprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import Report
+    from collections.abc import Iterable
+
+    from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import Shown
+    from vllm_memprof.launch.live import LiveView, PlainView, Shown, Watcher
     from vllm_memprof.launch.metrics import Exporter
-    from vllm_memprof.launch.status import RankBudget
+    from vllm_memprof.launch.refresh import Refresher
+    from vllm_memprof.launch.status import Growth, RankBudget
 
 Screen = Annotated[
     bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
@@ -99,9 +103,57 @@ def rank_budgets(report: Report) -> list[RankBudget]:
                 fits_device_bytes=budget.fits_device_bytes,
                 spare_bytes=budget.spare_bytes,
                 owners=owners,
+                growth=_growth(rank),
             )
         )
     return found
+
+
+def _growth(rank: RankReport) -> tuple[Growth, ...] | None:
+    """Return the owners that grow; None where no owner could be judged."""
+    from vllm_memprof.accounting.trend import GROWING, TOO_SHORT
+    from vllm_memprof.launch.status import Growth
+
+    judged = [row for row in rank.growth if row.verdict != TOO_SHORT and not row.bounded]
+    if not judged:
+        return None
+    return tuple(
+        Growth(row.owner, row.bytes_per_hour, row.bytes_per_request, row.hours_until_full)
+        for row in judged
+        if row.verdict == GROWING
+    )
+
+
+def refresher(
+    run_dir: Path, views: Iterable[PlainView | LiveView | Watcher], sampled: bool
+) -> list[Refresher]:
+    """Return what gives views newer figures; nothing of a run that is not sampled has any."""
+    if not sampled:
+        return []
+    from vllm_memprof.accounting.reread import report_from_json
+    from vllm_memprof.launch.refresh import Refresher
+
+    def read(printed: bytes) -> list[RankBudget]:
+        return rank_budgets(report_from_json(json.loads(printed)))
+
+    command = [sys.executable, "-m", "vllm_memprof", "report", str(run_dir), "--format", "json"]
+    return [Refresher(command, read, views)]
+
+
+def shown_by_attach(attached: Attached) -> Shown:
+    """Return what the views of ``memprof attach`` have to know of a run."""
+    from vllm_memprof.launch.live import Shown
+
+    info = attached.info
+    return Shown(
+        f"memprof attach {info.mode} {info.model}",
+        info.start_t_ns or attached.clock(),
+        sampled=info.sample is not None,
+        modelled=info.simulated,
+        foot="Ctrl-C: leave the view, the run goes on",
+        leave="q: leave the view",
+        clock=attached.clock,
+    )
 
 
 def describe(attached: Attached, shown: Shown) -> str:

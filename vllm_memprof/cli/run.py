@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_memprof.cli.arguments import ENGINE_ARGS
-from vllm_memprof.cli.live import rank_budgets
+from vllm_memprof.cli.live import rank_budgets, refresher
 from vllm_memprof.cli.plans import can_repaint
 from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
@@ -204,7 +204,9 @@ def run(
             view = LiveView(shown, screen)
         else:
             view = PlainView(replace(shown, title=f"{shown.title}: recording to {job.run_dir}"))
-        views = GuardedView(view, *([] if exporter is None else [exporter]))
+        shows = [view, *([] if exporter is None else [exporter])]
+        newer = refresher(job.run_dir, shows, shown.sampled and request.mode == "serve")
+        views = GuardedView(*shows, *newer)
         if exporter is not None:
             views.note(f"memprof: metrics on {exporter.url}")
         printed = False

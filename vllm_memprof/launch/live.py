@@ -13,7 +13,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -359,7 +359,10 @@ class LiveView:
     def _painting(self, progress: EngineProgress, last_line: str, now_ns: int) -> RenderableType:
         width = self._console.width
         if self._keys is not None:
-            return self._screen(progress, now_ns, width)
+            keys = self._keys.there
+            return render_screen(
+                progress, self._budgets, self._shown, list(self._kept), now_ns, self._console, keys
+            )
         if self._budgets is None:
             table = render_progress(
                 progress, self._shown.title, self._shown.start_ns, now_ns, width
@@ -378,32 +381,6 @@ class LiveView:
             width=width - len(_MARK),
         )
         return Text.assemble((_MARK, "bold"), (line, "reverse"), no_wrap=True, overflow="ellipsis")
-
-    def _screen(self, progress: EngineProgress, now_ns: int, width: int) -> RenderableType:
-        """Return the full screen: the ranks, the last output above the foot that names the keys."""
-        from rich.layout import Layout
-        from rich.text import Text
-
-        budgets, shown = self._budgets, self._shown
-        if budgets is None:
-            upper = render_progress(progress, shown.title, shown.start_ns, now_ns, width)
-        else:
-            upper = serving_table(progress, budgets, shown, now_ns, width)
-        heights = self._console.render_lines(upper, self._console.options.update(width=width))
-        lines = list(self._kept)[-self._console.height :]
-        room = max(0, self._console.height - len(heights) - 3)
-        kept = "\n".join(lines[-room:]) if room else ""
-        # a space: an empty text is no renderable to a layout
-        log = Text.from_ansi(kept or " ", style="dim", no_wrap=True, overflow="ellipsis")
-        keys = [shown.leave] if self._keys is not None and self._keys.there else []
-        foot = f" {'   '.join([*keys, shown.foot])} "
-        layout = Layout()
-        layout.split_column(
-            Layout(upper, size=len(heights) + 1),
-            Layout(log, ratio=1, minimum_size=0),
-            Layout(Text(foot, style="reverse", no_wrap=True, overflow="ellipsis"), size=1),
-        )
-        return layout
 
     def _with_last_line(self, table: RenderableType, last_line: str) -> RenderableType:
         from rich.console import Group
@@ -444,6 +421,49 @@ def render_progress(
     for process in workers:
         table.add_row(*_row(process, now_ns))
     return Group(head, table, Text("reserved, peak (allocated) and non-torch in GiB", style="dim"))
+
+
+def render_screen(
+    progress: EngineProgress,
+    budgets: Iterable[RankBudget] | None,
+    shown: Shown,
+    output: Sequence[str],
+    now_ns: int,
+    console: Console,
+    keys: bool,
+) -> RenderableType:
+    """Return the full screen: the ranks, the engine's last lines, a foot that names the keys.
+
+    Args:
+        progress: the events so far.
+        budgets: accounting's figures; None: the engine is not ready.
+        shown: of the run.
+        output: lines of the engine, the last ones are shown.
+        now_ns: CLOCK_MONOTONIC.
+        console: whose size is filled.
+        keys: q can be read.
+    """
+    from rich.layout import Layout
+    from rich.text import Text
+
+    width = console.width
+    if budgets is None:
+        upper = render_progress(progress, shown.title, shown.start_ns, now_ns, width)
+    else:
+        upper = serving_table(progress, budgets, shown, now_ns, width)
+    height = len(console.render_lines(upper, console.options.update(width=width)))
+    room = max(0, console.height - height - 2)
+    lines = "\n".join(list(output)[-room:] if room else [])
+    # a space: an empty text is no renderable to a layout
+    log = Text.from_ansi(lines or " ", style="dim", no_wrap=True, overflow="ellipsis")
+    foot = f" {'   '.join([*([shown.leave] if keys else []), shown.foot])} "
+    layout = Layout()
+    layout.split_column(
+        Layout(upper, size=max(1, min(height + 1, console.height - 2))),
+        Layout(log, ratio=1, minimum_size=0),
+        Layout(Text(foot, style="bold", no_wrap=True, overflow="ellipsis"), size=1),
+    )
+    return layout
 
 
 def serving_table(

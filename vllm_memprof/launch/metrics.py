@@ -19,7 +19,9 @@ from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget, RankStatus, Status, read_status
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    Family = CounterMetricFamily | GaugeMetricFamily
 
 GAUGE, COUNTER = "gauge", "counter"
 #: Label values, then the value; None is left out.
@@ -70,6 +72,15 @@ def _owners(status: Status) -> Iterator[Sample]:
             yield (label, owner), size
 
 
+def _growth(field_name: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        for label, rank in _labelled(status.ranks):
+            for each in () if rank.budget is None else rank.budget.growth or ():
+                yield (label, each.owner), getattr(each, field_name)
+
+    return samples
+
+
 def _last_sample(status: Status) -> Iterator[Sample]:
     if status.serving is not None:
         yield (), time.time() - (time.monotonic_ns() - status.serving.t_ns) / 1e9
@@ -118,7 +129,7 @@ METRICS = (
     ),
     Metric(
         "memprof_owner_bytes",
-        "The device by owner when the engine became ready; owners add up to its total",
+        "The device by owner at the last phase edge; owners add up to its total",
         _owners,
         ("rank", "owner"),
     ),
@@ -141,6 +152,23 @@ METRICS = (
         "memprof_spare_bytes",
         "Device total less all that is held at the serving peak, or the least sampled free memory",
         lambda rank: rank.spare_bytes,
+    ),
+    Metric(
+        "memprof_growth_judged",
+        "1: the samples of every rank are enough to tell which owners grow; 0: not yet",
+        lambda status: [((), int(status.growth_judged))],
+    ),
+    Metric(
+        "memprof_growth_bytes_per_hour",
+        "Growth of an owner beyond noise while serving; owners that do not grow have no sample",
+        _growth("bytes_per_hour"),
+        ("rank", "owner"),
+    ),
+    Metric(
+        "memprof_growth_hours_until_full",
+        "Hours until the device is full at the rate of an owner that grows",
+        _growth("hours_until_full"),
+        ("rank", "owner"),
     ),
     Metric(
         "memprof_kv_cache_used_bytes",

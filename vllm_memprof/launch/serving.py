@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_memprof.launch.status import RankStatus, Serving, Status
-from vllm_memprof.units import GIB, format_gib
+from vllm_memprof.units import GIB, MIB, format_gib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,6 +65,9 @@ def _parts(status: Status, now_ns: int, sampled: bool, modelled: bool) -> list[t
     if status.spare_bytes is not None:
         size, mark = format_gib(status.spare_bytes), " (m)" if modelled else ""
         parts.append((f"spare {size} GiB{mark}", f"spare {size}{mark}"))
+    grows = describe_growth(status)
+    if grows is not None:
+        parts.append((grows, grows))
     if serving is None:
         missing = (NO_SAMPLE_YET, NO_SAMPLE_YET) if sampled else (NOT_SAMPLED, _SHORT_NOT_SAMPLED)
         parts.append(missing)
@@ -82,6 +85,16 @@ def _doing(status: Status) -> str:
         return "serving"
     waiting = f", {serving.waiting} waiting" if serving.waiting else ""
     return f"{serving.running} running{waiting}"
+
+
+def describe_growth(status: Status) -> str | None:
+    """Return what grows the fastest, or that nothing does; None where it cannot be told yet."""
+    if not status.growing:
+        return "no growth" if status.growth_judged else None
+    label, most = status.growing[0]
+    rate = "-" if most.bytes_per_hour is None else f"{most.bytes_per_hour / MIB:,.0f}"
+    full = "" if most.hours_until_full is None else f", full in {most.hours_until_full:,.1f} h"
+    return f"growth {rate} MiB/h ({label} {most.owner}{full})"
 
 
 def _age(serving: Serving, now_ns: int) -> str | None:
@@ -156,5 +169,6 @@ def _requests(status: Status, now_ns: int, sampled: bool) -> list[str]:
     return [
         f"requests: {running} running, {waiting} waiting{when}",
         f"KV cache in use: {used} of {size} GiB{share}",
+        *([] if (grows := describe_growth(status)) is None else [grows]),
         *lost,
     ]

@@ -12,8 +12,18 @@ from vllm_memprof.launch.progress import EngineProgress, KvSize, ProcessProgress
 
 
 @dataclass(frozen=True)
+class Growth:
+    """An owner of a rank's memory that grows while the engine serves; None where unknown."""
+
+    owner: str
+    bytes_per_hour: float | None
+    bytes_per_request: float | None
+    hours_until_full: float | None  # of the device, at this rate
+
+
+@dataclass(frozen=True)
 class RankBudget:
-    """What accounting says of one rank when the engine is ready; bytes, None where unknown."""
+    """What accounting says of one rank, when the engine is ready or later; None where unknown."""
 
     label: str
     pid: int | None
@@ -21,7 +31,9 @@ class RankBudget:
     fits_request_bytes: int | None
     fits_device_bytes: int | None
     spare_bytes: int | None  # at the serving peak
-    owners: Mapping[str, int] = field(default_factory=dict)  # at the last reading of the start-up
+    owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
+    #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
+    growth: tuple[Growth, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,24 @@ class Status:
     def spare_bytes(self) -> int | None:
         """The least of all ranks; None where one of them is unknown."""
         return _all_known(min, [rank.spare_bytes for rank in self.ranks])
+
+    @property
+    def growing(self) -> list[tuple[str, Growth]]:
+        """Return (label, owner that grows) of all ranks, the fastest first."""
+        found = [
+            (rank.label, each)
+            for rank in self.ranks
+            if rank.budget is not None
+            for each in rank.budget.growth or ()
+        ]
+        return sorted(found, key=lambda pair: -(pair[1].bytes_per_hour or 0))
+
+    @property
+    def growth_judged(self) -> bool:
+        """Whether the readings of every rank were enough to tell what grows."""
+        return bool(self.ranks) and all(
+            rank.budget is not None and rank.budget.growth is not None for rank in self.ranks
+        )
 
     def highest(self, field_name: str) -> RankStatus | None:
         """Return the rank with the highest reading; None where no rank has one."""

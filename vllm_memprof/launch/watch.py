@@ -25,6 +25,9 @@ import psutil
 
 from vllm_memprof.launch.signals import signal_name
 
+#: Children of the launcher that are not the engine's; their starter collects them.
+OWN_CHILDREN: set[int] = set()
+
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SLACK_S = 5.0  # the time of boot is known to a second, and clocks are adjusted
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -157,7 +160,8 @@ class ProcessWatch:
         ``adopt_orphans``)."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process().children(recursive=True):
-                self.track(child.pid)
+                if child.pid not in OWN_CHILDREN:
+                    self.track(child.pid)
 
     def refresh(self) -> list[Death]:
         """Return the deaths noticed since the last call, in the order in which they were

@@ -51,35 +51,6 @@ def test_where_it_means_nothing(arguments: list[str], said: str) -> None:
     assert said in str(done.exception or done.output)
 
 
-@pytest.mark.parametrize(
-    ("command", "given", "sample"),
-    [
-        ("serve", ["--trace-allocations", "7"], "16"),  # counts requests, so it samples
-        ("serve", ["--trace-allocations", "7", "--sample", "5s"], "5s"),
-        ("offline", ["--trace-allocations", "7"], "1"),
-    ],
-)
-def test_allocations_are_traced_in_a_sampled_run(
-    command: str, given: list[str], sample: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[LaunchRequest] = []
-    monkeypatch.setattr("vllm_memprof.cli.run.run", lambda one, *_: asked.append(one) or 0)
-    done = CliRunner().invoke(app, [command, "memprof/tiny", "--device", "sim:910b", *given])
-    assert done.exit_code == 0, done.output
-    assert [(one.trace_allocations, one.sample) for one in asked] == [(7, sample)]
-
-
-def test_a_number_of_requests_is_at_least_1() -> None:
-    done = CliRunner().invoke(app, ["serve", "m", "--trace-allocations", "0"])
-    assert "--trace-allocations must be at least 1" in str(done.exception or done.output)
-
-
-def test_allocations_are_not_traced_in_a_run_that_is_not_sampled() -> None:
-    given = ["--trace-allocations", "7", "--sample", "off"]
-    done = CliRunner().invoke(app, ["offline", "m", *given])
-    assert "--sample off leaves out" in str(done.exception or done.output)
-
-
 def serve_with(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[Any, list[tuple[Any, ...]]]:
     """Return the end of ``memprof serve`` whose engine does not start, and what it was to run."""
     asked: list[tuple[Any, ...]] = []
@@ -130,3 +101,32 @@ def test_a_metrics_host_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     done, asked = serve_with(monkeypatch, "--metrics-host", "0.0.0.0")
     assert "--metrics-host goes with --metrics-port" in str(done.exception)
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "sample"),
+    [
+        ("serve", ["--trace-allocations", "7"], "16"),  # counts requests, so it samples
+        ("serve", ["--trace-allocations", "7", "--sample", "5s"], "5s"),
+        ("offline", ["--trace-allocations", "7"], "1"),
+    ],
+)
+def test_allocations_are_traced_in_a_sampled_run(
+    command: str, given: list[str], sample: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[LaunchRequest] = []
+    monkeypatch.setattr("vllm_memprof.cli.run.run", lambda one, *_: asked.append(one) or 0)
+    done = CliRunner().invoke(app, [command, "memprof/tiny", "--device", "sim:910b", *given])
+    assert done.exit_code == 0, done.output
+    assert [(one.trace_allocations, one.sample) for one in asked] == [(7, sample)]
+
+
+def test_a_number_of_requests_is_at_least_1() -> None:
+    done = CliRunner().invoke(app, ["serve", "m", "--trace-allocations", "0"])
+    assert "--trace-allocations must be at least 1" in str(done.exception or done.output)
+
+
+def test_allocations_are_not_traced_in_a_run_that_is_not_sampled() -> None:
+    given = ["--trace-allocations", "7", "--sample", "off"]
+    done = CliRunner().invoke(app, ["offline", "m", *given])
+    assert "--sample off leaves out" in str(done.exception or done.output)

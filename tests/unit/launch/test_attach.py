@@ -172,3 +172,17 @@ def test_events_of_the_run_arrive(run_dir: Path) -> None:
         stream.write(json.dumps({**event, "id": 9999, "snapshot": None}) + "\n")
     attached.read()
     assert worker.where() == "in sleep"
+
+
+def test_a_run_that_was_copied_while_it_served() -> None:
+    """Two ranks of the real engine, six clients, every 16th step sampled."""
+    done = once(DATA / "serving/tp2")
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert "requests: 6 running, 0 waiting" in lines
+    rows = [line.split() for line in lines if line.startswith("TP")]
+    assert rows == [
+        ["TP0", "serving", "55.63", "55.61", "1.26", "55.56", "4.07", "4.07"],
+        ["TP1", "serving", "55.63", "55.61", "0.91", "55.56", "4.42", "4.42"],
+    ]
+    assert "not measured" not in done.output

@@ -151,11 +151,14 @@ class _FailingView(PlainView):
         raise KeyError("a bug")
 
 
+@pytest.mark.parametrize("height", [8, 12, 20])
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_full_screen_without_output_of_the_engine(progress, width, monkeypatch):
+def test_the_full_screen_without_output_of_the_engine(progress, width, height):
     """Attach has none: nothing stands between the table and the foot."""
     stream = io.StringIO()
-    console = Console(file=stream, width=width, height=20, force_terminal=True, color_system=None)
+    console = Console(
+        file=stream, width=width, height=height, force_terminal=True, color_system=None
+    )
     view = LiveView(Shown("title", 0, foot="Ctrl-C: leave"), screen=True, console=console)
     view.serve([])
     view.update(progress)

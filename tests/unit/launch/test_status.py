@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.serving import NOT_SAMPLED, describe_serving, render_status
-from vllm_memprof.launch.status import RankBudget, read_status
+from vllm_memprof.launch.status import Growth, RankBudget, read_status
 
 GIB = 1 << 30
 
@@ -182,3 +183,22 @@ def test_a_process_that_records_nothing_is_named() -> None:
     progress.fold("w0", event("lost", 80, **{**fields, "until_t_ns": 80, "events": 12}))
     status = read_status(progress)
     assert (status.blind, status.lost_events) == ([], 12)
+
+
+def test_growth_is_said_once_it_is_known() -> None:
+    progress = served()
+    sample_core(progress, 60)
+    unknown, known = budgets(5 * GIB, 4 * GIB)
+    assert "growth" not in line(progress, 61, budgets=[unknown, known])
+    still = [replace(each, growth=()) for each in (unknown, known)]
+    assert line(progress, 61, budgets=still).endswith("| no growth")
+    # one rank that cannot be judged yet: nothing is claimed of all
+    assert "growth" not in line(progress, 61, budgets=[still[0], known])
+    slow, fast = (
+        Growth(owner, rate * (1 << 20), None, hours)
+        for owner, rate, hours in (("runtime:HCCL", 3.0, None), ("allocated", 12.0, 341.3))
+    )
+    grows = [replace(unknown, growth=(slow,)), replace(known, growth=(slow, fast))]
+    assert line(progress, 61, budgets=grows).endswith(
+        "| growth 12 MiB/h (TP1 allocated, full in 341.3 h)"
+    )

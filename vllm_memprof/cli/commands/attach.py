@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -28,33 +27,27 @@ def attach(
     """
     from vllm_memprof.cli.plans import can_repaint
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import LiveView, PlainView, Shown
+    from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 
     attached = Attached(run, lambda: live.read_budgets(run))
-    info = attached.info
-    shown = Shown(
-        f"memprof attach {info.mode} {info.model}",
-        info.start_t_ns or time.monotonic_ns(),
-        sampled=info.sample is not None,
-        modelled=info.simulated,
-        foot="Ctrl-C: leave the view, the run goes on",
-        leave="q: the same",
-        clock=attached.clock,
-    )
+    shown = live.shown_by_attach(attached)
     end = attached.ended()
     if once or end is not None:
         sys.stdout.write(live.describe(attached, shown))
         return
-    if not (can_repaint() and sys.stdout.isatty()):
-        plain = PlainView(shown, stream=sys.stdout.buffer)
-        end = attached.follow(plain, lambda: False)
-        plain.note(f"memprof: {end}")
-        return
-    view = LiveView(shown, screen, table=True)
+    view: PlainView | LiveView
+    if can_repaint() and sys.stdout.isatty():
+        view = LiveView(shown, screen, table=True)
+    else:
+        view = PlainView(shown, stream=sys.stdout.buffer)
+    views = GuardedView(view, *live.refresher(run, [view], shown.sampled))
     try:
-        end = attached.follow(view, lambda: view.left)
+        end = attached.follow(views, lambda: isinstance(view, LiveView) and view.left)
     except KeyboardInterrupt:
         end = None
     finally:
-        view.close()
-    sys.stdout.write(live.describe(attached, shown))
+        views.close()
+    if isinstance(view, LiveView):
+        sys.stdout.write(live.describe(attached, shown))
+    else:
+        view.note(f"memprof: {end or 'left; the run goes on'}")
