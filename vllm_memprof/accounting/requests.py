@@ -168,7 +168,7 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
         passages = [stage for stage in process.served.stages if stage.stage == name]
         if not passages:
             continue
-        largest = max(passages, key=lambda stage: stage.figures["allocated_total_bytes"] or 0)
+        largest = max(passages, key=_extent)
         risen = [p for stage in passages if (p := stage.figures["allocated_peak_bytes"])]
         sizes = [item.size for item in largest.items if item.size is not None]
         size = max(sizes, key=lambda each: each[0] * each[1], default=None)
@@ -196,6 +196,11 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
             )
         )
     return rows
+
+
+def _extent(stage: Stage) -> tuple[int, int]:
+    """Return what makes a passage the largest: bytes handed out, then tokens."""
+    return stage.figures["allocated_total_bytes"] or 0, _tokens_of(stage)
 
 
 def points(run: Run, process: ProcessRecord) -> list[Point]:

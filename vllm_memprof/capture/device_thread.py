@@ -45,7 +45,8 @@ def read(recorder: Recorder) -> None:
     if not recorder.under_way and recorder.notes.serving:
         figures |= _device(recorder.probe)
     figures["host_rss_bytes"] = host_rss_bytes()
-    sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, figures)
+    names, values = tuple(figures), tuple(figures.values())
+    sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, names, values)
 
 
 def _device(probe: Probe) -> dict[str, int | None]:

@@ -27,9 +27,7 @@ from vllm_memprof.record.schema import (
 )
 from vllm_memprof.redact import may_hold_secret, redact_data
 
-Figures = Mapping[str, "int | None"]
-#: Keys of a sample that are no figures.
-_PLACE = ("kind", "t_ns", "since_ns", "step", "steps", "folded")
+Values = Sequence["int | None"]
 
 
 class _Ring:
@@ -98,30 +96,45 @@ class _Ring:
 class _Sum:
     """Lines of one kind on their way to the level above."""
 
-    __slots__ = ("folded", "high", "lines", "low", "since_ns", "steps")
+    __slots__ = ("folded", "high", "lines", "low", "names", "since_ns", "steps")
 
-    def __init__(self) -> None:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        count = len(names)
+        self.names = names
         self.lines, self.folded, self.steps, self.since_ns = 0, 0, 0, 0
-        self.low: dict[str, int] = {}
-        self.high: dict[str, int] = {}
+        self.low: list[int | None] = [None] * count
+        self.high: list[int | None] = [None] * count
 
-    def add(self, since_ns: int, folded: int, steps: int, low: Figures, high: Figures) -> None:
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Take other figures: those that are gone are dropped, new ones begin as unknown."""
+        low, high = (dict(zip(self.names, each, strict=True)) for each in (self.low, self.high))
+        self.names = names
+        self.low, self.high = ([each.get(name) for name in names] for each in (low, high))
+
+    def add(self, since_ns: int, folded: int, steps: int, low: Values, high: Values) -> None:
         if not self.lines:
             self.since_ns = since_ns
         self.lines += 1
         self.folded += folded
         self.steps += steps
         lowest, highest = self.low, self.high
-        for name, value in low.items():
-            if value is None:
-                continue
-            if name not in lowest or value < lowest[name]:
-                lowest[name] = value
-        for name, value in high.items():
-            if value is None:
-                continue
-            if name not in highest or value > highest[name]:
-                highest[name] = value
+        if low is high:  # a single reading, in the path of a token
+            for i, value in enumerate(low):
+                if value is not None:
+                    known = lowest[i]
+                    if known is None:
+                        lowest[i] = highest[i] = value
+                    elif value < known:
+                        lowest[i] = value
+                    elif value > highest[i]:  # type: ignore[operator]
+                        highest[i] = value
+            return
+        for i, value in enumerate(low):
+            if value is not None and ((known := lowest[i]) is None or value < known):
+                lowest[i] = value
+        for i, value in enumerate(high):
+            if value is not None and ((known := highest[i]) is None or value > known):
+                highest[i] = value
 
 
 class SampleFiles:
@@ -145,10 +158,18 @@ class SampleFiles:
         self._levels = [_Ring(self._folder, str(n), size) for n, size in enumerate(LEVEL_BYTES)]
         self._requests = _Ring(self._folder, "requests", REQUESTS_BYTES, self._dropped)
         self._sums: dict[tuple[str, int], _Sum] = {}
+        self._templates: dict[str, tuple[tuple[str, ...], str]] = {}
         self._gone: dict[str, int] = {}
 
     def sample(
-        self, kind: str, t_ns: int, step: int | None, steps: int, figures: Figures, rest: str = ""
+        self,
+        kind: str,
+        t_ns: int,
+        step: int | None,
+        steps: int,
+        names: tuple[str, ...],
+        values: Values,
+        rest: str = "",
     ) -> None:
         """Write one sample.
 
@@ -157,18 +178,25 @@ class SampleFiles:
             t_ns: when it was taken.
             step: of the process; None: none.
             steps: that it stands for.
-            figures: by name; None is unknown.
+            names: of the figures.
+            values: in the order of the names; None is unknown.
             rest: more of the object, as JSON that begins with a comma.
         """
-        # built by hand: json.dumps costs more than the reading
-        place = "null" if step is None else step
-        numbers = "".join(
-            [f',"{name}":{"null" if value is None else value}' for name, value in figures.items()]
+        # from a template: json.dumps costs as much as the reading
+        known, template = self._templates.get(kind, (None, ""))
+        if known is not names:
+            figures = "".join(f',"{name}":%s' for name in names)
+            template = f'{{"kind":"{kind}","t_ns":%s,"step":%s,"steps":%s{figures}'
+            self._templates[kind] = names, template
+        filled = template % (
+            t_ns,
+            "null" if step is None else step,
+            steps,
+            *["null" if value is None else value for value in values],
         )
-        line = f'{{"kind":"{kind}","t_ns":{t_ns},"step":{place},"steps":{steps}{numbers}{rest}}}\n'
         with self._lock:
-            if self._write(self._levels[0], kind, line.encode()):
-                self._fold(kind, 0, t_ns, t_ns, 1, step, steps, figures, figures, figures)
+            if self._write(self._levels[0], kind, f"{filled}{rest}}}\n".encode()):
+                self._fold(kind, 0, t_ns, t_ns, 1, step, steps, names, values, values, values)
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write a stage or an edge of a request."""
@@ -188,29 +216,34 @@ class SampleFiles:
         folded: int,
         step: int | None,
         steps: int,
-        last: Figures,
-        low: Figures,
-        high: Figures,
+        names: tuple[str, ...],
+        last: Values,
+        low: Values,
+        high: Values,
     ) -> None:
         """Add a line of one level to the sum of the next, and write that where it is complete."""
         if level + 1 == len(self._levels):
             return
-        total = self._sums.get((kind, level))
+        key = (kind, level)
+        total = self._sums.get(key)
         if total is None:
-            total = self._sums[kind, level] = _Sum()
+            total = self._sums[key] = _Sum(names)
+        elif total.names is not names and total.names != names:
+            total.rename(names)
         total.add(since_ns, folded, steps, low, high)
         if total.lines < FOLD:
             return
-        del self._sums[kind, level]
+        del self._sums[key]
         line = json.dumps(
             {"kind": kind, "t_ns": t_ns, "since_ns": total.since_ns, "folded": total.folded,
-             "step": step, "steps": total.steps, **last, "low": total.low, "high": total.high},
+             "step": step, "steps": total.steps, **_known(names, last),
+             "low": _known(names, total.low), "high": _known(names, total.high)},
             separators=(",", ":"),
         )  # fmt: skip
         if self._write(self._levels[level + 1], kind, f"{line}\n".encode()):
             self._fold(
                 kind, level + 1, t_ns, total.since_ns, total.folded, step, total.steps,
-                last, total.low, total.high,
+                names, last, total.low, total.high,
             )  # fmt: skip
 
     def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
@@ -240,6 +273,10 @@ class SampleFiles:
         for fields in kept:
             line = _line("request_memory", {**fields, "again": True})
             self._write(self._requests, "again", line)
+
+
+def _known(names: tuple[str, ...], values: Values) -> dict[str, int]:
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def _line(kind: str, fields: Mapping[str, object]) -> bytes:

@@ -22,7 +22,12 @@ from typing import Any, NamedTuple
 from vllm_memprof.capture import items as mm_items
 from vllm_memprof.capture.probe import Backend, Probe
 from vllm_memprof.capture.sample_files import SampleFiles
-from vllm_memprof.record.schema import LARGEST, SAMPLED_REQUESTS
+from vllm_memprof.record.schema import (
+    KV_SAMPLE_FIGURES,
+    LARGEST,
+    SAMPLE_FIGURES,
+    SAMPLED_REQUESTS,
+)
 from vllm_memprof.redact import redact_text
 
 #: The part of a step outside the multimodal stages.
@@ -31,6 +36,8 @@ STEP = "step"
 _ID_LENGTH = 80
 #: Maxima that are remembered while requests run: more of them is a record of a year.
 _MOST_MAXIMA = 4096
+#: Bytes and items of an encoder cache that there is not.
+_NOT_HELD = (None, None)
 #: What makes a request large.
 _RANKED_BY = ("allocated_peak_bytes", "left_allocated_bytes", "left_reserved_bytes")
 
@@ -95,6 +102,7 @@ class _Running:
     """A request that this worker has, and what was read before its first step."""
 
     id: str  # as it is written
+    quoted: str  # the same as JSON
     step: int
     before: Reading | None
     readings: int  # of this process, before it
@@ -145,7 +153,7 @@ class Sampler:
         self._peaks, self._together = _Maxima(), _Maxima()
         self._stages: list[_Stage] = []
         self._cache: Mapping[str, Any] | None = None
-        self._cache_size: tuple[int, int] | None = None  # items, bytes
+        self._cache_size: tuple[int, int] | None = None  # bytes, items
         self._cached_items: dict[str, dict[str, object]] = {}
         self.config: Any = None  # the model's hf_config
         # engine core
@@ -227,8 +235,10 @@ class Sampler:
         self._since += 1
         for request in new:
             tokens = request.prompt_token_ids
+            name = clean_id(request.req_id)
             self._requests[request.req_id] = _Running(
-                id=clean_id(request.req_id),
+                id=name,
+                quoted=json.dumps(name),
                 step=self.step,
                 before=now,
                 readings=self._readings,
@@ -277,18 +287,17 @@ class Sampler:
             now.t_ns,
             self.step,
             self._since,
-            {
-                "tokens": output.total_num_scheduled_tokens,
-                "request_count": len(scheduled),
-                "allocated_bytes": now.allocated,
-                "reserved_bytes": now.reserved,
-                "encoder_cache_bytes": None if held is None else held[1],
-                "encoder_cache_items": None if held is None else held[0],
-                "allocated_peak_bytes": self._allocated_high,
-                "reserved_peak_bytes": self._reserved_high,
-                "allocated_run_peak_bytes": self._run_peaks[0],
-                "reserved_run_peak_bytes": self._run_peaks[1],
-            },
+            SAMPLE_FIGURES,
+            (
+                output.total_num_scheduled_tokens,
+                len(scheduled),
+                now.allocated,
+                now.reserved,
+                *(_NOT_HELD if held is None else held),
+                self._allocated_high,
+                self._reserved_high,
+                *self._run_peaks,
+            ),
             self._named(output, scheduled),
         )
         self._since, self._sampled_ns = 0, now.t_ns
@@ -297,28 +306,29 @@ class Sampler:
     def _named(self, output: Any, scheduled: Mapping[str, int]) -> str:
         """Return the requests of a step as JSON; not all of a large one."""
         cached = output.scheduled_cached_reqs
-        done = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))
-        for request in output.scheduled_new_reqs:
-            done[request.req_id] = request.num_computed_tokens
         parts: list[str] = []
-        for name, tokens in scheduled.items():
-            if len(parts) == SAMPLED_REQUESTS:
-                break
-            running = self._requests.get(name)
-            if running is not None:
-                total = done.get(name)
-                total_text = "null" if total is None else total + tokens
-                parts.append(f"[{json.dumps(running.id)},{tokens},{total_text}]")
+        known = self._requests
+        for request in output.scheduled_new_reqs[:SAMPLED_REQUESTS]:
+            name, tokens = request.req_id, scheduled.get(request.req_id)
+            if name in known and tokens is not None:
+                total = request.num_computed_tokens + tokens
+                parts.append(f"[{known[name].quoted},{tokens},{total}]")
+        left = SAMPLED_REQUESTS - len(parts)
+        done = cached.num_computed_tokens
+        for i, name in enumerate(cached.req_ids[:left]):
+            tokens = scheduled.get(name)
+            if name in known and tokens is not None:
+                parts.append(f"[{known[name].quoted},{tokens},{done[i] + tokens}]")
         return f',"requests":[{",".join(parts)}]' if parts else ""
 
     def _held(self, output: Any) -> tuple[int, int] | None:
-        """Return items and bytes of the encoder cache; counted again where it changed."""
+        """Return bytes and items of the encoder cache; counted again where it changed."""
         cache = self._cache
         if cache is None:
             return None
         changed = output.scheduled_encoder_inputs or output.free_encoder_mm_hashes
-        if self._cache_size is None or changed or len(cache) != self._cache_size[0]:
-            self._cache_size = len(cache), sum(_bytes_of(each) for each in list(cache.values()))
+        if self._cache_size is None or changed or len(cache) != self._cache_size[1]:
+            self._cache_size = sum(_bytes_of(each) for each in list(cache.values())), len(cache)
         return self._cache_size
 
     def _forget(self, now: Reading) -> None:
@@ -565,14 +575,13 @@ class Sampler:
             now_ns,
             self.core_step,
             self._core_since,
-            {
-                "kv_blocks_used": (
-                    None if pool is None or total is None else total - pool.get_num_free_blocks()
-                ),
-                "kv_blocks_total": total,
-                "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
-            },
+            KV_SAMPLE_FIGURES,
+            (
+                None if pool is None or total is None else total - pool.get_num_free_blocks(),
+                total,
+                len(scheduler.running),
+                len(scheduler.waiting),
+            ),
         )
         self._core_since, self._core_sampled_ns = 0, now_ns
 

@@ -54,7 +54,8 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
         known = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
         versions[name] = next((distribution.version for distribution in known), None)
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
-    return versions, [_check_row(hook, path) for hook in rows_in_force(backend, versions["vllm"])]
+    rows = rows_in_force(backend, versions["vllm"], sampling=True)
+    return versions, [_check_row(hook, path) for hook in rows]
 
 
 def _check_row(hook: Hook, path: list[str] | None) -> StaticRow:

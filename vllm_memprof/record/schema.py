@@ -219,7 +219,7 @@ FILES = 4
 #: Requests that are kept longer than their file, by each of what makes one large.
 LARGEST = 10
 #: Requests that a sample names at most; ``request_count`` counts all.
-SAMPLED_REQUESTS = 32
+SAMPLED_REQUESTS = 8
 
 #: Figures of a ``sample``. Unknown is null.
 SAMPLE_FIGURES = (

@@ -16,7 +16,6 @@ MOST_BARS = 400
 CURVES = {
     "reserved_bytes": text("reserved"),
     "allocated_bytes": text("allocated"),
-    "encoder_cache_bytes": text("encoder cache"),
 }
 
 
@@ -45,7 +44,7 @@ class Bar:
 class Serving:
     """Memory over time of one rank."""
 
-    seconds: list[float]  # since the launch: the middle of each stretch
+    seconds: list[float]  # since the launch: the end of each stretch, which begins at the last one
     curves: list[ServedCurve]
     bars: list[Bar]
     left_out: int  # requests without a bar
@@ -70,7 +69,7 @@ def serving_of(rank: RankReport) -> Serving | None:
     timed = [row for row in rank.requests if row.begin_seconds is not None]
     drawn = sorted(timed, key=lambda row: -(row.allocated_peak_bytes or 0))[:MOST_BARS]
     return Serving(
-        seconds=[(point.begin_seconds + point.end_seconds) / 2 for point in points],
+        seconds=[point.end_seconds for point in points],
         curves=curves,
         bars=_bars(sorted(drawn, key=lambda row: row.begin_seconds or 0.0)),
         left_out=len(rank.requests) - len(drawn),

@@ -53,7 +53,7 @@ def test_a_long_run_stays_within_the_bound_and_keeps_lowest_and_highest(
             figures["allocated_bytes"] = 10**9
         if step == 1234:
             figures["allocated_bytes"] = 5
-        files.sample("sample", step, step, 1, figures)
+        files.sample("sample", step, step, 1, tuple(figures), tuple(figures.values()))
         if step % 1000 == 0:
             most = max(most, bytes_below(tmp_path))
     files.close()
@@ -77,7 +77,7 @@ def test_every_step_is_in_one_sample_while_the_highest_level_lasts(
     steps = 20_000
     files = SampleFiles(tmp_path)
     for step in range(1, steps + 1):
-        files.sample("kv_sample", step, step, 1, {"running": step % 3})
+        files.sample("kv_sample", step, step, 1, ("running",), (step % 3,))
     files.close()
     samples = load_samples(tmp_path, only_process(tmp_path)).kv_samples
     covered = sum(each.t_ns - each.since_ns + 1 for each in samples)
@@ -109,14 +109,14 @@ def test_a_disk_that_refuses_ends_the_samples_and_not_the_engine(
 ) -> None:
     (tmp_path / schema.SAMPLES_DIR).write_text("in the way")
     files = SampleFiles(tmp_path)
-    files.sample("sample", 1, 1, 1, {})
+    files.sample("sample", 1, 1, 1, (), ())
     files.event("stage", {})
     assert capsys.readouterr().err.count("samples no more") == 1
 
 
 def test_a_sample_is_json_with_null_for_what_is_unknown(tmp_path: Path) -> None:
     files = SampleFiles(tmp_path)
-    files.sample("device_sample", 5, None, 0, {"host_rss_bytes": None, "reserved_bytes": 3})
+    files.sample("device_sample", 5, None, 0, ("host_rss_bytes", "reserved_bytes"), (None, 3))
     files.close()
     [path] = tmp_path.rglob("*.jsonl")
     assert json.loads(path.read_text()) == {

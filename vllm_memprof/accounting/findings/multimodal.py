@@ -10,6 +10,7 @@ from vllm_memprof.accounting.findings.registry import (
     WARNING,
     Found,
     RankContext,
+    by_bytes,
     finding,
 )
 from vllm_memprof.accounting.requests import MmProfile
@@ -25,6 +26,7 @@ OVER_SHARE = 0.5
     severity=WARNING,
     title=text("Larger multimodal items came than profiling assumed"),
     needs=SAMPLED,
+    priced=False,  # the language model's part of the peak may be larger still
 )
 def mm_profile_under(context: RankContext) -> Iterator[Found]:
     """Find a step whose multimodal items were larger than those that were profiled.
@@ -63,13 +65,14 @@ def mm_profile_under(context: RankContext) -> Iterator[Found]:
     severity=INFO,
     title=text("Profiling assumed larger multimodal items than came"),
     needs=SAMPLED,
+    priced=False,  # another part of the profile run may hold as much
 )
 def mm_profile_over(context: RankContext) -> Iterator[Found]:
     """Find profiled multimodal items of which less than half ever came in one step.
 
     Meaning:
-        What the profile run took for the encoder is not available to the KV cache. Requests of
-        this run needed less; another run may need it.
+        What the profile run took for the encoder is not available to the KV cache, where it made
+        the peak of that run. Requests of this run needed less; another run may need it.
 
     Computed:
         Tokens of the items that the encoder ran in one step, the step with most of them, less than
@@ -97,9 +100,10 @@ def mm_profile_over(context: RankContext) -> Iterator[Found]:
 
 @finding(
     "merge-not-profiled",
-    severity=WARNING,
+    severity=by_bytes,
     title=text("Profiling did not run the merge of embeddings"),
     needs=SAMPLED,
+    priced=False,  # they need not be beyond the peak that was profiled
 )
 def merge_not_profiled(context: RankContext) -> Iterator[Found]:
     """Find a merge of text and multimodal embeddings that took memory and was not profiled.

@@ -21,7 +21,15 @@ STAGE_TITLES = {
     "mm_merge": text("merge of embeddings"),
     "mm_cache_insert": text("encoder cache, insert"),
     "mm_cache_evict": text("encoder cache, evict"),
-    "step": text("rest of the step"),
+}
+
+#: The same in a table that has many columns.
+SHORT_TITLES = {
+    "mm_encoder": text("encoder"),
+    "mm_merge": text("merge"),
+    "mm_cache_insert": text("insert"),
+    "mm_cache_evict": text("evict"),
+    "step": text("rest"),
 }
 
 
@@ -167,12 +175,12 @@ def _request_section(
         Column(text("Images")),
         Column(text("Peak")),
         *([Column(text("Above before"))] if wide else []),
-        Column(text("Left\nalloc. MiB")),
-        Column(text("Left\nres. MiB")),
-        Column(text("Stage of peak"), right=False),
+        Column(text("Left\nalloc.")),
+        Column(text("Left\nres.")),
+        Column(text("Stage of\npeak"), right=False),
         *([Column(text("Others")), Column(text("s"))] if wide else []),
     ]
-    title = _titled(text("Requests, peak in GiB"), members, served)
+    title = _titled(text("Requests: peak in GiB, left in MiB"), members, served)
     return [Section(title, columns, rows, _notes(rank))]
 
 
@@ -187,9 +195,7 @@ def _shown(rank: RankReport) -> list[RequestRow]:
 def _request_rows(rank: RankReport, wide: bool) -> list[Row]:
     rows = []
     for request in _shown(rank):
-        peak = format_gib(request.allocated_peak_bytes)
-        if request.allocated_peak_bytes is not None and not request.peak_exact:
-            peak = f"≥ {peak}"
+        least = "" if request.peak_exact or request.allocated_peak_bytes is None else "≥ "
         stage = request.peak_stage
         seconds = None
         if request.begin_seconds is not None and request.end_seconds is not None:
@@ -201,17 +207,22 @@ def _request_rows(rank: RankReport, wide: bool) -> list[Row]:
                     number(request.prompt_tokens, ","),
                     number(request.output_tokens, ","),
                     _images(request),
-                    peak,
-                    *([format_gib(_above(request), 3)] if wide else []),
-                    format_mib(request.left_allocated_bytes),
-                    format_mib(request.left_reserved_bytes),
-                    "-" if stage is None else STAGE_TITLES.get(stage, stage),
+                    least + format_gib(request.allocated_peak_bytes),
+                    *([least + format_gib(_above(request), 3)] if wide else []),
+                    _mib(request.left_allocated_bytes),
+                    _mib(request.left_reserved_bytes),
+                    "-" if stage is None else SHORT_TITLES.get(stage, stage),
                     *([number(request.others), number(seconds, ".2f")] if wide else []),
                 ],
                 style=BAD if request.finished is False else PLAIN,
             )
         )
     return rows
+
+
+def _mib(size: int | None) -> str:
+    """Return a signed size; unlike in tables of growth, nothing left is a figure."""
+    return "0.0" if size == 0 else format_mib(size)
 
 
 def _above(request: RequestRow) -> int | None:

@@ -126,15 +126,15 @@ function timeline(view, gib, byReading) {
 function serving(view, gib) {
   const served = view.serving;
   const size = (bytes) => (bytes === null ? null : bytes / gib);
-  const tones = { reserved_bytes: "cached", allocated_bytes: "kv", encoder_cache_bytes: "others" };
+  const tones = { reserved_bytes: "context", allocated_bytes: "kv" };
   const traces = [];
   for (const curve of served.curves) {
     const tone = colour(tones[curve.name]);
     traces.push({
-      type: "scatter", mode: "lines", x: served.seconds, y: curve.low.map(size), line: { width: 0, color: tone }, showlegend: false, hoverinfo: "skip",
+      type: "scatter", mode: "lines", x: served.seconds, y: curve.low.map(size), line: { width: 0, color: tone, shape: "vh" }, showlegend: false, hoverinfo: "skip",
     });
     traces.push({
-      type: "scatter", mode: "lines", name: plain(curve.title), x: served.seconds, y: curve.high.map(size), fill: "tonexty", line: { width: 1.4, color: tone },
+      type: "scatter", mode: "lines", name: plain(curve.title), x: served.seconds, y: curve.high.map(size), fill: "tonexty", line: { width: 1.4, color: tone, shape: "vh" },
       text: curve.low.map((bytes) => (bytes === null ? "" : size(bytes).toFixed(4))), hovertemplate: say("{low} to {high} GiB", { low: "%{text}", high: "%{y:.4f}" }),
     });
   }

@@ -225,6 +225,11 @@ FROM_HOOKS = {
     "engine-suggestion-beyond-device": "findings/test_fits_device.py::"
     "test_the_engine_s_own_suggestions_are_held_against_the_device",
     "residue-per-cycle": "findings/test_cycles.py::test_a_leak_of_each_cycle",
+    "mm-profile-under": "test_requests.py::"
+    "test_a_larger_item_than_profiled_is_found_with_tokens_and_bytes",
+    "mm-profile-over": "test_requests.py::test_a_profile_of_which_less_than_half_came_is_told",
+    "merge-not-profiled": "test_requests.py::"
+    "test_a_merge_that_profiling_did_not_run_is_told_with_its_bytes",
 }
 
 

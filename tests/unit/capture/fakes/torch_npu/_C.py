@@ -7,6 +7,7 @@ from typing import Any
 TOTAL = 1000
 allocated = reserved = 0
 allocated_peak = reserved_peak = 0
+handed_out = 0
 workspace = 0
 unmapped = 0  # counted by the allocator, not on the device
 other = 10  # runtime context
@@ -16,8 +17,9 @@ forbidden: list[str] = []  # whatever an observer must not do
 
 
 def allocate(size: int, cached: int = 0) -> None:
-    global allocated, reserved, allocated_peak, reserved_peak
+    global allocated, reserved, allocated_peak, reserved_peak, handed_out
     allocated += size
+    handed_out += size
     reserved = max(reserved, allocated + cached)
     allocated_peak, reserved_peak = max(allocated_peak, allocated), max(reserved_peak, reserved)
 
@@ -37,7 +39,9 @@ def _npu_getDevice() -> int:
 
 def _npu_memoryStats(device: int) -> dict[str, Any]:
     return {
-        "allocated_bytes": {"all": {"current": allocated, "peak": allocated_peak}},
+        "allocated_bytes": {
+            "all": {"current": allocated, "peak": allocated_peak, "allocated": handed_out}
+        },
         "reserved_bytes": {"all": {"current": reserved, "peak": reserved_peak}},
         "num_alloc_retries": 0,
         "num_ooms": 0,
