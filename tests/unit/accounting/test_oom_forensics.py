@@ -14,6 +14,7 @@ from vllm_memprof.accounting.model import Oom, Remedy, TermRow
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.record.samples import RequestRecord, Served
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import MIB
 
@@ -263,6 +264,27 @@ def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more(
     assert (found.bytes, found.bound, found.enough) == (gib(2), "exact", True)
     assert given(-1) == []  # less than what was missing
     assert given(gib(1)) == []
+
+
+def test_the_request_in_turn_is_counted_by_the_engine_core() -> None:
+    begun = [RequestRecord(f"{number}-a") for number in range(4)]
+    core = replace(
+        process([], role="engine_core", roles=frozenset({"engine_core"})),
+        served=Served(requests=begun),
+    )
+    idle = StepRequest("0-a", 1)
+
+    def turn(*step: StepRequest) -> int | None:
+        record = worker(Failure("", requests=list(step)))
+        [rank] = build_report(run_of(record, core)).ranks
+        assert rank.oom is not None
+        return rank.oom.at_request
+
+    encoding = replace(idle, id="2-a", items=[IMAGE])
+    assert turn(idle, encoding) == 3
+    assert turn(idle) == 1
+    assert turn(idle, replace(idle, id="3-a")) is None  # which of the two is not known
+    assert turn(replace(encoding, id="9-z")) is None
 
 
 def test_graphs_that_the_equation_subtracts_are_no_sure_remedy() -> None:
