@@ -1,6 +1,6 @@
 """Copies a recorded run here, without the names of the machine: ``python -m tests.data.take RUN_FOLDER NAME``.
 
-Only what the loader reads is taken: ``run.json`` and ``events/``. Figures, times and versions stay
+Only what the loader reads is taken: ``run.json``, ``events/`` and ``samples/``. Figures, times and versions stay
 as recorded.
 """
 
@@ -29,6 +29,10 @@ def take(source: Path, name: str) -> Path:
     for path in sorted((source / "events").glob("*.jsonl")):
         text = _neutral(path.read_text(), info["host"], source)
         (target / "events" / path.name.replace(info["host"], HOST, 1)).write_text(text)
+    for path in sorted((source / "samples").glob("*/*.jsonl")):
+        folder = target / "samples" / path.parent.name.replace(info["host"], HOST, 1)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).write_text(_neutral(path.read_text(), info["host"], source))
     return target
 
 

@@ -158,6 +158,8 @@ def _expandable_segments(case: Case) -> Iterator[Given]:
         if blocks.expandable:
             return
         size = (blocks.too_small_bytes or 0) + blocks.other_streams_bytes + blocks.other_pools_bytes
+        if oom.fragmentation_bytes is not None:  # what was freed after the failure gave nothing
+            size = min(size, oom.fragmentation_bytes)
         grounds = text(
             "free blocks that were too small or of another pool; whole pages of them can move, so "
             "less than this where blocks in use lie between"
