@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.accounting.test_requests import vision
+from tests.unit.report.test_requests import many as requests_by_hand
 from vllm_memprof.check.budget_file import parse_budget
 from vllm_memprof.check.limits import KEYS, Key
 from vllm_memprof.check.outcomes import check_report
@@ -192,6 +194,7 @@ OWN_ROWS = (
     "Communicators",
     "Calls of empty_cache",
     "Findings of one run only",
+    "Requests",
 )
 
 
@@ -282,6 +285,16 @@ LOGS = sorted(path.name for path in (DATA / "logs").iterdir() if path.suffix in 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_heading_of_a_report_has_an_entry_in_the_glossary(name: str, width: int) -> None:
     assert list(lacking(document(read_report(str(DATA / name)), width), "Report")) == []
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_heading_of_requests_has_an_entry_in_the_glossary(width: int) -> None:
+    for report in (vision(16384), requests_by_hand(60)):
+        found = document(report, width)
+        assert any(
+            section.title.startswith(("Requests", "Multimodal")) for section in found.sections
+        )
+        assert list(lacking(found, "Report")) == []
 
 
 @pytest.mark.parametrize("name", LOGS)

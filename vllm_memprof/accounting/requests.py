@@ -114,14 +114,17 @@ def _core_of(run: Run, process: ProcessRecord) -> Served:
     """Return what the engine core of a worker's replica wrote; the worker may be in it."""
     if process.served.requests or process.served.kv_samples:
         return process.served
-    replica = process.identity.dp_rank or 0
-    cores = [
-        other.served
-        for other in run.processes
-        if (other.served.requests or other.served.kv_samples)
-        and (other.identity.dp_rank is None or other.identity.dp_rank == replica)
+    cores = [other for other in run.processes if other.served.requests or other.served.kv_samples]
+    if len(cores) == 1:
+        return cores[0].served
+    # replicas do not name their engine cores: a core is known by being the parent of its workers
+    who = process.identity
+    parents = [
+        core
+        for core in cores
+        if core.identity.host == who.host and core.identity.pid == who.ppid is not None
     ]
-    return cores[0] if len(cores) == 1 else Served()
+    return parents[0].served if parents else Served()
 
 
 def _row(memory: RequestMemory, core: RequestRecord | None, start: int | None) -> RequestRow:
@@ -275,6 +278,7 @@ class MmProfile:
     size: list[int] | None  # of each, pixels
     bytes: int | None  # most that was allocated in it, less what was before
     merged: bool | None  # whether profiling ran the merge of embeddings
+    frames: int | None = None  # of each profiled item, of a video
     came_items: int | None = None  # of the step with most tokens that the encoder ran
     came_tokens: int | None = None
     came_size: list[int] | None = None  # of its largest item
@@ -307,6 +311,7 @@ def mm_profile(process: ProcessRecord) -> MmProfile | None:
         size=list(size) if isinstance(size, list) else None,
         bytes=_profiled_bytes(spans[0]) if spans else None,
         merged=merged if isinstance(merged, bool) else None,
+        frames=_count(detail.get("mm_frames")),
         came_items=None if most is None else len(most.items),
         came_tokens=None if most is None else _tokens_of(most) or None,
         came_size=None if most is None else _largest_size(most),

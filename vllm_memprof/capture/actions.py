@@ -104,6 +104,7 @@ def leave_mm_batch(recorder: Recorder, call: Call) -> None:
         "mm_items": items,
         "mm_tokens_per_item": tokens.get(modality) if isinstance(tokens, dict) else None,
         "mm_size": sizes[0][0] if sizes else None,
+        "mm_frames": sizes[0][1] if sizes else None,
     }
 
 

@@ -117,6 +117,8 @@ class Recorder:
     def after_fork(self) -> None:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
+        if self.sampler is not None:
+            self.sampler.files.close()  # the child's copies
         self.probe.reset()
         self._forget()
 

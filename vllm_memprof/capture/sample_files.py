@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vllm_memprof.record.schema import (
@@ -94,22 +94,22 @@ class _Ring:
 
 
 class _Sum:
-    """Lines of one kind on their way to the level above."""
+    """Lines of one kind on their way to the level above; added up when they are complete."""
 
-    __slots__ = ("folded", "high", "lines", "low", "names", "since_ns", "steps")
+    __slots__ = ("_highs", "_lows", "folded", "lines", "names", "since_ns", "steps")
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        count = len(names)
         self.names = names
         self.lines, self.folded, self.steps, self.since_ns = 0, 0, 0, 0
-        self.low: list[int | None] = [None] * count
-        self.high: list[int | None] = [None] * count
+        self._lows: list[Values] = []
+        self._highs: list[Values] = []
 
     def rename(self, names: tuple[str, ...]) -> None:
         """Take other figures: those that are gone are dropped, new ones begin as unknown."""
-        low, high = (dict(zip(self.names, each, strict=True)) for each in (self.low, self.high))
+        for rows in (self._lows, self._highs):
+            known = [dict(zip(self.names, row, strict=True)) for row in rows]
+            rows[:] = [[row.get(name) for name in names] for row in known]
         self.names = names
-        self.low, self.high = ([each.get(name) for name in names] for each in (low, high))
 
     def add(self, since_ns: int, folded: int, steps: int, low: Values, high: Values) -> None:
         if not self.lines:
@@ -117,24 +117,22 @@ class _Sum:
         self.lines += 1
         self.folded += folded
         self.steps += steps
-        lowest, highest = self.low, self.high
-        if low is high:  # a single reading, in the path of a token
-            for i, value in enumerate(low):
-                if value is not None:
-                    known = lowest[i]
-                    if known is None:
-                        lowest[i] = highest[i] = value
-                    elif value < known:
-                        lowest[i] = value
-                    elif value > highest[i]:  # type: ignore[operator]
-                        highest[i] = value
-            return
-        for i, value in enumerate(low):
-            if value is not None and ((known := lowest[i]) is None or value < known):
-                lowest[i] = value
-        for i, value in enumerate(high):
-            if value is not None and ((known := highest[i]) is None or value > known):
-                highest[i] = value
+        self._lows.append(low)
+        self._highs.append(high)
+
+    @property
+    def low(self) -> list[int | None]:
+        return [_extreme(min, column) for column in zip(*self._lows, strict=True)]
+
+    @property
+    def high(self) -> list[int | None]:
+        return [_extreme(max, column) for column in zip(*self._highs, strict=True)]
+
+
+def _extreme(pick: Callable[[Iterable[int]], int], column: Values) -> int | None:
+    """Return the lowest or the highest of what is known."""
+    known = [value for value in column if value is not None]
+    return pick(known) if known else None
 
 
 class SampleFiles:

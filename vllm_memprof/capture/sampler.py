@@ -309,16 +309,15 @@ class Sampler:
         parts: list[str] = []
         known = self._requests
         for request in output.scheduled_new_reqs[:SAMPLED_REQUESTS]:
-            name, tokens = request.req_id, scheduled.get(request.req_id)
-            if name in known and tokens is not None:
-                total = request.num_computed_tokens + tokens
-                parts.append(f"[{known[name].quoted},{tokens},{total}]")
+            name, done = request.req_id, request.num_computed_tokens
+            if name in known and name in scheduled:
+                tokens = scheduled[name]
+                parts.append(f"[{known[name].quoted},{tokens},{done + tokens}]")
         left = SAMPLED_REQUESTS - len(parts)
-        done = cached.num_computed_tokens
-        for i, name in enumerate(cached.req_ids[:left]):
-            tokens = scheduled.get(name)
-            if name in known and tokens is not None:
-                parts.append(f"[{known[name].quoted},{tokens},{done[i] + tokens}]")
+        for name, done in zip(cached.req_ids[:left], cached.num_computed_tokens, strict=False):
+            if name in known and name in scheduled:
+                tokens = scheduled[name]
+                parts.append(f"[{known[name].quoted},{tokens},{done + tokens}]")
         return f',"requests":[{",".join(parts)}]' if parts else ""
 
     def _held(self, output: Any) -> tuple[int, int] | None:

@@ -11,9 +11,12 @@ from vllm_memprof.capture.recorder import Recorder
 
 
 def enter_execute(recorder: Recorder, call: Call) -> None:
+    """Begin a step of requests."""
     sampler = recorder.sampler
     output = call.argument("scheduler_output")
-    if sampler is None or not hasattr(output, "num_scheduled_tokens"):
+    if sampler is None or not recorder.notes.serving or call.kwargs.get("dummy_run"):
+        return  # warming up, with requests of the engine's own
+    if not hasattr(output, "num_scheduled_tokens"):
         return
     sampler.begin_step(output, call.subject)
     call.token = sampler

@@ -164,6 +164,24 @@ def test_a_request_joins_what_worker_and_engine_core_know() -> None:
     assert (row.image_tokens, row.reason, row.finished) == (1024, "FINISHED_STOPPED", True)
 
 
+def test_of_several_engine_cores_the_parent_of_the_worker_counts() -> None:
+    worker = replace(
+        process([], ppid=20), served=Served(samples=[sample(60)], request_memory=[memory(1)])
+    )
+    cores = [
+        replace(
+            process([], role="engine_core", roles=frozenset({"engine_core"}), pid=pid),
+            served=Served(requests=[RequestRecord("r1", pid, pid, (), S, 2 * S)]),
+        )
+        for pid in (10, 20)
+    ]
+    [row] = build_report(run_of(worker, *cores, start_t_ns=0)).ranks[0].requests
+    assert row.output_tokens == 20
+    orphan = replace(worker, identity=replace(worker.identity, ppid=30))
+    [row] = build_report(run_of(orphan, *cores, start_t_ns=0)).ranks[0].requests
+    assert row.output_tokens is None
+
+
 def test_what_one_side_alone_knows_is_a_row_with_the_rest_unknown() -> None:
     waiting = RequestRecord("r9", 5, None, (), 70 * S)
     rows = {row.id: row for row in served(memory(1), core=[waiting]).ranks[0].requests}

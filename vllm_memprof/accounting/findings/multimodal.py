@@ -144,12 +144,18 @@ def _beside(profile: MmProfile) -> Text:
     """Say what was profiled and what came, in items, tokens, pixels and bytes."""
     return text(
         "profiled: {profiled}; largest step: {came}",
-        profiled=_said(profile.items, profile.tokens, profile.size, profile.bytes),
+        profiled=_said(profile.items, profile.tokens, profile.size, profile.bytes, profile.frames),
         came=_said(profile.came_items, profile.came_tokens, profile.came_size, profile.came_bytes),
     )
 
 
-def _said(items: int | None, tokens: int | None, size: list[int] | None, taken: int | None) -> Text:
+def _said(
+    items: int | None,
+    tokens: int | None,
+    size: list[int] | None,
+    taken: int | None,
+    frames: int | None = None,
+) -> Text:
     parts: list[Text] = []
     if items is not None:
         parts.append(text("{count} item(s)", count=items))
@@ -157,6 +163,8 @@ def _said(items: int | None, tokens: int | None, size: list[int] | None, taken: 
         parts.append(text("{count:,} tokens", count=tokens))
     if size is not None:
         parts.append(text("{width}x{height} pixels", width=size[0], height=size[1]))
+    if frames:
+        parts.append(text("{count} frames each", count=frames))
     if taken is not None:
-        parts.append(text("{size:gib4} GiB", size=taken))
-    return join(", ", parts) if parts else text("unknown")
+        parts.append(text("{size:gib4} GiB at most", size=taken))
+    return join(", ", parts) if parts else text("nothing known")

@@ -121,10 +121,12 @@ def _profile_section(members: list[RankReport], served: list[RankReport]) -> lis
     rows = [
         Row(
             [
-                text("profiled"),
+                text("profiled")
+                if profile.modality is None
+                else text("profiled: {modality}", modality=profile.modality),
                 number(profile.items, ","),
                 number(profile.tokens, ","),
-                _size(profile.size),
+                _size(profile.size) + (f" x {profile.frames}" if profile.frames else ""),
                 format_gib(profile.bytes, 3),
             ]
         ),
@@ -158,6 +160,8 @@ def _profile_section(members: list[RankReport], served: list[RankReport]) -> lis
     )
     title = text("Multimodal profile against requests")
     notes: list[str] = [note, merged[profile.merged]]
+    if profile.frames:
+        notes.append(text("x {frames}: frames of the profiled video", frames=profile.frames))
     return [Section(_titled(title, members, served), columns, rows, notes)]
 
 
