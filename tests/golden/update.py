@@ -53,6 +53,7 @@ REPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp1.80.txt": ("recorded_tp1", wide(80)),
     "recorded_tiny_tp2.80.txt": ("recorded_tiny_tp2", wide(80)),
     "recorded_oom.80.txt": ("recorded_oom", wide(80)),
+    "recorded_oom_image.80.txt": ("recorded_oom_image", wide(80)),
     "recorded_killed_tp2.80.txt": ("recorded_killed_tp2", wide(80)),
     "eager_tp2.80.txt": ("eager_tp2", wide(80)),
     "skewed_tp2.80.txt": ("skewed_tp2", wide(80)),

@@ -18,8 +18,9 @@ from vllm_memprof.sim.profiles import PROFILES_DIR
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
-#: The fourth has more pixels than the device has room for.
-SIZES = [(256, 256), (320, 240), (256, 320), (1280, 960), (256, 256)]
+#: Most are small; one of the others has more pixels than the device has room for.
+SMALL = [(256, 256), (320, 240), (256, 320)]
+LARGE = (1280, 960)
 ARGS = (
     "--enforce-eager",
     "--max-model-len=8192",
@@ -50,12 +51,13 @@ def small_device(tmp_path: Path) -> Path:
     return profile
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
+def make_images(folder: Path, count: int, first_large: int) -> Path:
+    """Write images, numbered from 1; the first large one is followed by more of its size."""
     folder.mkdir()
-    for number, (width, height) in enumerate(SIZES, 1):
-        write_png(folder / f"image_{number}_{width}x{height}.png", width, height)
+    for number in range(1, count + 1):
+        large = number >= first_large and (number - first_large) % 7 == 0
+        width, height = LARGE if large else SMALL[number % len(SMALL)]
+        write_png(folder / f"image_{number:02}_{width}x{height}.png", width, height)
     return folder
 
 
@@ -65,9 +67,18 @@ def parts(oom: dict[str, Any]) -> int:
     return sum(blocks[f"{name}_bytes"] for name in names)
 
 
+@pytest.mark.parametrize(
+    ("count", "first_large"),
+    [(5, 4), pytest.param(60, 29, marks=pytest.mark.full)],
+)
 def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
-    run_memprof: Callable[..., RunResult], small_device: Path, images: Path
+    run_memprof: Callable[..., RunResult],
+    small_device: Path,
+    tmp_path: Path,
+    count: int,
+    first_large: int,
 ) -> None:
+    images = make_images(tmp_path / "images", count, first_large)
     command = ("offline", "memprof/tiny-vl", "--device", f"sim:{small_device}", *ARGS)
     command += ("--images", str(images), "--max-tokens", "2", "--gpu-memory-utilization=0.91")
     died = run_memprof(*command, env=ENV)
@@ -81,8 +92,10 @@ def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
     assert oom["stage"] in ("mm_encoder", "mm_merge", "model_forward")
     [request] = oom["requests"]
     [item] = request["items"]
-    assert (item["modality"], item["size"], item["encoded"]) == ("image", [1280, 960], True)
-    assert died.engine_log.count("output tokens") == 3  # the images before it
+    assert (item["modality"], item["encoded"]) == ("image", True)
+    assert item["size"] == [1152, 864]  # as the engine resizes it
+    assert oom["at_request"] == first_large
+    assert died.engine_log.count("output tokens") == first_large - 1
 
     # who held the device, and the free blocks
     whole = [row["bytes"] for row in oom["owners"] if row.get("part_of") is None]
@@ -111,5 +124,5 @@ def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
     assert room["enough"] is True
     passed = run_memprof(*command, *shlex.split(room["argument"]), env=ENV)
     assert passed.returncode == 0, passed.output[-3000:]
-    assert passed.engine_log.count("output tokens") == len(SIZES)
+    assert passed.engine_log.count("output tokens") == count
     assert passed.report["ranks"][0]["oom"] is None

@@ -207,6 +207,7 @@ OWN_ROWS = (
     "KV layers by type",
     "Device memory when an allocation failed",
     "What would have let it pass",
+    "Requests: ",
     "Parts of a step",
     "Communicators",
     "Calls of empty_cache",

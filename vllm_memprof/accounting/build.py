@@ -189,6 +189,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
     )
     if oom is None:
         return report
+    oom = replace(oom, at_request=oom.at_request or _in_turn(run, oom))
     case = Case(
         rank=report,
         oom=oom,
@@ -200,6 +201,18 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         max_batched_tokens=_batched_tokens(run),
     )
     return replace(report, oom=replace(oom, remedies=remedies(case)))
+
+
+def _in_turn(run: Run, oom: Oom) -> int | None:
+    """Return which request of the run failed, counted from 1 in the order in which they began.
+
+    Of several in the step it is the first whose items were encoded; None where that is not known.
+    """
+    begun = [record.id for process in run.processes for record in process.served.requests]
+    step = oom.requests or []
+    encoded = [each for each in step if any(item.encoded for item in each.items)]
+    failed = encoded[0].id if encoded else step[0].id if len(step) == 1 else None
+    return begun.index(failed) + 1 if failed in begun else None
 
 
 def _batched_tokens(run: Run) -> int | None:

@@ -158,6 +158,8 @@ def _expandable_segments(case: Case) -> Iterator[Given]:
         if blocks.expandable:
             return
         size = (blocks.too_small_bytes or 0) + blocks.other_streams_bytes + blocks.other_pools_bytes
+        if oom.fragmentation_bytes is not None:  # what was freed after the failure gave nothing
+            size = min(size, oom.fragmentation_bytes)
         grounds = text(
             "free blocks that were too small or of another pool; whole pages of them can move, so "
             "less than this where blocks in use lie between"
@@ -356,16 +358,22 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
             )
             return
     graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
-    if graphs:
-        grounds = text("all captured graphs")
-        yield Given("--enforce-eager", int(graphs), EXACT, how, grounds)
-        yield Given(
-            text("half of the sizes in {option}", option="--cudagraph-capture-sizes"),
-            int(graphs) // 2,
-            EXACT,
-            ESTIMATED,
-            text("half of the captured graphs, if each size takes as much"),
-        )
+    if not graphs:
+        return
+    halved = text("half of the sizes in {option}", option="--cudagraph-capture-sizes")
+    half = text("half of the captured graphs, if each size takes as much")
+    subtracted = any(row.name == "graph" and row.subtracted for row in case.rank.budget.terms)
+    for argument, size, how_known, grounds in (
+        ("--enforce-eager", int(graphs), how, text("all captured graphs")),
+        (halved, int(graphs) // 2, ESTIMATED, half),
+    ):
+        if subtracted:
+            grounds = text(
+                "{grounds}; the equation subtracts graphs, so that the KV cache grows by what it "
+                "subtracts less",
+                grounds=grounds,
+            )
+        yield Given(argument, size, EXACT, how_known, grounds, unsure=subtracted)
 
 
 def _other_processes(case: Case) -> Iterator[Given]:

@@ -10,10 +10,11 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.forensics import divide_free
-from vllm_memprof.accounting.model import Oom, Remedy
+from vllm_memprof.accounting.model import Oom, Remedy, TermRow
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.record.failures import Failure, Pool, StepItem, StepRequest
 from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.record.samples import RequestRecord, Served
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import MIB
 
@@ -263,3 +264,44 @@ def test_the_kv_cache_that_leaves_room_for_the_peak_is_named_where_that_is_more(
     assert (found.bytes, found.bound, found.enough) == (gib(2), "exact", True)
     assert given(-1) == []  # less than what was missing
     assert given(gib(1)) == []
+
+
+def test_the_request_in_turn_is_counted_by_the_engine_core() -> None:
+    begun = [RequestRecord(f"{number}-a") for number in range(4)]
+    core = replace(
+        process([], role="engine_core", roles=frozenset({"engine_core"})),
+        served=Served(requests=begun),
+    )
+    idle = StepRequest("0-a", 1)
+
+    def turn(*step: StepRequest) -> int | None:
+        record = worker(Failure("", requests=list(step)))
+        [rank] = build_report(run_of(record, core)).ranks
+        assert rank.oom is not None
+        return rank.oom.at_request
+
+    encoding = replace(idle, id="2-a", items=[IMAGE])
+    assert turn(idle, encoding) == 3
+    assert turn(idle) == 1
+    assert turn(idle, replace(idle, id="3-a")) is None  # which of the two is not known
+    assert turn(replace(encoding, id="9-z")) is None
+
+
+def test_graphs_that_the_equation_subtracts_are_no_sure_remedy() -> None:
+    [rank] = build_report(recorded("recorded_oom")).ranks
+    assert rank.oom is not None
+    oom = replace(rank.oom, phase="request")
+    served = [each for each in rank.phases if each.phase not in ("graph_capture", "warm_up")]
+    served = [replace(each, parent=None) if each.phase == "oom" else each for each in served]
+
+    def given(subtracted: bool) -> Remedy:
+        terms = [TermRow("graph", gib(1), subtracted)]
+        budget = replace(rank.budget, terms=terms)
+        figures = {**rank.figures, "graph_bytes": gib(1)}
+        worker = replace(rank, budget=budget, figures=figures, phases=served)
+        case = Case(worker, oom, {}, False, False, False, False, None)
+        return next(each for each in remedies(case) if each.id == "fewer_graphs")
+
+    assert (given(False).bytes, given(False).enough) == (gib(1), True)
+    assert (given(True).bytes, given(True).enough) == (gib(1), None)
+    assert "the KV cache grows" in given(True).grounds

@@ -109,4 +109,4 @@ def test_a_remedy_is_no_surer_than_its_grounds(
 def test_what_shrinks_the_profile_says_that_the_kv_cache_grows() -> None:
     remedy = Remedy("image_size", "--x", 1, "at_least", "estimated", True, "because")
     found = section(with_oom(remedies=[remedy]), "What would have")
-    assert found.notes[-1].endswith("keep that with --kv-cache-memory-bytes 34952466636")
+    assert found.notes[-1].endswith("keep its size with --kv-cache-memory-bytes 34952466636")

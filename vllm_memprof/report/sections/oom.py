@@ -273,16 +273,16 @@ def _remedies(rank: RankReport, oom: Oom, labels: str) -> list[Section]:
         if granted is not None and rank.budget.takes_fixed_size:
             notes.append(
                 text(
-                    "what makes the profile run smaller too makes the KV cache larger: keep that "
-                    "with --kv-cache-memory-bytes {size}",
+                    "an argument that makes the profile run smaller makes the KV cache larger: "
+                    "keep its size with --kv-cache-memory-bytes {size}",
                     size=granted,
                 )
             )
         else:
             notes.append(
                 text(
-                    "what makes the profile run smaller too makes the KV cache larger: lower "
-                    "--gpu-memory-utilization with it"
+                    "an argument that makes the profile run smaller makes the KV cache larger: "
+                    "lower --gpu-memory-utilization with it"
                 )
             )
     title = text("What would have let it pass, {labels}", labels=labels)
