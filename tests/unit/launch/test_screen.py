@@ -53,9 +53,11 @@ class Terminal:
         termios.tcsetwinsize(slave, (30, 100))
         self.before = termios.tcgetattr(slave)
         self.slave = slave
+        # variables of a width go before the terminal's own
+        env = {key: each for key, each in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, *args], stdin=slave, stdout=slave, stderr=slave,
-            preexec_fn=self._own_terminal, env={**os.environ, "TERM": "xterm-256color"},
+            preexec_fn=self._own_terminal, env={**env, "TERM": "xterm-256color"},
         )  # fmt: skip
         os.set_blocking(self._master, False)
         self.text = ""
