@@ -159,7 +159,7 @@ acl.result(usage=usage, order=list(usage), all=acl.used())
 """)
     assert figures["usage"] == {"APP": [2 << 20, 66 << 20], "RUNTIME": [RUNTIME, RUNTIME]}
     assert figures["order"] == ["RUNTIME", "APP"]
-    assert figures["all"] == 2 * CONTEXT + (5 << 30) + (2 << 20)
+    assert figures["all"] == CONTEXT + FURTHER_CONTEXT + (5 << 30) + (2 << 20)
     neighbour.communicate("\n", timeout=30)
 
 
