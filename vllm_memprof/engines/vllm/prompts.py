@@ -149,6 +149,12 @@ def _why_wrong(row: Any) -> str | None:
     """Return what is wrong with a line; None: it has one of the shapes."""
     if not isinstance(row, dict) or not {"prompt", "messages", "text", "image"} & row.keys():
         return f"expected {_SHAPES}"
+    tokens = row.get("prompt")
+    if isinstance(tokens, dict):  # the engine's own form of a prompt
+        ids = tokens.get("prompt_token_ids")
+        if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
+            return "'prompt' has no list of 'prompt_token_ids'"
+        row = {**row, "prompt": ""}
     for name in ("prompt", "text", "image"):
         if name in row and not isinstance(row[name], str):
             return f"{name!r} is not a text"

@@ -74,6 +74,13 @@ def test_a_folder_of_images_alone_is_asked_about_in_natural_order(tmp_path: Path
     assert "image/webp" in content[0]["image_url"]["url"]
 
 
+def test_a_prompt_may_be_token_ids(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": {"prompt_token_ids": [3, 4]}}')
+    [request] = load_requests(path, [], None)
+    assert request.row() == {"prompt": {"prompt_token_ids": [3, 4]}}
+
+
 def test_nothing_given_is_one_short_prompt() -> None:
     assert [each.row() for each in load_requests(None, [], None)] == [{"prompt": "Hello"}]
 
@@ -82,6 +89,8 @@ BAD = [
     ("{]", "line 1: not JSON"),
     ('{"question": "?"}', "line 1: expected"),
     ('{"prompt": 3}', "line 1: 'prompt' is not a text"),
+    ('{"prompt": {"prompt_token_ids": []}}', "line 1: 'prompt' has no list of 'prompt_token_ids'"),
+    ('{"prompt": {"prompt_token_ids": ["a"]}}', "line 1: 'prompt' has no list"),
     ('{"messages": []}', "line 1: 'messages' is not a list"),
     ('{"text": "", "image": "no.png"}', "no.png"),
     ('{"text": "", "image": "text.png"}', "text.png cannot be read"),
