@@ -85,7 +85,7 @@ def write_page(rows: list[Row]) -> str:
                 row = known.get(Plan(case, stack, device).key)
                 cells += [case.parallel[device], *_cells(row)]
                 if row is not None and "error" in row:
-                    failed.append(f"- {case.name}, {title}: {row['error']}")
+                    failed += _wrapped(f"- {case.name}, {title}: {row['error']}")
             told.append("| " + " | ".join([case.name, *cells]) + " |")
         heads = [f"{title} | weights | KV cache | tokens" for title in DEVICES.values()]
         lines += [
