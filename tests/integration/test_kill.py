@@ -19,6 +19,7 @@ from tests.support.engine import (
     finish,
     read_events,
     start_memprof,
+    wait_for_server,
     wait_until,
 )
 from tests.support.load import Load
@@ -104,13 +105,7 @@ def test_a_worker_killed_while_serving(sim_stack, tmp_path, cleanup_processes):
     process = start_memprof(["serve", *MODEL_ARGS, "--host", "127.0.0.1", "--port", "0"], run_dir)
     cleanup_processes.append(process)
 
-    def ready():
-        assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
-        return any(
-            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
-        )
-
-    wait_until(ready, 200, "the server is ready")
+    wait_for_server(process, run_dir, 200)
     pid, phases = open_phases(read_events(run_dir), "TP0")
     assert phases == []
     pids = engine_pids(run_dir)
@@ -161,13 +156,7 @@ def test_somebody_is_killed_under_load(sim_stack, tmp_path, cleanup_processes, w
     )
     cleanup_processes.append(process)
 
-    def ready():
-        assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
-        return any(
-            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
-        )
-
-    wait_until(ready, 200, "the server is ready")
+    wait_for_server(process, run_dir, 200)
     load = Load(port, "tiny", clients=4, max_tokens=40).start()
     wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
     pids = engine_pids(run_dir)

@@ -20,6 +20,7 @@ from tests.support.engine import (
     finish,
     read_events,
     start_memprof,
+    wait_for_server,
     wait_until,
 )
 from tests.support.load import Load
@@ -81,13 +82,7 @@ def test_a_server_under_load_is_watched_and_goes_on_when_the_disk_is_full(
     )  # fmt: skip
     cleanup_processes.append(process)
 
-    def ready():
-        assert process.poll() is None, Path(f"{run_dir}.out").read_text()[-3000:]
-        return any(
-            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
-        )
-
-    wait_until(ready, 200, "the server is ready")
+    wait_for_server(process, run_dir, 200)
     load = Load(port, "tiny", clients=4, prompt=PROMPT, max_tokens=40, key=KEY).start()
 
     def busy():

@@ -120,6 +120,18 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
     raise AssertionError(f"not within {timeout_s} s: {what}")
 
 
+def wait_for_server(process: subprocess.Popen[str], run_dir: Path, timeout_s: float) -> None:
+    """Return when the server of ``start_memprof`` is ready; it must not end before."""
+
+    def ready() -> bool:
+        assert process.poll() is None, Path(f"{run_dir}.out").read_text()[-3000:]
+        return any(
+            event["kind"] == "ready" and event["what"] == "server" for event in read_events(run_dir)
+        )
+
+    wait_until(ready, timeout_s, "the server is ready")
+
+
 def engine_pids(run_dir: Path) -> set[int]:
     """Every process that wrote events, as ``<host>-<pid>.jsonl`` names them."""
     return {int(path.stem.rsplit("-", 1)[1]) for path in (run_dir / "events").glob("*.jsonl")}

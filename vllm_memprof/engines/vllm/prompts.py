@@ -186,22 +186,21 @@ def _located(
     message: Mapping[str, Any], folders: Sequence[Path], images: list[Path]
 ) -> Mapping[str, Any]:
     """Return a message whose image files are named by their paths; they are added to ``images``."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    parts = []
-    for part in content:
-        url = _url(part)
-        if url is not None and not _REMOTE.match(url):
-            path = _find(url.removeprefix("file://"), folders)
-            images.append(path)
-            part = {**part, "image_url": {**part["image_url"], "url": str(path)}}
-        parts.append(part)
-    return {**message, "content": parts}
+
+    def locate(url: str) -> str:
+        images.append(_find(url.removeprefix("file://"), folders))
+        return str(images[-1])
+
+    return _with_urls(message, locate)
 
 
 def _with_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message whose image files are in it as data."""
+    return _with_urls(message, lambda url: _as_data(Path(url)))
+
+
+def _with_urls(message: Mapping[str, Any], change: Callable[[str], str]) -> Mapping[str, Any]:
+    """Return a message with every URL of an image that is a file here changed."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -209,7 +208,7 @@ def _with_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
     for part in content:
         url = _url(part)
         if url is not None and not _REMOTE.match(url):
-            part = {**part, "image_url": {**part["image_url"], "url": _as_data(Path(url))}}
+            part = {**part, "image_url": {**part["image_url"], "url": change(url)}}
         parts.append(part)
     return {**message, "content": parts}
 
