@@ -224,6 +224,7 @@ def by_size(sim_stack: str, tmp_path_factory: pytest.TempPathFactory) -> dict[in
     return {200: small.report, 400: large.report}
 
 
+@pytest.mark.full
 def test_hccl_buffsize_moves_the_communicators_that_it_sizes_and_the_kv_cache(
     by_size: dict[int, dict[str, Any]],
 ) -> None:
@@ -239,6 +240,7 @@ def test_hccl_buffsize_moves_the_communicators_that_it_sizes_and_the_kv_cache(
         assert small["communicator:tp"] == large["communicator:tp"] == BUFFERS
 
 
+@pytest.mark.full
 def test_larger_buffers_are_a_finding(by_size: dict[int, dict[str, Any]]) -> None:
     assert not findings(by_size[200], "communicator-buffers")
     for finding in findings(by_size[400], "communicator-buffers"):

@@ -232,6 +232,7 @@ def test_a_call_in_each_step_is_found(run_memprof, tmp_path: Path) -> None:
     assert f"{len(serving)} call(s) while requests ran: waited" in " ".join(run.output.split())
 
 
+@pytest.mark.full  # CI: a call in each step, which is planted in the same way
 def test_a_reading_that_empties_the_cache_is_found(run_memprof, tmp_path: Path) -> None:
     env = plant(tmp_path / "plugin", EMPTY_IN_READING)
     run = run_memprof("offline", *EAGER, "--prompt", "hi", env=env)

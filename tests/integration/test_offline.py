@@ -63,6 +63,11 @@ def test_reference_run_reproduces_hardware_figures(run_memprof):
             assert name in names
         assert names.count("graph_capture") == 1
         assert terms["graph"] > 0
+    captured = printed_gib(
+        run.engine_log, r"Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB"
+    )
+    graph = {term["name"]: term["bytes"] for term in report["ranks"][0]["budget"]["terms"]}["graph"]
+    assert captured == pytest.approx(graph / GIB, abs=0.005)
     printed = printed_gib(run.engine_log, r"Available KV cache memory: ([\d.]+) GiB")
     assert printed == pytest.approx(
         report["ranks"][0]["budget"]["engine_kv_cache_bytes"] / GIB, abs=0.005
@@ -96,6 +101,7 @@ def host_rss(run):
     return [snapshot["host_rss_bytes"] for snapshot in snapshots if snapshot.get("host_rss_bytes")]
 
 
+@pytest.mark.full  # CI: test_capture.py
 def test_eager_mode_has_no_graph_figure(run_memprof):
     run = run_memprof(
         "offline",
@@ -119,6 +125,7 @@ def test_eager_mode_has_no_graph_figure(run_memprof):
     assert not re.search(r"graph\S* .*\b0\.00", run.output, re.IGNORECASE)
 
 
+@pytest.mark.full  # CI: the reference run
 def test_graph_mode_reports_graph_memory(run_memprof):
     run = run_memprof(
         "offline",
