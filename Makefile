@@ -75,6 +75,9 @@ format: $(STAMP)  ## Format the code
 bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
 	$(BIN)/python scripts/bench_overhead.py
 
+bench-sample: sim  ## Cost of one sample of a run that serves, in processor time
+	$(BIN)/python scripts/bench_sample.py
+
 accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again
 
