@@ -68,8 +68,10 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         `NPUWorkspaceAllocator.cpp`; torch, `CUDACachingAllocator.cpp`; CANN runtime, EL0004.
 
     To do:
-        What the finding names, with the bytes that each argument gives. What the rest of the phase
-        would have taken is not known, so each is the least that is needed.
+        What the finding names, with the bytes that each argument gives: of the table "What would
+        have let it pass" those that are enough alone, else those that may be. What leaves room for
+        the whole serving peak comes first; where that is not known, each is the least that is
+        needed, as what the rest of the phase would have taken is not known.
     """
     rank = context.rank
     oom = rank.oom
@@ -104,7 +106,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         if oom.phase is None
         else text("The device ran out of memory in {phase}", phase=oom.phase)
     )
-    action = room_for(context, oom, kv_cache, missing)
+    action = room_for(rank, oom, kv_cache)
     yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
 
 
@@ -232,8 +234,16 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
             setting=f"{allocator_variable(context)}=expandable_segments:True",
         )
     blocks = oom.free_blocks
-    if blocks is not None:
+    if blocks is not None and blocks.exact:
         parts.append(text("largest free block {size:gib4} GiB", size=blocks.largest_bytes))
+    elif blocks is not None and blocks.freed_bytes is not None:
+        parts.append(
+            text(
+                "largest free block {size:gib4} GiB when it was read, {freed:gib4} GiB freed since",
+                size=blocks.largest_bytes,
+                freed=blocks.freed_bytes,
+            )
+        )
     enough = wanted is None or size + (free or 0) >= wanted
     severity = WARNING if enough else INFO
     yield Found(join(", ", parts), size, action, severity=severity)
