@@ -128,7 +128,7 @@ def render_requests(
     bar = Table.grid(padding=(0, 2, 0, 0))
     bar.add_row(
         say(text("requests {done}/{total}", done=requests.done, total=total)),
-        ProgressBar(total=total, completed=requests.done, width=_BAR_WIDTH),
+        ProgressBar(total, requests.done, width=_BAR_WIDTH, complete_style="cyan"),
         say(left),
     )
     memory = describe_memory(status, sampled)
