@@ -282,7 +282,7 @@ class Sampler:
             self._end_step()
 
     def _end_step(self) -> None:
-        if self._output.scheduled_encoder_inputs:
+        if self._cache is not None and self._output.scheduled_encoder_inputs:
             self.cache_inserted()
         output, self._output, self._runner = self._output, None, None
         scheduled = output.num_scheduled_tokens
