@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -74,6 +75,18 @@ def check(run: RunResult) -> None:
     assert rank["samples"]
     highest = max(point["high"].get("allocated_bytes", 0) for point in rank["samples"])
     assert highest >= max(request["allocated_peak_bytes"] for request in requests)
+    size = r"(\d+\.\d+)"
+    told = re.findall(
+        rf"request (\d+)/(\d+): .* s left \| TP0: allocated {size} GiB \(peak {size}\), "
+        rf"reserved {size} \(peak {size}\)",
+        run.output,
+    )
+    assert [(int(done), int(total)) for done, total, *_ in told] == [
+        (number, len(SIZES)) for number in range(1, len(SIZES) + 1)
+    ]
+    for *_, allocated, peak, reserved, reserved_peak in told:
+        assert 0 < float(allocated) <= float(peak)
+        assert float(allocated) <= float(reserved) <= float(reserved_peak)
     written = sum(path.stat().st_size for path in run.run_dir.rglob("*.jsonl"))
     assert written < 2 * MIB
 

@@ -90,8 +90,8 @@ class PlainView:
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         self._progress = progress
-        self._print_phases(named_only=True)
         self._print_requests()
+        self._print_phases(named_only=True)
         now_ns = self._shown.clock()
         if self._budgets is not None and now_ns >= self._next_line_ns:
             self._next_line_ns = now_ns + _PLAIN_NS
@@ -165,8 +165,8 @@ class PlainView:
                 self._at_line_start = True
 
     def close(self) -> None:
-        self._print_phases(named_only=False)
         self._print_requests()
+        self._print_phases(named_only=False)
 
     def _write(self, data: bytes) -> None:
         try:
