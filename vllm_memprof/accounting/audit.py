@@ -188,7 +188,12 @@ def _weights(at: Evidence) -> Own:
     where = text("growth of allocated over weight_load")
     if span is None or span.before is None or span.after is None or span.error:
         return Own(None, source=where, reason=text("weight_load was not recorded to its end"))
-    grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+    end = span.after
+    state = last_of(at.spans, "model_state")
+    if state is not None and state.before is not None and is_within(at.spans, state, span.order):
+        where = text("growth of allocated from the begin of weight_load to that of model_state")
+        end = state.before
+    grown = minus(end.allocated_bytes, span.before.allocated_bytes)
     return Own(grown, LOAD_SLACK_BYTES, DERIVED, where, _LOAD_BETWEEN)
 
 

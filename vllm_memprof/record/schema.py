@@ -104,6 +104,7 @@ PHASES = (
     "weight_load",
     "draft_load",
     "lora_load",
+    "model_state",
     "mm_profile",
     "profile_run",
     "empty_cache",

@@ -123,6 +123,9 @@ HOOKS: tuple[Hook, ...] = (
     phase("r.lora_load", "lora_load",
           "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
           need=OPTIONAL),
+    # The V2 runner measures the weights before it makes what else a model needs.
+    phase("r.model_state", "model_state", "vllm.v1.worker.gpu.model_runner:init_model_state",
+          need=OPTIONAL, versions=">=0.26"),
     # vllm-ascend prints the weights' bytes and forgets them; they are this object's
     # consumed_memory.
     marker("load.measured",
