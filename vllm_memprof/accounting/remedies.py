@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.engine_options import options_of, share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
@@ -50,6 +51,7 @@ class Case:
     simulated: bool
     eager: bool
     cuda: bool
+    engine: str | None
     max_batched_tokens: int | None
 
     @property
@@ -125,6 +127,7 @@ def remedies(case: Case) -> list[Remedy]:
             given.grounds,
         )
         for row in REMEDIES
+        if (known := options_of(case.engine).remedies) is None or row.id in known
         for given in row.gives(case)
     ]
 
@@ -210,18 +213,20 @@ def _room_for_the_peak(case: Case) -> Iterator[Given]:
 
 def _utilization(case: Case) -> Iterator[Given]:
     budget, needed = case.rank.budget, case.needed
-    total = case.rank.device_total_bytes or case.oom.device_total_bytes
+    asked = share_of(case.rank, case.engine)
+    total, option = asked.base_bytes, asked.option
+    if option == "--gpu-memory-utilization":
+        total = total or case.oom.device_total_bytes
     if case.has_kv_cache is False or budget.override is not None:
         return
     unknown = text("what was asked for is not known")
-    option = "--gpu-memory-utilization"
     if needed is None or total is None:
         yield Given(text("a lower {option}", option=option), None, None, None, unknown)
         return
     granted = budget.engine_kv_cache_bytes
     if granted is not None and granted <= needed:
         return
-    parts, utilization = divisor_of(budget.equation), budget.gpu_memory_utilization
+    parts, utilization = divisor_of(budget.equation), asked.value
     lower = math.ceil(needed * parts / total * 10_000) / 10_000
     grounds = text("device total x the difference: the KV cache is smaller by this much")
     unsure = case.has_kv_cache is None

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 
+from vllm_memprof.accounting.engine_options import is_cuda, options_of, share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.findings.registry import WARNING_BYTES, RankContext
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
-
-#: Phase -> what makes it need less, for those before the KV cache is sized: its size is no cause.
-_BEFORE_KV = {
-    "weight_load": text(
-        "more ranks (--tensor-parallel-size), or weights of fewer bits (--quantization)"
-    ),
-    "mm_profile": text(
-        "a lower --max-num-batched-tokens, or fewer images per prompt (--limit-mm-per-prompt)"
-    ),
-    "profile_run": text("a lower --max-num-batched-tokens or --max-num-seqs"),
-}
 
 
 def gib_of(rank: RankReport, size: int | None) -> str:
@@ -31,7 +21,8 @@ def gib_of(rank: RankReport, size: int | None) -> str:
 
 def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int | None) -> str:
     """Return the arguments that give enough, each with the bytes that it gives."""
-    rank = context.rank
+    rank, engine = context.rank, context.run.info.engine
+    options = options_of(engine)
     needed = oom.requested_bytes if missing is None else missing
     if needed is not None:  # a log rounds both
         needed += sum(
@@ -49,15 +40,17 @@ def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int
         size = gib_of(rank, idle)
         choices.append(text("{argument} gives up to {size} GiB", argument=setting, size=size))
     if kv_cache or "kv_cache_alloc" in (oom.phase, *_around(rank)):
-        choices += _smaller_kv_cache(rank, oom, needed)
+        choices += _smaller_kv_cache(rank, oom, needed, engine)
+        phases = (oom.phase or "", *_around(rank))
+        choices += [options.beside_kv[phase] for phase in phases if phase in options.beside_kv][:1]
         pools = oom.graph_pools_bytes
         if pools is not None and needed is not None and pools >= needed:
             size = gib_of(rank, pools)
             choices.append(
-                text("{argument} gives {size} GiB", argument="--enforce-eager", size=size)
+                text("{argument} gives {size} GiB", argument=options.no_graphs, size=size)
             )
         elif oom.phase == "graph_capture" or "graph_capture" in _around(rank):
-            choices.append(text("--enforce-eager (captures no graphs)"))
+            choices.append(options.no_graphs_said)
         if not choices or oom.phase is None:
             return join(", or ", choices)
         return text(
@@ -67,23 +60,18 @@ def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int
         )
     if kv_cache is False:
         phases = (oom.phase or "", *_around(rank))
-        before = next((_BEFORE_KV[phase] for phase in phases if phase in _BEFORE_KV), None)
+        before = next(
+            (options.before_kv[phase] for phase in phases if phase in options.before_kv), None
+        )
         if before is not None:
             choices.append(text("{argument} (by how much is not known)", argument=before))
         return join(", or ", choices)
     cases: list[str] = [join(", or ", choices)] if choices else []
-    smaller = _smaller_kv_cache(rank, oom, needed) or [
-        text("a lower --gpu-memory-utilization (by how much is not known)")
-    ]
+    smaller = _smaller_kv_cache(rank, oom, needed, engine) or [options.lower_share]
     cases.append(
         text("after the KV cache was allocated: {choices}", choices=join(", or ", smaller))
     )
-    cases.append(
-        text(
-            "before it: more ranks (--tensor-parallel-size), or a lower --max-num-batched-tokens "
-            "(by how much is not known)"
-        )
-    )
+    cases.append(options.before_kv_else)
     return join("; ", cases)
 
 
@@ -120,15 +108,21 @@ def is_expandable(oom: Oom) -> bool:
 
 
 def allocator_variable(context: RankContext) -> str:
-    chip = "CUDA" if context.run.info.engine == "vllm" else "NPU"
+    info = context.run.info
+    chip = "CUDA" if is_cuda(info.engine, info.device) else "NPU"
     return f"PYTORCH_{chip}_ALLOC_CONF"
 
 
-def _smaller_kv_cache(rank: RankReport, oom: Oom, needed: int | None) -> list[str]:
+def _smaller_kv_cache(
+    rank: RankReport, oom: Oom, needed: int | None, engine: str | None
+) -> list[str]:
     """Return the arguments that make the KV cache smaller by the bytes needed, at least."""
     budget = rank.budget
-    granted, utilization = budget.engine_kv_cache_bytes, budget.gpu_memory_utilization
-    total = rank.device_total_bytes or oom.device_total_bytes
+    asked = share_of(rank, engine)
+    granted, utilization, option = budget.engine_kv_cache_bytes, asked.value, asked.option
+    total = asked.base_bytes
+    if option == "--gpu-memory-utilization":
+        total = total or oom.device_total_bytes
     if needed is None or (granted is not None and granted <= needed):
         return []
     choices: list[str] = []
@@ -146,7 +140,8 @@ def _smaller_kv_cache(rank: RankReport, oom: Oom, needed: int | None) -> list[st
     if utilization is None:
         choices.append(
             text(
-                "--gpu-memory-utilization lower by {share:.4f} gives {size} GiB",
+                "{option} lower by {share:.4f} gives {size} GiB",
+                option=option,
                 share=lower,
                 size=gib_of(rank, gives),
             )
@@ -154,7 +149,7 @@ def _smaller_kv_cache(rank: RankReport, oom: Oom, needed: int | None) -> list[st
     else:
         share = math.floor((utilization - lower) * 10_000 + 1e-6) / 10_000
         if share > 0:
-            argument = f"--gpu-memory-utilization {share:.4f}"
+            argument = f"{option} {share:.4f}"
             given = int((utilization - share) * total / parts)
             size = gib_of(rank, given)
             choices.append(text("{argument} gives {size} GiB", argument=argument, size=size))
