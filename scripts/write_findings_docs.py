@@ -58,6 +58,7 @@ SUBJECTS = {
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
     "multimodal": "Multimodal requests",
+    "sglang": "SGLang",
 }
 
 

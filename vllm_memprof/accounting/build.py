@@ -17,8 +17,8 @@ from vllm_memprof.accounting.budgets import (
 )
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
-from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
+from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (

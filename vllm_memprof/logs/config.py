@@ -154,6 +154,7 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None  # the beginning of a command that goes on
+        self._server_args = sglang.Lines()
         #: Allocator settings of the whole text, in their order.
         self.exports: dict[str, list[str]] = {}
 
@@ -166,8 +167,9 @@ class ConfigReader:
                 return None
             self._command = None
             return ConfigLine("command", _command_config(whole[:MAX_COMMAND]))
-        if sglang.SERVER_ARGS in text:
-            found = sglang.read_server_args(text)
+        if self._server_args.is_open or sglang.SERVER_ARGS in text:
+            whole_args = self._server_args.feed(text)
+            found = {} if whole_args is None else sglang.read_server_args(whole_args)
             return ConfigLine("args", _sglang_config(found)) if found else None
         if not text:
             return None

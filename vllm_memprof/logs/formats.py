@@ -93,6 +93,7 @@ LOG_FIGURES: dict[str, str] = {
     **sglang.FIGURES,
 }
 
+
 def _measured(anchor: str, moment: str, stage: int) -> list[LineFormat]:
     """Return the three debug lines of vllm-ascend at one point of the profile run."""
     rows = []

@@ -177,7 +177,9 @@ class Start:
 
     @property
     def is_sglang(self) -> bool:
-        return sglang.NAME in self.engines or (not self.engines and self.config.server_args is not None)
+        return sglang.NAME in self.engines or (
+            not self.engines and self.config.server_args is not None
+        )
 
     @property
     def drafts(self) -> bool:

@@ -469,9 +469,7 @@ def _rank(dims: dict[str, int], config: Config) -> int | None:
 def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, int]]:
     """Return (figures, half-units) of one worker; reserved at an OOM may be a sum of two."""
     figures: dict[str, int | float | None] = {
-        name: figure.value
-        for name, figure in worker.figures.items()
-        if name not in worker.unknown
+        name: figure.value for name, figure in worker.figures.items() if name not in worker.unknown
     }
     half_units = {
         name: figure.half_unit_bytes

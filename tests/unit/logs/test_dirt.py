@@ -115,6 +115,17 @@ def test_who_printed_a_line_changes_no_figure(kind, name, seed):
     assert read(dirty)[0] == EXPECTED[name][0]
 
 
+#: Figures that follow from the lines of all ranks of an SGLang start and its server_args.
+DERIVED = (
+    "mem_fraction_static",
+    "least_free_before_load_bytes",
+    "least_free_after_load_bytes",
+    "kv_cache_bytes",
+    "half_page_bytes",
+    "limited_tokens",
+)
+
+
 #: The line with which a start begins: it keeps what two people have pasted one after the other
 #: apart.
 BEGINNING = "(EngineCore pid=1) INFO 11-21 03:07:41 [core.py:94] Initializing a V1 LLM engine "
@@ -158,6 +169,14 @@ def test_pastes_without_beginnings_mix_no_numbers(names, seed):
     """
     figures, starts = read("\n\n".join(LOGS[name] for name in names))
     known = set().union(*(EXPECTED[name][0] for name in names))
+    known |= {
+        (key, value)
+        for name in names
+        for start in EXPECTED[name][1]
+        for _, of_process, _ in start[3]
+        for key, value in of_process.items()
+        if key in DERIVED
+    }
     assert figures <= known
     for *_, processes in starts:
         for _, figures, _ in processes:

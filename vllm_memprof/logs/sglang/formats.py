@@ -87,32 +87,37 @@ PHASE_OF = {
 _RUNNER = "sglang/srt/model_executor/model_runner.py::ModelRunner"
 _POOL = "sglang/srt/mem_cache/memory_pool.py"
 _GRAPHS = "(?:NPU|CUDA|npu|cuda) graph"
+#: What stands between the words of one line. A colon or a bar is not among it: the prefix of the
+#: next line has one, where a log's lines are joined.
+_GAP = r"[\w ,.=\[\]-]"
+#: As older releases have it, with a colon.
+_ELAPSED = "(?: Time elapsed:)?"
+_KV = r"KV Cache is allocated\. (?:dtype: [\w.]+ , )?#tokens: "
 
 # fmt: off
 FORMATS: tuple[LineFormat, ...] = (
     row(INIT, "Init torch distributed ends",
-        r"Init torch distributed ends\..{0,40}?\bmem usage={init_growth_bytes GB}", engine=SGLANG,
-        cite=f"{_RUNNER}.init_torch_distributed (to 0.5.18)"),
+        rf"Init torch distributed ends\.{_GAP}{{0,40}}?\bmem usage={{init_growth_bytes GB}}",
+        engine=SGLANG, cite=f"{_RUNNER}.init_torch_distributed (to 0.5.18)"),
     row(INIT, "Memory baseline taken", r"Memory baseline taken\. mem usage={init_growth_bytes GB}",
         engine=SGLANG, cite="sglang/srt/model_executor (0.5.23)"),
     # --- weights
     row(LOAD, "Load weight begin", r"Load weight begin\. avail mem={free_before_load_bytes GB}",
         equation="S1", cite=f"{_RUNNER}.load_model"),
     row(LOAD, "Load weight end",
-        r"Load weight end\..{0,200}?\bavail mem={free_after_load_bytes GB}", equation="S1",
-        cite=f"{_RUNNER}.load_model"),
-    row(LOAD, "Load weight end", r"Load weight end\..{0,240}?\bmem usage={weights_bytes GB}",
+        rf"Load weight end\.{_GAP}{{0,200}}?\bavail mem={{free_after_load_bytes GB}}",
+        equation="S1", cite=f"{_RUNNER}.load_model"),
+    row(LOAD, "Load weight end",
+        rf"Load weight end\.{_GAP}{{0,240}}?\bmem usage={{weights_bytes GB}}",
         equation="S1", cite=f"{_RUNNER}.load_model: growth of used device memory"),
     # --- KV cache
-    row(GRANT, "KV Cache is allocated", r"KV Cache is allocated\..{0,60}?#tokens: {pool_tokens} ,",
+    row(GRANT, "KV Cache is allocated", _KV + "{pool_tokens} ,",
         equation="S1", cite=f"{_POOL}::MHATokenToKVPool"),
+    row(GRANT, "KV Cache is allocated", _KV + r"\d+ , K size: {k_pool_bytes GB}", equation="S1"),
     row(GRANT, "KV Cache is allocated",
-        r"KV Cache is allocated\..{0,120}?, K size: {k_pool_bytes GB}", equation="S1"),
-    row(GRANT, "KV Cache is allocated",
-        r"KV Cache is allocated\..{0,150}?, V size: {v_pool_bytes GB}", equation="S1"),
-    row(GRANT, "KV Cache is allocated",
-        r"KV Cache is allocated\..{0,120}?, KV size: {kv_pool_bytes GB}", equation="S1",
-        cite=f"{_POOL}::MLATokenToKVPool"),
+        _KV + r"\d+ , K size: [\d.]+ GB , V size: {v_pool_bytes GB}", equation="S1"),
+    row(GRANT, "KV Cache is allocated", _KV + r"\d+ , KV size: {kv_pool_bytes GB}",
+        equation="S1", cite=f"{_POOL}::MLATokenToKVPool"),
     row(GRANT, "Loaded weights leave no GPU memory",
         r"Loaded weights leave no GPU memory", engine=SGLANG, sets=("static_refused",),
         cite="sglang/srt/mem_cache/kv_cache_configurator.py"
@@ -129,17 +134,17 @@ FORMATS: tuple[LineFormat, ...] = (
         engine=SGLANG, cite=f"{_RUNNER}.init_memory_pool"),
     # --- graphs
     row(CAPTURE, "raph begin",
-        rf"Capture (?:target decode )?{_GRAPHS} begin\..{{0,400}}?\bavail"
+        rf"Capture (?:target decode )?{_GRAPHS} begin\.{_GAP}{{0,1500}}?\bavail"
         r" mem={free_before_capture_bytes GB}", engine=SGLANG,
         cite=f"{_RUNNER}.init_cuda_graphs; cuda_graph_setup.py (0.5.18, 0.5.23)"),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target decode )?{_GRAPHS} end\..{{0,1500}}?\bmem usage={{graph_bytes GB}}",
+        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem usage={{graph_bytes GB}}",
         engine=SGLANG),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target decode )?{_GRAPHS} end\..{{0,1500}}?\bavail"
+        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bavail"
         r" mem={free_after_capture_bytes GB}", engine=SGLANG),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target prefill|piecewise) {_GRAPHS} end\..{{0,1500}}?\bmem"
+        rf"Capture (?:target prefill|piecewise) {_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
         r" usage={graph_prefill_bytes GB}", engine=SGLANG),
     # --- ready: a number is trusted where something follows it, because lines get cut
     row(PLAN, "max_total_num_tokens=", r"\bmax_total_num_tokens={tokens} , chunked_prefill_size",

@@ -41,7 +41,7 @@ def derive(ranks: Sequence[Rank], args: ServerArgs | None) -> list[Derived]:
         ranks: those that agree on one KV cache.
         args: of their start; None where no line of its own tells them.
     """
-    args = args or ServerArgs()
+    args = args if args is not None and args.complete else ServerArgs()
     found = [_kv_cache(rank, args) for rank in ranks]
     for each in found:
         if args.mem_fraction_static is not None:
@@ -96,7 +96,7 @@ def pool_of(
     figures: Mapping[str, int | float | None], half_units: Mapping[str, int]
 ) -> tuple[int | None, int]:
     """Return (bytes of the KV pool, half-unit); None where a part was not printed."""
-    names = ("k_pool_bytes", "v_pool_bytes")
+    names: tuple[str, ...] = ("k_pool_bytes", "v_pool_bytes")
     if figures.get("kv_pool_bytes") is not None:
         names = ("kv_pool_bytes",)
     sizes = [figures.get(name) for name in names]
@@ -104,5 +104,3 @@ def pool_of(
         return None, 0
     half = sum(half_units.get(name, 0) for name in names)
     return sum(int(size or 0) for size in sizes), half
-
-

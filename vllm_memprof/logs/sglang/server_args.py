@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 SERVER_ARGS = "server_args="
+#: Between the lines on which a long line was wrapped: a number or a name across it is not read.
+TORN = "\x00"
+#: The line has up to 16 kB.
+_MOST = 1 << 16
+_RECORD = re.compile(r"^\W{0,3}\d{4}-\d\d-\d\d")
 #: The beginning of a command that starts SGLang.
 COMMAND = re.compile(
     r"(?:(?:^|[\s$#;&|])(?P<serve>sglang\s+serve\s+(?!.*<)\S.*)"
@@ -46,6 +51,8 @@ _SPELLINGS = {
     "data_parallel_size": "dp_size",
     "model": "model_path",
 }
+#: Arguments without which nothing is recomputed: each may have set the KV cache.
+_NEEDED = ("mem_fraction_static", "max_total_tokens", "tp_size", "pp_size", "speculative_algorithm")
 #: Arguments that tell which options a release has.
 _NAMES = ("cuda_graph_max_bs_decode",)
 
@@ -61,6 +68,8 @@ class ServerArgs:
     page_size: int | None = None  # tokens
     world_size: int | None = None  # ranks that agree on one KV cache
     draft_model: bool = False  # speculative decoding
+    #: Nothing that the equation needs was cut off: what is None was not given.
+    complete: bool = False
     device: str | None = None  # npu | cuda
     #: Names of ``_NAMES`` that the release has.
     names: frozenset[str] = frozenset()
@@ -82,12 +91,42 @@ def read_server_args(text: str) -> dict[str, Value]:
         return found
     for piece in _pieces(body):
         name, said, value = piece.partition(joint)
-        name = name.strip().strip("'\"")
+        name = name.strip().strip(TORN).strip().strip("'\"")
+        if TORN in value:
+            continue
         if said and name in _TYPES and name not in found:
             found[name] = _typed(value, _TYPES[name])
         elif said and name in _NAMES:
             found[name] = None
     return found
+
+
+class Lines:
+    """Puts a ``server_args=`` line together that a terminal or a mail program has wrapped."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def feed(self, text: str) -> str | None:
+        """Return the whole line, or as much as there is of it; None where more may follow."""
+        if SERVER_ARGS in text:
+            self._text = text
+        elif self._text is None:
+            return None
+        elif not text.strip() or _RECORD.match(text) or len(self._text) > _MOST:
+            whole, self._text = self._text, None
+            return whole
+        else:
+            self._text += TORN + text
+        body = self._text.partition(SERVER_ARGS)[2].lstrip()
+        if not body.startswith(("ServerArgs(", "{")) or _is_closed(body):
+            whole, self._text = self._text, None
+            return whole
+        return None
+
+    @property
+    def is_open(self) -> bool:
+        return self._text is not None
 
 
 def read_command(words: list[str]) -> dict[str, Value]:
@@ -124,7 +163,7 @@ def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
         whole: what is not there was not given, so that sizes have their defaults: a command says
             all that a person asked for, and a cut line does not.
     """
-    tp, pp, dp = (_integer(found.get(name)) for name in ("tp_size", "pp_size", "dp_size"))
+    tp, pp = (_integer(found.get(name)) for name in ("tp_size", "pp_size"))
     if whole:
         tp, pp = tp or 1, pp or 1
     fraction = found.get("mem_fraction_static")
@@ -135,6 +174,7 @@ def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
         page_size=_integer(found.get("page_size")),
         world_size=None if tp is None or pp is None else tp * pp,
         draft_model=found.get("speculative_algorithm") is not None,
+        complete=whole or all(name in found for name in _NEEDED),
         device=device if isinstance(device, str) else None,
         names=frozenset(name for name in _NAMES if name in found),
     )
@@ -157,8 +197,24 @@ def _typed(text: str, kind: type[str] | type[int] | type[float] | type[bool]) ->
         return None
 
 
-def _pieces(body: str) -> Iterator[str]:
-    """Yield ``name=value`` of the outermost level; the last only where its end is there."""
+def _is_closed(body: str) -> bool:
+    """Return True where the outermost bracket of a text is closed in it."""
+    first = body.index("(") if body.startswith("ServerArgs(") else 0
+    pieces = list(_pieces(body[first + 1 :], rest=True))
+    return not pieces or pieces[-1] != _OPEN
+
+
+#: Stands for the rest of a text whose bracket is not closed.
+_OPEN = "\x00open"
+
+
+def _pieces(body: str, *, rest: bool = False) -> Iterator[str]:
+    """Yield ``name=value`` of the outermost level; the last only where its end is there.
+
+    Args:
+        body: behind the bracket that opens it.
+        rest: yield ``_OPEN`` where the bracket is not closed.
+    """
     begin, depth, quote, at = 0, 0, "", 0
     while at < len(body):
         char = body[at]
@@ -180,3 +236,5 @@ def _pieces(body: str) -> Iterator[str]:
             yield body[begin:at]
             begin = at + 1
         at += 1
+    if rest:
+        yield _OPEN
