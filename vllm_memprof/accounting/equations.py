@@ -266,7 +266,7 @@ _S1 = Equation(
     "::DefaultPoolConfigurator.calculate_pool_sizes",
     base="least_free_before_load_bytes",
     share="mem_fraction_static",
-    asked="free before loading x mem_fraction_static",
+    asked="free_before_load x mem_fraction_static",
     terms=(
         Term(
             "loaded",

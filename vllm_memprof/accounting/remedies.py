@@ -51,8 +51,8 @@ class Case:
     simulated: bool
     eager: bool
     cuda: bool
-    engine: str | None
     max_batched_tokens: int | None
+    engine: str | None = None
 
     @property
     def phases(self) -> list[str]:
