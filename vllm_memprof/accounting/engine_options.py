@@ -6,12 +6,10 @@ this table has the rest. A third engine is a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.text import Text, text
 
 SGLANG = "sglang"
 
@@ -20,53 +18,23 @@ SGLANG = "sglang"
 class Options:
     """Options of one engine, as its command takes them."""
 
-    no_graphs: str
-    no_graphs_said: Text
-    #: Phase -> what makes it need less, for those before the KV cache is sized: its size is no
-    #: cause.
-    before_kv: Mapping[str, Text]
-    before_kv_else: Text  # where the phase is not known
-    lower_share: Text
-    #: Phase -> what makes it need less beside the KV cache, where there is such an option.
-    beside_kv: Mapping[str, Text]
-    #: Ids of ``accounting.remedies.REMEDIES`` that name options of this engine; None: all.
-    remedies: frozenset[str] | None = None
+    ranks: str = "--tensor-parallel-size"
+    no_graphs: str = "--enforce-eager"
+    graph_sizes: str = "--cudagraph-capture-sizes"  # a list of batch sizes
+    largest_graph: str | None = None  # the largest batch size, where that is the option
+    #: What makes a step of requests smaller, where no profile run tells its size.
+    steps: tuple[str, ...] = ()
+    #: Ids of ``accounting.remedies.REMEDIES`` that do not apply to the engine.
+    without: frozenset[str] = frozenset()
 
 
-_VLLM = Options(
-    no_graphs="--enforce-eager",
-    no_graphs_said=text("--enforce-eager (captures no graphs)"),
-    before_kv={
-        "weight_load": text(
-            "more ranks (--tensor-parallel-size), or weights of fewer bits (--quantization)"
-        ),
-        "mm_profile": text(
-            "a lower --max-num-batched-tokens, or fewer images per prompt (--limit-mm-per-prompt)"
-        ),
-        "profile_run": text("a lower --max-num-batched-tokens or --max-num-seqs"),
-    },
-    before_kv_else=text(
-        "before it: more ranks (--tensor-parallel-size), or a lower --max-num-batched-tokens "
-        "(by how much is not known)"
-    ),
-    lower_share=text("a lower --gpu-memory-utilization (by how much is not known)"),
-    beside_kv={},
-)
-_GRAPHS = text("a lower --cuda-graph-max-bs (by how much is not known)")
-_STEPS = text(
-    "a lower --chunked-prefill-size (prefill) or --max-running-requests (decode), by how much is "
-    "not known"
-)
+_VLLM = Options()
 _SGLANG = Options(
+    ranks="--tp-size",
     no_graphs="--disable-cuda-graph",
-    no_graphs_said=text("--disable-cuda-graph (captures no graphs)"),
-    before_kv={
-        "weight_load": text("more ranks (--tp-size), or weights of fewer bits (--quantization)")
-    },
-    before_kv_else=text("before it: more ranks (--tp-size), by how much is not known"),
-    lower_share=text("a lower --mem-fraction-static (by how much is not known)"),
-    beside_kv={"graph_capture": _GRAPHS, "request": _STEPS},
-    remedies=frozenset({"expandable_segments", "utilization", "other_processes"}),
+    largest_graph="--cuda-graph-max-bs",
+    steps=("--chunked-prefill-size", "--max-running-requests"),
+    without=frozenset({"image_size", "images_per_prompt", "batched_tokens", "sequences"}),
 )
 _OF_ENGINE = {SGLANG: _SGLANG}
 

@@ -369,16 +369,10 @@ def _request_pools(evidence: Evidence) -> Reading:
 
 
 def _runner_buffers(evidence: Evidence) -> Reading:
-    """What SGLang took between its pools and the end of its start-up, graphs left out."""
-    end = evidence.figure("free_ready_bytes")  # printed by the first rank alone
-    end = evidence.figure("free_after_capture_bytes") if end is None else end
-    size = minus(evidence.figure("free_after_pools_bytes"), end)
-    if size is not None and evidence.figure("free_after_capture_bytes") is not None:
-        graphs = evidence.figure("graph_bytes")
-        size = None if graphs is None else size - graphs
-    if size is None:
-        return Reading(None)
-    return Reading(max(0, size - (evidence.figure("graph_prefill_bytes") or 0)))
+    """What SGLang took between its pools and its graph capture."""
+    before = evidence.figure("free_before_capture_bytes")
+    size = minus(evidence.figure("free_after_pools_bytes"), before)
+    return Reading(None if size is None else max(0, size))
 
 
 def _first_steps(evidence: Evidence) -> Reading:
@@ -503,7 +497,7 @@ _ROWS = (
         _runner_buffers,
         device_wide=True,
         how=DERIVED,
-        formula="free_after_pools - free_ready - graph",
+        formula="free_after_pools - free_before_capture",
         source=_SGLANG_LINES,
     ),
     Quantity(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.engine_options import options_of, share_of
+from vllm_memprof.accounting.engine_options import SGLANG, options_of, share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
@@ -23,7 +23,7 @@ from vllm_memprof.accounting.model import (
     RankReport,
 )
 from vllm_memprof.record.failures import StepItem
-from vllm_memprof.record.spans import ancestors, first_of
+from vllm_memprof.record.spans import Span, ancestors, first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB, minus
 
@@ -38,6 +38,7 @@ _BY_TOKENS = ("model_forward", "embedding", "logits", "mm_merge", "mm_gather")
 #: Images are made this much smaller at most, by factors of 2 of their pixels.
 _SMALLEST_SHARE = 1 / 16
 _EXPANDABLE = "expandable_segments:true"
+_UNKNOWN_SHARE = text("how much of the failed phase shrinks with it is not known")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def remedies(case: Case) -> list[Remedy]:
             given.grounds,
         )
         for row in REMEDIES
-        if (known := options_of(case.engine).remedies) is None or row.id in known
+        if row.id not in options_of(case.engine).without
         for given in row.gives(case)
     ]
 
@@ -229,6 +230,8 @@ def _utilization(case: Case) -> Iterator[Given]:
     parts, utilization = divisor_of(budget.equation), asked.value
     lower = math.ceil(needed * parts / total * 10_000) / 10_000
     grounds = text("device total x the difference: the KV cache is smaller by this much")
+    if case.engine == SGLANG:
+        grounds = text("free before loading x the difference: the KV cache is smaller by this much")
     unsure = case.has_kv_cache is None
     if unsure:
         grounds = text("{grounds}, if it was allocated already", grounds=grounds)
@@ -342,34 +345,33 @@ def _batched_tokens(case: Case) -> Iterator[Given]:
 
 def _fewer_graphs(case: Case) -> Iterator[Given]:
     """Graphs that were captured, or were being captured."""
-    capture = first_of(case.rank.phases, "graph_capture")
+    capture, options = first_of(case.rank.phases, "graph_capture"), options_of(case.engine)
     if case.eager or case.has_kv_cache is False:
         return
     how = MODELLED if case.simulated else MEASURED
-    if "graph_capture" in case.phases and capture is not None and capture.before is not None:
-        used = minus(case.oom.device_total_bytes, case.oom.free_bytes)
-        before = minus(capture.before.device_total_bytes, capture.before.device_free_bytes)
-        taken = minus(used, before)
-        if taken is not None and taken > 0:
-            grounds = text("taken since graph_capture began; without graphs nothing is captured")
-            yield Given("--enforce-eager", taken, AT_LEAST, how, grounds, surely=True)
-            reason = text("how many bytes a graph of each size takes was not measured")
-            yield Given(
-                text("fewer sizes in {option}", option="--cudagraph-capture-sizes"),
-                None,
-                None,
-                None,
-                reason,
-            )
-            return
+    if "graph_capture" in case.phases:
+        taken = None if capture is None else _taken_since(case, capture)
+        grounds = text("taken since graph_capture began; without graphs nothing is captured")
+        if taken is None or taken <= 0:
+            taken, grounds = None, text("without graphs nothing is captured")
+        bound, source = (None, None) if taken is None else (AT_LEAST, how)
+        yield Given(options.no_graphs, taken, bound, source, grounds, surely=True)
+        fewer = text("fewer sizes in {option}", option=options.graph_sizes)
+        if options.largest_graph is not None:
+            fewer = text("a lower {option}", option=options.largest_graph)
+        reason = text("how many bytes a graph of each size takes was not measured")
+        yield Given(fewer, None, None, None, reason)
+        return
     graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
     if not graphs:
         return
-    halved = text("half of the sizes in {option}", option="--cudagraph-capture-sizes")
+    halved = text("half of the sizes in {option}", option=options.graph_sizes)
+    if options.largest_graph is not None:
+        halved = text("a lower {option}", option=options.largest_graph)
     half = text("half of the captured graphs, if each size takes as much")
     subtracted = any(row.name == "graph" and row.subtracted for row in case.rank.budget.terms)
     for argument, size, how_known, grounds in (
-        ("--enforce-eager", int(graphs), how, text("all captured graphs")),
+        (options.no_graphs, int(graphs), how, text("all captured graphs")),
         (halved, int(graphs) // 2, ESTIMATED, half),
     ):
         if subtracted:
@@ -381,25 +383,55 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
         yield Given(argument, size, EXACT, how_known, grounds, unsure=subtracted)
 
 
+def _taken_since(case: Case, span: Span) -> int | None:
+    """Return by how much the device got fuller from the begin of a phase to the failure, bytes."""
+    oom, at = case.oom, span.before
+    if at is None:
+        return None
+    used = minus(oom.device_total_bytes, oom.free_bytes)
+    return minus(used, minus(at.device_total_bytes, at.device_free_bytes))
+
+
 def _other_processes(case: Case) -> Iterator[Given]:
-    size = next((row.bytes for row in case.oom.owners if row.component == "other_processes"), None)
+    oom = case.oom
+    device = text("the device")
+    if oom.device is not None:
+        device = text("device {device}", device=oom.device)
+    end = text("end what else is on {device}, or take another one", device=device)
+    size = next((row.bytes for row in oom.owners if row.component == "other_processes"), None)
     if size and size >= _LEAST_BYTES:
-        grounds = text("what other processes held on the device")
-        yield Given(text("end what else is on the device"), size, EXACT, MEASURED, grounds)
-    outside, total = case.oom.other_bytes, case.oom.device_total_bytes
+        yield Given(end, size, EXACT, MEASURED, text("what other processes held on the device"))
+    outside, total = oom.other_bytes, oom.device_total_bytes
     if size is None and outside is not None and total is not None and outside > total // 3:
         grounds = text(
             "outside this process's allocator: other processes, and what this one holds outside "
             "torch"
         )
-        yield Given(text("end what else is on the device"), outside, AT_MOST, DERIVED, grounds)
+        yield Given(end, outside, AT_MOST, DERIVED, grounds)
 
 
 def _less_per_device(case: Case) -> Iterator[Given]:
-    if "weight_load" in case.phases:
-        reason = text("how much of the failed phase shrinks with it is not known")
-        yield Given("--tensor-parallel-size", None, None, None, reason)
-        yield Given("--quantization", None, None, None, reason)
+    """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
+    if "weight_load" in case.phases or not case.phases:
+        more = text("more ranks ({option})", option=options_of(case.engine).ranks)
+        yield Given(more, None, None, None, _UNKNOWN_SHARE)
+        fewer = text("weights of fewer bits ({option})", option="--quantization")
+        yield Given(fewer, None, None, None, _UNKNOWN_SHARE)
+
+
+def _sequences(case: Case) -> Iterator[Given]:
+    if "profile_run" in case.phases and "mm_profile" not in case.phases:
+        argument = text("a lower {option}", option="--max-num-seqs")
+        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
+
+
+def _steps(case: Case) -> Iterator[Given]:
+    """Smaller steps of an engine that runs none of full size before it serves."""
+    if case.has_kv_cache is False or "graph_capture" in case.phases:
+        return
+    for option in options_of(case.engine).steps:
+        argument = text("a lower {option}", option=option)
+        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
 
 
 def _multimodal(case: Case) -> bool:
@@ -412,15 +444,18 @@ def _multimodal(case: Case) -> bool:
     )
 
 
+#: In the order in which they are worth trying.
 REMEDIES: tuple[Row, ...] = (
+    Row("other_processes", _other_processes),
+    Row("room_for_the_peak", _room_for_the_peak),
     Row("expandable_segments", _expandable_segments),
     Row("kv_cache_memory", _kv_cache_memory),
-    Row("room_for_the_peak", _room_for_the_peak),
     Row("utilization", _utilization),
+    Row("fewer_graphs", _fewer_graphs),
+    Row("less_per_device", _less_per_device),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),
     Row("batched_tokens", _batched_tokens),
-    Row("fewer_graphs", _fewer_graphs),
-    Row("other_processes", _other_processes),
-    Row("less_per_device", _less_per_device),
+    Row("sequences", _sequences),
+    Row("steps", _steps),
 )

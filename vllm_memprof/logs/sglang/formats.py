@@ -138,8 +138,8 @@ FORMATS: tuple[LineFormat, ...] = (
         r" mem={free_before_capture_bytes GB}", engine=SGLANG,
         cite=f"{_RUNNER}.init_cuda_graphs; cuda_graph_setup.py (0.5.18, 0.5.23)"),
     row(CAPTURE, "raph end",
-        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem usage={{graph_bytes GB}}",
-        engine=SGLANG),
+        rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bmem"
+        r" usage={graph_bytes GB}", engine=SGLANG),
     row(CAPTURE, "raph end",
         rf"Capture (?:target decode )?{_GRAPHS} end\.{_ELAPSED}{_GAP}{{0,1500}}?\bavail"
         r" mem={free_after_capture_bytes GB}", engine=SGLANG),
