@@ -289,6 +289,16 @@ def test_speculative_decoding_recomputes_nothing() -> None:
     assert any("speculative decoding" in note for note in report.run.notes)
 
 
+def test_pipeline_stages_recompute_nothing() -> None:
+    """Each stage has other layers, and all serve the tokens of the one with the fewest."""
+    text = LOGS["sglang_0.5.23_30b_tp2.log"].replace("'tp_size': 2", "'tp_size': 1")
+    text = text.replace("'pp_size': 1", "'pp_size': 2").replace(" TP", " PP")
+    (report,) = reports(text)
+    assert [rank.label for rank in report.ranks] == ["PP0", "PP1"]
+    assert {rank.budget.kv_cache_bytes for rank in report.ranks} == {None}
+    assert {rank.kv.tokens for rank in report.ranks} == {424_448}
+
+
 def test_several_pools_on_a_rank_are_left_out() -> None:
     text = LOGS["sglang_0.5.18_8b_eager.log"]
     pool = next(line for line in text.split("\n") if "KV Cache is" in line)

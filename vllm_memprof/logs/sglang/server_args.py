@@ -66,7 +66,9 @@ class ServerArgs:
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None  # given by --max-total-tokens
     page_size: int | None = None  # tokens
-    world_size: int | None = None  # ranks that agree on one KV cache
+    #: Ranks that agree on one KV cache. None with pipeline stages, too: they hold other layers, so
+    #: that the equation of one does not tell the tokens of all.
+    world_size: int | None = None
     draft_model: bool = False  # speculative decoding
     #: Nothing that the equation needs was cut off: what is None was not given.
     complete: bool = False
@@ -172,7 +174,7 @@ def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
         mem_fraction_static=fraction if isinstance(fraction, float) and 0 < fraction < 1 else None,
         max_total_tokens=_integer(found.get("max_total_tokens")),
         page_size=_integer(found.get("page_size")),
-        world_size=None if tp is None or pp is None else tp * pp,
+        world_size=tp if pp == 1 else None,
         draft_model=found.get("speculative_algorithm") is not None,
         complete=whole or all(name in found for name in _NEEDED),
         device=device if isinstance(device, str) else None,

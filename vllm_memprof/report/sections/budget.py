@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from packaging.version import Version
+
 from vllm_memprof.accounting.equations import (
+    EQUATIONS,
     STARTUP_PLAN,
     divisor_of,
     form_of,
@@ -176,6 +179,14 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
     return Section(heading, columns, rows, notes)
 
 
+def _releases(equation_id: str) -> dict[str, str]:
+    """Return the first release that has an equation, and the one that ends its rows."""
+    limits = [one for row in EQUATIONS if row.id == equation_id for one in row.versions.split(",")]
+    low = min((Version(one[2:]) for one in limits if one.startswith(">=")), default=None)
+    high = max((Version(one[1:]) for one in limits if one.startswith("<")), default=None)
+    return {"low": str(low), "high": str(high)}
+
+
 def _not_known_of_the_device(rank: RankReport) -> Text:
     """Return why nothing is said of the device, where an engine asks for a share of what is free.
 
@@ -220,6 +231,14 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
         notes.append(text("chosen by {reason}", reason=budget.chosen_by))
     row = form_of(budget.equation)
     if row is not None and row.base != "device_total_bytes":
+        if report.run.engine_version is None:
+            notes.append(
+                text(
+                    "the release is not known: the arithmetic is that of every release from {low} "
+                    "to before {high}",
+                    **_releases(row.id),
+                )
+            )
         notes.append(_not_known_of_the_device(rank))
     if report.run.engine_version is None and budget.takes_fixed_size:
         releases = ignoring_fixed_size(budget.equation)
