@@ -18,6 +18,7 @@ from vllm_memprof.accounting.budgets import (
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
+from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -197,7 +198,8 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         logged=run.source == "log",
         simulated=rank.summary.simulated,
         eager=rank.summary.eager,
-        cuda=rank.summary.engine == "vllm",
+        cuda=is_cuda(rank.summary.engine, rank.summary.device),
+        engine=rank.summary.engine,
         max_batched_tokens=_batched_tokens(run),
     )
     return replace(report, oom=replace(oom, remedies=remedies(case)))
@@ -349,8 +351,8 @@ def _budget_checks(
         )
 
     asked = equations.computed_request(equation, figures)
-    name = "requested = device total x utilization"
-    checks = [compare(name, asked, "requested_bytes", ("device_total_bytes",))]
+    name = f"requested = {equation.asked}"
+    checks = [compare(name, asked, "requested_bytes", (equation.base,))]
     for term in equation.terms:
         if term.plus and term.figure is not None:
             name = f"{term.name} = {' + '.join(term.plus)} - {' - '.join(term.minus)}"

@@ -354,6 +354,34 @@ def _late_non_torch(evidence: Evidence) -> Reading:
     return Reading(None if size is None else max(0, size), source=source)
 
 
+def _request_pools(evidence: Evidence) -> Reading:
+    """What SGLang's pools took of the device beside keys and values."""
+    before, after = (
+        evidence.figure(name) for name in ("free_after_load_bytes", "free_after_pools_bytes")
+    )
+    sizes = [evidence.figure(name) for name in ("k_pool_bytes", "v_pool_bytes")]
+    joint = evidence.figure("kv_pool_bytes")
+    pool = joint if joint is not None else None
+    if pool is None and None not in sizes:
+        pool = sum(size or 0 for size in sizes)
+    size = minus(minus(before, after), pool)
+    return Reading(None if size is None else max(0, size))
+
+
+def _runner_buffers(evidence: Evidence) -> Reading:
+    """What SGLang took between its pools and its graph capture."""
+    before = evidence.figure("free_before_capture_bytes")
+    size = minus(evidence.figure("free_after_pools_bytes"), before)
+    return Reading(None if size is None else max(0, size))
+
+
+def _first_steps(evidence: Evidence) -> Reading:
+    """What serving took and kept: known where a weight update prints what was free before it."""
+    size = minus(evidence.figure("free_ready_bytes"), evidence.figure("free_at_update_bytes"))
+    return Reading(None if size is None else max(0, size))
+
+
+_SGLANG_LINES = text("free memory as SGLang prints it")
 _ROWS = (
     # --- what is asked for, and what a rank holds of it
     Quantity("requested", text("requested")),
@@ -451,6 +479,44 @@ _ROWS = (
         required=False,
     ),
     Quantity("mm_ipc", text("multi-modal decoding")),
+    # --- SGLang: from free memory of the device at the edges of its start-up
+    Quantity("loaded", text("taken while the weights were loaded"), device_wide=True),
+    Quantity("page_rounding", text("rounded down to a page: half of one")),
+    Quantity(
+        "request_pools",
+        text("request-to-token pool and others"),
+        _request_pools,
+        device_wide=True,
+        how=DERIVED,
+        formula="free_after_load - free_after_pools - KV pool",
+        source=_SGLANG_LINES,
+    ),
+    Quantity(
+        "runner_buffers",
+        text("buffers of the runner"),
+        _runner_buffers,
+        device_wide=True,
+        how=DERIVED,
+        formula="free_after_pools - free_before_capture",
+        source=_SGLANG_LINES,
+    ),
+    Quantity(
+        "graph_prefill",
+        text("captured graphs of prefill"),
+        lambda evidence: Reading(evidence.figure("graph_prefill_bytes")),
+        device_wide=True,
+        formula="graph_prefill",
+        required=False,
+    ),
+    Quantity(
+        "first_steps",
+        text("kept by the first steps: communicators, workspace"),
+        _first_steps,
+        device_wide=True,
+        how=DERIVED,
+        formula="free_ready - free_at_update",
+        source=_SGLANG_LINES,
+    ),
     # --- beside the KV cache at the serving peak, see ``accounting.spare``
     Quantity("reserved_peak", text("reserved, peak of the profile run")),
     Quantity("non_torch_peak", text("non-torch, peak of the profile run"), device_wide=True),
