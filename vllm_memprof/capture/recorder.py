@@ -130,7 +130,7 @@ class Recorder:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
         if self.sampler is not None:
-            self.sampler.files.close()  # the child's copies
+            self.sampler.after_fork()
         self.probe.reset()
         self._forget()
 
