@@ -10,7 +10,6 @@ from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.audit import (
-    LOAD_SLACK_BYTES,
     MOST_TOLERANCE_BYTES,
     asked_utilization,
     audit,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of, ignoring_fixed_size
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import (
@@ -107,11 +109,16 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
     if not budget.override:
-        rows += [
-            amount(term_title(report, term), term.bytes, mark="-")
-            for term in budget.terms
-            if term.subtracted
-        ]
+        for term in budget.terms:
+            if term.subtracted:
+                rows.append(amount(term_title(report, term), term.bytes, mark="-"))
+                rows += [
+                    replace(
+                        amount(text("of which {name}", name=part.title), part.bytes, MUTED),
+                        indent=1,
+                    )
+                    for part in term.parts
+                ]
     rows += [
         amount(
             _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
