@@ -112,13 +112,9 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         for term in budget.terms:
             if term.subtracted:
                 rows.append(amount(term_title(report, term), term.bytes, mark="-"))
-                rows += [
-                    replace(
-                        amount(text("of which {name}", name=part.title), part.bytes, MUTED),
-                        indent=1,
-                    )
-                    for part in term.parts
-                ]
+                for part in term.parts:
+                    title = text("of which {name}", name=part.title)
+                    rows.append(replace(amount(title, part.bytes, MUTED), indent=1))
     rows += [
         amount(
             _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
