@@ -68,7 +68,8 @@ def torch_owners(spans: Sequence[Span], draft_kv_bytes: int | None = None) -> To
         draft_kv_bytes: of the drafter's layers in the KV plan; None: not known, or no drafter.
     """
     load = last_of(spans, "weight_load")
-    inner, others = [], []
+    inner: list[TorchOwner] = []
+    others: list[TorchOwner] = []
     for span in spans:
         if span.phase not in _OWNERS:
             continue

@@ -1,6 +1,6 @@
 """Run by the engine's interpreter for a self-test: start the engine and make a few tokens.
 
-Arguments: the folder of a model without weights. Prints one line ``MEMPROF {json}`` with how many
+Arguments: the folder of a model without weights; further arguments of the engine as JSON. Prints one line ``MEMPROF {json}`` with how many
 tokens came; fails with the engine's own message otherwise.
 """
 
@@ -22,7 +22,7 @@ def main() -> None:
     llm = LLM(
         sys.argv[1],
         load_format="dummy",
-        dtype="float32",
+        **{"dtype": "float32", **json.loads(sys.argv[2])},
         enforce_eager=True,
         max_model_len=POSITIONS,
         max_num_batched_tokens=256,
