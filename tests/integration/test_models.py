@@ -237,7 +237,7 @@ def test_draft_model_lora_and_connector_are_owners_of_their_own(run_memprof, sim
     draft = {"method": "draft_model", "model": resolve_model("memprof/tiny", []).path}
     speculative = json.dumps({**draft, "num_speculative_tokens": 1})
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": [17]}) + "\n")
+    prompts.write_text(json.dumps({"prompt": {"prompt_token_ids": [17]}}) + "\n")
     options = ["--enable-lora", "--max-lora-rank=16", "--speculative-config", speculative]
     options += ["--kv-transfer-config", json.dumps(CONNECTOR)]
     options += ["--enforce-eager", "--max-model-len=2048"]
