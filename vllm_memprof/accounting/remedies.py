@@ -468,17 +468,11 @@ REMEDIES: tuple[Row, ...] = (
     Row("kv_cache_memory", _kv_cache_memory),
     Row("utilization", _utilization),
     Row("fewer_graphs", _fewer_graphs),
+    Row("lora_slots", _lora_slots),
+    Row("draft_model", _draft_model),
     Row("less_per_device", _less_per_device),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),
     Row("batched_tokens", _batched_tokens),
-<<<<<<< HEAD
-    Row("fewer_graphs", _fewer_graphs),
-    Row("other_processes", _other_processes),
-    Row("lora_slots", _lora_slots),
-    Row("draft_model", _draft_model),
-    Row("less_per_device", _less_per_device),
-=======
     Row("sequences", _sequences),
->>>>>>> main
 )

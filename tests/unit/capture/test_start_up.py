@@ -236,6 +236,7 @@ def test_kv_plan(run_engine: Run) -> None:
         "kv_transfer": False,
         "shared_backing": False,
         "divisor_bytes": [None],
+        "layer_bytes": None,
     }
 
 
