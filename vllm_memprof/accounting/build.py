@@ -335,10 +335,9 @@ def _equation_budget(rank: _Rank) -> Budget:
 
 def _divided(term: TermRow, evidence: Evidence) -> TermRow:
     """Return a term with its parts, where its figure is that of the quantity of its name."""
-    quantity = QUANTITIES.get(term.name)
-    if term.name != "weights" or quantity is None or term.bytes is None:
+    if term.name != "weights" or term.bytes is None:
         return term
-    found = quantity.reading(evidence)
+    found = QUANTITIES[term.name].reading(evidence)
     return replace(term, parts=found.parts) if found.bytes == term.bytes else term
 
 
