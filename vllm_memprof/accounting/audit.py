@@ -16,7 +16,7 @@ from itertools import pairwise
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import AuditRow
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES, title_of
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -31,10 +31,6 @@ from vllm_memprof.record.spans import (
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB, minus
 
-#: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
-#: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
-#: than one small segment of the allocator.
-LOAD_SLACK_BYTES = 2 * MIB
 #: Where the device moved by more than this between the two readings that enclose the engine's, the
 #: row agrees with nothing and contradicts nothing.
 MOST_TOLERANCE_BYTES = 64 * MIB

@@ -10,13 +10,13 @@ from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.audit import (
-    LOAD_SLACK_BYTES,
     MOST_TOLERANCE_BYTES,
     asked_utilization,
     audit,
 )
 from vllm_memprof.accounting.equations import EQUATIONS, Equation
 from vllm_memprof.accounting.model import AuditRow, Report
+from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import Run
