@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vllm_memprof.cli import app
-from vllm_memprof.errors import RunRecordError
+from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.launch.attach import Attached
 from vllm_memprof.launch.folder import hold, is_held
 
@@ -186,3 +186,12 @@ def test_a_run_that_was_copied_while_it_served() -> None:
         ["TP1", "serving", "55.63", "55.61", "0.91", "55.56", "4.42", "4.42"],
     ]
     assert "not measured" not in done.output
+
+
+def test_a_run_that_has_ended_in_chinese() -> None:
+    done = CliRunner().invoke(app, ["attach", str(DATA / "graph_tp2"), "--once", "--lang", "zh"])
+    assert done.exit_code == 0
+    assert "memprof: 运行已结束：ok；全部内容：memprof report " in done.stdout
+    assert "已保留" in done.stdout
+    refused = CliRunner().invoke(app, ["attach", str(DATA / "graph_tp2"), "--lang", "fr"])
+    assert isinstance(refused.exception, UsageError)
