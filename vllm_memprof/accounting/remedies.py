@@ -22,7 +22,7 @@ from vllm_memprof.accounting.model import (
     RankReport,
 )
 from vllm_memprof.record.failures import StepItem
-from vllm_memprof.record.spans import ancestors, first_of
+from vllm_memprof.record.spans import Span, ancestors, first_of
 from vllm_memprof.text import text
 from vllm_memprof.units import MIB, minus
 
@@ -37,6 +37,7 @@ _BY_TOKENS = ("model_forward", "embedding", "logits", "mm_merge", "mm_gather")
 #: Images are made this much smaller at most, by factors of 2 of their pixels.
 _SMALLEST_SHARE = 1 / 16
 _EXPANDABLE = "expandable_segments:true"
+_UNKNOWN_SHARE = text("how much of the failed phase shrinks with it is not known")
 
 
 @dataclass(frozen=True)
@@ -341,22 +342,17 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
     if case.eager or case.has_kv_cache is False:
         return
     how = MODELLED if case.simulated else MEASURED
-    if "graph_capture" in case.phases and capture is not None and capture.before is not None:
-        used = minus(case.oom.device_total_bytes, case.oom.free_bytes)
-        before = minus(capture.before.device_total_bytes, capture.before.device_free_bytes)
-        taken = minus(used, before)
-        if taken is not None and taken > 0:
-            grounds = text("taken since graph_capture began; without graphs nothing is captured")
-            yield Given("--enforce-eager", taken, AT_LEAST, how, grounds, surely=True)
-            reason = text("how many bytes a graph of each size takes was not measured")
-            yield Given(
-                text("fewer sizes in {option}", option="--cudagraph-capture-sizes"),
-                None,
-                None,
-                None,
-                reason,
-            )
-            return
+    if "graph_capture" in case.phases:
+        taken = None if capture is None else _taken_since(case, capture)
+        grounds = text("taken since graph_capture began; without graphs nothing is captured")
+        if taken is None or taken <= 0:
+            taken, grounds = None, text("without graphs nothing is captured")
+        bound, source = (None, None) if taken is None else (AT_LEAST, how)
+        yield Given("--enforce-eager", taken, bound, source, grounds, surely=True)
+        fewer = text("fewer sizes in {option}", option="--cudagraph-capture-sizes")
+        reason = text("how many bytes a graph of each size takes was not measured")
+        yield Given(fewer, None, None, None, reason)
+        return
     graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
     if not graphs:
         return
@@ -376,25 +372,46 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
         yield Given(argument, size, EXACT, how_known, grounds, unsure=subtracted)
 
 
+def _taken_since(case: Case, span: Span) -> int | None:
+    """Return by how much the device got fuller from the begin of a phase to the failure, bytes."""
+    oom, at = case.oom, span.before
+    if at is None:
+        return None
+    used = minus(oom.device_total_bytes, oom.free_bytes)
+    return minus(used, minus(at.device_total_bytes, at.device_free_bytes))
+
+
 def _other_processes(case: Case) -> Iterator[Given]:
-    size = next((row.bytes for row in case.oom.owners if row.component == "other_processes"), None)
+    oom = case.oom
+    device = text("the device")
+    if oom.device is not None:
+        device = text("device {device}", device=oom.device)
+    end = text("end what else is on {device}, or take another one", device=device)
+    size = next((row.bytes for row in oom.owners if row.component == "other_processes"), None)
     if size and size >= _LEAST_BYTES:
-        grounds = text("what other processes held on the device")
-        yield Given(text("end what else is on the device"), size, EXACT, MEASURED, grounds)
-    outside, total = case.oom.other_bytes, case.oom.device_total_bytes
+        yield Given(end, size, EXACT, MEASURED, text("what other processes held on the device"))
+    outside, total = oom.other_bytes, oom.device_total_bytes
     if size is None and outside is not None and total is not None and outside > total // 3:
         grounds = text(
             "outside this process's allocator: other processes, and what this one holds outside "
             "torch"
         )
-        yield Given(text("end what else is on the device"), outside, AT_MOST, DERIVED, grounds)
+        yield Given(end, outside, AT_MOST, DERIVED, grounds)
 
 
 def _less_per_device(case: Case) -> Iterator[Given]:
-    if "weight_load" in case.phases:
-        reason = text("how much of the failed phase shrinks with it is not known")
-        yield Given("--tensor-parallel-size", None, None, None, reason)
-        yield Given("--quantization", None, None, None, reason)
+    """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
+    if "weight_load" in case.phases or not case.phases:
+        more = text("more ranks ({option})", option="--tensor-parallel-size")
+        yield Given(more, None, None, None, _UNKNOWN_SHARE)
+        fewer = text("weights of fewer bits ({option})", option="--quantization")
+        yield Given(fewer, None, None, None, _UNKNOWN_SHARE)
+
+
+def _sequences(case: Case) -> Iterator[Given]:
+    if "profile_run" in case.phases and "mm_profile" not in case.phases:
+        argument = text("a lower {option}", option="--max-num-seqs")
+        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
 
 
 def _multimodal(case: Case) -> bool:
@@ -407,15 +424,17 @@ def _multimodal(case: Case) -> bool:
     )
 
 
+#: In the order in which they are worth trying.
 REMEDIES: tuple[Row, ...] = (
+    Row("other_processes", _other_processes),
+    Row("room_for_the_peak", _room_for_the_peak),
     Row("expandable_segments", _expandable_segments),
     Row("kv_cache_memory", _kv_cache_memory),
-    Row("room_for_the_peak", _room_for_the_peak),
     Row("utilization", _utilization),
+    Row("fewer_graphs", _fewer_graphs),
+    Row("less_per_device", _less_per_device),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),
     Row("batched_tokens", _batched_tokens),
-    Row("fewer_graphs", _fewer_graphs),
-    Row("other_processes", _other_processes),
-    Row("less_per_device", _less_per_device),
+    Row("sequences", _sequences),
 )

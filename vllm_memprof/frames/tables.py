@@ -268,7 +268,7 @@ def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
     available_bytes (granted by the equation), planned_bytes (of the planned tensors); Int64 where
     nothing else is said.
     """
-    fields = {
+    attributes = {
         "tokens": "tokens",
         "blocks": "blocks",
         "block_size_tokens": "block_size",
@@ -281,11 +281,11 @@ def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
     }
     columns = {
         name: "Float64" if name in ("bytes_per_token", "max_concurrency") else "Int64"
-        for name in fields
+        for name in attributes
     }
 
     def rows(source: RankSource) -> Iterator[Row]:
-        yield tuple(getattr(source.rank.kv, name) for name in fields.values())
+        yield tuple(getattr(source.rank.kv, name) for name in attributes.values())
 
     return _make(ranks, columns, rows)
 
@@ -299,7 +299,7 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
     freed_reserved_bytes, freed_npu_workspace_bytes, freed_other_bytes and refilled_bytes (Int64;
     the last: of what was freed, in use again at the next reading).
     """
-    fields = {
+    attributes = {
         "phase": ("phase", "string"),
         "site": ("site", "string"),
         "function": ("function", "string"),
@@ -315,9 +315,9 @@ def empty_cache(ranks: Iterable[RankSource]) -> pd.DataFrame:
 
     def rows(source: RankSource) -> Iterator[Row]:
         for call in source.rank.empty_cache:
-            yield tuple(getattr(call, name) for name, _ in fields.values())
+            yield tuple(getattr(call, name) for name, _ in attributes.values())
 
-    return _make(ranks, {name: dtype for name, (_, dtype) in fields.items()}, rows)
+    return _make(ranks, {name: dtype for name, (_, dtype) in attributes.items()}, rows)
 
 
 def growth(ranks: Iterable[RankSource]) -> pd.DataFrame:

@@ -68,8 +68,10 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         `NPUWorkspaceAllocator.cpp`; torch, `CUDACachingAllocator.cpp`; CANN runtime, EL0004.
 
     To do:
-        What the finding names, with the bytes that each argument gives. What the rest of the phase
-        would have taken is not known, so each is the least that is needed.
+        What the finding names, with the bytes that each argument gives: of the table "What would
+        have let it pass" those that are enough alone, else those that may be. What leaves room for
+        the whole serving peak comes first; where that is not known, each is the least that is
+        needed, as what the rest of the phase would have taken is not known.
     """
     rank = context.rank
     oom = rank.oom
@@ -104,7 +106,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         if oom.phase is None
         else text("The device ran out of memory in {phase}", phase=oom.phase)
     )
-    action = room_for(context, oom, kv_cache, missing)
+    action = room_for(rank, oom, kv_cache)
     yield Found(join("; ", [part for part in sentences if part]), missing, action, title)
 
 

@@ -1,26 +1,20 @@
-"""What gives enough room after an OOM: arguments of the engine, each with the bytes it gives."""
+"""What gives enough room after an OOM: the remedies of the table that a finding names."""
 
 from __future__ import annotations
 
-import math
-
-from vllm_memprof.accounting.equations import divisor_of
-from vllm_memprof.accounting.findings.registry import WARNING_BYTES, RankContext
+from vllm_memprof.accounting.findings.registry import RankContext
+from vllm_memprof.accounting.forensics import Remedy
 from vllm_memprof.accounting.model import Oom, RankReport
-from vllm_memprof.record.spans import ancestors, first_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 
-#: Phase -> what makes it need less, for those before the KV cache is sized: its size is no cause.
-_BEFORE_KV = {
-    "weight_load": text(
-        "more ranks (--tensor-parallel-size), or weights of fewer bits (--quantization)"
-    ),
-    "mm_profile": text(
-        "a lower --max-num-batched-tokens, or fewer images per prompt (--limit-mm-per-prompt)"
-    ),
-    "profile_run": text("a lower --max-num-batched-tokens or --max-num-seqs"),
-}
+#: Remedies named by the finding; the table under it has all.
+_MOST_NAMED = 4
+_OF_OTHERS = "other_processes"
+#: Makes room for the whole serving peak, not for the failed allocation alone.
+_FOR_THE_PEAK = "room_for_the_peak"
+#: Remedies that take from the KV cache.
+_OF_THE_KV_CACHE = ("room_for_the_peak", "kv_cache_memory", "utilization")
 
 
 def gib_of(rank: RankReport, size: int | None) -> str:
@@ -29,87 +23,74 @@ def gib_of(rank: RankReport, size: int | None) -> str:
     return format_gib(size, 2 if logged and size is not None and abs(size) >= GIB else 4)
 
 
-def room_for(context: RankContext, oom: Oom, kv_cache: bool | None, missing: int | None) -> str:
-    """Return the arguments that give enough, each with the bytes that it gives."""
-    rank = context.rank
-    needed = oom.requested_bytes if missing is None else missing
-    if needed is not None:  # a log rounds both
-        needed += sum(
-            rank.half_units.get(name, 0) for name in ("oom_requested_bytes", "oom_free_bytes")
-        )
-    choices: list[str] = []
-    split = oom.process_non_torch_bytes is not None
-    outside = oom.other_processes_bytes if split else oom.other_bytes
-    if outside is not None and outside > (oom.device_total_bytes or outside) // 3:
-        return _end_the_others(oom, outside, split)
-    idle = oom.fragmentation_bytes
-    enough_idle = idle is not None and idle >= max(needed or 0, WARNING_BYTES)
-    if enough_idle and not is_expandable(oom):
-        setting = f"{allocator_variable(context)}=expandable_segments:True"
-        size = gib_of(rank, idle)
-        choices.append(text("{argument} gives up to {size} GiB", argument=setting, size=size))
-    if kv_cache or "kv_cache_alloc" in (oom.phase, *_around(rank)):
-        choices += _smaller_kv_cache(rank, oom, needed)
-        pools = oom.graph_pools_bytes
-        if pools is not None and needed is not None and pools >= needed:
-            size = gib_of(rank, pools)
-            choices.append(
-                text("{argument} gives {size} GiB", argument="--enforce-eager", size=size)
+def room_for(rank: RankReport, oom: Oom, kv_cache: bool | None) -> str:
+    """Return the remedies to try first: those that are enough alone, else those that may be.
+
+    Args:
+        rank: that ran out of memory.
+        oom: its failure, with the table of remedies, the better ones first.
+        kv_cache: whether the KV cache was on the device; None: not known.
+    """
+    named = _named(oom)
+    if named and named[0].id == _FOR_THE_PEAK and named[0].enough:
+        argument = named[0].argument
+        return text("{argument} leaves room for the serving peak", argument=argument)
+    of_kv = [each for each in named if each.id in _OF_THE_KV_CACHE]
+    if kv_cache is None and of_kv:
+        others = [each for each in named if each not in of_kv]
+        parts = [
+            text(
+                "if the KV cache was allocated already: {choices}",
+                choices=_alternatives(rank, of_kv),
             )
-        elif oom.phase == "graph_capture" or "graph_capture" in _around(rank):
-            choices.append(text("--enforce-eager (captures no graphs)"))
-        if not choices or oom.phase is None:
-            return join(", or ", choices)
-        return text(
-            "{choices}; what the rest of {phase} takes is not known",
-            choices=join(", or ", choices),
-            phase=oom.phase,
-        )
-    if kv_cache is False:
-        phases = (oom.phase or "", *_around(rank))
-        before = next((_BEFORE_KV[phase] for phase in phases if phase in _BEFORE_KV), None)
-        if before is not None:
-            choices.append(text("{argument} (by how much is not known)", argument=before))
-        return join(", or ", choices)
-    cases: list[str] = [join(", or ", choices)] if choices else []
-    smaller = _smaller_kv_cache(rank, oom, needed) or [
-        text("a lower --gpu-memory-utilization (by how much is not known)")
-    ]
-    cases.append(
-        text("after the KV cache was allocated: {choices}", choices=join(", or ", smaller))
-    )
-    cases.append(
-        text(
-            "before it: more ranks (--tensor-parallel-size), or a lower --max-num-batched-tokens "
-            "(by how much is not known)"
-        )
-    )
-    return join("; ", cases)
-
-
-def _end_the_others(oom: Oom, outside: int, split: bool) -> str:
-    """Return the advice where most of the device is outside this process's allocator."""
-    device = text("the device")
-    if oom.device is not None:
-        device = text("device {device}", device=oom.device)
-    if split:
-        return text(
-            "end what else is on {device}: other processes hold {size:gib} GiB",
-            device=device,
-            size=outside,
-        )
+        ]
+        if others:
+            parts.append(text("in any case: {choices}", choices=_alternatives(rank, others)))
+        return join("; ", parts)
+    choices = _alternatives(rank, named)
+    if oom.phase is None or not any(each.bytes is not None for each in named):
+        return choices
     return text(
-        "end what else is on {device}, or take another one: {size:gib} GiB, with what this process "
-        "holds outside torch",
-        device=device,
-        size=outside,
+        "{choices}; what the rest of {phase} takes is not known",
+        choices=choices,
+        phase=oom.phase,
     )
 
 
-def _around(rank: RankReport) -> list[str]:
-    """Return the phases in which the allocation failed, the innermost first."""
-    failure = first_of(rank.phases, "oom")
-    return [] if failure is None else [s.phase for s in ancestors(rank.phases, failure)]
+def _named(oom: Oom) -> list[Remedy]:
+    """Return the remedies that a finding names, in the order of the table.
+
+    Memory of others that is most of what was missing comes alone: nothing of the engine's helps as
+    much. Remedies of unknown size are named where no other is enough for sure.
+    """
+    useful = [each for each in oom.remedies if each.enough is not False]
+    total = oom.device_total_bytes
+    for each in useful:
+        if each.id == _OF_OTHERS and each.bytes and (total is None or each.bytes > total // 3):
+            return [each]
+    known = [each for each in useful if each.bytes is not None or each.enough]
+    if not any(each.enough for each in known):
+        known += [each for each in useful if each not in known]
+    return known[:_MOST_NAMED]
+
+
+def _alternatives(rank: RankReport, named: list[Remedy]) -> str:
+    return join(", or ", [_phrase(rank, each) for each in named])
+
+
+def _phrase(rank: RankReport, remedy: Remedy) -> str:
+    argument = remedy.argument
+    if remedy.bytes is None:
+        unknown = text("{argument} (by how much is not known)", argument=argument)
+        return argument if remedy.enough else unknown
+    size = gib_of(rank, remedy.bytes)
+    match remedy.bound:
+        case "at_most":
+            return text("{argument} gives up to {size} GiB", argument=argument, size=size)
+        case "at_least":
+            return text("{argument} gives at least {size} GiB", argument=argument, size=size)
+        case _:
+            return text("{argument} gives {size} GiB", argument=argument, size=size)
 
 
 def is_expandable(oom: Oom) -> bool:
@@ -122,40 +103,3 @@ def is_expandable(oom: Oom) -> bool:
 def allocator_variable(context: RankContext) -> str:
     chip = "CUDA" if context.run.info.engine == "vllm" else "NPU"
     return f"PYTORCH_{chip}_ALLOC_CONF"
-
-
-def _smaller_kv_cache(rank: RankReport, oom: Oom, needed: int | None) -> list[str]:
-    """Return the arguments that make the KV cache smaller by the bytes needed, at least."""
-    budget = rank.budget
-    granted, utilization = budget.engine_kv_cache_bytes, budget.gpu_memory_utilization
-    total = rank.device_total_bytes or oom.device_total_bytes
-    if needed is None or (granted is not None and granted <= needed):
-        return []
-    choices: list[str] = []
-    if granted is not None and budget.equation is not None and budget.takes_fixed_size:
-        fixed = granted - rank.half_units.get("kv_cache_bytes", 0) - needed
-        argument = f"--kv-cache-memory-bytes {fixed}"
-        choices.append(
-            text("{argument} gives {size} GiB", argument=argument, size=gib_of(rank, needed))
-        )
-    if total is None or budget.override is not None:
-        return choices
-    parts = divisor_of(budget.equation)
-    lower = math.ceil(needed * parts / total * 10_000) / 10_000
-    gives = int(lower * total / parts)
-    if utilization is None:
-        choices.append(
-            text(
-                "--gpu-memory-utilization lower by {share:.4f} gives {size} GiB",
-                share=lower,
-                size=gib_of(rank, gives),
-            )
-        )
-    else:
-        share = math.floor((utilization - lower) * 10_000 + 1e-6) / 10_000
-        if share > 0:
-            argument = f"--gpu-memory-utilization {share:.4f}"
-            given = int((utilization - share) * total / parts)
-            size = gib_of(rank, given)
-            choices.append(text("{argument} gives {size} GiB", argument=argument, size=size))
-    return choices
