@@ -30,6 +30,8 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 TARGET = ROOT / "reports"
 RUN, OOM_RUN, SERVING_RUN = "recorded_023_tp2", "recorded_oom", "serving/tp2"
+#: 60 images through Qwen3-VL-8B; out of memory at the first of 4096x4096.
+IMAGES_RUN = "serving/sixty_images"
 LIVE_LINES = 14
 
 
@@ -129,6 +131,8 @@ SCREENSHOTS = (
     Screenshot("live-120-dark.png", SERVING_RUN, 985, 270, live_page(120, dark=True)),
     Screenshot("live-120-light.png", SERVING_RUN, 985, 270, live_page(120, dark=False)),
     Screenshot("page-1280.png", RUN, 1280, 1500),
+    Screenshot("images-1280.png", IMAGES_RUN, 1280, 1800, scroll_to="section.plots"),
+    Screenshot("images-800-dark.png", IMAGES_RUN, 800, 1800, dark=True, scroll_to="section.plots"),
     Screenshot("page-390-dark.png", RUN, 390, 1500, dark=True, scroll_to="section.plots"),
 )
 

@@ -101,7 +101,7 @@ CASES = (
         "Qwen3-VL-235B-A22B-Instruct",
         True,
     ),
-    _both("openai/gpt-oss-120b", "TP4 EP", "gpt-oss-120b"),
+    _each("openai/gpt-oss-120b", "TP4 EP", "TP8 EP", "gpt-oss-120b"),
     _both("openai/gpt-oss-20b", "TP1"),
     _both("tencent/Hunyuan-A13B-Instruct", "TP4", "Hunyuan-A13B-Instruct"),
     _both("Qwen/Qwen2.5-VL-7B-Instruct", "TP1"),

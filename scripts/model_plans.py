@@ -179,6 +179,10 @@ NOTES = """
   configuration. They decide how large the multimodal profile is, and a note names them. Of another
   kind they have to lie in the folder.
 - Qwen2.5-Omni: the thinker, which is what vLLM loads.
+- gpt-oss-120b on A3: with TP4, as its page has it, 0.23.0 has 0.29 GiB left for the KV cache and
+  0.30.0rc2 0.14, where one request of 32,768 tokens needs 0.32; so TP8 here.
+- Hunyuan-A13B on 0.30.0rc2: its vLLM runs the model through the transformers library, and in that
+  path vllm-ascend has not chosen how experts communicate.
 - Tokens of a hybrid model (Qwen3-Next, Qwen3.5) are the engine's own figure: its concurrency times
   the length. The states of its linear attention do not grow with a request, so half as long
   requests are not twice as many.

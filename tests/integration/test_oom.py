@@ -32,23 +32,21 @@ ARGS = (
 ENV = {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False"}
 
 
+def profile_of(folder: Path, name: str, **values: int) -> Path:
+    """Write the profile of the 910B with other sizes, bytes."""
+    lines = (PROFILES_DIR / "ascend910b.toml").read_text().splitlines()
+    for key, value in {"name": f'"{name}"', "aliases": "[]", **values}.items():
+        at = next(number for number, line in enumerate(lines) if line.startswith(f"{key} = "))
+        lines[at] = f"{key} = {value}"
+    profile = folder / f"{name}.toml"
+    profile.write_text("\n".join(lines))
+    return profile
+
+
 @pytest.fixture
 def small_device(tmp_path: Path) -> Path:
     """A profile of 4 GiB whose ATB pool, taken after the KV cache was sized, leaves 30 MiB."""
-    text = (PROFILES_DIR / "ascend910b.toml").read_text()
-    for name, value in (
-        ("name", '"small"'),
-        ("aliases", "[]"),
-        ("total_bytes", str(4 << 30)),
-        ("atb_pool_bytes", str(180 << 20)),
-    ):
-        lines = text.splitlines()
-        at = next(number for number, line in enumerate(lines) if line.startswith(f"{name} = "))
-        lines[at] = f"{name} = {value}"
-        text = "\n".join(lines)
-    profile = tmp_path / "small.toml"
-    profile.write_text(text)
-    return profile
+    return profile_of(tmp_path, "small", total_bytes=4 << 30, atb_pool_bytes=180 << 20)
 
 
 def make_images(folder: Path, count: int, first_large: int) -> Path:
@@ -126,3 +124,38 @@ def test_an_image_too_large_is_named_and_the_advice_lets_all_pass(
     assert passed.returncode == 0, passed.output[-3000:]
     assert passed.engine_log.count("output tokens") == count
     assert passed.report["ranks"][0]["oom"] is None
+
+
+#: Of the first 28, and of those between the large ones.
+PHOTOS = [(1280, 960), (1920, 1080), (2048, 1536), (1024, 1024), (3024, 2016)]
+
+
+@pytest.mark.full
+def test_sixty_photos_through_a_model_of_eight_billion_parameters(
+    run_memprof: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    """Dies at the first of 4096x4096, with most of the KV cache asked for; passes as advised."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(1, 61):
+        large = number >= 29 and (number - 29) % 7 == 0
+        width, height = (4096, 4096) if large else PHOTOS[number % len(PHOTOS)]
+        write_png(folder / f"image_{number:02}.png", width, height, (number, 9, 9))
+    little_left = profile_of(tmp_path, "little_left", atb_pool_bytes=5300 << 20)
+    command = ("offline", "Qwen/Qwen3-VL-8B-Instruct", "--device", f"sim:{little_left}")
+    command += ("--enforce-eager", "--max-model-len=65536", "--max-num-seqs=8")
+    command += ("--max-num-batched-tokens=32768", "--mm-processor-cache-gb=0")
+    command += ("--gpu-memory-utilization=0.95", "--max-tokens=2")
+    command += ("--images", str(folder))
+    died = run_memprof(*command, env=ENV)
+    assert died.report["run"]["status"] == "oom"
+    oom = died.report["ranks"][0]["oom"]
+    assert oom["at_request"] == 29
+    assert oom["stage"] in ("mm_encoder", "mm_merge")
+    [item] = oom["requests"][0]["items"]
+    assert item["size"] == [4096, 4096]
+    assert "merge-not-profiled" in {finding["id"] for finding in died.report["findings"]}
+    room = next(each for each in oom["remedies"] if each["enough"])
+    passed = run_memprof(*command, *shlex.split(room["argument"]), env=ENV)
+    assert passed.returncode == 0, passed.output[-3000:]
+    assert passed.engine_log.count("output tokens") == 60

@@ -107,7 +107,8 @@ def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
 def _refilled(spans: list[Span], span: Span) -> tuple[int | None, str | None]:
     """Return the freed bytes that are held again at the next reading, and the name of that reading.
 
-    Only memory that is cached again counts as refilled, not that which tensors hold by then.
+    Only memory that is cached again counts as refilled, not that which tensors hold by then; and
+    only as far as more is reserved: what tensors leave in the cache meanwhile was never returned.
     """
     later, where = _next_reading(spans, span)
     again = None if later is None else _compare(span, later)
@@ -119,6 +120,9 @@ def _compare(span: Span, later: Snapshot) -> int | None:
     if before is None or after is None:
         return None
     cached = _taken_again(_cached(before), _cached(after), _cached(later))
+    reserved = minus(later.reserved_bytes, after.reserved_bytes)
+    if cached is not None and reserved is not None:
+        cached = min(cached, max(0, reserved))
     outside = [(s.npu_workspace_bytes, s.non_torch_bytes) for s in (before, after, later)]
     at = 0 if all(workspace is not None for workspace, _ in outside) else 1
     other = _taken_again(*(pair[at] for pair in outside))

@@ -120,6 +120,14 @@ def test_what_tensors_hold_by_then_is_not_taken_again() -> None:
     assert "empty-cache-refilled" not in found(report)
 
 
+def test_tensors_freed_into_the_cache_meanwhile_are_not_taken_again() -> None:
+    """At the end of a run the KV cache is freed after the call: cached, but never returned."""
+    calls = [call(50, (5000, 5070), (5000, 5002), 0), call(60, (10, 5002), (10, 12), 1)]
+    first = report_of(calls).ranks[0].empty_cache[0]
+    assert first.freed_cached_bytes == 68 * MIB
+    assert (first.refilled_bytes, first.refilled_by) == (0, "the next call")
+
+
 def test_workspace_that_comes_back_counts() -> None:
     spans = [
         call(200, (10, 12, 470), (10, 12, 400), 0),

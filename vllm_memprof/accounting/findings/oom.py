@@ -234,8 +234,16 @@ def fragmentation(context: RankContext) -> Iterator[Found]:
             setting=f"{allocator_variable(context)}=expandable_segments:True",
         )
     blocks = oom.free_blocks
-    if blocks is not None:
+    if blocks is not None and blocks.exact:
         parts.append(text("largest free block {size:gib4} GiB", size=blocks.largest_bytes))
+    elif blocks is not None and blocks.freed_bytes is not None:
+        parts.append(
+            text(
+                "largest free block {size:gib4} GiB when it was read, {freed:gib4} GiB freed since",
+                size=blocks.largest_bytes,
+                freed=blocks.freed_bytes,
+            )
+        )
     enough = wanted is None or size + (free or 0) >= wanted
     severity = WARNING if enough else INFO
     yield Found(join(", ", parts), size, action, severity=severity)
