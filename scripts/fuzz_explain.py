@@ -6,6 +6,9 @@ round it applies the kinds of dirt that befall logs, and every figure must be on
 the same, or fewer, never another. In the others it edits bytes at random, where any digit may
 change: then the report must be made all the same.
 
+What a report derives of a log of SGLang alone (its budget, term by term) is that of the clean log,
+or unknown: there a line that is lost must not leave the least of fewer ranks.
+
 Every log has lines with a marked secret, in all spellings. No report may hold the mark, unless
 bytes were edited or a terminal has wrapped the lines: either may cut the name of a secret in two.
 
@@ -139,13 +142,29 @@ def read(data: bytes) -> tuple[Facts, list[Run]]:
     )
 
 
-def explain(data: bytes, allowed: Facts | None, secret: bool) -> None:
+def derived(run: Run) -> Facts:
+    """Return what a report derives from the figures of a run, as far as it is known."""
+    found: Facts = set()
+    for rank in build_report(run).ranks:
+        budget = rank.budget
+        sizes = [("recomputed", budget.kv_cache_bytes), ("requested", budget.requested_bytes)]
+        sizes += [("fits request", budget.fits_request_bytes), ("tokens", rank.kv.tokens)]
+        sizes += [(term.name, term.bytes) for term in budget.terms]
+        sizes += [(item.name, item.bytes) for item in budget.not_subtracted]
+        found |= {(name, size) for name, size in sizes if size is not None}
+    return found
+
+
+def explain(
+    data: bytes, allowed: Facts | None, secret: bool, derivable: Facts | None = None
+) -> None:
     """Reads the log, makes the report, and checks what can be known of it.
 
     Args:
         data: the spoilt log.
         allowed: figures that the clean log holds; None where digits may have changed.
         secret: the marked secrets are whole, so that none may be in the report.
+        derivable: what reports may derive; None where that is not known.
     """
     try:
         facts, runs = read(data)
@@ -156,6 +175,9 @@ def explain(data: bytes, allowed: Facts | None, secret: bool) -> None:
     if allowed is not None:
         assert facts <= allowed, f"figures that no clean line holds: {sorted(facts - allowed)}"
     for run in runs:
+        if derivable is not None:
+            more = derived(run) - derivable
+            assert not more, f"derived of no clean log: {sorted(more)}"
         report = to_json(build_report(run))
         assert not secret or MARK not in json.dumps(report), "a secret in a report"
         assert not secret or MARK not in repr(run), "a secret in a record"
@@ -177,14 +199,17 @@ def explain(data: bytes, allowed: Facts | None, secret: bool) -> None:
 
 def one_round(
     seed: int, texts: dict[str, str], clean: dict[str, Facts]
-) -> tuple[bytes, Facts | None, bool]:
-    """(input, figures that it may hold, whether its secrets are whole) of a seed."""
+) -> tuple[bytes, Facts | None, bool, str | None]:
+    """(input, figures that it may hold, whether its secrets are whole, the log of SGLang that it is
+    of alone) of a seed.
+    """
     rng = random.Random(seed)
     names = paste(texts, rng)
     data, whole = dirty(names, texts, rng)
     if seed % 2:
-        return edit(data, rng), None, False
-    return data, set().union(*(clean[name] for name in names)), whole
+        return edit(data, rng), None, False, None
+    alone = names[0] if len(names) == 1 and names[0].startswith("sglang") else None
+    return data, set().union(*(clean[name] for name in names)), whole, alone
 
 
 def main() -> int:
@@ -203,15 +228,21 @@ def main() -> int:
     texts = corpus()
     clean = {name: read(text.encode())[0] for name, text in texts.items()}
     assert sum(map(len, clean.values())) > 100, "the clean logs hold no figures"
+    derivable = {
+        name: set().union(*(derived(run) for run in read(text.encode())[1]))
+        for name, text in texts.items()
+        if name.startswith("sglang")
+    }
+    assert all(derivable.values()), "the clean logs of SGLang derive nothing"
     first = args.seed if args.seed is not None else int(time.time())
     end = time.monotonic() + args.seconds
     rounds, size = 0, 0
     while rounds < args.rounds if args.rounds is not None else time.monotonic() < end:
         seed = first + rounds
-        data, allowed, secret = one_round(seed, texts, clean)
+        data, allowed, secret, alone = one_round(seed, texts, clean)
         begin = time.monotonic()
         try:
-            explain(data, allowed, secret)
+            explain(data, allowed, secret, None if alone is None else derivable[alone])
             assert time.monotonic() - begin < ROUND_LIMIT_S, "too slow"
         except Exception:
             args.keep.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,7 @@ SUBJECTS = {
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
     "multimodal": "Multimodal requests",
+    "sglang": "SGLang",
 }
 
 
@@ -187,6 +188,7 @@ EXAMPLES: dict[str, Example] = {
     "spare-small": by_hand(lambda: device.start_up(device.FITS)),
     "reserved-grows-without-empty-cache": by_hand(lambda: updates(emptied=False)),
     "residue-per-cycle": by_hand(_leak),
+    "request-pool-not-subtracted": recorded("logs/sglang_0.5.18_8b_eager.log"),
     "startup-refused": recorded("logs/pytorch__pytorch-175666.log"),
     "uncharged-persistent-torch": recorded("recorded_023_tp2"),
     **{
@@ -196,6 +198,7 @@ EXAMPLES: dict[str, Example] = {
             "block-override-beyond-budget",
             "hybrid-concurrency",
             "kv-too-small",
+            "static-share-too-small",
         )
     },
 }

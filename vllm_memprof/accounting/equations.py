@@ -29,6 +29,10 @@ PASSING_FIGURES: dict[str, str] = {
     "profile_end_free_bytes": "free after the profile run, before its last empty_cache",
     "profile_after_allocated_bytes": "allocated after the profile run and its last empty_cache",
     "cleared_bytes": "non_torch_memory_cleared_by_empty_cache of E3",
+    "least_free_before_load_bytes": "free before the weights are loaded, the least of all ranks",
+    "least_free_after_load_bytes": "free after the weights are loaded, the least of all ranks",
+    "half_page_bytes": "half a page of the KV pool, what rounding down to a page takes on average",
+    "limited_tokens": "tokens of --max-total-tokens, where they are what SGLang serves with",
 }
 
 
@@ -129,16 +133,23 @@ class Equation:
     """
 
     id: str
-    engine: str  # vllm-ascend | vllm
+    engine: str  # vllm-ascend | vllm | sglang
     versions: str  # PEP 440 specifier; release candidates included
     read_in: str  # releases whose source was read
     cite: str  # file::symbol
     terms: tuple[Term, ...]
+    #: Figures whose product is the request: a size and a share of it; and that product in words.
+    base: str = "device_total_bytes"
+    share: str = "gpu_memory_utilization"
+    asked: str = "device total x utilization"
     request: str = "float"  # float: total * util unrounded; int: truncated; ceil: rounded up
     divisor: int = 1
     floor_zero: bool = False  # the engine clamps a negative budget to 0
     #: A figure that, when given, is returned as it is.
     override: str | None = "kv_cache_memory_bytes_arg"
+    #: A figure in tokens that, where it is known, was taken instead of the result; and its option.
+    limited_by: str | None = None
+    limit_option: str = ""
     #: Items of ``accounting.quantities`` that no term of this equation covers.
     not_subtracted: tuple[str, ...] = ()
     #: Only on devices whose name begins so, or where the form of the log lines says it.
@@ -163,7 +174,7 @@ class Equation:
             for term in self.terms
             if (term.subtracted or term.subtracted_if) and not term.stands_for
         ]
-        asked = "device total x utilization"
+        asked = self.asked
         asked = asked if self.request == "float" else f"{self.request}({asked})"
         rest = f"{asked} - ({' + '.join(names)})"
         rest = f"({rest}) // {self.divisor}" if self.divisor != 1 else rest
@@ -242,6 +253,34 @@ _ASCEND = "vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory"
 _ASCEND_310P = "vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_available_memory"
 _CUDA = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
 _REQUEST = "vllm/v1/worker/utils.py::request_memory"
+
+#: No profile run: the share is of what was free before the model, and what is not in it is for
+#: everything else. Free memory is the least of all ranks; the KV cache goes down to whole pages.
+_S1 = Equation(
+    id="S1",
+    engine="sglang",
+    versions=">=0.5.16,<0.5.24",
+    read_in="0.5.16, 0.5.18, 0.5.23",
+    cite="sglang/srt/mem_cache/kv_cache_configurator.py"
+    "::KVCacheConfigurator._profile_available_bytes; pool_configurator.py"
+    "::DefaultPoolConfigurator.calculate_pool_sizes",
+    base="least_free_before_load_bytes",
+    share="mem_fraction_static",
+    asked="free_before_load x mem_fraction_static",
+    terms=(
+        Term(
+            "loaded",
+            plus=("least_free_before_load_bytes",),
+            minus=("least_free_after_load_bytes",),
+        ),
+        Term("page_rounding", "half_page_bytes"),
+    ),
+    override=None,
+    limited_by="limited_tokens",
+    limit_option="max_total_tokens",
+    not_subtracted=("request_pools", "runner_buffers", "graph", "graph_prefill", "first_steps"),
+    checks_free=False,
+)
 
 _E2 = Equation(
     id="E2",
@@ -483,6 +522,27 @@ EQUATIONS: tuple[Equation, ...] = (
         request="ceil",
         not_subtracted=("initial_non_torch", "non_torch_cleared", "graph", "late_non_torch"),
     ),
+    # --- SGLang: one arithmetic, four places
+    replace(
+        _S1,
+        versions=">=0.5.6,<0.5.10",
+        read_in="0.5.6",
+        cite="sglang/srt/model_executor/model_runner.py::ModelRunner.profile_max_num_token",
+    ),
+    replace(
+        _S1,
+        versions=">=0.5.10,<0.5.12",
+        read_in="0.5.10.post1",
+        cite="sglang/srt/model_executor/model_runner_kv_cache_mixin.py::profile_max_num_token",
+    ),
+    replace(
+        _S1,
+        versions=">=0.5.12,<0.5.16",
+        read_in="0.5.12.post1, 0.5.14",
+        cite="sglang/srt/model_executor/model_runner_kv_cache_mixin.py::_profile_available_bytes;"
+        " pool_configurator.py",
+    ),
+    _S1,
 )
 
 
@@ -613,7 +673,7 @@ def requested(equation: Equation, figures: Figures) -> int | float | None:
 
 
 def computed_request(equation: Equation, figures: Figures) -> int | float | None:
-    total, utilization = figures.get("device_total_bytes"), figures.get("gpu_memory_utilization")
+    total, utilization = figures.get(equation.base), figures.get(equation.share)
     if total is None or utilization is None:
         return None
     product = total * utilization
@@ -653,10 +713,10 @@ def evaluate(
             if stage.replaces and (planned := stage.apply(size, figures)) is not None:
                 size = planned
         return Evaluation(asked, terms, size, 0, override=by)
+    if equation.limited_by is not None and figures.get(equation.limited_by) is not None:
+        return Evaluation(asked, terms, None, 0, override=equation.limit_option)
     subtracted = [row for row in terms if row.subtracted]
-    slack = (
-        _requested_half_unit(figures, half_units) + sum(row.half_unit_bytes for row in subtracted)
-    ) // equation.divisor
+    slack = _slack(equation, figures, half_units, subtracted) // equation.divisor
     printed = half_units.get("kv_cache_bytes", 0)
     if asked is None or any(row.bytes is None for row in subtracted):
         return Evaluation(asked, terms, None, slack + printed)
@@ -715,9 +775,26 @@ def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
     ]
 
 
-def _requested_half_unit(figures: Figures, half_units: Mapping[str, int]) -> int:
+def _slack(
+    equation: Equation, figures: Figures, half_units: Mapping[str, int], terms: Sequence[TermRow]
+) -> int:
+    """Return what the rounding of the figures in an equation adds up to, bytes.
+
+    A figure in the request and in a term counts once, with what both make of it.
+    """
+    base = equation.base
+    joint = [term for term in equation.terms if term.figure is None and base in term.plus]
+    if not joint or figures.get("requested_bytes") is not None:
+        asked = _requested_half_unit(equation, figures, half_units)
+        return asked + sum(row.half_unit_bytes for row in terms)
+    share = len(joint) - (figures.get(equation.share) or 0)
+    apart = sum(row.half_unit_bytes for row in terms) - len(joint) * half_units.get(base, 0)
+    return math.ceil(abs(share) * half_units.get(base, 0)) + apart
+
+
+def _requested_half_unit(
+    equation: Equation, figures: Figures, half_units: Mapping[str, int]
+) -> int:
     if figures.get("requested_bytes") is not None:
         return half_units.get("requested_bytes", 0)
-    return math.ceil(
-        half_units.get("device_total_bytes", 0) * (figures.get("gpu_memory_utilization") or 1)
-    )
+    return math.ceil(half_units.get(equation.base, 0) * (figures.get(equation.share) or 1))

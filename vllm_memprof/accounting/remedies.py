@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.engine_options import SGLANG, options_of, share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
@@ -23,7 +24,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import Span, ancestors, first_of
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB, minus
 
 #: Less than this is not worth a row.
@@ -52,6 +53,7 @@ class Case:
     eager: bool
     cuda: bool
     max_batched_tokens: int | None
+    engine: str | None = None
 
     @property
     def phases(self) -> list[str]:
@@ -126,6 +128,7 @@ def remedies(case: Case) -> list[Remedy]:
             given.grounds,
         )
         for row in REMEDIES
+        if row.id not in options_of(case.engine).without
         for given in row.gives(case)
     ]
 
@@ -211,20 +214,24 @@ def _room_for_the_peak(case: Case) -> Iterator[Given]:
 
 def _utilization(case: Case) -> Iterator[Given]:
     budget, needed = case.rank.budget, case.needed
-    total = case.rank.device_total_bytes or case.oom.device_total_bytes
+    asked = share_of(case.rank, case.engine)
+    total, option = asked.base_bytes, asked.option
+    if option == "--gpu-memory-utilization":
+        total = total or case.oom.device_total_bytes
     if case.has_kv_cache is False or budget.override is not None:
         return
     unknown = text("what was asked for is not known")
-    option = "--gpu-memory-utilization"
     if needed is None or total is None:
         yield Given(text("a lower {option}", option=option), None, None, None, unknown)
         return
     granted = budget.engine_kv_cache_bytes
     if granted is not None and granted <= needed:
         return
-    parts, utilization = divisor_of(budget.equation), budget.gpu_memory_utilization
+    parts, utilization = divisor_of(budget.equation), asked.value
     lower = math.ceil(needed * parts / total * 10_000) / 10_000
     grounds = text("device total x the difference: the KV cache is smaller by this much")
+    if case.engine == SGLANG:
+        grounds = text("free before loading x the difference: the KV cache is smaller by this much")
     unsure = case.has_kv_cache is None
     if unsure:
         grounds = text("{grounds}, if it was allocated already", grounds=grounds)
@@ -338,7 +345,7 @@ def _batched_tokens(case: Case) -> Iterator[Given]:
 
 def _fewer_graphs(case: Case) -> Iterator[Given]:
     """Graphs that were captured, or were being captured."""
-    capture = first_of(case.rank.phases, "graph_capture")
+    capture, options = first_of(case.rank.phases, "graph_capture"), options_of(case.engine)
     if case.eager or case.has_kv_cache is False:
         return
     how = MODELLED if case.simulated else MEASURED
@@ -348,19 +355,23 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
         if taken is None or taken <= 0:
             taken, grounds = None, text("without graphs nothing is captured")
         bound, source = (None, None) if taken is None else (AT_LEAST, how)
-        yield Given("--enforce-eager", taken, bound, source, grounds, surely=True)
-        fewer = text("fewer sizes in {option}", option="--cudagraph-capture-sizes")
+        yield Given(options.no_graphs, taken, bound, source, grounds, surely=True)
+        fewer = text("fewer sizes in {option}", option=options.graph_sizes)
+        if options.largest_graph is not None:
+            fewer = text("a lower {option}", option=options.largest_graph)
         reason = text("how many bytes a graph of each size takes was not measured")
         yield Given(fewer, None, None, None, reason)
         return
     graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
     if not graphs:
         return
-    halved = text("half of the sizes in {option}", option="--cudagraph-capture-sizes")
+    halved = text("half of the sizes in {option}", option=options.graph_sizes)
+    if options.largest_graph is not None:
+        halved = text("a lower {option}", option=options.largest_graph)
     half = text("half of the captured graphs, if each size takes as much")
     subtracted = any(row.name == "graph" and row.subtracted for row in case.rank.budget.terms)
     for argument, size, how_known, grounds in (
-        ("--enforce-eager", int(graphs), how, text("all captured graphs")),
+        (options.no_graphs, int(graphs), how, text("all captured graphs")),
         (halved, int(graphs) // 2, ESTIMATED, half),
     ):
         if subtracted:
@@ -399,10 +410,46 @@ def _other_processes(case: Case) -> Iterator[Given]:
         yield Given(end, outside, AT_MOST, DERIVED, grounds)
 
 
+def _lora_slots(case: Case) -> Iterator[Given]:
+    """Buffers that grow with the number of adapters and with their rank."""
+    held = _held(case, "lora")
+    if held is not None:
+        argument = text(
+            "a lower {first} or {second}", first="--max-loras", second="--max-lora-rank"
+        )
+        grounds, unsure = _less_weights(case, text("all LoRA slots: they grow with both"))
+        yield Given(argument, held, AT_MOST, DERIVED, grounds, unsure=unsure)
+
+
+def _draft_model(case: Case) -> Iterator[Given]:
+    held = _held(case, "draft_weights")
+    if held is not None:
+        argument = text("without {option}", option="--speculative-config")
+        grounds, unsure = _less_weights(case, text("the draft model"))
+        yield Given(argument, held, AT_LEAST, DERIVED, grounds, unsure=unsure)
+
+
+def _held(case: Case, owner: str) -> int | None:
+    """Return what an owner held at the failure, where that is worth a row."""
+    size = next((row.bytes for row in case.oom.owners if row.component == owner), None)
+    return None if size is None or size < _LEAST_BYTES else size
+
+
+def _less_weights(case: Case, grounds: Text) -> tuple[Text, bool]:
+    """Return the grounds of a row that makes the weights smaller, and whether it is unsure."""
+    if case.has_kv_cache is False:
+        return grounds, False
+    more = text(
+        "{grounds}; the equation subtracts the weights, so that the KV cache grows by as much",
+        grounds=grounds,
+    )
+    return more, True
+
+
 def _less_per_device(case: Case) -> Iterator[Given]:
     """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
     if "weight_load" in case.phases or not case.phases:
-        more = text("more ranks ({option})", option="--tensor-parallel-size")
+        more = text("more ranks ({option})", option=options_of(case.engine).ranks)
         yield Given(more, None, None, None, _UNKNOWN_SHARE)
         fewer = text("weights of fewer bits ({option})", option="--quantization")
         yield Given(fewer, None, None, None, _UNKNOWN_SHARE)
@@ -411,6 +458,15 @@ def _less_per_device(case: Case) -> Iterator[Given]:
 def _sequences(case: Case) -> Iterator[Given]:
     if "profile_run" in case.phases and "mm_profile" not in case.phases:
         argument = text("a lower {option}", option="--max-num-seqs")
+        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
+
+
+def _steps(case: Case) -> Iterator[Given]:
+    """Smaller steps of an engine that runs none of full size before it serves."""
+    if case.has_kv_cache is False or "graph_capture" in case.phases:
+        return
+    for option in options_of(case.engine).steps:
+        argument = text("a lower {option}", option=option)
         yield Given(argument, None, None, None, _UNKNOWN_SHARE)
 
 
@@ -432,9 +488,12 @@ REMEDIES: tuple[Row, ...] = (
     Row("kv_cache_memory", _kv_cache_memory),
     Row("utilization", _utilization),
     Row("fewer_graphs", _fewer_graphs),
+    Row("lora_slots", _lora_slots),
+    Row("draft_model", _draft_model),
     Row("less_per_device", _less_per_device),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),
     Row("batched_tokens", _batched_tokens),
     Row("sequences", _sequences),
+    Row("steps", _steps),
 )

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from vllm_memprof.logs.sglang import server_args as sglang
 from vllm_memprof.redact import redact_command
 
 _ENGINE_INIT = re.compile(
@@ -110,9 +111,10 @@ class Config:
     command: tuple[str, ...] = ()
     vllm_version: str | None = None
     ascend_version: str | None = None
-    engine: str | None = None  # vllm | vllm-ascend
+    engine: str | None = None  # vllm | vllm-ascend | sglang
     around: str | None = None  # engine named by the text around a start; lines of the start win
     heading: str | None = None
+    server_args: sglang.ServerArgs | None = None  # of SGLang
 
     def parallel_size(self, dimension: str) -> int | None:
         """Return the size of ``dp`` or of a dimension of ``WITHIN_CORE``."""
@@ -132,8 +134,8 @@ class Config:
     def merged(self, other: Config) -> Config:
         """Return this set-up with the values that the other has."""
         known = {name: value for name, value in vars(other).items() if value not in (None, ())}
-        if self.engine == "vllm-ascend":
-            known.pop("engine", None)  # vllm-ascend prints vLLM's lines too, never the reverse
+        if self.engine in ("vllm-ascend", "sglang"):
+            known.pop("engine", None)  # they print what vLLM or torch prints, never the reverse
         return replace(self, **known)
 
 
@@ -152,6 +154,7 @@ class ConfigReader:
 
     def __init__(self) -> None:
         self._command: str | None = None  # the beginning of a command that goes on
+        self._server_args = sglang.Lines()
         #: Allocator settings of the whole text, in their order.
         self.exports: dict[str, list[str]] = {}
 
@@ -164,12 +167,16 @@ class ConfigReader:
                 return None
             self._command = None
             return ConfigLine("command", _command_config(whole[:MAX_COMMAND]))
+        if self._server_args.is_open or sglang.SERVER_ARGS in text:
+            whole_args = self._server_args.feed(text)
+            found = {} if whole_args is None else sglang.read_server_args(whole_args)
+            return ConfigLine("args", _sglang_config(found)) if found else None
         if not text:
             return None
         if "LLM engine" in text and (match := _ENGINE_INIT.search(text)):
             pattern = r"(?<![\w.]){key}=(?P<v>'[^']*'|[^,'()]+)(?=,)"
-            found = _pairs(match["rest"] or "", _INIT_KEYS, pattern)
-            named = replace(found, vllm_version=match["version"], engine=_engine_of(text))
+            keys = _pairs(match["rest"] or "", _INIT_KEYS, pattern)
+            named = replace(keys, vllm_version=match["version"], engine=_engine_of(text))
             return ConfigLine("init", named)
         if "server version" in text and (match := _API_VERSION.search(text)):
             return ConfigLine("api", Config(vllm_version=match["version"]))
@@ -182,10 +189,16 @@ class ConfigReader:
                 self._command = command[:-1]
                 return None
             return ConfigLine("command", _command_config(command))
+        if "sglang" in text and (match := sglang.COMMAND.search(text)):
+            command = match["serve"] or f"python -m {match['module']}"
+            if command.endswith("\\"):
+                self._command = command[:-1]
+                return None
+            return ConfigLine("command", _command_config(command))
         if "gpu_" in text and len(text) < 60 and (match := _UTIL_HEADING.match(text)):
             utilization, heading = float(match["value"]), text.strip("*# :")
-            found = Config(gpu_memory_utilization=utilization, heading=heading)
-            return ConfigLine("heading", found)
+            said = Config(gpu_memory_utilization=utilization, heading=heading)
+            return ConfigLine("heading", said)
         if text.lstrip().startswith("##") and _HEADING.match(text):
             return ConfigLine("heading", Config(heading=text.strip("# ")))
         if "ALLOC_CONF" in text and (match := _EXPORT.search(text)):
@@ -193,14 +206,14 @@ class ConfigReader:
             setting = match["value"].strip("\"'")
             if setting not in known and len(known) < MAX_EXPORTS:
                 known.append(setting)
-        found = Config(engine=_engine_of(text))
+        config = Config(engine=_engine_of(text))
         if "ascend" in text and (match := _ASCEND_VERSION.search(text)):
-            found = replace(found, ascend_version=match["version"], engine="vllm-ascend")
+            config = replace(config, ascend_version=match["version"], engine="vllm-ascend")
         if "gpu_memory_utilization" in text and (match := _IN_CODE.search(text)):
-            found = replace(found, gpu_memory_utilization=float(match["value"]))
+            config = replace(config, gpu_memory_utilization=float(match["value"]))
         if "Block size is" in text and (match := _BLOCK_SIZE.search(text)):
-            found = replace(found, block_size=int(match["value"]))
-        return ConfigLine("trace", found) if found != Config() else None
+            config = replace(config, block_size=int(match["value"]))
+        return ConfigLine("trace", config) if config != Config() else None
 
 
 def _engine_of(text: str) -> str | None:
@@ -237,6 +250,11 @@ def _command_config(text: str) -> Config:
         words = shlex.split(text, comments=True)
     except ValueError:
         words = text.split()
+    if "sglang" in text:
+        return replace(
+            _sglang_config(sglang.read_command(words), whole=True),
+            command=tuple(redact_command(words)),
+        )
     values: dict[str, object] = {}
     if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-"):
         values["model"] = words[2]
@@ -250,3 +268,26 @@ def _command_config(text: str) -> Config:
             if found is not None:
                 values[field] = found
     return Config(**values, command=tuple(redact_command(words)))  # type: ignore[arg-type]
+
+
+#: Argument of SGLang -> field.
+_OF_SGLANG = {
+    "model_path": "model",
+    "served_model_name": "served_model_name",
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "dp_size": "data_parallel_size",
+    "context_length": "max_model_len",
+    "page_size": "block_size",
+}
+
+
+def _sglang_config(found: dict[str, sglang.Value], *, whole: bool = False) -> Config:
+    """Return the set-up that SGLang's arguments say."""
+    values = {field: found[name] for name, field in _OF_SGLANG.items() if found.get(name)}
+    return Config(
+        **values,  # type: ignore[arg-type]  # read_server_args returns the field's type
+        enforce_eager=sglang.is_eager(found),
+        engine="sglang",
+        server_args=sglang.settings(found, whole=whole),
+    )

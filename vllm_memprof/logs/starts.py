@@ -12,16 +12,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from vllm_memprof.logs import sglang
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
-from vllm_memprof.logs.formats import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
+from vllm_memprof.logs.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
 from vllm_memprof.logs.notes import Notes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.record.failures import PROFILE
 
 #: Figures that a process may print many times with other values: the largest or latest counts.
 _LARGEST = frozenset({"serving_reserved_bytes", "serving_allocated_bytes"})
-_LATEST = frozenset({"sleep_freed_bytes", "sleep_in_use_bytes", "sleep_communicator_bytes"})
+_LATEST = (
+    frozenset({"sleep_freed_bytes", "sleep_in_use_bytes", "sleep_communicator_bytes"})
+    | sglang.LATEST
+)
+_LEAST = sglang.LEAST
 #: Figures on which two lines of one start may differ.
 _LOOSE = frozenset(
     {
@@ -41,7 +46,9 @@ _BROKEN = (
     "Engine core initialization failed",
     "WorkerProc hit an exception",
     "EngineCore failed to start",
+    *sglang.BROKEN,
 )
+_UP = ("startup complete", sglang.READY_LINE)
 #: Starts that still take figures from their processes; older ones are closed.
 OPEN_STARTS = 8
 #: Starts that are kept of one log; the rest is counted.
@@ -61,6 +68,7 @@ _PHASE_OF = {
     "compile_or_warm_up_model": "warm_up",
     "capture_model": "graph_capture",
     "execute_model": "request",
+    **sglang.PHASE_OF,
 }
 _FRAME = re.compile(r'(?:File "(?P<path>[^"]{1,400})")?, line (?P<line>\d+), in (?P<name>\w+)')
 #: Frames of a traceback that are kept, the innermost.
@@ -96,11 +104,12 @@ class Worker:
     first_line: int = 0
     last_line: int = 0
     in_core: bool = False  # the engine core prints its lines: it is inside the core
+    unknown: set[str] = field(default_factory=set)  # figures printed with several values
 
     def contradicts(self, figure: Figure) -> bool:
         """Return True for another value of a known figure, further off than rounding explains."""
         known = self.figures.get(figure.name)
-        if known is None or figure.name in _LARGEST or figure.name in _LATEST:
+        if known is None or figure.name in _LARGEST | _LATEST | _LEAST:
             return False
         return not agree(known, figure)
 
@@ -124,6 +133,8 @@ class Worker:
             better = True
         elif figure.name in _LARGEST:
             better = figure.value > known.value
+        elif figure.name in _LEAST:
+            better = figure.value < known.value
         elif figure.name.endswith("_bytes"):
             better = figure.half_unit_bytes < known.half_unit_bytes and agree(known, figure)
         else:
@@ -164,10 +175,33 @@ class Start:
     #: Of the section that it stands in, where its command stands above that section.
     heading: str | None = None
 
+    @property
+    def is_sglang(self) -> bool:
+        return sglang.NAME in self.engines or (
+            not self.engines and self.config.server_args is not None
+        )
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a second model is loaded beside the one that serves."""
+        args = self.config.server_args
+        return self.is_sglang and args is not None and args.draft_model
+
+    def engine_of(self, figure: Figure) -> str | None:
+        """Return the engine that a line names; torch's messages name the chip."""
+        chip = figure.format.stage == OOM and self.is_sglang
+        return None if chip else figure.format.engine
+
+    def several_values(self, figure: Figure) -> bool:
+        """Return True for a figure that one start of this engine may print with two values."""
+        if figure.name in sglang.CONTRADICTION_IS_UNKNOWN:
+            return True
+        return self.drafts and figure.name in sglang.ONCE_PER_MODEL
+
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
         for figure in figures:
-            engine, equation = figure.format.engine, figure.format.equation
+            engine, equation = self.engine_of(figure), figure.format.equation
             if engine is not None and self.engines and engine not in self.engines:
                 return True
             if (
@@ -225,7 +259,7 @@ class StartSorter:
             self._read_traceback(line)
         if self.starts and not line.figures:
             newest = self.starts[-1]
-            newest.finished = newest.finished or "startup complete" in line.text
+            newest.finished = newest.finished or any(text in line.text for text in _UP)
             newest.broken = newest.broken or any(text in line.text for text in _BROKEN)
         self.smi.read(line.text)
         self.notes.read(line.text)
@@ -316,7 +350,7 @@ class StartSorter:
 
     def _add_figures(self, line: ParsedLine) -> None:
         prefix, figures = line.prefix, list(line.figures)
-        start = self._start_of(prefix)
+        start = self._serving(figures) or self._start_of(prefix)
         names_worker = prefix is not None and _is_worker(prefix.label) and _short(prefix.label)
         if start.rejects(figures) or (
             names_worker and any(worker.in_core for worker in start.workers.values())
@@ -331,12 +365,24 @@ class StartSorter:
         start.first_line = start.first_line or line.line
         start.last_line = line.line
         for figure in figures:
-            if figure.format.engine:
-                start.engines.add(figure.format.engine)
+            if engine := start.engine_of(figure):
+                start.engines.add(engine)
             if figure.format.equation:
                 start.equations.setdefault(figure.format.equation, line.line)
         if prefix is not None:
             start.members.setdefault(prefix.label, prefix)
+
+    def _serving(self, figures: list[Figure]) -> Start | None:
+        """Return the start that serves, for a line that SGLang prints while it does.
+
+        Such a line begins no start, also below a heading, as a driver puts it between requests.
+        """
+        newest = self.starts[-1] if self.starts and self._pending is None else None
+        serves = all(
+            figure.format.engine == sglang.NAME and figure.format.stage is None
+            for figure in figures
+        )
+        return newest if newest is not None and newest.is_sglang and serves else None
 
     def _start_of(self, prefix: Prefix | None) -> Start:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
@@ -447,7 +493,13 @@ class StartSorter:
                     worker.oom_site = outside[-1] if outside else None
             if not worker.in_first_oom or any(worker.contradicts(figure) for figure in figures):
                 return start
-        if any(worker.restarts_with(figure) or _breaks(worker, figure) for figure in figures):
+        apart = [figure for figure in figures if start.several_values(figure)]
+        for figure in apart:
+            if worker.contradicts(figure):
+                worker.unknown.add(figure.name)
+        single = [figure for figure in figures if figure not in apart]
+        again = [*single, *(figure for figure in apart if not start.drafts)]
+        if any(map(worker.restarts_with, again)) or any(_breaks(worker, one) for one in single):
             other = self._unnamed_peer(start, worker, figures)
             if other is None:
                 start = self._restart(start)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.logs import sglang
 from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
-from vllm_memprof.logs.formats import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
+from vllm_memprof.logs.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.notes import Notes
+from vllm_memprof.logs.sglang.ranks import Rank, derive
 from vllm_memprof.logs.starts import Start, StartSorter, Worker
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
@@ -32,7 +34,8 @@ from vllm_memprof.text import text
 LOOKED_FOR = (
     '"Available KV cache memory", "Available memory", "model weights take", "Model loading took", '
     '"Loading model weights took", "KV cache size", "Free memory on device", "out of memory", '
-    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory'
+    '"Graph capturing finished", "Sleep mode freed", torch_memory and non_torch_memory; of SGLang '
+    '"Load weight end", "KV Cache is allocated", "Memory pool end", max_total_num_tokens'
 )
 STDIN = "-"
 #: An engine prints the size of its KV cache at its start: what serving prints is not read.
@@ -205,17 +208,25 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
+        device=config.server_args.device if engine == sglang.NAME and config.server_args else None,
         status=status,
         exit_reason=reason,
         notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
     )
     # without workers the KV cache's figures alone are known: one worker without figures stands in
     workers = list(start.workers.values()) or [Worker("")]
+    if engine == sglang.NAME:
+        info.notes += _notes_of_sglang(start)
+        if not start.kv_plans:
+            start.kv_plans.update(_pools(start))
+    processes = [_worker_process(start, worker, name) for worker in workers]
+    if engine == sglang.NAME:
+        _complete_sglang(start, workers, processes)
     return Run(
         name=info.id,
         info=info,
         processes=[
-            *(_worker_process(start, worker, name) for worker in workers),
+            *processes,
             *(_core_process(dp, plan, config, name) for dp, plan in start.kv_plans.items()),
         ],
         source="log",
@@ -239,6 +250,8 @@ def _equations(start: Start, engine: str | None) -> list[str]:
 def _engine(start: Start) -> tuple[str | None, str | None, list[str]]:
     """Return (engine, its version, notes on how the version is known)."""
     config = start.config
+    if start.is_sglang:
+        return sglang.NAME, None, []
     named = config.engine or config.around
     if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
         if config.ascend_version is not None or config.vllm_version is None:
@@ -256,6 +269,8 @@ def _status(start: Start) -> tuple[str, str | None]:
     names = {name for worker in start.workers.values() for name in worker.figures}
     if any(name.startswith("oom_") for name in names):
         return "oom", None
+    if "static_refused" in names:
+        return "failed", "the static share holds no KV cache"
     if "startup_refused" in names:
         return "failed", "less was free than the engine requests"
     if (
@@ -343,6 +358,62 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
     return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
 
 
+def _complete_sglang(start: Start, workers: list[Worker], found: list[ProcessRecord]) -> None:
+    """Add what SGLang's equation takes from all ranks that agree on one KV cache.
+
+    A start that no line of its own names may have had another set-up than the one before it.
+    """
+    args = None if start.inferred else start.config.server_args
+    groups: dict[int | None, list[int]] = {}
+    for at, process in enumerate(found):
+        groups.setdefault(process.identity.dp_rank, []).append(at)
+    for members in groups.values():
+        ranks = [
+            Rank(found[at].figures, found[at].figures_half_units, _place(found[at], workers[at]))
+            for at in members
+        ]
+        for at, derived in zip(members, derive(ranks, args), strict=True):
+            found[at].figures.update(derived.figures)
+            found[at].figures_half_units.update(derived.half_units)
+
+
+def _place(process: ProcessRecord, worker: Worker) -> int | None:
+    return process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
+
+
+def _pools(start: Start) -> dict[int | None, dict[str, Figure]]:
+    """Return the tokens of the ranks' pools, where no line says how many are served.
+
+    The ranks of a start have as many each; where one has others, none counts.
+    """
+    found: dict[int | None, dict[str, Figure]] = {}
+    spoilt: set[int | None] = set()
+    for worker in start.workers.values():
+        dp, pool = worker.dims.get("dp"), worker.figures.get("pool_tokens")
+        if pool is None:
+            continue
+        known = found.setdefault(dp, {}).setdefault("tokens", pool)
+        if "pool_tokens" in worker.unknown or known.value != pool.value:
+            spoilt.add(dp)
+    return {dp: plan for dp, plan in found.items() if dp not in spoilt}
+
+
+def _notes_of_sglang(start: Start) -> list[str]:
+    """Return what the lines of a start say twice, and with which set-up they were printed."""
+    notes: list[str] = []
+    if start.drafts:
+        notes.append(
+            text(
+                "speculative decoding: figures that the draft model prints again are left out, and "
+                "the equation, which takes both models, is not recomputed"
+            )
+        )
+    several = {name for worker in start.workers.values() for name in worker.unknown}
+    if several & {"k_pool_bytes", "v_pool_bytes", "kv_pool_bytes", "pool_tokens"}:
+        notes.append(text("a rank prints KV pools of several sizes: their sizes are left out"))
+    return notes
+
+
 def _described(start: Start, worker: Worker) -> str:
     """Return what is known of a worker without a label: its device, or its place among others."""
     failed = bool(worker.ooms) or "startup_refused" in worker.figures
@@ -398,12 +469,12 @@ def _rank(dims: dict[str, int], config: Config) -> int | None:
 def _figures(worker: Worker) -> tuple[dict[str, int | float | None], dict[str, int]]:
     """Return (figures, half-units) of one worker; reserved at an OOM may be a sum of two."""
     figures: dict[str, int | float | None] = {
-        name: figure.value for name, figure in worker.figures.items()
+        name: figure.value for name, figure in worker.figures.items() if name not in worker.unknown
     }
     half_units = {
         name: figure.half_unit_bytes
         for name, figure in worker.figures.items()
-        if figure.half_unit_bytes
+        if figure.half_unit_bytes and name not in worker.unknown
     }
     estimate = _estimate_by_utilizations(worker.figures)
     if estimate is not None and "graph_estimate_bytes" not in figures:

@@ -538,7 +538,8 @@ def test_a_recorded_log_balances_on_both_ranks() -> None:
 
 
 def test_every_equation_has_a_source() -> None:
-    assert {row.id for row in EQUATIONS} == {"E0", "E1", "E2", "E3", "E4", "E4p", "E5", "E6", "CPU"}
+    known = {"E0", "E1", "E2", "E3", "E4", "E4p", "E5", "E6", "CPU", "S1"}
+    assert {row.id for row in EQUATIONS} == known
 
 
 # -- whatever a log says ----------------------------------------------------------------------------------------------
@@ -549,6 +550,7 @@ UNPRICED = {
     "negative-kv",
     "kv-too-small",
     "startup-refused",
+    "static-share-too-small",
     "out-of-memory",
 }
 NAMES = sorted({*FIGURES, *LOG_FIGURES} - {"gpu_memory_utilization"})
@@ -559,12 +561,23 @@ NAMES = sorted({*FIGURES, *LOG_FIGURES} - {"gpu_memory_utilization"})
     figures=st.dictionaries(st.sampled_from(NAMES), st.integers(-(2**38), 2**38), max_size=14),
     utilization=st.one_of(st.none(), st.floats(0.01, 1)),
     half_unit=st.sampled_from([0, 53_688, 5_368_710]),
-    engine=st.sampled_from([None, "vllm", "vllm-ascend"]),
+    engine=st.sampled_from([None, "vllm", "vllm-ascend", "sglang"]),
     version=st.sampled_from(
-        [None, "0.7.3", "0.8.5", "0.13.0", "0.16.0rc1", "0.23.0", "0.33.0", "0.23.0+cpu", "what"]
+        [
+            None,
+            "0.5.23",
+            "0.7.3",
+            "0.8.5",
+            "0.13.0",
+            "0.16.0rc1",
+            "0.23.0",
+            "0.33.0",
+            "0.23.0+cpu",
+            "what",
+        ]
     ),
     forms=st.lists(
-        st.sampled_from(["E0", "E2", "E4", "E4p", "E5", "E6", "CPU"]), max_size=2, unique=True
+        st.sampled_from(["E0", "E2", "E4", "E4p", "E5", "E6", "CPU", "S1"]), max_size=2, unique=True
     ),
     plan=st.dictionaries(
         st.sampled_from(["tokens", "max_model_len", "blocks", "block_size"]), st.integers(0, 2**24)

@@ -41,6 +41,128 @@ _ASCEND_SUGGESTED = {
     "kv_cache_bytes": "44.3 GiB",
 }
 
+#: As ``SAMPLES``, of SGLang. Its "GB" and "MB" are GiB and MiB.
+SGLANG: list[tuple[str, str, dict[str, object]]] = [
+    (
+        "sglang to 0.5.18",
+        "[2026-11-21 23:45:24] Init torch distributed ends. elapsed=0.06 s, mem usage=0.35 GB",
+        {"init_growth_bytes": "0.35 GiB"},
+    ),
+    (
+        "sglang 0.4",
+        "[2025-10-16 09:06:09 TP7] Init torch distributed ends. mem usage=1.77 GB",
+        {"init_growth_bytes": "1.77 GiB"},
+    ),
+    (
+        "sglang 0.5.23",
+        "[2026-11-21 23:56:58] Memory baseline taken. mem usage=0.02 GB",
+        {"init_growth_bytes": "0.02 GiB"},
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:59:02 TP1] Load weight begin. avail mem=60.59 GB",
+        {"free_before_load_bytes": "60.59 GiB"},
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:59:02 TP1] Load weight end. elapsed=0.15 s, type=Qwen3MoeForCausalLM, avail mem=31.83 GB, "
+        "mem usage=28.75 GB.",
+        {"free_after_load_bytes": "31.83 GiB", "weights_bytes": "28.75 GiB"},
+    ),
+    (
+        "sglang 0.4",
+        "[2025-03-25 16:37:06 TP0] Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.48 GB, "
+        "mem usage=15.11 GB.",
+        {"free_after_load_bytes": "63.48 GiB", "weights_bytes": "15.11 GiB"},
+    ),
+    (
+        "sglang, in another order",
+        "Load weight end. elapsed=2.1 s, mem usage=56.98 GB, avail mem=230.20 GB.",
+        {"free_after_load_bytes": "230.20 GiB", "weights_bytes": "56.98 GiB"},
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:45:25] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 234240, K size: 16.09 GB, "
+        "V size: 16.08 GB",
+        {"pool_tokens": 234240, "k_pool_bytes": "16.09 GiB", "v_pool_bytes": "16.08 GiB"},
+    ),
+    (
+        "sglang 0.4",
+        "KV Cache is allocated. #tokens: 442750, K size: 27.02 GB, V size: 27.02 GB",
+        {"pool_tokens": 442750, "k_pool_bytes": "27.02 GiB", "v_pool_bytes": "27.02 GiB"},
+    ),
+    (
+        "sglang, MLA",
+        "KV Cache is allocated. #tokens: 90112, KV size: 5.91 GB",
+        {"pool_tokens": 90112, "kv_pool_bytes": "5.91 GiB"},
+    ),
+    (
+        "sglang 0.5.23",
+        "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.25. Raise "
+        "--mem-fraction-static above 0.259 (minimum viable = 1 - available/pre = 0.2583).",
+        {"static_refused": 1, "mem_fraction_static": 0.25, "least_static_fraction": 0.259},
+    ),
+    (
+        "sglang",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+        {"static_refused": 1},
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:45:25] Memory pool end. avail mem=12.07 GB",
+        {"free_after_pools_bytes": "12.07 GiB"},
+    ),
+    (
+        "sglang 0.5.18, NPU",
+        "[2026-11-21 23:45:25] Capture target decode NPU graph begin. backend=full, num_tokens_per_req=1, bs=[1, 2, 4], "
+        "avail mem=12.05 GB",
+        {"free_before_capture_bytes": "12.05 GiB"},
+    ),
+    (
+        "sglang 0.5.23, NPU",
+        "[2026-11-21 23:57:04] Capture target decode NPU graph end. bs=[1, 2, 4, 8], elapsed=3.81 s, mem usage=0.20 GB, "
+        "avail mem=11.92 GB.",
+        {"graph_bytes": "0.20 GiB", "free_after_capture_bytes": "11.92 GiB"},
+    ),
+    (
+        "sglang 0.5, CUDA",
+        "[2026-05-24 00:53:00] Capture cuda graph end. Time elapsed: 5.38 s. mem usage=0.60 GB. avail mem=23.56 GB.",
+        {"graph_bytes": "0.60 GiB", "free_after_capture_bytes": "23.56 GiB"},
+    ),
+    (
+        "sglang 0.5, CUDA",
+        "Capture piecewise CUDA graph end. Time elapsed: 18.01 s. mem usage=2.32 GB. avail mem=21.24 GB.",
+        {"graph_prefill_bytes": "2.32 GiB"},
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:57:04] max_total_num_tokens=233728, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+        "max_running_requests=2921, context_len=40960, available_gpu_mem=11.92 GB",
+        {
+            "tokens": 233728,
+            "chunked_prefill_tokens": 8192,
+            "max_prefill_tokens": 16384,
+            "max_running_requests": 2921,
+            "max_model_len": 40960,
+            "free_ready_bytes": "11.92 GiB",
+        },
+    ),
+    (
+        "sglang",
+        "[2026-11-21 23:47:46] Update engine weights online from disk begin. avail mem=59.93 GB",
+        {"free_at_update_bytes": "59.93 GiB"},
+    ),
+    (
+        "sglang",
+        "[continue_generation] torch.cuda.empty_cache() called: reserved 74.0 MB -> 50.0 MB (freed 24.0 MB)",
+        {
+            "emptied_before_bytes": "74 MiB",
+            "emptied_after_bytes": "50 MiB",
+            "emptied_bytes": "24 MiB",
+        },
+    ),
+]
+
 #: (releases, line, figures)
 SAMPLES: list[tuple[str, str, dict[str, object]]] = [
     (
@@ -523,6 +645,7 @@ SAMPLES: list[tuple[str, str, dict[str, object]]] = [
             "npu_smi_process_bytes": "56257 MiB",
         },
     ),
+    *SGLANG,
 ]
 
 #: Lines that look like figures of device memory and are none.
@@ -533,7 +656,11 @@ OTHERS = [
     "INFO [loader.py:429] Loading weights took 4.29 seconds",
     "INFO [x.py:1] Model runner load_model total time: 3.00 seconds",
     "DEBUG [cache.py:132] Calculated size of image to be 0.38 GiB (4 leaves)",
-    "Load weight end. elapsed=2.1 s, mem usage=56.98 GB, avail mem=230.20 GB.",
+    "Load weight end. elapsed=2.1 s",
+    "Capturing batches (bs=16 avail_mem=12.03 GB):  17%|#   | 1/6 [00:00<00:00,  7.02it/s]",
+    "[2026-11-21 23:47:46] Cache flushed successfully!",
+    "max_total_num_tokens=234240",
+    "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 2342",
     "INFO [x.py:1] RecomputeCPUOffloadScheduler: allocating 4 CPU blocks (0.50 GB) for recompute offload",
     "Available memory: 43,40 GiB, requested memory: 54,86 GiB",
     "Available KV cache memory: 43.4",

@@ -22,6 +22,7 @@ from vllm_memprof.accounting.findings import (
     outside_torch,
     serving_growth,
     setup,
+    sglang,
 )
 from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, Rule
@@ -43,6 +44,7 @@ FINDINGS: dict[str, Rule] = {
         kv_cache.kv_allocation_off_plan,
         fits_device.kv_cache_beyond_device,
         budget.startup_refused,
+        sglang.static_share_too_small,
         oom.fragmentation,
         equation.equation_unbalanced,
         engine_terms.engine_term_off,
@@ -55,6 +57,7 @@ FINDINGS: dict[str, Rule] = {
         fits_device.spare_small,
         not_subtracted.uncharged_persistent_torch,
         not_subtracted.graph_not_charged,
+        sglang.request_pool_not_subtracted,
         not_subtracted.non_torch_read_after_empty_cache,
         multimodal.mm_profile_under,
         multimodal.merge_not_profiled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from vllm_memprof.accounting.engine_options import share_of
 from vllm_memprof.accounting.equations import divisor_of, form_of
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.text import text
@@ -37,10 +38,11 @@ def leave_room(
     choices = []
     if rank.budget.takes_fixed_size:
         choices.append(f"--kv-cache-memory-bytes {granted - size}")
-    total, utilization = rank.device_total_bytes, rank.budget.gpu_memory_utilization
+    asked = share_of(rank)
+    total, utilization = asked.base_bytes, asked.value
     if by_utilization and total and utilization and rank.budget.override is None:
         lower = math.floor((utilization - size / total) * 10_000) / 10_000
-        choices += [f"--gpu-memory-utilization {lower:.4f}"] if lower > 0 else []
+        choices += [f"{asked.option} {lower:.4f}"] if lower > 0 else []
     match choices:
         case [first, second]:
             return text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vllm_memprof.accounting.engine_options import share_of
 from vllm_memprof.accounting.findings.advice import device_total, leave_room
 from vllm_memprof.accounting.findings.needs import item_known
 from vllm_memprof.accounting.findings.registry import INFO, Found, RankContext, by_bytes, finding
@@ -38,7 +39,7 @@ def _only_exceeds_request(rank: RankReport, size: int) -> bool:
     """
     if rank.budget.device_verdict is not None:
         return rank.budget.device_verdict in ("fits", "narrow")
-    total, asked = device_total(rank), rank.budget.requested_bytes
+    total, asked = share_of(rank).base_bytes or device_total(rank), rank.budget.requested_bytes
     return total is not None and asked is not None and size <= total - asked
 
 

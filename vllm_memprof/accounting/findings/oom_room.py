@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings.registry import RankContext
 from vllm_memprof.accounting.forensics import Remedy
 from vllm_memprof.accounting.model import Oom, RankReport
@@ -101,5 +102,6 @@ def is_expandable(oom: Oom) -> bool:
 
 
 def allocator_variable(context: RankContext) -> str:
-    chip = "CUDA" if context.run.info.engine == "vllm" else "NPU"
+    info = context.run.info
+    chip = "CUDA" if is_cuda(info.engine, info.device) else "NPU"
     return f"PYTORCH_{chip}_ALLOC_CONF"

@@ -21,7 +21,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def explain(
     logs: Annotated[
-        list[str], typer.Argument(metavar="LOG...", help="Logs of vLLM or vLLM-Ascend; - is stdin.")
+        list[str],
+        typer.Argument(metavar="LOG...", help="Logs of vLLM, vLLM-Ascend, SGLang; - is stdin."),
     ],
     format_name: Annotated[
         str,
@@ -35,10 +36,10 @@ def explain(
 ) -> None:
     """Print the report of every engine start in a log, from its text alone.
 
-    Reads logs of vLLM and vLLM-Ascend of any version, out-of-memory messages of torch and
-    torch_npu, and npu-smi tables, packed with gzip or not, as printed or as pasted into an issue. A
-    figure that a log does not print stays unknown, and each is exact to its last printed digit
-    only.
+    Reads logs of vLLM and vLLM-Ascend of any version, of SGLang, out-of-memory messages of torch
+    and torch_npu, and npu-smi tables, packed with gzip or not, as printed or as pasted into an
+    issue. A figure that a log does not print stays unknown, and each is exact to its last printed
+    digit only.
 
     Keys, tokens and passwords in the log are replaced by *** before it is read.
 

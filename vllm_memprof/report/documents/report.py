@@ -95,6 +95,9 @@ def verdict(report: Report) -> Text:
             return _out_of_memory(report)
         if report.run.source == "log" and report.run.status == "truncated":
             return text("no KV cache in the log")
+        tokens = [rank.kv.tokens for rank in report.ranks if rank.kv.tokens is not None]
+        if tokens and not report.run.exit_reason:
+            return text("KV cache of {tokens:,} tokens, its size is not known", tokens=min(tokens))
         if not report.run.exit_reason:
             return text("no KV cache was sized")
         return text("no KV cache was sized: {reason}", reason=report.run.exit_reason)

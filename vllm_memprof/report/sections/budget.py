@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of, ignoring_fixed_size
+from dataclasses import replace
+
+from packaging.version import Version
+
+from vllm_memprof.accounting.equations import (
+    EQUATIONS,
+    STARTUP_PLAN,
+    divisor_of,
+    form_of,
+    ignoring_fixed_size,
+)
 from vllm_memprof.accounting.findings import device_total
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -99,19 +109,36 @@ def _device_total(rank: RankReport) -> Row:
     return amount(text("device total"), rank.device_total_bytes)
 
 
+def _request(rank: RankReport) -> list[Row]:
+    """Return what the request is a share of, and the share."""
+    row = form_of(rank.budget.equation)
+    if row is None or row.base == "device_total_bytes":
+        utilization = rank.budget.gpu_memory_utilization
+        return [
+            _device_total(rank),
+            Row(["gpu_memory_utilization", number(utilization), ""], mark="×"),
+        ]
+    base = rank.figures.get(row.base)
+    title = text("free before the weights are loaded, least of all ranks")
+    return [
+        amount(title, None if base is None else int(base)),
+        Row([row.share, number(rank.figures.get(row.share)), ""], mark="×"),
+    ]
+
+
 def _equation_section(report: Report, members: list[RankReport]) -> Section:
     rank, budget = members[0], members[0].budget
     rows = [
-        _device_total(rank),
-        Row(["gpu_memory_utilization", number(budget.gpu_memory_utilization), ""], mark="×"),
+        *_request(rank),
         amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
     if not budget.override:
-        rows += [
-            amount(term_title(report, term), term.bytes, mark="-")
-            for term in budget.terms
-            if term.subtracted
-        ]
+        for term in budget.terms:
+            if term.subtracted:
+                rows.append(amount(term_title(report, term), term.bytes, mark="-"))
+                for part in term.parts:
+                    title = text("of which {name}", name=part.title)
+                    rows.append(replace(amount(title, part.bytes, MUTED), indent=1))
     rows += [
         amount(
             _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
@@ -151,11 +178,39 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         labels=labels_of(members),
     )
     columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    notes = _equation_notes(report, budget) + recomputed_from(report, rank)
+    notes = _equation_notes(report, rank) + recomputed_from(report, rank)
     return Section(heading, columns, rows, notes)
 
 
-def _equation_notes(report: Report, budget: Budget) -> list[str]:
+def _releases(equation_id: str) -> dict[str, str]:
+    """Return the first release that has an equation, and the one that ends its rows."""
+    limits = [one for row in EQUATIONS if row.id == equation_id for one in row.versions.split(",")]
+    low = min((Version(one[2:]) for one in limits if one.startswith(">=")), default=None)
+    high = max((Version(one[1:]) for one in limits if one.startswith("<")), default=None)
+    return {"low": str(low), "high": str(high)}
+
+
+def _not_known_of_the_device(rank: RankReport) -> Text:
+    """Return why nothing is said of the device, where an engine asks for a share of what is free.
+
+    What it then held is not in the log: neither the device total, nor a step of full size.
+    """
+    free = rank.figures.get("free_ready_bytes")
+    if free is None:
+        return text(
+            "KV cache that fits the device: NOT MEASURED (the log has neither the device total nor "
+            "what a step takes)"
+        )
+    return text(
+        "KV cache that fits the device: NOT MEASURED (the log has neither the device total nor "
+        "what a step takes); {size:gib} GiB were free at the end of the start-up, for steps, "
+        "communicators and workspace",
+        size=int(free),
+    )
+
+
+def _equation_notes(report: Report, rank: RankReport) -> list[str]:
+    budget = rank.budget
     if budget.equation is None:
         if report.run.source == "log" and report.run.engine_version is None:
             return [
@@ -177,6 +232,17 @@ def _equation_notes(report: Report, budget: Budget) -> list[str]:
     ]
     if report.run.engine_version is None or report.run.source == "log":
         notes.append(text("chosen by {reason}", reason=budget.chosen_by))
+    row = form_of(budget.equation)
+    if row is not None and row.base != "device_total_bytes":
+        if report.run.engine_version is None:
+            notes.append(
+                text(
+                    "the release is not known: the arithmetic is that of every release from {low} "
+                    "to before {high}",
+                    **_releases(row.id),
+                )
+            )
+        notes.append(_not_known_of_the_device(rank))
     if report.run.engine_version is None and budget.takes_fixed_size:
         releases = ignoring_fixed_size(budget.equation)
         if releases:

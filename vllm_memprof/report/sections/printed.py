@@ -25,6 +25,7 @@ _SHOWN_BY = {
     "printed_peak_activation_bytes": "printed_peak",
     "graph_estimate_bytes": "graph_estimate",
     "graph_bytes": "graph",
+    "graph_prefill_bytes": "graph_prefill",
 }
 #: Figure -> title. Bytes unless the name says otherwise; in the order of a start-up.
 _TITLES: dict[str, Text] = {
@@ -40,6 +41,23 @@ _TITLES: dict[str, Text] = {
     "warm_up_allocated_bytes": text("allocated after warm-up"),
     "serving_reserved_bytes": text("reserved while serving, the most printed"),
     "serving_allocated_bytes": text("allocated while serving, the most printed"),
+    "free_before_load_bytes": text("free before the weights are loaded"),
+    "free_after_load_bytes": text("free after the weights are loaded"),
+    "k_pool_bytes": text("keys of the KV pool, with its spare page"),
+    "v_pool_bytes": text("values of the KV pool, with its spare page"),
+    "kv_pool_bytes": text("keys and values of the KV pool, with its spare page"),
+    "free_after_pools_bytes": text("free after the KV pools"),
+    "free_before_capture_bytes": text("free before graphs are captured"),
+    "free_after_capture_bytes": text("free after graphs are captured"),
+    "free_ready_bytes": text("free at the end of the start-up"),
+    "free_at_update_bytes": text("free before a weight update, the least printed"),
+    "emptied_before_bytes": text("reserved before continue_generation called empty_cache"),
+    "emptied_after_bytes": text("reserved after it"),
+    "emptied_bytes": text("released by it"),
+    "least_static_fraction": text("--mem-fraction-static above which a KV cache fits"),
+    "chunked_prefill_tokens": text("chunk of a prefill"),
+    "max_prefill_tokens": text("prefill batch, at most"),
+    "max_running_requests": text("requests at a time, at most"),
 }
 #: Where the engine prints the bytes of a suggestion on another part of the line, which may be cut.
 _ROUNDED = {
@@ -82,8 +100,10 @@ def _table(rank: RankReport) -> tuple[list[Row], list[str]]:
             half = rank.half_units.get(name if name in rank.figures else _ROUNDED[name], 0)
             size = format_bytes(int(value)) + (f" ±{half:,}" if half else "")
             rows.append(Row([title, format_gib(int(value), 4), size]))
-        elif name.endswith("_utilization"):
+        elif name.endswith(("_utilization", "_fraction")):
             rows.append(Row([title, f"{value:.4f}", ""]))
+        elif name.endswith("_requests"):
+            rows.append(Row([title, "", format_bytes(int(value))]))
         else:
             rows.append(Row([title, "", text("{tokens} tokens", tokens=format_bytes(int(value)))]))
     return rows, _notes(rank)

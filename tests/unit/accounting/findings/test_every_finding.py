@@ -46,6 +46,32 @@ vllm_ascend: Graph capturing finished in 9 secs, took {graph:.2f} GiB
 """
 
 
+def sglang_refused(said: str) -> str:
+    return f"""
+[2026-11-21 23:42:44] Load weight begin. avail mem=60.26 GB
+[2026-11-21 23:42:44] Load weight end. elapsed=0.05 s, type=Qwen3ForCausalLM, \
+avail mem=44.70 GB, mem usage=15.55 GB.
+ValueError: {said} under --mem-fraction-static=0.25. Raise \
+--mem-fraction-static above 0.259 (minimum viable = 1 - available/pre = 0.2583).
+"""
+
+
+def sglang(pools: str) -> str:
+    return f"""
+[2026-11-21 23:42:11] server_args=ServerArgs(model_path='some/model', mem_fraction_static=0.8, \
+max_total_tokens=None, page_size=128, tp_size=1, pp_size=1, device='npu', \
+speculative_algorithm=None)
+[2026-11-21 23:42:44] Load weight begin. avail mem=60.26 GB
+[2026-11-21 23:42:44] Load weight end. elapsed=0.05 s, type=Qwen3ForCausalLM, \
+avail mem=44.70 GB, mem usage=15.55 GB.
+[2026-11-21 23:42:44] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 237696, \
+K size: 16.33 GB, V size: 16.33 GB
+[2026-11-21 23:42:44] Memory pool end. avail mem={pools} GB
+[2026-11-21 23:42:44] max_total_num_tokens=237696, chunked_prefill_size=8192, \
+max_prefill_tokens=16384, max_running_requests=2971, context_len=40960, available_gpu_mem=11.57 GB
+"""
+
+
 def refused(free: float, asked: float) -> str:
     return (
         f"ValueError: Free memory on device ({free}/60.96 GiB) on startup is less than desired "
@@ -142,7 +168,7 @@ def alloc(more: str) -> str:
 
 
 #: Findings about what is not an amount of memory.
-WITHOUT_BYTES = ("hybrid-concurrency", "allocator-config-conflict")
+WITHOUT_BYTES = ("hybrid-concurrency", "allocator-config-conflict", "static-share-too-small")
 
 
 @dataclass(frozen=True)
@@ -155,6 +181,14 @@ class Row:
 
 
 TABLE: dict[str, Row] = {
+    "static-share-too-small": Row(
+        sglang_refused("Loaded weights leave no GPU memory for the KV cache"),
+        sglang_refused("Loaded weights"),
+        "--mem-fraction-static 0.259 ",
+    ),
+    "request-pool-not-subtracted": Row(
+        sglang(pools="11.59"), sglang(pools="12.04"), "--max-running-requests "
+    ),
     "uncharged-persistent-torch": Row(
         ascend(), ascend(persistent=9.20), "--kv-cache-memory-bytes "
     ),

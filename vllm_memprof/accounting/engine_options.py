@@ -1,0 +1,76 @@
+"""What engines call the options that findings and remedies name: a row per engine.
+
+The share of memory that an engine asks for belongs to its equation (``equations.Equation.share``);
+this table has the rest. A third engine is a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.accounting.model import RankReport
+
+SGLANG = "sglang"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one engine, as its command takes them."""
+
+    ranks: str = "--tensor-parallel-size"
+    no_graphs: str = "--enforce-eager"
+    graph_sizes: str = "--cudagraph-capture-sizes"  # a list of batch sizes
+    largest_graph: str | None = None  # the largest batch size, where that is the option
+    #: What makes a step of requests smaller, where no profile run tells its size.
+    steps: tuple[str, ...] = ()
+    #: Ids of ``accounting.remedies.REMEDIES`` that do not apply to the engine.
+    without: frozenset[str] = frozenset()
+
+
+_VLLM = Options()
+_SGLANG = Options(
+    ranks="--tp-size",
+    no_graphs="--disable-cuda-graph",
+    largest_graph="--cuda-graph-max-bs",
+    steps=("--chunked-prefill-size", "--max-running-requests"),
+    without=frozenset({"image_size", "images_per_prompt", "batched_tokens", "sequences"}),
+)
+_OF_ENGINE = {SGLANG: _SGLANG}
+
+
+def options_of(engine: str | None) -> Options:
+    """Return the options of an engine; those of vLLM, which vllm-ascend takes too, by default."""
+    return _OF_ENGINE.get(engine or "", _VLLM)
+
+
+def is_cuda(engine: str | None, device: str | None) -> bool:
+    """Return whether an engine runs on CUDA: by its name, or, of SGLang, by its ``device``."""
+    return device == "cuda" if engine == SGLANG else engine == "vllm"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an engine asks for: a share of a size."""
+
+    option: str
+    base_bytes: int | None
+    value: float | None
+
+
+def share_of(rank: RankReport, engine: str | None = None) -> Share:
+    """Return the share that a rank's equation takes, with the size that it is a share of.
+
+    Args:
+        rank: with its budget.
+        engine: counts where no equation is known.
+    """
+    row = form_of(rank.budget.equation)
+    if row is None or row.base == "device_total_bytes":
+        if engine == SGLANG:
+            return Share("--mem-fraction-static", None, None)
+        utilization = rank.budget.gpu_memory_utilization
+        return Share("--gpu-memory-utilization", rank.device_total_bytes, utilization)
+    base = rank.figures.get(row.base)
+    option = f"--{row.share.replace('_', '-')}"
+    return Share(option, None if base is None else int(base), rank.figures.get(row.share))

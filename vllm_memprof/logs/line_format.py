@@ -1,0 +1,131 @@
+"""One line format: how a row of a table of engine lines is written, and how it is compiled.
+
+A row is a literal that the line contains (the anchor), a pattern, and the meaning of its numbers.
+A space in a pattern matches any white space or none. Long lines are several rows, so that a line
+cut in the middle still gives the figures before the cut. A new release costs a row; a new unit a
+line in ``UNITS``. Numbers are placeholders in the pattern:
+
+=================  ================================================================================
+``{name}``         a number as it is: bytes, tokens, a ratio
+``{name GiB}``     a number and its unit; ``GB.4``: printed with four digits (default two),
+                   ``G``: also GB and GiB
+``{name/GiB}``     a number whose unit is printed elsewhere
+``{name ?}``       a number and whatever unit follows it
+``{name!}``        a number that may be the end of the line: not trusted where the line was cut
+=================  ================================================================================
+
+Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``formats.LOG_FIGURES``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vllm_memprof.units import GIB, KIB, MIB
+
+#: Unit as printed -> bytes. Engines and torch's allocators divide by powers of 1024 also where they
+#: print "GB".
+UNITS: dict[str, int] = {
+    "bytes": 1,
+    "KiB": KIB,
+    "KB": KIB,
+    "MiB": MIB,
+    "MB": MIB,
+    "GiB": GIB,
+    "GB": GIB,
+    "G": GIB,
+    "TiB": 1 << 40,
+}
+
+#: Stages of a start-up in their order. A process that prints a line of an earlier stage than it has
+#: reached has started again.
+INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(8)
+
+#: Subject of a line: a worker's device, or all workers (printed by the engine core).
+RANK, ENGINE = "rank", "engine"
+ASCEND, CUDA, SGLANG = "vllm-ascend", "vllm", "sglang"
+#: Equation -> the engine whose lines show its form.
+_ENGINE_OF = {"E0": CUDA, "E2": ASCEND, "E4": ASCEND, "E4p": ASCEND, "E5": CUDA, "E6": CUDA}
+_ENGINE_OF |= {"CPU": CUDA, "S1": SGLANG}
+
+#: Not a piece of a longer number; "43,40" is no number at all: engines separate thousands only.
+_NUMBER = r"(?<![\w.])(?<!\d,)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d)"
+_ANY_UNIT = "|".join(sorted(UNITS, key=len, reverse=True))
+_PLACEHOLDER = re.compile(
+    r"\{(?P<name>[a-z_]+)(?P<kind>[ /!]?)(?P<unit>\??|[A-Za-z]+)(?:\.(?P<digits>\d))?\}"
+)
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """One number of a pattern."""
+
+    name: str
+    unit: str | None  # None: printed beside it, or none
+    digits: int  # of the engine's own format; fewer are printed where it drops zeros
+    ends_line: bool
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """One row of the table: a line's form, the meaning of its numbers, and who prints it."""
+
+    anchor: str
+    regex: re.Pattern[str]
+    placeholders: tuple[Placeholder, ...]
+    stage: int | None
+    scope: str
+    engine: str | None  # None: both engines print this line
+    equation: str | None  # the equation whose engines print this line
+    sets: tuple[str, ...]  # figures without a number: 1 where the line is there
+    clears: tuple[str, ...]  # the same, 0
+    when: str | None  # only after a line that opened this context
+    opens: str | None
+    cite: str
+
+
+def row(
+    stage: int | None,
+    anchor: str,
+    pattern: str,
+    *,
+    scope: str = RANK,
+    engine: str | None = None,
+    equation: str | None = None,
+    sets: tuple[str, ...] = (),
+    clears: tuple[str, ...] = (),
+    when: str | None = None,
+    opens: str | None = None,
+    cite: str = "",
+) -> LineFormat:
+    """Compile a row; the engine follows from the equation where that is given."""
+    placeholders: list[Placeholder] = []
+    text, at = "", 0
+    for match in _PLACEHOLDER.finditer(pattern):
+        name, kind, unit = match["name"], match["kind"], match["unit"]
+        known = unit if unit in UNITS else None
+        default = 2 if known not in (None, "bytes") else 0
+        digits = int(match["digits"] or default)
+        placeholders.append(Placeholder(name, known, digits, kind == "!"))
+        number = f"(?P<{name}>{_NUMBER})"
+        if unit == "?":
+            number += rf"\s*(?P<{name}__unit>{_ANY_UNIT})(?![A-Za-z])"
+        elif kind == " ":
+            number += rf"\s*{'(?:GiB|GB|G)' if unit == 'G' else unit}(?![A-Za-z])"
+        text += pattern[at : match.start()].replace(" ", r"\s*") + number
+        at = match.end()
+    return LineFormat(
+        anchor=anchor,
+        regex=re.compile(text + pattern[at:].replace(" ", r"\s*")),
+        placeholders=tuple(placeholders),
+        stage=stage,
+        scope=scope,
+        engine=engine or (None if equation is None else _ENGINE_OF[equation]),
+        equation=equation,
+        sets=sets,
+        clears=clears,
+        when=when,
+        opens=opens,
+        cite=cite,
+    )
