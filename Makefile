@@ -12,7 +12,7 @@ NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
 DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench accuracy models golden samples check sim sim-all sim-every clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample accuracy models golden samples check sim sim-all sim-every clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -74,6 +74,9 @@ format: $(STAMP)  ## Format the code
 
 bench: sim  ## Cost of the observer: start-up time with and without memprof, interleaved
 	$(BIN)/python scripts/bench_overhead.py
+
+bench-sample: sim  ## Cost of one sample of a run that serves, in processor time
+	$(BIN)/python scripts/bench_sample.py
 
 accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again

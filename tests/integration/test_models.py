@@ -227,16 +227,21 @@ def test_a_multimodal_folder_without_the_files_of_its_processor(run_memprof, sim
     assert [note for note in run.report["run"]["notes"] if named in note]
 
 
+#: Stores nothing: a prompt of one token has nothing that it would fill.
+CONNECTOR = {"kv_connector": "DecodeBenchConnector", "kv_role": "kv_both"}
+
+
 @pytest.mark.full
-def test_draft_model_lora_and_connector_are_phases_of_their_own(run_memprof, sim_stack, tmp_path):
-    """The first two have their bytes, inside the weights' phase, which has them too."""
+def test_draft_model_lora_and_connector_are_owners_of_their_own(run_memprof, sim_stack, tmp_path):
+    """Each has a phase, and a part of the weights or of allocated; the engine's figures stay."""
     draft = {"method": "draft_model", "model": resolve_model("memprof/tiny", []).path}
     speculative = json.dumps({**draft, "num_speculative_tokens": 1})
-    place = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "kv")}}
-    transfer = json.dumps({"kv_connector": "ExampleConnector", "kv_role": "kv_consumer", **place})
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": {"prompt_token_ids": [17]}}) + "\n")
     options = ["--enable-lora", "--max-lora-rank=16", "--speculative-config", speculative]
-    options += ["--kv-transfer-config", transfer, "--enforce-eager", "--max-model-len=2048"]
-    own = ["--device", "sim:910b", "--prompt", "hi", "--max-tokens", "1"]
+    options += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+    options += ["--enforce-eager", "--max-model-len=2048"]
+    own = ["--device", "sim:910b", "--prompts", str(prompts), "--max-tokens", "1"]
     run = run_memprof("offline", "memprof/tiny", *own, *options)
     assert run.returncode == 0, run.output + run.engine_log[-3000:]
     rank = run.report["ranks"][0]
@@ -245,9 +250,36 @@ def test_draft_model_lora_and_connector_are_phases_of_their_own(run_memprof, sim
     assert grown["draft_load"] >= weights
     assert grown["lora_load"] > 0
     assert grown["weight_load"] >= weights + grown["draft_load"] + grown["lora_load"]
-    assert "kv_connector" in grown
     assert rank["budget"]["residual_bytes"] == 0
+    assert [row for row in rank["budget"]["audit"] if row["agrees"] is False] == []
     assert [check for check in rank["kv"]["checks"] if check["ok"] is not True] == []
+    # the engine's figure, divided
+    term = next(row for row in rank["budget"]["terms"] if row["name"] == "weights")
+    parts = {part["name"]: (part["bytes"], part["how"]) for part in term["parts"]}
+    assert parts["draft_weights"] == (grown["draft_load"], "measured")
+    assert parts["lora"] == (grown["lora_load"], "measured")
+    assert sum(size for size, _ in parts.values()) == term["bytes"] == weights_of(rank)
+    assert parts["target_weights"][0] >= weights
+    # the drafter is the model once more: half of the KV cache
+    kv = rank["kv"]
+    assert (kv["draft_layers"], kv["draft_bytes"] * 2) == (2, kv["planned_bytes"])
+    # parts of allocated; rows and unexplained add up to the device without them
+    memory = next(phase for phase in rank["phases"] if phase["phase"] == "warm_up")["after"]
+    held = {
+        part["component"]: part["bytes"]
+        for part in memory["parts"]
+        if part.get("part_of") == "allocated"
+    }
+    assert held == {
+        "target_weights": grown["weight_load"] - grown["draft_load"] - grown["lora_load"],
+        "draft_weights": grown["draft_load"],
+        "lora": grown["lora_load"],
+        "draft_kv_cache": kv["draft_bytes"],
+        "kv_connector": grown["kv_connector"],
+    }
+    known = sum(row["bytes"] for row in memory["owners"] if row["bytes"] is not None)
+    assert known + memory["unexplained_bytes"] == memory["device_total_bytes"]
+    assert memory["unexplained_bytes"] == 0
 
 
 @pytest.mark.full

@@ -77,7 +77,7 @@ def assert_reconciled(run: Any, ranks: int, phases: set[str]) -> None:
     [
         (STACK_018, {}, set()),
         (STACK_030, {}, {"kernel_warm_up"}),
-        (STACK_030, V2_RUNNER, {"kernel_warm_up"}),
+        (STACK_030, V2_RUNNER, {"kernel_warm_up", "model_state"}),
     ],
     ids=["0.18.0", "0.30.0rc2", "0.30.0rc2-v2"],
 )
@@ -136,7 +136,14 @@ def test_every_required_row_has_a_target_in_the_release(name: str) -> None:
     [
         (
             STACK_030,
-            {"w.startup_plan", "w.kv_groups", "w.multi_group", "w.kv_planner", "w.kernel_warm_up"},
+            {
+                "w.startup_plan",
+                "w.kv_groups",
+                "w.multi_group",
+                "w.kv_planner",
+                "w.kernel_warm_up",
+                "r.model_state",
+            },
         ),
         *[
             (stack, {"r.draft_load", "r.lora_load", "w.kv_connector"})
@@ -165,7 +172,7 @@ def test_the_v2_runner_has_the_functions_of_its_phases() -> None:
         for target in row.targets
         if ".worker.v2." in target or ".worker.gpu." in target
     ]
-    assert len(targets) == 3
+    assert len(targets) == 8  # four of them load a drafter
     assert [target for target in targets if not _is_there(site, target)] == []
 
 

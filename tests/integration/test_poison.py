@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.engine import OLD_STACK, STACK, require_stack
@@ -18,3 +20,52 @@ def test_a_tiny_model_reads_what_was_written(stack):
     # Its weights are zeros instead of random numbers, so its tokens are answers.
     tokens = [read for read in reads if read.kind == ANSWERED]
     assert {read.left_by for read in tokens} == {"aclnnInplaceUniform"}
+
+
+#: DeepSeek's attention and its layer for drafts, with an output head above what computes (1 MiB).
+WITH_DRAFTER = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "torch_dtype": "bfloat16",
+    "vocab_size": 8192,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_nextn_predict_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 8,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_theta": 10000,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("without", "kind"), [("", ANSWERED), ("equal", UNWRITTEN)])
+def test_whether_a_drafter_shares_the_head_is_no_unwritten_value(
+    tmp_path, monkeypatch, without, kind
+):
+    """The engine gives the drafter's head up where ``torch.equal`` says so: 2 MiB here."""
+    stack = require_stack(STACK)
+    (tmp_path / "config.json").write_text(json.dumps(WITH_DRAFTER))
+    monkeypatch.setenv("MEMPROF_SIM_WITHOUT", without)
+    drafter = {"method": "mtp", "num_speculative_tokens": 1}
+    # a prompt in one step: the simulated ATB has no operator that loads what is cached of it
+    engine = {"dtype": "bfloat16", "max_num_batched_tokens": 512, "speculative_config": drafter}
+    reads = run_selftest(stack, str(tmp_path), "910b", engine)
+    shared = [read for read in reads if "_maybe_share_lm_head" in read.call_site]
+    assert {(read.kind, read.left_by) for read in shared} == {(kind, "aclnnEqual")}
+    assert all("llm_base_proposer.py" in read.call_site for read in shared)

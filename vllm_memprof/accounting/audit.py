@@ -16,7 +16,7 @@ from itertools import pairwise
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import AuditRow
-from vllm_memprof.accounting.quantities import title_of
+from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES, title_of
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -31,10 +31,6 @@ from vllm_memprof.record.spans import (
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB, minus
 
-#: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
-#: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
-#: than one small segment of the allocator.
-LOAD_SLACK_BYTES = 2 * MIB
 #: Where the device moved by more than this between the two readings that enclose the engine's, the
 #: row agrees with nothing and contradicts nothing.
 MOST_TOLERANCE_BYTES = 64 * MIB
@@ -188,7 +184,12 @@ def _weights(at: Evidence) -> Own:
     where = text("growth of allocated over weight_load")
     if span is None or span.before is None or span.after is None or span.error:
         return Own(None, source=where, reason=text("weight_load was not recorded to its end"))
-    grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+    end = span.after
+    state = last_of(at.spans, "model_state")
+    if state is not None and state.before is not None and is_within(at.spans, state, span.order):
+        where = text("growth of allocated from the begin of weight_load to that of model_state")
+        end = state.before
+    grown = minus(end.allocated_bytes, span.before.allocated_bytes)
     return Own(grown, LOAD_SLACK_BYTES, DERIVED, where, _LOAD_BETWEEN)
 
 

@@ -29,19 +29,21 @@ from vllm_memprof.accounting.model import (
     RankReport,
     Report,
     RunSummary,
+    TermRow,
     Tried,
 )
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
-from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, grown_by
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
+from vllm_memprof.accounting.torch_owners import torch_owners
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.spans import Edge, Span, first_of
+from vllm_memprof.record.spans import Edge, Span, first_of, last_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -132,10 +134,16 @@ def _kv(
     span = first_of(process.phases, "kv_cache_alloc")
     if span is not None and span.before is not None and span.after is not None:
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+        for inner in process.phases:
+            if inner.phase == "kv_connector" and inner.parent == span.order:
+                allocated = minus(allocated, grown_by(inner))
+    draft = last_of(process.phases, "draft_load")
+    layers = None if draft is None else draft.detail.get("layers")
     printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
     said = printed if run.source != "log" else None
     counted = equations.counted_per_byte(equation, evidence.figures)
-    kv = build_kv(plan, process.identity.rank, allocated, said, counted)
+    drafter = {str(name) for name in layers} if isinstance(layers, list) else None
+    kv = build_kv(plan, process.identity.rank, allocated, said, counted, drafter)
     if run.source != "log" or evidence.figure("kv_cache_bytes") is None:
         return kv
     # the engine serves with the tokens of the rank that has the least
@@ -168,7 +176,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         ep_rank=who.ep_rank,
         device_total_bytes=total,
         initial_free_bytes=evidence.figure("initial_free_bytes"),
-        phases=_phases_with_owners(process, rank.summary.simulated),
+        phases=_phases_with_owners(process, rank.summary.simulated, rank.kv.draft_bytes),
         budget=budget,
         kv=rank.kv,
         empty_cache=calls,
@@ -238,12 +246,15 @@ def _spare_at_start(budget: Budget) -> int | None:
     return budget.spare_bytes + sum(later)
 
 
-def _phases_with_owners(process: ProcessRecord, simulated: bool) -> list[Span]:
+def _phases_with_owners(
+    process: ProcessRecord, simulated: bool, draft_kv_bytes: int | None
+) -> list[Span]:
     owners = owners_of(process)
+    torch = torch_owners(process.phases, draft_kv_bytes)
     phases = []
     for span in process.phases:
         edges = tuple(
-            Edge(edge.side, edge.snapshot, device_memory(span, edge, simulated, owners))
+            Edge(edge.side, edge.snapshot, device_memory(span, edge, simulated, owners, torch))
             for edge in span.edges
         )
         phases.append(replace(span, edges=edges))
@@ -302,7 +313,7 @@ def _equation_budget(rank: _Rank) -> Budget:
         override=result.override,
         formula=equation.formula + "".join(f" x {name}" for name in result.stages),
         requested=result.requested,
-        terms=result.terms,
+        terms=[_divided(term, evidence) for term in result.terms],
         kv_cache_bytes=granted,
         tolerance_bytes=result.tolerance_bytes,
         takes_fixed_size=equation.override is not None,
@@ -322,6 +333,14 @@ def _equation_budget(rank: _Rank) -> Budget:
         ),
         tried=rank.tried,
     )
+
+
+def _divided(term: TermRow, evidence: Evidence) -> TermRow:
+    """Return a term with its parts, where its figure is that of the quantity of its name."""
+    if term.name != "weights" or term.bytes is None:
+        return term
+    found = QUANTITIES[term.name].reading(evidence)
+    return replace(term, parts=found.parts) if found.bytes == term.bytes else term
 
 
 def _over(size: int | None, divisor: int, counted: float) -> int | None:

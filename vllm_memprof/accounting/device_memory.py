@@ -19,17 +19,22 @@ from vllm_memprof.accounting.owners import (
     share_communicators,
 )
 from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
+from vllm_memprof.accounting.torch_owners import TorchOwners, divide_allocated
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
 from vllm_memprof.units import MIB, minus
 
-_NO_OWNERS = Owners()
+_NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 
 
 def device_memory(
-    span: Span, edge: Edge, simulated: bool, owners: Owners = _NO_OWNERS
+    span: Span,
+    edge: Edge,
+    simulated: bool,
+    owners: Owners = _NO_OWNERS,
+    torch: TorchOwners = _NO_TORCH_OWNERS,
 ) -> DeviceMemory:
     """Divide the device as one rank saw it at an edge of a phase.
 
@@ -42,7 +47,8 @@ def device_memory(
         span: the phase.
         edge: one of its edges.
         simulated: the device's profile sets what lies outside torch.
-        owners: of the process, see ``owners.owners_of``.
+        owners: of the process outside torch, see ``owners.owners_of``.
+        torch: its owners in torch, see ``torch_owners.torch_owners``.
 
     Returns:
         Rows in bytes, None where unknown. ``unexplained_bytes`` is the total less the known rows,
@@ -88,7 +94,9 @@ def device_memory(
             "rest", minus(unexplained, named), DERIVED, "device total less all of the rows"
         )
     )
+    moment = EdgeTime(snapshot.t_ns or 0, span.order, edge.side)
     parts = [replace(row, part_of=UNEXPLAINED) for row in remainders] + _parts(snapshot)
+    parts += divide_allocated(torch, snapshot.allocated_bytes, moment)
     if simulated:
         rows, parts = [_modelled(row) for row in rows], [_modelled(row) for row in parts]
     how = MODELLED if simulated else weakest([DERIVED, *(row.how for row in remainders)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ def build_kv(
     allocated_bytes: int | None,
     printed: Mapping[str, int | float] | None = None,
     counted: float = 1.0,
+    drafter: Collection[str] | None = None,
 ) -> Kv:
     """One rank's share of the engine's KV plan, with its cross-checks.
 
@@ -36,6 +37,7 @@ def build_kv(
             log.
         counted: bytes that the engine counts per byte that the device holds of the KV cache.
             (``accounting.equations.counted_per_byte``)
+        drafter: names of the layers that the rank's drafter has added; None: not known, or none.
     """
     if plan is None:
         return Kv()
@@ -49,6 +51,7 @@ def build_kv(
     shared = bool(plan.get("shared_backing"))
     per_block = _bytes_per_block(groups, planned, blocks, count, shared)
     override = _integer(plan.get("num_gpu_blocks_override"))
+    draft_layers, draft_bytes = _of_drafter(plan, worker_index, drafter)
     fitting = _fitting_blocks(plan, blocks)
     if fitting is None:
         fitting = _integer(plan.get("fitting_blocks"))
@@ -68,6 +71,8 @@ def build_kv(
         tokens_rule=plan.get("tokens_rule") or ("concurrency" if groups else None),
         group_count=count,
         context_parallel=_integer(plan.get("context_parallel")) or 1,
+        draft_bytes=draft_bytes,
+        draft_layers=draft_layers,
     )
     limits = Limits(
         kv.max_model_len,
@@ -412,6 +417,24 @@ def _allocated(planned: int | None, allocated: int | None, padding_bytes: int) -
     if planned is not None and allocated is not None:
         ok = 0 <= allocated - planned <= planned // 100 + padding_bytes
     return Check(ALLOCATED, planned, allocated, ok)
+
+
+def _of_drafter(
+    plan: dict[str, Any], worker_index: int | None, drafter: Collection[str] | None
+) -> tuple[int | None, int | None]:
+    """Return how many layers of the plan are the drafter's, and the bytes of their tensors.
+
+    Bytes are None where one of them shares its tensor with another layer.
+    """
+    of_workers = plan.get("layer_bytes")
+    if drafter is None or not isinstance(of_workers, list) or not of_workers:
+        return None, None
+    index = 0 if worker_index is None and len(of_workers) == 1 else worker_index
+    if index is None or not 0 <= index < len(of_workers):
+        return None, None
+    sizes = [size for name, size in of_workers[index].items() if name in drafter]
+    known = [int(size) for size in sizes if size is not None]
+    return len(sizes), sum(known) if len(known) == len(sizes) else None
 
 
 def read_group(data: dict[str, Any]) -> KvGroup:

@@ -78,6 +78,16 @@ class RunSummary:
 
 
 @dataclass(frozen=True)
+class ItemPart:
+    """A part of an item or a term; with the others it adds up to it."""
+
+    name: str
+    title: str
+    bytes: int
+    how: How
+
+
+@dataclass(frozen=True)
 class TermRow:
     """A term of the budget equation with its figure in this run."""
 
@@ -85,6 +95,8 @@ class TermRow:
     bytes: int | None
     subtracted: bool  # False: the engine reports it and subtracts it from nothing
     half_unit_bytes: int = 0  # half of the last printed digit; 0 from hooks
+    #: What memprof divides the engine's figure into; the equation has it whole.
+    parts: tuple[ItemPart, ...] = field(default=(), metadata={"json": OPTIONAL})
 
 
 @dataclass(frozen=True)
@@ -127,16 +139,6 @@ class AuditRow:
         if self.difference_bytes is None or self.tolerance_bytes is None or self.undecided:
             return None
         return abs(self.difference_bytes) <= self.tolerance_bytes
-
-
-@dataclass(frozen=True)
-class ItemPart:
-    """A part of an item; with the others it adds up to the item."""
-
-    name: str
-    title: str
-    bytes: int
-    how: How
 
 
 @dataclass(frozen=True)
@@ -381,6 +383,9 @@ class Kv:
     )
     group_count: int | None = None  # groups that share the blocks
     context_parallel: int = 1  # ranks that share the tokens of a request
+    #: Of ``planned_bytes``, layers of the drafter; None: no drafter, or they share their bytes.
+    draft_bytes: int | None = field(default=None, metadata={"json": OPTIONAL})
+    draft_layers: int | None = field(default=None, metadata={"json": OPTIONAL})
 
 
 @dataclass(frozen=True)

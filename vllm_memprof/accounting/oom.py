@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.forensics import divide_free
 from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow, Oom
+from vllm_memprof.accounting.owners import EdgeTime
+from vllm_memprof.accounting.torch_owners import divide_allocated, torch_owners
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Reading, StepItem, StepRequest, stage_of
 from vllm_memprof.record.loader import ProcessRecord
@@ -151,14 +153,7 @@ def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[Co
         allocated,
         ComponentRow("reserved_not_allocated", oom.fragmentation_bytes, DERIVED),
     ]
-    parts = [
-        ComponentRow(name, size, MEASURED, part_of="allocated")
-        for name, size in (
-            ("weights", _added(process, "weight_load", "weights_bytes")),
-            ("kv_cache", _added(process, "kv_cache_alloc", None)),
-        )
-        if size
-    ]
+    parts = _of_allocated(process, oom.allocated_bytes)
     known = sum(part.bytes or 0 for part in parts)
     if oom.allocated_bytes is not None and parts and known <= oom.allocated_bytes:
         rest = oom.allocated_bytes - known
@@ -176,6 +171,30 @@ def _owners(process: ProcessRecord, oom: Oom, after: Snapshot | None) -> list[Co
         rows.append(ComponentRow("other_processes", others, MEASURED))
     rows.append(ComponentRow("free", oom.free_bytes, MEASURED))
     return rows
+
+
+def _of_allocated(process: ProcessRecord, allocated: int | None) -> list[ComponentRow]:
+    """Return what start-up phases hold of ``allocated``, each with its own owners apart."""
+    span = first_of(process.phases, "oom")
+    snapshot = None if span is None else span.after or span.before
+    if span is None or snapshot is None:
+        divided = []
+    else:
+        at = EdgeTime(snapshot.t_ns or 0, span.order, "before")
+        rows = divide_allocated(torch_owners(process.phases), allocated, at)
+        divided = [row for row in rows if row.bytes]
+    kv_cache = _added(process, "kv_cache_alloc", None)
+    for row in divided:
+        if row.component == "kv_connector":  # its phase lies in the other's
+            kv_cache = minus(kv_cache, row.bytes)
+    loaded = any(row.component in ("target_weights", "draft_weights", "lora") for row in divided)
+    weights = None if loaded else _added(process, "weight_load", "weights_bytes")
+    parts = [
+        ComponentRow(name, size, MEASURED, part_of="allocated")
+        for name, size in (("weights", weights), ("kv_cache", kv_cache))
+        if size
+    ]
+    return [*parts, *(replace(row, source="") for row in divided)]
 
 
 def _added(process: ProcessRecord, phase: str, figure: str | None) -> int | None:

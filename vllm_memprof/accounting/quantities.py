@@ -7,7 +7,7 @@ of them. The evidence of one rank enters, bytes leave; what is unknown has a rea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.counters import (
     HCCL,
@@ -28,7 +28,7 @@ from vllm_memprof.accounting.model import (
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import GIB, minus
+from vllm_memprof.units import GIB, MIB, minus
 
 #: More than this in use before the engine allocates anything is not a runtime context alone: other
 #: processes are on the device. The largest context known from hardware is 0.36 GiB (Ascend A2).
@@ -36,7 +36,24 @@ CONTEXT_CEILING_BYTES = 1 * GIB
 #: Rows of a divided device that are torch's segments; and all that no profile of a simulated
 #: device sets.
 TORCH_ROWS = ("allocated", "reserved_not_allocated", "unmapped")
-NEVER_MODELLED_ROWS = (*TORCH_ROWS, "graph_pools")
+NEVER_MODELLED_ROWS = (
+    *TORCH_ROWS,
+    "graph_pools",
+    "target_weights",
+    "draft_weights",
+    "lora",
+    "draft_kv_cache",
+    "kv_connector",
+)
+#: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
+#: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
+#: than one small segment of the allocator.
+LOAD_SLACK_BYTES = 2 * MIB
+#: Phases inside weight_load that load something else than the model: phase -> its owner, the title.
+LOADED_BESIDE: dict[str, tuple[str, Text]] = {
+    "draft_load": ("draft_weights", text("draft model")),
+    "lora_load": ("lora", text("LoRA slots")),
+}
 #: Figures of a KV cache -> their titles, in the order of the reports.
 KV_TITLES: dict[str, Text] = {
     "tokens": text("KV cache tokens"),
@@ -178,8 +195,46 @@ def _weights(evidence: Evidence) -> Reading:
     span = last_of(evidence.spans, "weight_load")
     if size is None and span is not None and span.before is not None and span.after is not None:
         grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
-        return Reading(grown, formula="growth of allocated in weight_load")
-    return Reading(size)
+        found = Reading(grown, formula="growth of allocated in weight_load")
+        return replace(found, parts=_weight_parts(evidence.spans, grown))
+    return Reading(size, parts=_weight_parts(evidence.spans, size))
+
+
+def _weight_parts(spans: list[Span], size: int | None) -> tuple[ItemPart, ...]:
+    """Divide the weights by what was loaded: the drafter and LoRA in phases of their own.
+
+    The target model is the rest. Nothing is divided where neither was loaded, or where the engine's
+    figure is not what the whole phase has allocated: then it is not known what of them is in it.
+    """
+    load = last_of(spans, "weight_load")
+    if load is None or load.error or load.before is None or load.after is None:
+        return ()
+    grown = minus(load.after.allocated_bytes, load.before.allocated_bytes)
+    inner = [
+        span for span in spans if span.phase in LOADED_BESIDE and is_within(spans, span, load.order)
+    ]
+    added = [grown_by(span) for span in inner]
+    if size is None or grown is None or not inner or abs(size - grown) > LOAD_SLACK_BYTES:
+        return ()
+    parts: dict[str, ItemPart] = {}
+    rest = size
+    for span, more in zip(inner, added, strict=True):
+        if more is None:
+            return ()
+        name, title = LOADED_BESIDE[span.phase]
+        known = parts[name].bytes if name in parts else 0
+        parts[name] = ItemPart(name, title, known + more, MEASURED)
+        rest -= more
+    if rest < 0:
+        return ()
+    return (ItemPart("target_weights", text("target model"), rest, DERIVED), *parts.values())
+
+
+def grown_by(span: Span) -> int | None:
+    """Return what a phase that came to its end has left allocated, bytes."""
+    if span.error is not None or span.before is None or span.after is None:
+        return None
+    return minus(span.after.allocated_bytes, span.before.allocated_bytes)
 
 
 def _allocated_before(evidence: Evidence) -> int | None:

@@ -24,7 +24,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import Span, ancestors, first_of
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB, minus
 
 #: Less than this is not worth a row.
@@ -410,6 +410,42 @@ def _other_processes(case: Case) -> Iterator[Given]:
         yield Given(end, outside, AT_MOST, DERIVED, grounds)
 
 
+def _lora_slots(case: Case) -> Iterator[Given]:
+    """Buffers that grow with the number of adapters and with their rank."""
+    held = _held(case, "lora")
+    if held is not None:
+        argument = text(
+            "a lower {first} or {second}", first="--max-loras", second="--max-lora-rank"
+        )
+        grounds, unsure = _less_weights(case, text("all LoRA slots: they grow with both"))
+        yield Given(argument, held, AT_MOST, DERIVED, grounds, unsure=unsure)
+
+
+def _draft_model(case: Case) -> Iterator[Given]:
+    held = _held(case, "draft_weights")
+    if held is not None:
+        argument = text("without {option}", option="--speculative-config")
+        grounds, unsure = _less_weights(case, text("the draft model"))
+        yield Given(argument, held, AT_LEAST, DERIVED, grounds, unsure=unsure)
+
+
+def _held(case: Case, owner: str) -> int | None:
+    """Return what an owner held at the failure, where that is worth a row."""
+    size = next((row.bytes for row in case.oom.owners if row.component == owner), None)
+    return None if size is None or size < _LEAST_BYTES else size
+
+
+def _less_weights(case: Case, grounds: Text) -> tuple[Text, bool]:
+    """Return the grounds of a row that makes the weights smaller, and whether it is unsure."""
+    if case.has_kv_cache is False:
+        return grounds, False
+    more = text(
+        "{grounds}; the equation subtracts the weights, so that the KV cache grows by as much",
+        grounds=grounds,
+    )
+    return more, True
+
+
 def _less_per_device(case: Case) -> Iterator[Given]:
     """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
     if "weight_load" in case.phases or not case.phases:
@@ -452,6 +488,8 @@ REMEDIES: tuple[Row, ...] = (
     Row("kv_cache_memory", _kv_cache_memory),
     Row("utilization", _utilization),
     Row("fewer_graphs", _fewer_graphs),
+    Row("lora_slots", _lora_slots),
+    Row("draft_model", _draft_model),
     Row("less_per_device", _less_per_device),
     Row("image_size", _image_size),
     Row("images_per_prompt", _images_per_prompt),

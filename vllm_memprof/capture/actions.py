@@ -53,6 +53,31 @@ def begin_kv_connector(recorder: Recorder, call: Call) -> None:
         begin_phase(recorder, call)
 
 
+def begin_draft_load(recorder: Recorder, call: Call) -> None:
+    """Open the phase, and keep the names of the layers that are there without the drafter."""
+    begin_phase(recorder, call)
+    if isinstance(call.token, OpenPhase):
+        recorder.notes.layers_before_draft = _layers(call.subject)
+
+
+def leave_draft_load(recorder: Recorder, call: Call) -> None:
+    """Name the layers that the drafter has added: those of them with a KV cache are its own."""
+    before, after = recorder.notes.layers_before_draft, _layers(call.subject)
+    if isinstance(call.token, OpenPhase) and before is not None and after is not None:
+        call.token.detail["layers"] = sorted(after - before)
+    end_phase(recorder, call)
+
+
+def _layers(proposer: object) -> frozenset[str] | None:
+    """Return the names of the layers that models have registered so far; None without the list.
+
+    (vllm/config/compilation.py::CompilationConfig.static_forward_context, 0.11.0 to 0.30.0)
+    """
+    config = getattr(getattr(proposer, "vllm_config", None), "compilation_config", None)
+    layers = getattr(config, "static_forward_context", None)
+    return frozenset(layers) if isinstance(layers, dict) else None
+
+
 def begin_device_init(recorder: Recorder, call: Call) -> None:
     """Open the phase without a reading, which would touch a device that is not the worker's."""
     if not recorder.is_open("device_init"):

@@ -37,7 +37,7 @@ class StrictFailure(RuntimeError):
     """A required hook is not bound and MEMPROF_STRICT is set."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call of a hooked function.
 

@@ -74,7 +74,31 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
         "kv_transfer": getattr(vllm_config, "kv_transfer_config", None) is not None,
         "shared_backing": shares_backing(first.kv_cache_tensors),
         "divisor_bytes": [divisor_bytes(config) for config in configs],
+        "layer_bytes": None
+        if getattr(vllm_config, "speculative_config", None) is None
+        else [layer_bytes(config) for config in configs],
     }
+
+
+def layer_bytes(config: Any) -> dict[str, int | None]:
+    """Return the bytes of each layer of a plan by its name; None where another shares them.
+
+    Layers of several groups lie over each other: a tensor is then no single layer's.
+    """
+    tensors, groups = config.kv_cache_tensors, config.kv_cache_groups
+    found: dict[str, int | None] = {}
+    if shares_backing(tensors):
+        for group in groups:
+            members = getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}
+            alone = len(groups) == 1 and not getattr(group, "host_resident", False)
+            for name in group.layer_names:
+                page = members.get(name, group.kv_cache_spec).page_size_bytes
+                found[name] = int(page) * int(config.num_blocks) if alone else None
+        return found
+    for tensor in tensors:
+        for name in tensor.shared_by:
+            found[name] = int(tensor.size) if len(tensor.shared_by) == 1 else None
+    return found
 
 
 def shares_backing(tensors: Sequence[Any]) -> bool:

@@ -39,6 +39,8 @@ _UNKNOWN = cast(Snapshot, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJ
 CAPTURING = "a graph is being captured: counters only"
 #: Readings of one snapshot while the device's free memory moves under them.
 _MOST_READINGS = 3
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM_BYTES = 256  # more than seven numbers
 ASLEEP_UNKNOWN = "sleep mode: how much of reserved is not on the device is unknown, so non-torch is"
 
 
@@ -59,6 +61,9 @@ class Backend:
     has_counters: bool = False  # CANN's: by module, and the driver's by process
     #: Of the allocator, with their blocks.
     list_segments: Callable[[], list[Mapping[str, Any]]] | None = None
+    #: Returns the C function under ``stats``, for one who calls it in every step of a device that
+    #: is ready; None: ``stats`` is the only way.
+    bare_stats: Callable[[], Callable[[int], Mapping[str, Any]]] | None = None
 
 
 def _npu() -> Any:
@@ -81,6 +86,7 @@ BACKENDS = {
         is_capturing=lambda: bool(_npu().npu.is_current_stream_capturing()),
         current_device=lambda: int(_npu()._C._npu_getDevice()),
         stats=lambda device: dict(_npu()._C._npu_memoryStats(device)),
+        bare_stats=lambda: _npu()._C._npu_memoryStats,
         mem_info=lambda device: _npu().npu.mem_get_info(device),
         segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
         list_segments=lambda: list(_npu()._C._npu_memorySnapshot()["segments"]),
@@ -93,6 +99,7 @@ BACKENDS = {
         is_capturing=lambda: bool(_cuda().is_current_stream_capturing()),
         current_device=lambda: int(_cuda().current_device()),
         stats=lambda device: dict(_cuda().memory_stats_as_nested_dict(device)),
+        bare_stats=lambda: sys.modules["torch"]._C._cuda_memoryStats,
         mem_info=lambda device: _cuda().mem_get_info(device),
         segments=None,
         list_segments=lambda: list(_cuda().memory_snapshot()),
@@ -291,8 +298,37 @@ def _stat(stats: Mapping[str, Any], name: str, statistic: str) -> int | None:
 
 def host_rss_bytes() -> int | None:
     """Resident set of this process from ``/proc``, None where there is none."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
+    with HostMemory() as host:
+        return host.rss_bytes()
+
+
+class HostMemory:
+    """``/proc/self/statm``, kept open: opening it costs five times as much as reading it.
+
+    It is of the process that opened it: a forked child needs its own.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        with suppress(OSError):
+            self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def rss_bytes(self) -> int | None:
+        """Return the resident set of the process; None where it cannot be read."""
+        if self._fd is None:
+            return None
+        try:
+            return int(os.pread(self._fd, _STATM_BYTES, 0).split(None, 2)[1]) * _PAGE_BYTES
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def __enter__(self) -> HostMemory:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -66,6 +66,7 @@ class Notes:
     kv_groups: Any = None  # the engine's KV cache groups, while it scales its budget by them
     mm_profile: OpenPhase | None = None
     weight_update: OpenPhase | None = None
+    layers_before_draft: frozenset[str] | None = None  # names of the model's layers
     graphs_before: int | None = None  # graphs captured before the capture under way
     captured_bytes: int | None = None  # measured by the inherited capture_model
     own_empty_cache: tuple[str, int] | None = None  # phase and thread of memprof's own call
@@ -130,7 +131,7 @@ class Recorder:
         """Become the child: nothing of the parent's record, roles or phases is its own."""
         self.writer.after_fork()
         if self.sampler is not None:
-            self.sampler.files.close()  # the child's copies
+            self.sampler.after_fork()
         self.probe.reset()
         self._forget()
 

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -109,46 +109,49 @@ class _Ring:
             self._fd = None
 
 
+#: A line on its way to the level above: since_ns, readings and steps that it stands for, lowest and
+#: highest values. (A tuple: an object with names costs as much as all else that is done with it.)
+_Part = tuple[int, int, int, Values, Values]
+
+
 class _Sum:
     """Lines of one kind on their way to the level above; added up when they are complete."""
 
-    __slots__ = ("_highs", "_lows", "folded", "lines", "names", "since_ns", "steps")
+    __slots__ = ("names", "parts")
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
-        self.lines, self.folded, self.steps, self.since_ns = 0, 0, 0, 0
-        self._lows: list[Values] = []
-        self._highs: list[Values] = []
+        self.parts: list[_Part] = []
 
     def rename(self, names: tuple[str, ...]) -> None:
         """Take other figures: those that are gone are dropped, new ones begin as unknown."""
-        for rows in (self._lows, self._highs):
-            known = [dict(zip(self.names, row, strict=True)) for row in rows]
-            rows[:] = [[row.get(name) for name in names] for row in known]
+
+        def renamed(row: Values) -> list[int | None]:
+            known = dict(zip(self.names, row, strict=True))
+            return [known.get(name) for name in names]
+
+        self.parts = [
+            (since_ns, folded, steps, renamed(low), renamed(high))
+            for since_ns, folded, steps, low, high in self.parts
+        ]
         self.names = names
 
-    def add(self, since_ns: int, folded: int, steps: int, low: Values, high: Values) -> None:
-        if not self.lines:
-            self.since_ns = since_ns
-        self.lines += 1
-        self.folded += folded
-        self.steps += steps
-        self._lows.append(low)
-        self._highs.append(high)
-
-    @property
-    def low(self) -> list[int | None]:
-        return [_extreme(min, column) for column in zip(*self._lows, strict=True)]
-
-    @property
-    def high(self) -> list[int | None]:
-        return [_extreme(max, column) for column in zip(*self._highs, strict=True)]
+    def add_up(self) -> _Part:
+        """Return all parts as one, and begin anew."""
+        parts, self.parts = self.parts, []
+        since_ns, folded, steps, lows, highs = zip(*parts, strict=True)
+        of_lows = [_extremes(column) for column in zip(*lows, strict=True)]
+        # the same of readings, which are their own lowest and highest
+        of_highs = of_lows if highs == lows else [_extremes(c) for c in zip(*highs, strict=True)]
+        lowest, highest = [low for low, _ in of_lows], [high for _, high in of_highs]
+        return since_ns[0], sum(folded), sum(steps), lowest, highest
 
 
-def _extreme(pick: Callable[[Iterable[int]], int], column: Values) -> int | None:
-    """Return the lowest or the highest of what is known."""
-    known = [value for value in column if value is not None]
-    return pick(known) if known else None
+def _extremes(column: Values) -> tuple[int | None, int | None]:
+    """Return the lowest and the highest of what is known."""
+    known = set(column)  # most figures stay as they are over many steps
+    known.discard(None)
+    return (min(known), max(known)) if known else (None, None)  # type: ignore[type-var]
 
 
 class SampleFiles:
@@ -205,15 +208,10 @@ class SampleFiles:
             figures = "".join(f',"{name}":%s' for name in names)
             template = f'{{"kind":"{kind}","t_ns":%s,"step":%s,"steps":%s{figures}'
             self._templates[kind] = names, template
-        filled = template % (
-            t_ns,
-            "null" if step is None else step,
-            steps,
-            *["null" if value is None else value for value in values],
-        )
+        filled = (template % (t_ns, step, steps, *values)).replace("None", "null")
         with self._lock:
             if self._write(self._levels[0], kind, f"{filled}{rest}}}\n".encode()):
-                self._fold(kind, 0, t_ns, t_ns, 1, step, steps, names, values, values, values)
+                self._fold(kind, 0, t_ns, step, names, values, (t_ns, 1, steps, values, values))
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
         """Write a stage or an edge of a request."""
@@ -229,39 +227,31 @@ class SampleFiles:
         kind: str,
         level: int,
         t_ns: int,
-        since_ns: int,
-        folded: int,
         step: int | None,
-        steps: int,
         names: tuple[str, ...],
         last: Values,
-        low: Values,
-        high: Values,
+        part: _Part,
     ) -> None:
         """Add a line of one level to the sum of the next, and write that where it is complete."""
         if level + 1 == len(self._levels):
             return
-        key = (kind, level)
-        total = self._sums.get(key)
+        total = self._sums.get((kind, level))
         if total is None:
-            total = self._sums[key] = _Sum(names)
+            total = self._sums[kind, level] = _Sum(names)
         elif total.names is not names and total.names != names:
             total.rename(names)
-        total.add(since_ns, folded, steps, low, high)
-        if total.lines < FOLD:
+        total.parts.append(part)
+        if len(total.parts) < FOLD:
             return
-        del self._sums[key]
-        line = json.dumps(
-            {"kind": kind, "t_ns": t_ns, "since_ns": total.since_ns, "folded": total.folded,
-             "step": step, "steps": total.steps, **_known(names, last),
-             "low": _known(names, total.low), "high": _known(names, total.high)},
-            separators=(",", ":"),
-        )  # fmt: skip
-        if self._write(self._levels[level + 1], kind, f"{line}\n".encode()):
-            self._fold(
-                kind, level + 1, t_ns, total.since_ns, total.folded, step, total.steps,
-                names, last, total.low, total.high,
-            )  # fmt: skip
+        whole = since_ns, folded, steps, low, high = total.add_up()
+        members = [
+            f'"kind":"{kind}"', *_known(("t_ns", "since_ns", "folded", "step", "steps"),
+                                       (t_ns, since_ns, folded, step, steps)),
+            *_known(names, last), f'"low":{{{",".join(_known(names, low))}}}',
+            f'"high":{{{",".join(_known(names, high))}}}',
+        ]  # fmt: skip
+        if self._write(self._levels[level + 1], kind, f"{{{','.join(members)}}}\n".encode()):
+            self._fold(kind, level + 1, t_ns, step, names, last, whole)
 
     def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
         if self._lost and self._losses is not None and self._losses.loses:
@@ -295,8 +285,10 @@ class SampleFiles:
             self._write(self._requests, "again", line)
 
 
-def _known(names: tuple[str, ...], values: Values) -> dict[str, int]:
-    return {name: value for name, value in zip(names, values, strict=True) if value is not None}
+def _known(names: tuple[str, ...], values: Values) -> list[str]:
+    """Return what is known as members of a JSON object."""
+    pairs = zip(names, values, strict=True)
+    return [f'"{name}":{value}' for name, value in pairs if value is not None]
 
 
 def _line(kind: str, fields: Mapping[str, object]) -> bytes:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
-from vllm_memprof.capture.probe import Backend, Probe, host_rss_bytes
+from vllm_memprof.capture.probe import Backend, HostMemory, Probe
 from vllm_memprof.capture.sample_files import Losses, SampleFiles
 from vllm_memprof.record.schema import (
     KV_SAMPLE_FIGURES,
@@ -82,22 +82,22 @@ class _Maxima:
     """The largest value since any step: a list of falling values, the newest at the end."""
 
     def __init__(self) -> None:
-        self._peaks: list[_Peak] = []
+        self._peaks: list[tuple[int, int, str]] = []  # as _Peak; in each step, so no class
 
-    def add(self, peak: _Peak) -> None:
+    def add(self, step: int, value: int, stage: str) -> None:
         peaks = self._peaks
-        while peaks and peaks[-1].value <= peak.value:
+        while peaks and peaks[-1][1] <= value:
             peaks.pop()
-        peaks.append(peak)
+        peaks.append((step, value, stage))
         if len(peaks) > _MOST_MAXIMA:
             del peaks[: _MOST_MAXIMA // 2]
 
     def since(self, step: int) -> _Peak | None:
-        at = bisect_left(self._peaks, step, key=lambda peak: peak.step)
-        return self._peaks[at] if at < len(self._peaks) else None
+        at = bisect_left(self._peaks, step, key=lambda peak: peak[0])
+        return _Peak(*self._peaks[at]) if at < len(self._peaks) else None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Running:
     """A request that this worker has, and what was read before its first step."""
 
@@ -147,6 +147,7 @@ class Sampler:
         self._since = 0  # steps since the last sample
         self._sampled_ns = 0
         self._readings = 0
+        self._counters: tuple[Backend, int, Callable[[int], Mapping[str, Any]]] | None = None
         self._last: Reading | None = None
         self._allocated_high: int | None = None  # exact peak since the last sample
         self._reserved_high: int | None = None
@@ -164,38 +165,51 @@ class Sampler:
         self._core_since = 0
         self._core_sampled_ns = 0
         self._known: dict[str, str] = {}  # id of a request -> as it is written
+        self._host = HostMemory()
+
+    def after_fork(self) -> None:
+        """Close the child's copies of what is open; the sampler is its parent's."""
+        self.files.close()
+        self._host.close()
 
     # --- readings
 
     def read(self) -> Reading | None:
         """Read the allocator's counters; None where the device is not initialised."""
-        probe = self.probe
-        backend = probe.backend
+        probe, known = self.probe, self._counters
+        if known is not None and known[0] is probe.backend and known[1] == probe.device:
+            return self._read(known[2](known[1]))
+        backend, device = probe.backend, probe.device
         if backend is None or not backend.is_ready():
             return None
-        return self._read(backend, probe.device)
+        if device is None:
+            return self._read(backend.stats(backend.current_device()))
+        # ready once is ready for good, so the call can be kept; a forked child has a sampler anew
+        call = backend.stats if backend.bare_stats is None else backend.bare_stats()
+        self._counters = backend, device, call
+        return self._read(call(device))
 
-    def _read(self, backend: Backend, device: int | None) -> Reading:
-        stats = backend.stats(backend.current_device() if device is None else device)
+    def _read(self, stats: Mapping[str, Any]) -> Reading:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        peak, reserved_peak = allocated["peak"], reserved["peak"]
         now = Reading(
             time.monotonic_ns(),
             allocated["current"],
-            allocated["peak"],
+            peak,
             reserved["current"],
-            reserved["peak"],
+            reserved_peak,
             allocated["allocated"],
         )
         self._readings += 1
         last, self._last = self._last, now
         if last is not None:
-            if now.allocated_peak > last.allocated_peak:
-                self._allocated_high = max(self._allocated_high or 0, now.allocated_peak)
-            if now.reserved_peak > last.reserved_peak:
-                self._reserved_high = max(self._reserved_high or 0, now.reserved_peak)
+            if peak > last.allocated_peak:
+                self._allocated_high = max(self._allocated_high or 0, peak)
+            if reserved_peak > last.reserved_peak:
+                self._reserved_high = max(self._reserved_high or 0, reserved_peak)
         old = self._run_peaks
-        if now.allocated_peak > old[0] or now.reserved_peak > old[1]:
-            self._run_peaks = max(old[0], now.allocated_peak), max(old[1], now.reserved_peak)
+        if peak > old[0] or reserved_peak > old[1]:
+            self._run_peaks = max(old[0], peak), max(old[1], reserved_peak)
         return now
 
     def fold_peak(self) -> None:
@@ -206,9 +220,13 @@ class Sampler:
 
     def _remember(self, stage: str, now: Reading, before: Reading | None) -> None:
         """Keep the largest that is known of the time since ``before``."""
-        rose = before is not None and now.allocated_peak > before.allocated_peak
-        low = now.allocated if before is None else max(now.allocated, before.allocated)
-        self._peaks.add(_Peak(self.step, now.allocated_peak if rose else low, stage))
+        most = now.allocated
+        if before is not None:
+            if now.allocated_peak > before.allocated_peak:
+                most = now.allocated_peak
+            elif before.allocated > most:
+                most = before.allocated
+        self._peaks.add(self.step, most, stage)
 
     # --- steps of a worker
 
@@ -264,11 +282,12 @@ class Sampler:
             self._end_step()
 
     def _end_step(self) -> None:
-        self.cache_inserted()
+        if self._cache is not None and self._output.scheduled_encoder_inputs:
+            self.cache_inserted()
         output, self._output, self._runner = self._output, None, None
         scheduled = output.num_scheduled_tokens
         if scheduled:
-            self._together.add(_Peak(self.step, len(scheduled), STEP))
+            self._together.add(self.step, len(scheduled), STEP)
         every, due = self.every, bool(self._gone)
         if not due:
             due = self._since >= every.steps if every.steps else (
@@ -308,19 +327,22 @@ class Sampler:
 
     def _named(self, output: Any, scheduled: Mapping[str, int]) -> str:
         """Return the requests of a step as JSON; not all of a large one."""
-        cached = output.scheduled_cached_reqs
+        new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         parts: list[str] = []
         known = self._requests
-        for request in output.scheduled_new_reqs[:SAMPLED_REQUESTS]:
-            name, done = request.req_id, request.num_computed_tokens
-            if name in known and name in scheduled:
+        if new:
+            for request in new[:SAMPLED_REQUESTS]:
+                name, running = request.req_id, known.get(request.req_id)
+                if running is not None and name in scheduled:
+                    tokens = scheduled[name]
+                    done = request.num_computed_tokens + tokens
+                    parts.append(f"[{running.quoted},{tokens},{done}]")
+        names = cached.req_ids[: SAMPLED_REQUESTS - len(parts)]
+        for name, done in zip(names, cached.num_computed_tokens, strict=False):
+            running = known.get(name)
+            if running is not None and name in scheduled:
                 tokens = scheduled[name]
-                parts.append(f"[{known[name].quoted},{tokens},{done + tokens}]")
-        left = SAMPLED_REQUESTS - len(parts)
-        for name, done in zip(cached.req_ids[:left], cached.num_computed_tokens, strict=False):
-            if name in known and name in scheduled:
-                tokens = scheduled[name]
-                parts.append(f"[{known[name].quoted},{tokens},{done + tokens}]")
+                parts.append(f"[{running.quoted},{tokens},{done + tokens}]")
         return f',"requests":[{",".join(parts)}]' if parts else ""
 
     def _held(self, output: Any) -> tuple[int, int] | None:
@@ -579,7 +601,7 @@ class Sampler:
             self._core_since,
             KV_SAMPLE_FIGURES,
             (
-                host_rss_bytes(),
+                self._host.rss_bytes(),
                 None if pool is None or total is None else total - pool.get_num_free_blocks(),
                 total,
                 len(scheduler.running),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Screen = Annotated[
     bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
+]
+ViewLang = Annotated[
+    str, typer.Option("--lang", metavar="L", help="Language of the view: en, zh (Chinese).")
 ]
 MetricsPort = Annotated[
     int | None,
@@ -140,9 +144,10 @@ def refresher(
     return [Refresher(command, read, views)]
 
 
-def shown_by_attach(attached: Attached) -> Shown:
+def shown_by_attach(attached: Attached, lang: str) -> Shown:
     """Return what the views of ``memprof attach`` have to know of a run."""
     from vllm_memprof.launch.live import Shown
+    from vllm_memprof.report.language import language
 
     info = attached.info
     return Shown(
@@ -150,9 +155,10 @@ def shown_by_attach(attached: Attached) -> Shown:
         info.start_t_ns or attached.clock(),
         sampled=info.sample is not None,
         modelled=info.simulated,
-        foot="Ctrl-C: leave the view, the run goes on",
-        leave="q: leave the view",
+        foot=text("Ctrl-C: leave the view, the run goes on"),
+        leave=text("q: leave the view"),
         clock=attached.clock,
+        say=language(lang),
     )
 
 
@@ -164,8 +170,8 @@ def describe(attached: Attached, shown: Shown) -> str:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else FILE_WIDTH
     now_ns = attached.clock()
     if attached.budgets is None:
-        drawn = render_progress(attached.progress, shown.title, shown.start_ns, now_ns, width)
+        drawn = render_progress(attached.progress, shown, now_ns, width)
     else:
         drawn = serving_table(attached.progress, attached.budgets, shown, now_ns, width)
     end = attached.ended()
-    return printed(drawn) + ("" if end is None else f"memprof: {end}\n")
+    return printed(drawn) + ("" if end is None else f"memprof: {shown.say(end)}\n")

@@ -18,6 +18,7 @@ from vllm_memprof.cli.show import check_format, render, write_out
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import from_here
 from vllm_memprof.sources import build_run
+from vllm_memprof.text import text
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -184,6 +185,7 @@ def run(
     from vllm_memprof.launch.live import GuardedView, LiveView, PlainView, Shown
     from vllm_memprof.launch.prepare import prepare_job
     from vllm_memprof.launch.run import run_engine
+    from vllm_memprof.report.language import language
 
     with contextlib.ExitStack() as stack:
         if exporter is not None:
@@ -196,14 +198,17 @@ def run(
             output=request.mode == "serve" and not request.quiet,
             sampled=request.sample is not None,
             modelled=request.device.simulated,
-            foot="Ctrl-C: end the server",
-            leave="q: back to the line, the server goes on",
+            foot=text("Ctrl-C: end the server"),
+            leave=text("q: back to the line, the server goes on"),
+            requests=request.mode == "offline" and not request.quiet,
+            say=language(lang),
         )
         view: LiveView | PlainView
         if can_repaint() and not request.quiet:
             view = LiveView(shown, screen)
         else:
-            view = PlainView(replace(shown, title=f"{shown.title}: recording to {job.run_dir}"))
+            title = text("{run}: recording to {folder}", run=shown.title, folder=job.run_dir)
+            view = PlainView(replace(shown, title=title))
         shows = [view, *([] if exporter is None else [exporter])]
         newer = refresher(job.run_dir, shows, shown.sampled and request.mode == "serve")
         views = GuardedView(*shows, *newer)

@@ -10,6 +10,7 @@ the figure is unknown. The kinds of rows:
 - ``reading``: a field of the snapshot that the owners were made of.
 - ``budget``, ``term``, ``not_subtracted``: figures of the rank's KV-cache equation, its terms, and
   what it does not subtract; phase, order and edge are empty.
+- ``term_part``: held by the term above it, so it is not added to it.
 - ``audit``, ``audit_difference``: memprof's reading of a figure of the engine, and the engine's
   figure less it.
 """

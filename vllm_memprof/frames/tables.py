@@ -189,7 +189,8 @@ def device_memory(ranks: Iterable[RankSource]) -> pd.DataFrame:
 def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
     """Return one row per rank and figure of the KV-cache equation.
 
-    Columns after ``WHO``: kind (string: budget, term, not_subtracted, held_at_peak), name (string),
+    Columns after ``WHO``: kind (string: budget, term, term_part (of the
+    term above it), not_subtracted, held_at_peak), name (string),
     bytes (Int64), half_unit_bytes (Int64, half of the last digit that a log prints, 0 from hooks),
     subtracted (boolean, of a term), how (string, of all but the terms), kv_tokens (Int64, KV cache
     tokens that the bytes would hold).
@@ -225,6 +226,8 @@ def budget(ranks: Iterable[RankSource]) -> pd.DataFrame:
             yield ("budget", name, each.bytes, 0, None, each.how, each.kv_tokens)
         for term in found.terms:
             yield ("term", term.name, term.bytes, term.half_unit_bytes, term.subtracted, None, None)
+            for part in term.parts:
+                yield ("term_part", part.name, part.bytes, 0, None, part.how, None)
         for item in found.not_subtracted:
             yield ("not_subtracted", item.name, item.bytes, 0, None, item.how, item.kv_tokens)
         for held in found.held_at_peak:
@@ -265,8 +268,8 @@ def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
 
     Columns after ``WHO``: tokens, blocks, block_size_tokens, bytes_per_token (Float64),
     bytes_per_block, max_model_len_tokens, max_concurrency (Float64, requests of max_model_len),
-    available_bytes (granted by the equation), planned_bytes (of the planned tensors); Int64 where
-    nothing else is said.
+    available_bytes (granted by the equation), planned_bytes (of the planned tensors),
+    draft_bytes (of them, of the drafter's layers); Int64 where nothing else is said.
     """
     attributes = {
         "tokens": "tokens",
@@ -278,6 +281,7 @@ def kv(ranks: Iterable[RankSource]) -> pd.DataFrame:
         "max_concurrency": "max_concurrency",
         "available_bytes": "available_bytes",
         "planned_bytes": "planned_bytes",
+        "draft_bytes": "draft_bytes",
     }
     columns = {
         name: "Float64" if name in ("bytes_per_token", "max_concurrency") else "Int64"

@@ -19,6 +19,7 @@ from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.tail import EventTail
+from vllm_memprof.text import Text, join, text
 
 _TICK_S = 0.3
 #: Between two looks at whether the run is still recorded.
@@ -65,11 +66,13 @@ class Attached:
         with contextlib.suppress(RunRecordError):  # the folder may be gone, or be written just now
             self.info = load_info(self.run_dir)
         if self.info.status != "running":
-            return f"{describe_end(self.info)}; all of it: memprof report {self.run_dir}"
+            command = f"memprof report {self.run_dir}"
+            return text("{end}; all of it: {command}", end=describe_end(self.info), command=command)
         if is_held(self.run_dir, self.info.host) is False:
-            return (
+            return text(
                 "the process that recorded this run is gone and did not write its end; "
-                f"what it recorded: memprof report {self.run_dir}"
+                "what it recorded: {command}",
+                command=f"memprof report {self.run_dir}",
             )
         return None
 
@@ -104,7 +107,7 @@ class Attached:
         return None
 
 
-def describe_end(info: RunInfo) -> str:
+def describe_end(info: RunInfo) -> Text:
     """``the run ended: failed, worker TP1 was killed by SIGKILL``."""
-    reason = f", {info.exit_reason}" if info.exit_reason else ""
-    return f"the run has ended: {info.status}{reason}"
+    ended = text("the run has ended: {status}", status=info.status)
+    return join(", ", [ended, info.exit_reason]) if info.exit_reason else ended

@@ -14,14 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_memprof.launch.keys import Keys
 from vllm_memprof.launch.progress import DonePhase, EngineProgress, ProcessProgress
+from vllm_memprof.launch.requests import Requests, describe_memory, render_requests
 from vllm_memprof.launch.serving import describe_serving, render_status
 from vllm_memprof.launch.status import RankBudget, read_status
 from vllm_memprof.redact import redact_text
+from vllm_memprof.text import join, text
 from vllm_memprof.units import format_gib
 
 if TYPE_CHECKING:
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 #: Readings of the view: column head, snapshot field.
 READINGS = (
-    ("reserved", "reserved_bytes"),
-    ("peak", "allocated_run_peak_bytes"),
-    ("non-torch", "non_torch_bytes"),
+    (text("reserved"), "reserved_bytes"),
+    (text("peak"), "allocated_run_peak_bytes"),
+    (text("non-torch"), "non_torch_bytes"),
 )
 #: Phases that come by the dozen; they stay out of the lists of finished phases.
 _MINOR = ("communicator", "empty_cache")
@@ -59,6 +61,8 @@ class Shown:
     foot: str = ""  # of the full screen: what Ctrl-C does
     leave: str = ""  # what q does there, where keys can be read
     clock: Callable[[], int] = time.monotonic_ns  # that of the events
+    requests: bool = False  # show those that the driver of an offline run tells of
+    say: Callable[[str], str] = str  # puts a text into the user's language
 
 
 class PlainView:
@@ -80,12 +84,14 @@ class PlainView:
         self._last_line = ""
         self._seen: dict[str, int] = {}
         self._at_line_start = True
+        self._requests = Requests() if shown.requests else None
         if title:
-            self.note(shown.title)
+            self.note(shown.say(shown.title))
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         self._progress = progress
         self._print_phases(named_only=True)
+        self._print_requests()
         now_ns = self._shown.clock()
         if self._budgets is not None and now_ns >= self._next_line_ns:
             self._next_line_ns = now_ns + _PLAIN_NS
@@ -103,10 +109,24 @@ class PlainView:
         assert self._progress is not None
         status = read_status(self._progress, budgets)
         line = describe_serving(
-            status, now_ns, sampled=self._shown.sampled, modelled=self._shown.modelled
+            status,
+            now_ns,
+            sampled=self._shown.sampled,
+            modelled=self._shown.modelled,
+            say=self._shown.say,
         )
         if line != self._last_line:
             self._last_line = line
+            self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
+
+    def _print_requests(self) -> None:
+        """Print a line per request that has ended."""
+        if self._requests is None or self._progress is None:
+            return
+        now_ns, say = self._shown.clock(), self._shown.say
+        for said in self._requests.fresh():
+            memory = describe_memory(read_status(self._progress), self._shown.sampled)
+            line = say(said) if memory is None else say(join(" | ", [said, memory]))
             self.note(f"{(now_ns - self._shown.start_ns) / 1e9:7.1f}s {line}")
 
     def _print_phases(self, named_only: bool) -> None:
@@ -116,11 +136,14 @@ class PlainView:
                 continue
             for phase in process.done[self._seen.get(process.file, 0) :]:
                 if phase.phase not in _MINOR:
-                    self.note(describe_phase(process, phase, self._shown.start_ns))
+                    said = describe_phase(process, phase, self._shown.start_ns, self._shown.say)
+                    self.note(said)
             self._seen[process.file] = len(process.done)
 
     def output(self, chunk: bytes) -> None:
         """Print a chunk of the engine's output, unchanged."""
+        if self._requests is not None:
+            self._requests.feed(chunk, self._shown.clock())
         if self._show_output and chunk:
             with self._lock:
                 self._write(chunk)
@@ -143,6 +166,7 @@ class PlainView:
 
     def close(self) -> None:
         self._print_phases(named_only=False)
+        self._print_requests()
 
     def _write(self, data: bytes) -> None:
         try:
@@ -152,19 +176,23 @@ class PlainView:
             self._show_output = False  # the terminal is gone; the run goes on
 
 
-def describe_phase(process: ProcessProgress, phase: DonePhase, start_ns: int) -> str:
+def describe_phase(
+    process: ProcessProgress, phase: DonePhase, start_ns: int, say: Callable[[str], str] = str
+) -> str:
     """Return ``  12.3s TP0 weight_load 9.17 GiB reserved, peak 9.17, non-torch 0.35 (2.1 s)``;
     unknown is ``-``."""
-    figures = ", ".join(
-        f"{head} {format_gib(phase.snapshot.get(name))}" for head, name in READINGS[1:]
+    figures = text(
+        "{reserved:gib} GiB reserved, peak {peak:gib}, non-torch {non_torch:gib}",
+        reserved=phase.snapshot.get("reserved_bytes"),
+        peak=phase.snapshot.get("allocated_run_peak_bytes"),
+        non_torch=phase.snapshot.get("non_torch_bytes"),
     )
     took = (
         "" if phase.start_t_ns is None else f" ({(phase.end_t_ns - phase.start_t_ns) / 1e9:.1f} s)"
     )
-    failed = f" FAILED: {phase.error}" if phase.error else ""
+    failed = f" {say(text('FAILED: {error}', error=phase.error))}" if phase.error else ""
     at = f"{(phase.end_t_ns - start_ns) / 1e9:7.1f}s"
-    reserved = format_gib(phase.snapshot.get("reserved_bytes"))
-    return f"{at} {process.name} {phase.phase} {reserved} GiB reserved, {figures}{took}{failed}"
+    return f"{at} {process.name} {phase.phase} {say(figures)}{took}{failed}"
 
 
 class GuardedView:
@@ -259,7 +287,8 @@ class LiveView:
         self._partial = b""
         self._kept: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._output_lock = threading.RLock()
-        self._plain = PlainView(shown, title=False)
+        self._plain = PlainView(replace(shown, requests=False), title=False)
+        self._requests = Requests() if shown.requests else None
         self._live: Live | None = None
         self.left = False  # the full screen was left with q
         self._start()
@@ -292,6 +321,8 @@ class LiveView:
 
     def output(self, chunk: bytes) -> None:
         """Scroll whole lines above the display; of a progress bar, print the last state."""
+        if self._requests is not None:
+            self._requests.feed(chunk, self._shown.clock())
         with self._output_lock:
             if self._live is None:
                 self._pass(chunk)
@@ -345,8 +376,12 @@ class LiveView:
         self._keys = None
         self.left = True
         if self._shown.output and self._kept:
-            self._plain.note(f"memprof: the last of {len(self._kept)} lines that the engine printed"
-                             " meanwhile; all of them are in engine.log")  # fmt: skip
+            said = text(
+                "the last of {count} lines that the engine printed meanwhile; all of them are in "
+                "engine.log",
+                count=len(self._kept),
+            )
+            self._plain.note(f"memprof: {self._shown.say(said)}")
             for line in list(self._kept)[-5:]:
                 self._plain.note(line)
         self._kept.clear()
@@ -364,9 +399,9 @@ class LiveView:
                 progress, self._budgets, self._shown, list(self._kept), now_ns, self._console, keys
             )
         if self._budgets is None:
-            table = render_progress(
-                progress, self._shown.title, self._shown.start_ns, now_ns, width
-            )
+            table = render_progress(progress, self._shown, now_ns, width)
+            if self._requests is not None and (self._requests.total or 0) > 1:
+                return self._with_requests(table, self._requests, progress, now_ns)
             return self._with_last_line(table, last_line)
         if self._table:
             return serving_table(progress, self._budgets, self._shown, now_ns, width)
@@ -379,8 +414,18 @@ class LiveView:
             sampled=self._shown.sampled,
             modelled=self._shown.modelled,
             width=width - len(_MARK),
+            say=self._shown.say,
         )
         return Text.assemble((_MARK, "bold"), (line, "reverse"), no_wrap=True, overflow="ellipsis")
+
+    def _with_requests(
+        self, table: RenderableType, requests: Requests, progress: EngineProgress, now_ns: int
+    ) -> RenderableType:
+        from rich.console import Group
+
+        sampled, say = self._shown.sampled, self._shown.say
+        status = read_status(progress)
+        return Group(table, render_requests(requests, status, now_ns, sampled=sampled, say=say))
 
     def _with_last_line(self, table: RenderableType, last_line: str) -> RenderableType:
         from rich.console import Group
@@ -393,7 +438,7 @@ class LiveView:
 
 
 def render_progress(
-    progress: EngineProgress, title: str, start_ns: int, now_ns: int, width: int
+    progress: EngineProgress, shown: Shown, now_ns: int, width: int
 ) -> RenderableType:
     """Return the table of the live view: per rank the phase under way, its seconds, readings in
     GiB, finished phases."""
@@ -401,26 +446,31 @@ def render_progress(
     from rich.table import Table
     from rich.text import Text
 
-    head = _head(title, start_ns, now_ns)
+    say = shown.say
+    head = _head(shown, now_ns)
     workers = progress.workers
     if not workers:
         started = [process.name for process in progress.processes if process.matters]
-        waiting = (
-            f"engine is starting ({', '.join(started)} up)" if started else "engine is starting"
-        )
-        return Group(head, Text(f"{waiting}; no rank has reported yet", style="dim"))
+        waiting = text("engine is starting; no rank has reported yet")
+        if started:
+            waiting = text(
+                "engine is starting ({names} up); no rank has reported yet",
+                names=join(", ", started),
+            )
+        return Group(head, Text(say(waiting), style="dim"))
     table = Table(
         box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline"
     )
-    table.add_column("rank", no_wrap=True)
-    table.add_column("phase", no_wrap=True, width=_PHASE_WIDTH, overflow="ellipsis")
+    table.add_column(say(text("rank")), no_wrap=True)
+    table.add_column(say(text("phase")), no_wrap=True, width=_PHASE_WIDTH, overflow="ellipsis")
     table.add_column("s", justify="right", no_wrap=True, width=5)
     for name, _ in READINGS:
-        table.add_column(name, justify="right", no_wrap=True, min_width=6)
-    table.add_column("done", no_wrap=True, ratio=1, overflow="ellipsis")
+        table.add_column(say(name), justify="right", no_wrap=True, min_width=6)
+    table.add_column(say(text("done")), no_wrap=True, ratio=1, overflow="ellipsis")
     for process in workers:
-        table.add_row(*_row(process, now_ns))
-    return Group(head, table, Text("reserved, peak (allocated) and non-torch in GiB", style="dim"))
+        table.add_row(*_row(process, now_ns, say))
+    note = say(text("reserved, peak (allocated) and non-torch in GiB"))
+    return Group(head, table, Text(note, style="dim"))
 
 
 def render_screen(
@@ -448,7 +498,7 @@ def render_screen(
 
     width = console.width
     if budgets is None:
-        upper = render_progress(progress, shown.title, shown.start_ns, now_ns, width)
+        upper = render_progress(progress, shown, now_ns, width)
     else:
         upper = serving_table(progress, budgets, shown, now_ns, width)
     height = len(console.render_lines(upper, console.options.update(width=width)))
@@ -456,7 +506,8 @@ def render_screen(
     lines = "\n".join(list(output)[-room:] if room else [])
     # a space: an empty text is no renderable to a layout
     log = Text.from_ansi(lines or " ", style="dim", no_wrap=True, overflow="ellipsis")
-    foot = f" {'   '.join([*([shown.leave] if keys else []), shown.foot])} "
+    hints = [*([shown.leave] if keys else []), shown.foot]
+    foot = f" {'   '.join(map(shown.say, hints))} "
     layout = Layout()
     layout.split_column(
         Layout(upper, size=max(1, min(height + 1, console.height - 2))),
@@ -482,24 +533,26 @@ def serving_table(
         width,
         sampled=shown.sampled,
         modelled=shown.modelled,
+        say=shown.say,
     )
-    return Group(_head(shown.title, shown.start_ns, now_ns), table)
+    return Group(_head(shown, now_ns), table)
 
 
-def _head(title: str, start_ns: int, now_ns: int) -> Text:
+def _head(shown: Shown, now_ns: int) -> Text:
     from rich.text import Text
 
-    seconds = f"  {(now_ns - start_ns) / 1e9:.0f} s"
-    return Text.assemble((title, "bold"), seconds, no_wrap=True, overflow="ellipsis")
+    seconds = f"  {(now_ns - shown.start_ns) / 1e9:.0f} s"
+    return Text.assemble((shown.say(shown.title), "bold"), seconds, no_wrap=True,
+                         overflow="ellipsis")  # fmt: skip
 
 
-def _row(process: ProcessProgress, now_ns: int) -> list[RenderableType]:
+def _row(process: ProcessProgress, now_ns: int, say: Callable[[str], str]) -> list[RenderableType]:
     from rich.text import Text
 
     if process.open:
         phase = Text(process.open[-1].phase, style="bold cyan")
         if len(process.open) > 1:
-            phase.append(f" in {process.open[0].phase}", style="cyan")
+            phase.append(f" {say(text('in {phase}', phase=process.open[0].phase))}", style="cyan")
         seconds = f"{max(0, now_ns - process.open[-1].t_ns) / 1e9:.1f}"
     else:
         phase, seconds = Text("…", style="dim"), ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_memprof.record.schema import RANKS
+from vllm_memprof.text import text
 
 #: An event as the tail reads it; another release may have written it.
 Event = Mapping[str, Any]
@@ -18,6 +19,7 @@ _SAMPLED = (
     "allocated_bytes",
     "reserved_bytes",
     "allocated_run_peak_bytes",
+    "reserved_run_peak_bytes",
     "non_torch_bytes",
     "device_total_bytes",
     "device_free_bytes",
@@ -121,9 +123,11 @@ class ProcessProgress:
         phase."""
         if self.open:
             inner, outer = self.open[-1].phase, self.open[0].phase
-            return f"in {inner}" if len(self.open) == 1 else f"in {inner} (inside {outer})"
+            if len(self.open) == 1:
+                return text("in {phase}", phase=inner)
+            return text("in {phase} (inside {outer})", phase=inner, outer=outer)
         top = [phase for phase in self.done if phase.depth == 0]
-        return f"after {top[-1].phase}" if top else None
+        return text("after {phase}", phase=top[-1].phase) if top else None
 
 
 @dataclass

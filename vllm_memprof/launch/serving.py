@@ -7,27 +7,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm_memprof.launch.status import RankStatus, Serving, Status
+from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB, format_gib
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import RenderableType
 
-#: Columns of the table, in GiB: head, snapshot field.
-COLUMNS = (
-    ("reserved", "reserved_bytes"),
-    ("peak", "allocated_run_peak_bytes"),
-    ("non-torch", "non_torch_bytes"),
-    ("free", "device_free_bytes"),
-)
+    Say = Callable[[str], str]
+
 #: A sample of this age is said to be of that age.
 _OLD_S = 5.0
-NOT_SAMPLED = "requests, KV cache in use and growth are not measured without --sample"
-_SHORT_NOT_SAMPLED = "not measured without --sample: requests, KV in use"
-NO_SAMPLE_YET = "no step has been sampled yet"
+NOT_SAMPLED = text("requests, KV cache in use and growth are not measured without --sample")
+_SHORT_NOT_SAMPLED = text("not measured without --sample: requests, KV in use")
+NO_SAMPLE_YET = text("no step has been sampled yet")
 
 
 def describe_serving(
-    status: Status, now_ns: int, *, sampled: bool, modelled: bool, width: int | None = None
+    status: Status,
+    now_ns: int,
+    *,
+    sampled: bool,
+    modelled: bool,
+    width: int | None = None,
+    say: Say = str,
 ) -> str:
     """Return a run that serves as one line: what it does, then memory, then what is not known.
 
@@ -36,14 +40,17 @@ def describe_serving(
         now_ns: CLOCK_MONOTONIC.
         sampled: the run samples its steps.
         modelled: the profile of a simulated device sets memory outside torch.
-        width: characters at most; parts at the end are shortened, then left out. None: any.
+        width: columns at most; parts at the end are shortened, then left out. None: any.
+        say: puts a text into a language.
     """
+    from rich.cells import cell_len
+
     parts = _parts(status, now_ns, sampled, modelled)
-    for chosen in ([long for long, _ in parts], [short for _, short in parts]):
+    for chosen in ([say(long) for long, _ in parts], [say(short) for _, short in parts]):
         line = " | ".join(chosen)
-        if width is None or len(line) <= width:
+        if width is None or cell_len(line) <= width:
             return line
-    while len(chosen) > 1 and len(" | ".join(chosen)) > (width or 0):
+    while len(chosen) > 1 and cell_len(" | ".join(chosen)) > (width or 0):
         chosen.pop()
     return " | ".join(chosen)
 
@@ -52,19 +59,24 @@ def _parts(status: Status, now_ns: int, sampled: bool, modelled: bool) -> list[t
     parts = [(_doing(status), _doing(status))]
     serving = status.serving
     if serving is not None and serving.kv_used_bytes is not None:
-        used, size = format_gib(serving.kv_used_bytes), format_gib(serving.kv_bytes)
-        parts.append((f"KV cache in use {used} of {size} GiB", f"KV {used}/{size}"))
-    if status.lost_events:
-        parts.append((f"{status.lost_events} events lost", f"lost {status.lost_events}"))
+        used, size = serving.kv_used_bytes, serving.kv_bytes
+        long = text("KV cache in use {used:gib} of {size:gib} GiB", used=used, size=size)
+        parts.append((long, text("KV {used:gib}/{size:gib}", used=used, size=size)))
+    if (lost := status.lost_events) > 0:
+        parts.append((text("{lost} events lost", lost=lost), text("lost {lost}", lost=lost)))
     most = status.highest("reserved_bytes")
     if most is not None:
-        size = format_gib(most.reading("reserved_bytes"))
-        who = f" ({most.label})" if len(status.ranks) > 1 else ""
-        when = "" if serving is not None else " at the last phase"
-        parts.append((f"reserved {size} GiB{who}{when}", f"reserved {size}"))
+        size = most.reading("reserved_bytes")
+        long = text("reserved {size:gib} GiB", size=size)
+        if len(status.ranks) > 1:
+            long = text("{what} ({who})", what=long, who=most.label)
+        if serving is None:
+            long = text("{what} at the last phase", what=long)
+        parts.append((long, text("reserved {size:gib}", size=size)))
     if status.spare_bytes is not None:
-        size, mark = format_gib(status.spare_bytes), " (m)" if modelled else ""
-        parts.append((f"spare {size} GiB{mark}", f"spare {size}{mark}"))
+        size, mark = status.spare_bytes, " (m)" if modelled else ""
+        long = text("spare {size:gib} GiB{mark}", size=size, mark=mark)
+        parts.append((long, text("spare {size:gib}{mark}", size=size, mark=mark)))
     grows = describe_growth(status)
     if grows is not None:
         parts.append((grows, grows))
@@ -72,103 +84,131 @@ def _parts(status: Status, now_ns: int, sampled: bool, modelled: bool) -> list[t
         missing = (NO_SAMPLE_YET, NO_SAMPLE_YET) if sampled else (NOT_SAMPLED, _SHORT_NOT_SAMPLED)
         parts.append(missing)
     elif (age := _age(serving, now_ns)) is not None:
-        parts.append((f"sampled {age}", f"sampled {age}"))
+        sample = text("sampled {age}", age=age)
+        parts.append((sample, sample))
     return parts
 
 
 def _doing(status: Status) -> str:
     for rank in status.ranks:
         if rank.process.open:
-            return f"{rank.label} {rank.process.where()}"
+            return text("{who} {where}", who=rank.label, where=rank.process.where() or "")
     serving = status.serving
     if serving is None or serving.running is None:
-        return "serving"
-    waiting = f", {serving.waiting} waiting" if serving.waiting else ""
-    return f"{serving.running} running{waiting}"
+        return text("serving")
+    running = text("{count} running", count=serving.running)
+    if not serving.waiting:
+        return running
+    return join(", ", [running, text("{count} waiting", count=serving.waiting)])
 
 
-def describe_growth(status: Status) -> str | None:
+def describe_growth(status: Status) -> Text | None:
     """Return what grows the fastest, or that nothing does; None where it cannot be told yet."""
     if not status.growing:
-        return "no growth" if status.growth_judged else None
+        return text("no growth") if status.growth_judged else None
     label, most = status.growing[0]
     rate = "-" if most.bytes_per_hour is None else f"{most.bytes_per_hour / MIB:,.0f}"
-    full = "" if most.hours_until_full is None else f", full in {most.hours_until_full:,.1f} h"
-    return f"growth {rate} MiB/h ({label} {most.owner}{full})"
+    if most.hours_until_full is None:
+        return text("growth {rate} MiB/h ({who} {owner})", rate=rate, who=label, owner=most.owner)
+    return text(
+        "growth {rate} MiB/h ({who} {owner}, full in {hours:,.1f} h)",
+        rate=rate,
+        who=label,
+        owner=most.owner,
+        hours=most.hours_until_full,
+    )
 
 
-def _age(serving: Serving, now_ns: int) -> str | None:
+def _age(serving: Serving, now_ns: int) -> Text | None:
     """Return the age of a sample that is not of now."""
     seconds = (now_ns - serving.t_ns) / 1e9
     if seconds < _OLD_S:
         return None
-    return f"{seconds:.0f} s ago" if seconds < 600 else f"{seconds / 60:.0f} min ago"
+    if seconds < 600:
+        return text("{seconds:.0f} s ago", seconds=seconds)
+    return text("{minutes:.0f} min ago", minutes=seconds / 60)
 
 
 def render_status(
-    status: Status, now_ns: int, width: int, *, sampled: bool, modelled: bool
+    status: Status, now_ns: int, width: int, *, sampled: bool, modelled: bool, say: Say = str
 ) -> RenderableType:
     """Return a run that serves as a table, a row per rank, with its requests under it."""
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
+    from rich.text import Text as Painted
 
     table = Table(
         box=None, width=width, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline"
     )
-    table.add_column("rank", no_wrap=True)
-    table.add_column("phase", no_wrap=True, ratio=1, overflow="ellipsis")
-    for head in ("reserved", "peak", "non-torch", "KV cache", "free", "spare"):
-        table.add_column(head, justify="right", no_wrap=True, min_width=6)
+    table.add_column(say(text("rank")), no_wrap=True)
+    table.add_column(say(text("phase")), no_wrap=True, ratio=1, overflow="ellipsis")
+    for head in (
+        text("reserved"),
+        text("peak"),
+        text("non-torch"),
+        text("KV cache"),
+        text("free"),
+        text("spare"),
+    ):
+        table.add_column(say(head), justify="right", no_wrap=True, min_width=6)
     for rank in status.ranks:
-        table.add_row(*_row(rank))
-    note = "GiB. peak: allocated, since the process began. spare: device total less all that is "
-    note += "held at the serving peak."
+        table.add_row(*_row(rank, say))
+    notes = [
+        text(
+            "GiB. peak: allocated, since the process began. spare: device total less all that is "
+            "held at the serving peak."
+        )
+    ]
     if modelled:
-        note += " A simulated device: its profile sets non-torch, and with it free and spare."
-    lines = [Text(line, style="bold") for line in _requests(status, now_ns, sampled)]
-    return Group(table, Text(), *lines, Text(note, style="dim"))
+        notes.append(
+            text("A simulated device: its profile sets non-torch, and with it free and spare.")
+        )
+    lines = [Painted(say(line), style="bold") for line in _requests(status, now_ns, sampled)]
+    note = " ".join(map(say, notes))
+    return Group(table, Painted(), *lines, Painted(note, style="dim"))
 
 
-def _row(rank: RankStatus) -> list[RenderableType]:
-    from rich.text import Text
+def _row(rank: RankStatus, say: Say) -> list[RenderableType]:
+    from rich.text import Text as Painted
 
     process = rank.process
-    where = process.where() if process.open or process.shutting_down else "serving"
-    phase = Text(where or "-", style="bold cyan" if process.open else "green")
-    readings = {head: format_gib(rank.reading(name)) for head, name in COLUMNS}
+    where = process.where() if process.open or process.shutting_down else text("serving")
+    phase = Painted(say(where or "-"), style="bold cyan" if process.open else "green")
     spare = rank.spare_bytes
     style = "" if spare is None or spare >= GIB else "yellow" if spare >= 0 else "bold red"
     return [
         rank.label,
         phase,
-        readings["reserved"],
-        readings["peak"],
-        readings["non-torch"],
+        format_gib(rank.reading("reserved_bytes")),
+        format_gib(rank.reading("allocated_run_peak_bytes")),
+        format_gib(rank.reading("non_torch_bytes")),
         format_gib(rank.granted_bytes),
-        readings["free"],
-        Text(format_gib(spare), style=style),
+        format_gib(rank.reading("device_free_bytes")),
+        Painted(format_gib(spare), style=style),
     ]
 
 
 def _requests(status: Status, now_ns: int, sampled: bool) -> list[str]:
     serving = status.serving
-    lost = [f"{status.lost_events} events could not be written"] if status.lost_events else []
-    lost += [f"nothing is recorded of {who}" for who in status.blind]
+    lost: list[str] = []
+    if status.lost_events:
+        lost.append(text("{lost} events could not be written", lost=status.lost_events))
+    lost += [text("nothing is recorded of {who}", who=who) for who in status.blind]
     if serving is None:
         return [*lost, NO_SAMPLE_YET if sampled else NOT_SAMPLED]
     running, waiting = (
         "-" if count is None else str(count) for count in (serving.running, serving.waiting)
     )
-    used, size = format_gib(serving.kv_used_bytes), format_gib(serving.kv_bytes)
-    share = ""
+    used, size = serving.kv_used_bytes, serving.kv_bytes
+    kv = text("KV cache in use: {used:gib} of {size:gib} GiB", used=used, size=size)
     if serving.blocks_used is not None and serving.blocks:
-        share = f" ({serving.blocks_used / serving.blocks:.1%} of the blocks)"
+        share = serving.blocks_used / serving.blocks
+        kv = text("{kv} ({share:.1%} of the blocks)", kv=kv, share=share)
+    doing = text("requests: {running} running, {waiting} waiting", running=running, waiting=waiting)
     age = _age(serving, now_ns)
-    when = "" if age is None else f", sampled {age}"
     return [
-        f"requests: {running} running, {waiting} waiting{when}",
-        f"KV cache in use: {used} of {size} GiB{share}",
+        doing if age is None else join(", ", [doing, text("sampled {age}", age=age)]),
+        kv,
         *([] if (grows := describe_growth(status)) is None else [grows]),
         *lost,
     ]

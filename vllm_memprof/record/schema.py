@@ -104,6 +104,7 @@ PHASES = (
     "weight_load",
     "draft_load",
     "lora_load",
+    "model_state",
     "mm_profile",
     "profile_run",
     "empty_cache",
@@ -218,6 +219,9 @@ KV_PLAN = (
     "kv_transfer",  # a connector is configured: its tensors are padded
     "shared_backing",  # groups lie over each other in one allocation, whatever their pages are
     "divisor_bytes",  # a list; what a block was counted with where the plan has less, else null
+    # a list, one per worker: {layer: bytes}, null of a layer that shares its bytes with another;
+    # with --speculative-config alone, else null
+    "layer_bytes",
 )
 
 

@@ -10,13 +10,13 @@ from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.unit.accounting.builders import DATA, process, recorded, run_of, snapshot, span
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.audit import (
-    LOAD_SLACK_BYTES,
     MOST_TOLERANCE_BYTES,
     asked_utilization,
     audit,
 )
 from vllm_memprof.accounting.equations import EQUATIONS, Equation
 from vllm_memprof.accounting.model import AuditRow, Report
+from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import Run
@@ -208,6 +208,22 @@ def test_a_run_that_ended_early_has_readings_as_far_as_it_got() -> None:
     assert rows["initial_free"].agrees is True
     assert rows["weights"].own_bytes is None
     assert "not recorded to its end" in str(rows["weights"].reason)
+
+
+def test_weights_end_where_the_second_runner_makes_what_else_a_model_needs() -> None:
+    levels = [snapshot(allocated_bytes=size * MIB) for size in (10, 40, 46)]
+    load = span("weight_load", levels[0], levels[2], 0)
+    state = span("model_state", levels[1], levels[2], 1, parent=0)
+    (row,) = rows_of_spans([load, state], {"weights_bytes": 30 * MIB})
+    assert (row.own_bytes, row.difference_bytes) == (30 * MIB, 0)
+    assert "model_state" in str(row.source)
+    (row,) = rows_of_spans([load], {"weights_bytes": 30 * MIB})
+    assert (row.own_bytes, row.agrees) == (36 * MIB, False)
+
+
+def rows_of_spans(spans: list[Span], figures: dict[str, int]) -> list[AuditRow]:
+    report = build_report(run_of(process(spans, figures)))
+    return [row for row in report.ranks[0].budget.audit if row.term == "weights"]
 
 
 def test_a_term_without_both_moments_has_no_reading() -> None:

@@ -67,7 +67,7 @@ def listed() -> list[Unseen]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build what the audit, the residual and the checks of the KV cache need, and no more."""
     monkeypatch.setattr(build, "find", lambda run, ranks: [])
-    monkeypatch.setattr(build, "_phases_with_owners", lambda process, simulated: process.phases)
+    monkeypatch.setattr(build, "_phases_with_owners", lambda process, *_: process.phases)
     monkeypatch.setattr(build, "empty_cache_calls", lambda run, process: [])
 
 

@@ -136,6 +136,62 @@ def test_parts_of_another_moment_are_left_out() -> None:
     assert "weights" not in {row.component for row in failed(None, before).owners}
 
 
+def _loading(ended: bool) -> list[Span]:
+    """Phases in which a draft model of 2 GiB and slots of 1 GiB are loaded, or were."""
+
+    def at(t_ns: int, size: float) -> Any:
+        return replace(snapshot(allocated_bytes=gib(size)), t_ns=t_ns)
+
+    whole = span("weight_load", at(-90, 0), at(-50, 19), end_t_ns=0 if ended else None)
+    draft = span("draft_load", at(-80, 16), at(-70, 18), 1, parent=0, depth=1)
+    slots = span("lora_load", at(-60, 18), at(-55, 19), 2, parent=0, depth=1)
+    if ended:
+        return [whole, draft, slots, span("kv_cache_alloc", at(-40, 19), at(-30, 46), 3)]
+    under_way = replace(slots, edges=slots.edges[:1], end_t_ns=None)
+    return [replace(whole, edges=whole.edges[:1]), draft, under_way]
+
+
+def test_draft_model_and_lora_slots_are_owners_of_their_own() -> None:
+    oom = failed(None, _loading(ended=True))
+    sizes = {row.component: row.bytes for row in oom.owners if row.part_of is not None}
+    assert sizes == {
+        "kv_cache": gib(27),
+        "target_weights": gib(16),
+        "draft_weights": gib(2),
+        "lora": gib(1),
+        "other_tensors": gib(4),
+    }
+    slots, draft = remedy(oom, "lora_slots"), remedy(oom, "draft_model")
+    assert slots.argument == "a lower --max-loras or --max-lora-rank"
+    assert (slots.bytes, slots.bound, slots.how, slots.enough) == (
+        gib(1),
+        "at_most",
+        "derived",
+        None,
+    )
+    assert (draft.argument, draft.bytes) == ("without --speculative-config", gib(2))
+    # the KV cache takes what the weights no longer do
+    assert (draft.enough, "grows by as much" in draft.grounds) == (None, True)
+
+
+def test_slots_that_are_being_made_have_what_they_took_so_far() -> None:
+    oom = failed(None, _loading(ended=False))
+    sizes = {row.component: row.bytes for row in oom.owners if row.part_of is not None}
+    assert sizes == {
+        "target_weights": gib(16),
+        "draft_weights": gib(2),
+        "lora": gib(32),
+        "other_tensors": 0,
+    }
+    assert remedy(oom, "draft_model").enough is True  # 2 GiB were missing, and no KV cache is there
+
+
+def test_a_start_without_them_has_neither_owner_nor_remedy() -> None:
+    oom = failed(None)
+    assert not {"lora_slots", "draft_model"} & {each.id for each in oom.remedies}
+    assert not {"lora", "draft_weights"} & {row.component for row in oom.owners}
+
+
 def test_each_remedy_says_what_it_gives_and_whether_that_is_enough() -> None:
     blocks = [pool(gib(8), gib(2), allocated_bytes=gib(50))]
     oom = failed(Failure("", chain=CHAIN, requests=STEP, pools=blocks))

@@ -15,6 +15,7 @@ from vllm_memprof.capture.kv_plan import (
     describe,
     describe_group,
     divisor_bytes,
+    layer_bytes,
     layout,
     planned_bytes,
     tokens_rule,
@@ -184,3 +185,40 @@ def test_groups_that_share_an_allocation_take_it_once() -> None:
     assert planned_bytes([_place(640), _place(640), _place(64)]) == 704  # one more, of a drafter
     assert planned_bytes([_place(640), _place(9999, host=True)]) == 640
     assert planned_bytes([SimpleNamespace(size=640), SimpleNamespace(size=640)]) == 1280
+
+
+def test_bytes_of_layers_are_those_of_tensors_that_no_other_layer_shares() -> None:
+    tensors = [
+        SimpleNamespace(size=640, shared_by=["model.0"]),
+        SimpleNamespace(size=320, shared_by=["mtp.0"]),
+        SimpleNamespace(size=64, shared_by=["model.1", "mtp.1"]),
+    ]
+    config = SimpleNamespace(kv_cache_tensors=tensors, kv_cache_groups=[], num_blocks=10)
+    assert layer_bytes(config) == {"model.0": 640, "mtp.0": 320, "model.1": None, "mtp.1": None}
+
+
+def test_bytes_of_layers_in_one_allocation_follow_from_their_pages() -> None:
+    """From vLLM 0.29 on; groups that lie over each other have no bytes of their own."""
+    spec = SimpleNamespace(kv_cache_specs={"a": full(64), "index": full(24)}, page_size_bytes=88)
+    one = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "index"])
+    config = SimpleNamespace(kv_cache_tensors=[_place(880)], kv_cache_groups=[one], num_blocks=10)
+    assert layer_bytes(config) == {"a": 640, "index": 240}
+    config.kv_cache_groups = [one, group(full(64), 1)]
+    assert set(layer_bytes(config).values()) == {None}
+    config.kv_cache_groups = [SimpleNamespace(**vars(one), host_resident=True)]
+    assert set(layer_bytes(config).values()) == {None}
+
+
+def test_layers_are_listed_with_a_drafter_alone() -> None:
+    tensors = [SimpleNamespace(size=640, shared_by=["a"])]
+    config = SimpleNamespace(
+        num_blocks=10, kv_cache_groups=[group(full(64), 1)], kv_cache_tensors=tensors
+    )
+    vllm_config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=100),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.9),
+        speculative_config=None,
+    )
+    assert describe(vllm_config, [700], [config])["layer_bytes"] is None
+    vllm_config.speculative_config = object()
+    assert describe(vllm_config, [700], [config])["layer_bytes"] == [{"a": 640}]

@@ -126,6 +126,8 @@ def test_draft_lora_and_connector_are_phases_of_their_own(run_engine: Run) -> No
         assert held[1] - held[0] == size
         outer = "kv_cache_alloc" if phase == "kv_connector" else "weight_load"
         assert before["parent"] == ids[outer]
+    _, loaded = recorded.edges("draft_load")
+    assert loaded["detail"]["layers"] == ["mtp.0.attn"]  # those that the drafter added
     assert not recorded.kind("error")
 
 
@@ -234,6 +236,7 @@ def test_kv_plan(run_engine: Run) -> None:
         "kv_transfer": False,
         "shared_backing": False,
         "divisor_bytes": [None],
+        "layer_bytes": None,
     }
 
 

@@ -51,7 +51,7 @@ def progress() -> EngineProgress:
 @pytest.mark.parametrize("width", [80, 120])
 def test_table(progress, width):
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
-    console.print(render_progress(progress, "memprof serve M", 0, int(7.25e9), width))
+    console.print(render_progress(progress, Shown("memprof serve M", 0), int(7.25e9), width))
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("memprof serve M  7 s")
@@ -71,7 +71,7 @@ def test_before_any_rank_reports():
     progress = EngineProgress()
     progress.fold("f", event("process", 0, pid=1, role="api"))
     console = Console(file=io.StringIO(), width=80)
-    console.print(render_progress(progress, "t", 0, 1, 80))
+    console.print(render_progress(progress, Shown("t", 0), 1, 80))
     assert "engine is starting (API server up)" in console.file.getvalue()
 
 

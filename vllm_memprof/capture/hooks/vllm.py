@@ -35,6 +35,13 @@ _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
 _NPU_RUNNER = "vllm_ascend.worker.model_runner_v1:NPUModelRunner"
 #: VLLM_USE_V2_MODEL_RUNNER=1; runs from vllm-ascend 0.26 on.
 _NPU_RUNNER_V2 = "vllm_ascend.worker.v2.model_runner:NPUModelRunner"
+_SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+#: Drafters of the V2 runner; a class that overrides the first one's method calls it.
+_SPECULATORS_V2 = (
+    f"{_SPECULATORS}.speculator:DraftModelSpeculator.load_model",
+    f"{_SPECULATORS}.autoregressive.speculator:AutoRegressiveSpeculator.load_model",
+    f"{_SPECULATORS}.multi_module_mtp.speculator:MultiModuleMTPSpeculator.load_model",
+)
 _NPU_POOL = "vllm_ascend.device_allocator.camem:CaMemAllocator"
 _GPU_WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _GPU_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -113,16 +120,25 @@ HOOKS: tuple[Hook, ...] = (
           "vllm_ascend.spec_decode.llm_base_proposer:AscendSpecDecodeBaseProposer.load_model",
           "vllm_ascend.spec_decode.eagle_proposer:SpecDecodeBaseProposer.load_model",
           "vllm_ascend.spec_decode.eagle_proposer:EagleProposer.load_model",
+          *_SPECULATORS_V2,
+          "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator:"
+          "AscendAutoRegressiveSpeculator.load_model",
+          enter=actions.begin_draft_load, leave=actions.leave_draft_load,
           need=OPTIONAL, backends=NPU),
     phase("cuda.r.draft_load", "draft_load",
           "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.load_model",
           "vllm.v1.spec_decode.eagle:EagleProposer.load_model",
+          *_SPECULATORS_V2,
+          enter=actions.begin_draft_load, leave=actions.leave_draft_load,
           need=OPTIONAL, backends=CUDA),
     phase("r.medusa_load", "draft_load", "vllm.v1.spec_decode.medusa:MedusaProposer.load_model",
-          need=OPTIONAL),
+          enter=actions.begin_draft_load, leave=actions.leave_draft_load, need=OPTIONAL),
     phase("r.lora_load", "lora_load",
           "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.load_lora_model",
           need=OPTIONAL),
+    # The V2 runner measures the weights before it makes what else a model needs.
+    phase("r.model_state", "model_state", "vllm.v1.worker.gpu.model_runner:init_model_state",
+          need=OPTIONAL, versions=">=0.26"),
     # vllm-ascend prints the weights' bytes and forgets them; they are this object's
     # consumed_memory.
     marker("load.measured",

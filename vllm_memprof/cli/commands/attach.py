@@ -10,6 +10,8 @@ import typer
 
 from vllm_memprof.cli import live
 from vllm_memprof.cli.run import APP_SETTINGS
+from vllm_memprof.cli.show import check_format
+from vllm_memprof.text import text
 
 app = typer.Typer(**APP_SETTINGS)
 
@@ -19,6 +21,7 @@ def attach(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
     screen: live.Screen = False,
+    lang: live.ViewLang = "en",
 ) -> None:
     """Show a run that another process records.
 
@@ -29,8 +32,9 @@ def attach(
     from vllm_memprof.launch.attach import Attached
     from vllm_memprof.launch.live import GuardedView, LiveView, PlainView
 
+    check_format("table", printed=True, lang=lang)
     attached = Attached(run, lambda: live.read_budgets(run))
-    shown = live.shown_by_attach(attached)
+    shown = live.shown_by_attach(attached, lang)
     end = attached.ended()
     if once or end is not None:
         sys.stdout.write(live.describe(attached, shown))
@@ -50,4 +54,4 @@ def attach(
     if isinstance(view, LiveView):
         sys.stdout.write(live.describe(attached, shown))
     else:
-        view.note(f"memprof: {end or 'left; the run goes on'}")
+        view.note(f"memprof: {shown.say(end or text('left; the run goes on'))}")

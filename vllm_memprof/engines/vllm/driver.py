@@ -133,6 +133,7 @@ def _run_all(
     together = len(requests) if options.at_once else options.concurrency
     total = len(requests) * options.repeat
     number, began = 0, time.perf_counter()
+    print(f"requests to run: {total}", flush=True)  # this and the lines below: launch.requests
     for _ in range(options.repeat):
         for first in range(0, len(requests), together):
             batch = requests[first : first + together]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packaging.version import Version
 
 from vllm_memprof.accounting.equations import (
@@ -131,11 +133,12 @@ def _equation_section(report: Report, members: list[RankReport]) -> Section:
         amount(text("requested"), budget.requested_bytes, TOTAL, "="),
     ]
     if not budget.override:
-        rows += [
-            amount(term_title(report, term), term.bytes, mark="-")
-            for term in budget.terms
-            if term.subtracted
-        ]
+        for term in budget.terms:
+            if term.subtracted:
+                rows.append(amount(term_title(report, term), term.bytes, mark="-"))
+                for part in term.parts:
+                    title = text("of which {name}", name=part.title)
+                    rows.append(replace(amount(title, part.bytes, MUTED), indent=1))
     rows += [
         amount(
             _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),

@@ -73,7 +73,7 @@ def _rows(memory: DeviceMemory) -> list[Row]:
         if row.bytes:
             rows.append(_row(row))
         parts = [part for part in memory.parts if part.bytes and part.part_of == row.component]
-        rows += [_row(part) for part in parts if len(parts) > 1]
+        rows += [_row(part) for part in parts if part.bytes != row.bytes]
         if row.component == "reserved_not_allocated":
             rows += [
                 _row(part) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS
@@ -111,8 +111,9 @@ def _row(row: ComponentRow) -> Row:
 
 
 def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
-    empty = [row.component for row in memory.rows if row.bytes == 0]
-    unknown = [row.component for row in memory.rows if row.bytes is None]
+    listed = [*memory.rows, *(part for part in memory.parts if part.part_of == "allocated")]
+    empty = [row.component for row in listed if row.bytes == 0]
+    unknown = [row.component for row in listed if row.bytes is None]
     notes: list[str] = []
     if empty:
         notes.append(text("0 bytes: {owners}", owners=", ".join(empty)))

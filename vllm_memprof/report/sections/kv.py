@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import Kv, RankReport, Report
 from vllm_memprof.accounting.quantities import KV_TITLES
-from vllm_memprof.report.document import PLAIN, TOTAL, Column, Row, Section
+from vllm_memprof.report.document import MUTED, PLAIN, TOTAL, Column, Row, Section
 from vllm_memprof.report.sections.base import (
     SHOWN_GROUPS,
     failed,
@@ -45,6 +45,7 @@ def kv_sections(report: Report) -> list[Section]:
                 for name, title in KV_TITLES.items()
             ),
             Row([text("planned, GiB"), format_gib(kv.planned_bytes, 4)]),
+            *_of_drafter(kv),
         ]
         title = text("KV cache, {labels}", labels=labels_of(members))
         columns = [Column("", right=False), Column("")]
@@ -52,6 +53,14 @@ def kv_sections(report: Report) -> list[Section]:
         if kv.groups:
             found.append(_kv_groups(kv))
     return found
+
+
+def _of_drafter(kv: Kv) -> list[Row]:
+    """Return the drafter's share of the plan, where it has layers of its own."""
+    if not kv.draft_layers:
+        return []
+    title = text("of which layers of the drafter, GiB")
+    return [Row([title, format_gib(kv.draft_bytes, 4)], indent=1, style=MUTED)]
 
 
 def _notes(kv: Kv) -> list[str]:

@@ -52,6 +52,7 @@ def test_some_together() -> None:
 def test_progress_is_counted_over_all_repetitions(capsys: pytest.CaptureFixture[str]) -> None:
     run(["a", "b"], repeat=2)
     lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(0) == "requests to run: 4"
     assert [line.split(":")[0] for line in lines] == [f"request {i}/4" for i in (1, 2, 3, 4)]
     assert all(line.endswith(" s left") for line in lines)
 

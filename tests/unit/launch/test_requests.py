@@ -1,0 +1,170 @@
+"""The requests of an offline run: lines of its driver enter, a bar and plain lines leave."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.unit.launch.test_status import event, served
+from vllm_memprof.engines.vllm import driver
+from vllm_memprof.launch.live import LiveView, PlainView, Shown
+from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.launch.requests import Requests, describe_memory
+from vllm_memprof.launch.status import read_status
+from vllm_memprof.report.language import language
+
+GIB = 1 << 30
+S = 1_000_000_000
+ENDED = b"request 3/12: 310 prompt tokens, 2 output tokens, 0.41 s, 75 s left\n"
+
+
+@pytest.fixture
+def progress() -> EngineProgress:
+    """Two ranks, the second holds more."""
+    found = served()
+    for rank in range(2):
+        sample = {
+            "allocated_bytes": (20 + rank) * GIB,
+            "reserved_bytes": (50 + rank) * GIB,
+            "allocated_run_peak_bytes": (40 + rank) * GIB,
+            "reserved_run_peak_bytes": (55 + rank) * GIB,
+        }
+        found.fold(f"w{rank}", event("sample", 6, step=1, steps=1, **sample))
+    return found
+
+
+def shown(**fields: Any) -> Shown:
+    known = {"sampled": True, "requests": True, "clock": lambda: 30 * S}
+    return Shown("memprof offline M", 0, **{**known, **fields})
+
+
+def test_lines_in_any_pieces() -> None:
+    requests = Requests()
+    printed = b"INFO noise\nrequests to run: 12\nrequested\n" + ENDED + b"request 4/12: skipped (a"
+    for at in range(0, len(printed), 7):
+        requests.feed(printed[at : at + 7], 10 * S)
+    assert (requests.done, requests.total) == (3, 12)
+    assert requests.fresh() == [ENDED.decode().strip()]
+    assert requests.fresh() == []
+    assert requests.left_s(20 * S) == 65
+    assert requests.left_s(200 * S) == 0
+    requests.feed(b".png): the key sk-abcdefghijklmnopqrstuvwx is refused\n", 11 * S)
+    (line,) = requests.fresh()
+    assert line.startswith("request 4/12: skipped (a.png): ")
+    assert "sk-abcdefghijklmnopqrstuvwx" not in line
+
+
+def test_before_the_first_request_has_ended_nothing_is_estimated() -> None:
+    requests = Requests()
+    assert (requests.total, requests.left_s(0)) == (None, None)
+    requests.feed(b"requests to run: 2\n", 0)
+    assert (requests.done, requests.total, requests.left_s(0)) == (0, 2, None)
+
+
+def test_the_lines_are_those_that_the_driver_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = SimpleNamespace(prompt_token_ids=[1, 2], outputs=[SimpleNamespace(token_ids=[3])])
+    answers = iter([[output], ValueError("too long"), [output]])
+
+    def generate(*args: Any) -> Any:
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(driver, "_generate", generate)
+    options = argparse.Namespace(at_once=False, concurrency=1, repeat=1)
+    rows = [driver.Request(name, {"prompt": name}) for name in "abc"]
+    driver._run_all(None, rows, None, options, skip=True)
+    requests = Requests()
+    requests.feed(capsys.readouterr().out.encode(), 5 * S)
+    assert (requests.done, requests.total, requests.left_s(5 * S)) == (3, 3, 0)
+    told = requests.fresh()
+    assert [line.params.get("prompt") for line in told] == ["2", None, "2"]
+    assert told[1] == "request 2/3: skipped (b): too long"
+
+
+def test_memory_is_that_of_the_fullest_rank_and_says_when_it_is_not_of_now(
+    progress: EngineProgress,
+) -> None:
+    status = read_status(progress)
+    memory = "TP1: allocated 21.00 GiB (peak 41.00), reserved 51.00 (peak 56.00)"
+    assert describe_memory(status, sampled=True) == memory
+    assert describe_memory(status, sampled=False) == f"{memory} at the last phase"
+    assert describe_memory(read_status(EngineProgress()), sampled=True) is None
+    phases = describe_memory(read_status(served()), sampled=False)
+    assert phases is not None
+    assert "allocated - GiB (peak -)" in phases  # unknown, not 0
+
+
+def test_a_plain_line_per_request(progress: EngineProgress) -> None:
+    stream = io.BytesIO()
+    view = PlainView(shown(), stream, title=False)
+    view.update(progress)
+    view.output(b"requests to run: 12\nengine's own line\n" + ENDED)
+    view.update(progress)
+    view.update(progress)
+    lines = [line for line in stream.getvalue().decode().splitlines() if "request" in line]
+    assert lines == [
+        "   30.0s request 3/12: 310 prompt tokens, 2 output tokens, 0.41 s, 75 s left | "
+        "TP1: allocated 21.00 GiB (peak 41.00), reserved 51.00 (peak 56.00)"
+    ]
+    view.output(ENDED.replace(b"3/12", b"4/12"))
+    view.close()
+    assert stream.getvalue().decode().splitlines()[-1].startswith("   30.0s request 4/12: 310")
+
+
+def test_quiet_prints_no_line_of_a_request(progress: EngineProgress) -> None:
+    stream = io.BytesIO()
+    view = PlainView(shown(requests=False), stream, title=False)
+    view.output(b"requests to run: 12\n" + ENDED)
+    view.update(progress)
+    view.close()
+    assert b"request" not in stream.getvalue()
+
+
+def painted(
+    progress: EngineProgress, width: int, printed: bytes, lang: str = "en", **options: Any
+) -> list[str]:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, highlight=False, force_terminal=True, **options)
+    view = LiveView(shown(say=language(lang)), console=console)
+    view.output(printed)
+    drawn = view._painting(progress, "the engine's last line", 30 * S)
+    view.close()
+    plain = Console(file=io.StringIO(), width=width, highlight=False, **options)
+    plain.print(drawn)
+    assert isinstance(plain.file, io.StringIO)
+    return plain.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar(progress: EngineProgress, width: int, lang: str) -> None:
+    lines = painted(progress, width, b"requests to run: 12\n" + ENDED, lang)
+    assert max(map(cell_len, lines)) <= width
+    bar, memory, note = lines[-3:]
+    said = language(lang)
+    assert {"en": "requests 3/12", "zh": "请求 3/12"}[lang] in bar
+    assert {"en": "1:15 left", "zh": "剩余 1:15"}[lang] in bar
+    assert "━" in bar
+    for size in ("21.00", "41.00", "51.00", "56.00"):
+        assert size in memory
+    assert ("peaks since the process began" in note) == (lang == "en")
+    assert said("the engine's last line") not in "".join(lines)
+
+
+def test_a_single_request_has_no_bar(progress: EngineProgress) -> None:
+    lines = painted(progress, 80, b"requests to run: 1\n")
+    assert not any("━" in line for line in lines)
+    assert lines[-1].startswith("the engine's last line")
+    lines = painted(progress, 80, b"requests to run: 2\n")
+    assert "requests 0/2" in lines[-3]
+    assert "time left unknown" in lines[-3]
