@@ -151,7 +151,7 @@ def _kv(
     least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
     if len({each.identity.pp_rank for each in peers}) > 1:
         return kv  # stages hold other layers
-    granted = engine_figures(least, run.source, False, None)["kv_cache_bytes"]
+    granted = engine_figures(least, run.source, False, None).get("kv_cache_bytes")
     half = least.figures_half_units.get("kv_cache_bytes", 0)
     return infer_layout(kv, None if granted is None else int(granted), half, engine)
 

@@ -364,6 +364,12 @@ def _complete_sglang(start: Start, workers: list[Worker], found: list[ProcessRec
     A start that no line of its own names may have had another set-up than the one before it.
     """
     args = None if start.inferred else start.config.server_args
+    several = (start.config.tensor_parallel_size or 1) > 1 or len(workers) > 1
+    for worker, process in zip(workers, found, strict=True):
+        if several and not worker.dims:  # lines of which rank, and of how many, is not known
+            for name in sglang.FIGURES.keys() & process.figures.keys():
+                del process.figures[name]
+                process.figures_half_units.pop(name, None)
     groups: dict[int | None, list[int]] = {}
     for at, process in enumerate(found):
         groups.setdefault(process.identity.dp_rank, []).append(at)

@@ -145,6 +145,17 @@ def test_a_rank_whose_lines_are_missing_leaves_the_least_unknown() -> None:
     assert {rank.kv.tokens for rank in report.ranks} == {424_448}
 
 
+def test_lines_that_lost_their_rank_are_not_put_together() -> None:
+    """Two figures of two ranks would give a difference that no rank has."""
+    text = LOGS["sglang_0.5.23_30b_tp2.log"]
+    text = text.replace("[2026-11-21 23:59:04 TP1] Memory pool", "Memory pool")
+    text = text.replace("[2026-11-21 23:59:04 TP0] Capture target", "Capture target")
+    for report in reports(text):
+        for rank in report.ranks:
+            items = {item.name: item.bytes for item in rank.budget.not_subtracted}
+            assert items["runner_buffers"] in (None, pytest.approx(0.02 * GIB, abs=4))
+
+
 def test_two_starts_in_a_log_are_two_reports() -> None:
     first, second = LOGS["sglang_0.5.18_8b_eager.log"], LOGS["sglang_0.5.18_8b_graph.log"]
     found = reports(first + second)

@@ -165,8 +165,9 @@ FORMATS: tuple[LineFormat, ...] = (
     row(None, "Update engine weights online from disk",
         r"Update engine weights online from disk begin\. avail mem={free_at_update_bytes GB}",
         engine=SGLANG, cite="sglang/srt/model_executor::WeightUpdater.update_weights_from_disk"),
+    # where a terminal wraps before the ">" of the arrow, that reads as the mark of a quotation
     row(None, "_cache() called",
-        r"empty_cache\(\) called: reserved {emptied_before_bytes MB.1} ->"
+        r"empty_cache\(\) called: reserved {emptied_before_bytes MB.1} -(?:>)?"
         r" {emptied_after_bytes MB.1} \(freed {emptied_bytes MB.1}\)", engine=SGLANG,
         cite="sglang/srt/managers/scheduler.py::Scheduler.continue_generation"),
 )
