@@ -10,7 +10,7 @@ import pytest
 from scripts.accuracy import ROWS, read_kept, simulate
 from tests.support.engine import OLD_STACK, STACK, require_stack
 from vllm_memprof.accuracy.errors import Planned, errors_of
-from vllm_memprof.accuracy.runs import load_runs
+from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
@@ -35,3 +35,27 @@ def test_a_published_run_is_planned_as_kept(name):
     for error in errors:
         if error.figure not in {**run.explained, **run.unexplained}:
             assert error.met is not False, f"{error.figure} {error.relative:+.2%}"
+
+
+@pytest.mark.full  # CI: the rows above; this one holds why a row needs its graph mode
+def test_a_piece_of_a_graph_keeps_its_arguments_and_a_whole_graph_does_not():
+    """The peak lies in the MLP: by default the piece after attention also holds what it was given.
+
+    That is the residual, 1,024 elements of 2 bytes a token, and what attention gave, 16 heads of
+    128.
+    """
+    tokens = 8192
+    args = ["--max-model-len", "2048", "--max-num-batched-tokens", str(tokens)]
+    args += ["--hf-overrides", '{"num_hidden_layers": 2}']
+    run = PublishedRun("modes", "none", "0.23.0", "a3", "Qwen/Qwen3-0.6B", args=args, stack=STACK)
+    peaks = {}
+    for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"):
+        planned = Planned(
+            **simulate(run, ["--compilation-config", f'{{"cudagraph_mode": "{mode}"}}'])
+        )
+        assert planned.status == "ok", planned.reason
+        peaks[mode] = planned.figures["peak_activation"]
+    more = peaks["FULL_AND_PIECEWISE"] - peaks["FULL_DECODE_ONLY"]
+    # of each token; what is left is 1 KiB, two small blocks
+    assert more // tokens == (1024 + 16 * 128) * 2
+    assert more % tokens <= 1024

@@ -46,6 +46,22 @@ def test_what_was_fitted_or_is_not_explained_names_figures():
         assert named <= {*FIGURES, "limit"}, run.id
 
 
+def test_a_row_that_asks_for_npugraph_ex_has_a_graph_mode_that_leaves_it_on():
+    """With piecewise graphs, the default, the engine turns it off, and the peak is another one.
+
+    vllm-ascend 0.23.0, ``platform.py::NPUPlatform.check_and_update_config``.
+    """
+    asked = 0
+    for run in RUNS:
+        given = dict(zip(run.engine_args, run.engine_args[1:], strict=False))
+        additional = json.loads(given.get("--additional-config", "{}"))
+        if additional.get("ascend_compilation_config", {}).get("enable_npugraph_ex"):
+            asked += 1
+            compilation = json.loads(given.get("--compilation-config", "{}"))
+            assert compilation.get("cudagraph_mode") in ("FULL", "FULL_DECODE_ONLY"), run.id
+    assert asked
+
+
 def test_a_row_names_no_constant_that_a_profile_lacks():
     memory = load_profile("910b").memory
     patterns = {rule.pattern for rule in load_profile("910b").workspace}
