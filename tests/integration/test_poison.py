@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from tests.support.engine import OLD_STACK, STACK, require_stack
-from vllm_memprof.sim.poison import ANSWERED, UNWRITTEN
+from tests.support.engine import OLD_STACK, STACK, require_stack, run_in_engine
+from vllm_memprof.sim.poison import (
+    ANSWERED,
+    CALL_SITE_DIR,
+    UNWRITTEN,
+    load_poisoned_reads,
+    poison_env,
+)
+from vllm_memprof.sim.presets import resolve_model
+from vllm_memprof.sim.runtime import prepare_runtime
 from vllm_memprof.sim.selftest import run_selftest
+
+SCRIPT = Path(__file__).parent / "load_drafter.py"
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
 
@@ -55,17 +67,20 @@ WITH_DRAFTER = {
 
 @pytest.mark.full
 @pytest.mark.parametrize(("without", "kind"), [("", ANSWERED), ("equal", UNWRITTEN)])
-def test_whether_a_drafter_shares_the_head_is_no_unwritten_value(
-    tmp_path, monkeypatch, without, kind
-):
+def test_whether_a_drafter_shares_the_head_is_no_unwritten_value(tmp_path, without, kind):
     """The engine gives the drafter's head up where ``torch.equal`` says so: 2 MiB here."""
-    stack = require_stack(STACK)
-    (tmp_path / "config.json").write_text(json.dumps(WITH_DRAFTER))
-    monkeypatch.setenv("MEMPROF_SIM_WITHOUT", without)
-    drafter = {"method": "mtp", "num_speculative_tokens": 1}
-    # a prompt in one step: the simulated ATB has no operator that loads what is cached of it
-    engine = {"dtype": "bfloat16", "max_num_batched_tokens": 512, "speculative_config": drafter}
-    reads = run_selftest(stack, str(tmp_path), "910b", engine)
-    shared = [read for read in reads if "_maybe_share_lm_head" in read.call_site]
+    runtime = prepare_runtime("910b", require_stack(STACK))
+    folder, reads = tmp_path / "model", tmp_path / "reads.jsonl"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(WITH_DRAFTER))
+    model = resolve_model(str(folder), [])
+    env = {**poison_env(reads), "MEMPROF_SIM_STATE": str(tmp_path / "devices")}
+    env |= {"PYTHONPATH": f"{CALL_SITE_DIR}{os.pathsep}{runtime.env['PYTHONPATH']}"}
+    env["MEMPROF_SIM_WITHOUT"] = without
+    run_in_engine(runtime, SCRIPT, model.path, **{**model.env, **env})
+    found = load_poisoned_reads(reads)
+    shared = [read for read in found if "_maybe_share_lm_head" in read.call_site]
     assert {(read.kind, read.left_by) for read in shared} == {(kind, "aclnnEqual")}
     assert all("llm_base_proposer.py" in read.call_site for read in shared)
+    # nothing else of the loading is unwritten
+    assert [read for read in found if read.kind == UNWRITTEN and read not in shared] == []

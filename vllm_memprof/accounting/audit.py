@@ -16,7 +16,7 @@ from itertools import pairwise
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import AuditRow
-from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES, title_of
+from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES, end_of_loading, title_of
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,
@@ -184,11 +184,9 @@ def _weights(at: Evidence) -> Own:
     where = text("growth of allocated over weight_load")
     if span is None or span.before is None or span.after is None or span.error:
         return Own(None, source=where, reason=text("weight_load was not recorded to its end"))
-    end = span.after
-    state = last_of(at.spans, "model_state")
-    if state is not None and state.before is not None and is_within(at.spans, state, span.order):
+    end = end_of_loading(at.spans, span) or span.after
+    if end is not span.after:
         where = text("growth of allocated from the begin of weight_load to that of model_state")
-        end = state.before
     grown = minus(end.allocated_bytes, span.before.allocated_bytes)
     return Own(grown, LOAD_SLACK_BYTES, DERIVED, where, _LOAD_BETWEEN)
 

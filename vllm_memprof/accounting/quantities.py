@@ -6,7 +6,7 @@ of them. The evidence of one rank enters, bytes leave; what is unknown has a rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.counters import (
@@ -193,8 +193,9 @@ def _weights(evidence: Evidence) -> Reading:
     """Where the engine keeps no figure: the growth of allocated memory while it loaded them."""
     size = evidence.figure("weights_bytes")
     span = last_of(evidence.spans, "weight_load")
-    if size is None and span is not None and span.before is not None and span.after is not None:
-        grown = minus(span.after.allocated_bytes, span.before.allocated_bytes)
+    end = None if span is None else end_of_loading(evidence.spans, span)
+    if size is None and span is not None and span.before is not None and end is not None:
+        grown = minus(end.allocated_bytes, span.before.allocated_bytes)
         found = Reading(grown, formula="growth of allocated in weight_load")
         return replace(found, parts=_weight_parts(evidence.spans, grown))
     return Reading(size, parts=_weight_parts(evidence.spans, size))
@@ -207,9 +208,10 @@ def _weight_parts(spans: list[Span], size: int | None) -> tuple[ItemPart, ...]:
     figure is not what the whole phase has allocated: then it is not known what of them is in it.
     """
     load = last_of(spans, "weight_load")
-    if load is None or load.error or load.before is None or load.after is None:
+    end = None if load is None else end_of_loading(spans, load)
+    if load is None or load.error or load.before is None or end is None:
         return ()
-    grown = minus(load.after.allocated_bytes, load.before.allocated_bytes)
+    grown = minus(end.allocated_bytes, load.before.allocated_bytes)
     inner = [
         span for span in spans if span.phase in LOADED_BESIDE and is_within(spans, span, load.order)
     ]
@@ -228,6 +230,14 @@ def _weight_parts(spans: list[Span], size: int | None) -> tuple[ItemPart, ...]:
     if rest < 0:
         return ()
     return (ItemPart("target_weights", text("target model"), rest, DERIVED), *parts.values())
+
+
+def end_of_loading(spans: Sequence[Span], load: Span) -> Snapshot | None:
+    """Return the reading at which the weights are loaded: V2's model_state comes after them."""
+    state = last_of(spans, "model_state")
+    if state is not None and state.before is not None and is_within(spans, state, load.order):
+        return state.before
+    return load.after
 
 
 def grown_by(span: Span) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow
 from vllm_memprof.accounting.owners import EdgeTime, is_after
-from vllm_memprof.accounting.quantities import LOADED_BESIDE
+from vllm_memprof.accounting.quantities import LOADED_BESIDE, end_of_loading
 from vllm_memprof.record.spans import Span, is_within, last_of
 from vllm_memprof.units import minus
 
@@ -84,6 +84,11 @@ def torch_owners(spans: Sequence[Span], draft_kv_bytes: int | None = None) -> To
             others.append(TorchOwner(_DRAFT_KV, _DRAFT_KV_SOURCE, end, end, 0, draft_kv_bytes))
     gone = next((span for span in spans if span.phase in _REPLACED_FROM), None)
     whole = None if load is None or not inner else _owner(load, _TARGET, _TARGET_SOURCE)
+    loaded = None if load is None else end_of_loading(spans, load)
+    after = next((span for span in spans if span.before is loaded), None)
+    if whole is not None and whole.grown_bytes is not None and loaded is not None and after:
+        grown = minus(loaded.allocated_bytes, whole.base_bytes)
+        whole = replace(whole, ends=_begins(after), grown_bytes=grown)
     return TorchOwners(whole, tuple(inner), tuple(others), None if gone is None else _begins(gone))
 
 

@@ -6,11 +6,9 @@ in the launcher's process; the engine is a child.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
@@ -23,16 +21,13 @@ TIMEOUT_S = 600.0
 _TAIL_LINES = 20
 
 
-def run_selftest(
-    stack: str | None, model: str, device: str, engine: Mapping[str, object] | None = None
-) -> list[PoisonedRead]:
+def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRead]:
     """Run a model in poison mode, a few tokens long; return what the host read uncomputed.
 
     Args:
         stack: of the engine; None for the default.
         model: a preset all of whose tensors are small; see ``memprof sim list``.
         device: name of a device profile.
-        engine: further arguments of the engine, e.g. a drafter.
 
     Raises:
         UsageError: no such stack, device or quantization.
@@ -50,7 +45,7 @@ def run_selftest(
         }
         try:
             done = subprocess.run(
-                [str(runtime.python), str(SCRIPT), resolved.path, json.dumps(engine or {})],
+                [str(runtime.python), str(SCRIPT), resolved.path],
                 env=env,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

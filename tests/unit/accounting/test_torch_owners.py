@@ -108,6 +108,17 @@ def test_the_weights_are_divided_and_stay_the_engine_s() -> None:
     ]
 
 
+def test_what_the_v2_runner_makes_after_loading_is_no_model() -> None:
+    """Its model_state lies in the phase, and the engine's figure ends before it."""
+    state = span(("model_state", 6, 0, (36, LOADED), (39, LOADED + 5 * MIB)))
+    spans = start_up(weight_load={"end_t_ns": 40})
+    spans[0] = replace(spans[0], edges=edges(at((10, BASE)), at((40, LOADED + 5 * MIB))))
+    report = report_of([*spans, state])
+    assert weight_parts(report)["target_weights"] == (TARGET, "derived")
+    assert sizes(report.ranks[0], "weight_load")["target_weights"] == TARGET
+    assert sizes(report.ranks[0], "model_state")["target_weights"] == TARGET
+
+
 def test_owners_divide_allocated_and_nothing_else() -> None:
     """Rows and unexplained are those of the same run without the phases."""
     found = report_of(start_up()).ranks[0]

@@ -1,7 +1,7 @@
 """Run by the engine's interpreter for a self-test: start the engine and make a few tokens.
 
-Arguments: the folder of a model without weights; further arguments of the engine as JSON. Prints
-one line ``MEMPROF {json}`` with how many tokens came; fails with the engine's message otherwise.
+Arguments: the folder of a model without weights. Prints one line ``MEMPROF {json}`` with how many
+tokens came; fails with the engine's own message otherwise.
 """
 
 # ruff: noqa: TID251  (runs in the engine)
@@ -19,17 +19,17 @@ NEW_TOKENS = 4
 
 
 def main() -> None:
-    settings = {
-        "load_format": "dummy",
-        "dtype": "float32",
-        "enforce_eager": True,
-        "max_model_len": POSITIONS,
-        "max_num_batched_tokens": 256,
-        "max_num_seqs": 8,
-        "gpu_memory_utilization": 0.1,
-        "hf_overrides": {"max_position_embeddings": POSITIONS},
-    }
-    llm = LLM(sys.argv[1], **{**settings, **json.loads(sys.argv[2])})
+    llm = LLM(
+        sys.argv[1],
+        load_format="dummy",
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=POSITIONS,
+        max_num_batched_tokens=256,
+        max_num_seqs=8,
+        gpu_memory_utilization=0.1,
+        hf_overrides={"max_position_embeddings": POSITIONS},
+    )
     greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     prompts = [{"prompt_token_ids": [17] * length} for length in PROMPT_LENGTHS]
     outputs = llm.generate(prompts, greedy)
