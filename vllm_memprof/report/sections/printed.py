@@ -86,8 +86,16 @@ def printed_sections(report: Report) -> list[Section]:
 
 def _table(rank: RankReport) -> tuple[list[Row], list[str]]:
     """Return the rows and the notes of one rank."""
-    shown = {term.name for term in rank.budget.terms if term.bytes is not None}
+    terms = {term.name: term.bytes for term in rank.budget.terms if term.bytes is not None}
     rows: list[Row] = []
+    shown = set(terms)
+    if rank.budget.override:  # the equation shows none then
+        shown = set(terms) - set(_SHOWN_BY.values())
+        rows += [
+            Row([title_of(name), format_gib(terms[name], 4), format_bytes(terms[name])])
+            for name in terms
+            if name in shown
+        ]
     for name in (*_SHOWN_BY, *_TITLES):
         value = rank.figures.get(name)
         if value is None and name in _ROUNDED:
