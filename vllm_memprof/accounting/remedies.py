@@ -190,11 +190,12 @@ def _kv_cache_memory(case: Case) -> Iterator[Given]:
         return
     if granted is None or needed is None or granted <= needed:
         return
-    fixed = granted - case.rank.half_units.get("kv_cache_bytes", 0) - needed
+    rounded = case.rank.half_units.get("kv_cache_bytes", 0)
     grounds = text("the KV cache is smaller by this much")
     unsure = case.has_kv_cache is None
-    argument = f"--kv-cache-memory-bytes {fixed}"
-    yield Given(argument, granted - fixed, EXACT, DERIVED, grounds, unsure=unsure)
+    argument = f"--kv-cache-memory-bytes {granted - rounded - needed}"
+    bound = AT_LEAST if rounded else EXACT
+    yield Given(argument, needed, bound, DERIVED, grounds, unsure=unsure)
 
 
 def _room_for_the_peak(case: Case) -> Iterator[Given]:
@@ -482,12 +483,12 @@ def _multimodal(case: Case) -> bool:
 
 #: In the order in which they are worth trying.
 REMEDIES: tuple[Row, ...] = (
-    Row("other_processes", _other_processes),
     Row("room_for_the_peak", _room_for_the_peak),
     Row("expandable_segments", _expandable_segments),
     Row("kv_cache_memory", _kv_cache_memory),
     Row("utilization", _utilization),
     Row("fewer_graphs", _fewer_graphs),
+    Row("other_processes", _other_processes),
     Row("lora_slots", _lora_slots),
     Row("draft_model", _draft_model),
     Row("less_per_device", _less_per_device),

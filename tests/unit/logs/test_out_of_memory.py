@@ -99,7 +99,7 @@ def test_most_of_the_device_in_other_processes_is_what_has_to_go() -> None:
     text = CUDA.format(process=PROCESS).replace("21.40 GiB", "5.40 GiB").replace("19.80", "4.00")
     found = only(report_of(text), "out-of-memory")
     assert "the largest: other processes, 18.24 GiB" in found.evidence
-    assert found.action == "end what else is on device 1: other processes hold 18.24 GiB"
+    assert found.action == "end what else is on device 1, or take another one gives 18.24 GiB"
 
 
 def test_the_traceback_names_the_phase_and_the_grant_what_gives_way() -> None:
@@ -120,10 +120,11 @@ def test_the_traceback_names_the_phase_and_the_grant_what_gives_way() -> None:
     half = 5_368_710  # of 10.50
     needed = 137 * MIB + 2 * 5243
     assert (
-        f"--kv-cache-memory-bytes {round(10.5 * GIB) - half - needed} gives 0.1338" in found.action
+        f"--kv-cache-memory-bytes {round(10.5 * GIB) - half - needed} gives at least 0.1338"
+        in found.action
     )
     assert "--gpu-memory-utilization lower by 0.0057 gives 0.1348 GiB" in found.action
-    assert "--enforce-eager (captures no graphs)" in found.action
+    assert "--enforce-eager" in found.action
 
 
 @pytest.mark.parametrize(
