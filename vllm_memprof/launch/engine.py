@@ -53,12 +53,21 @@ _READY_LINE = b"Application startup complete"
 #: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py,
 #: run_engine_core)
 _FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal error")
+#: What its API server logs when the core ended and nobody had asked.
+#: (vllm/v1/engine/core_client.py, monitor_engine_cores: 0.13 and 0.18; 0.23 and 0.30)
+_LOST_CORE_LINES = (b"died unexpectedly, shutting down client", b"engine core exited unexpectedly")
 #: What the simulated device answered without computing, where it decides about memory.
 #: (sim/native/error.cpp, note_answer)
 ANSWER_LINE = re.compile(
     rb"\[memprof (simulated device\] .* is not computed; answered: .*) \(pid \d+\)"
 )
 _PR_SET_PDEATHSIG = 1
+#: Seconds that an engine has to end by itself after its launcher was killed. vLLM's API server
+#: waits for the clients of requests that nobody answers any more.
+_ENDS_WITHIN_S = 30
+#: Waits for a line, which says that the engine has ended, or for the end of the pipe: the launcher
+#: was killed.
+_GUARD = 'read -r ended || { sleep "$2"; kill -s KILL -- "-$1"; }'
 
 
 def build_command(
@@ -173,6 +182,7 @@ class LogPump:
         self.last_line = ""
         self.application_ready = False
         self.fatal_line: str | None = None
+        self.lost_core = False  # the API server says that its engine core ended
         self.last_output_s = time.monotonic()
         self.log_error: str | None = None  # why engine.log is incomplete
         self.device_answers: list[str] = []  # of the simulated device, each of them once
@@ -233,6 +243,8 @@ class LogPump:
                 self.application_ready = True
             if self.fatal_line is None and any(marker in line for marker in _FATAL_LINES):
                 self.fatal_line = line.decode(errors="replace").strip()
+            if any(marker in line for marker in _LOST_CORE_LINES):
+                self.lost_core = True
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line):
@@ -280,6 +292,7 @@ class EngineProcess:
             raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
         finally:
             os.close(write_fd)
+        self._guard = _guard_group(self._process.pid)
         self.pump.start()
 
     @property
@@ -288,7 +301,12 @@ class EngineProcess:
 
     def poll(self) -> int | None:
         """Exit code as ``subprocess`` counts it (negative: the signal), None while it runs."""
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None and self._guard is not None:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                self._guard.communicate(b"ended\n", timeout=5)
+            self._guard = None
+        return code
 
     def send_signal(self, number: int) -> None:
         """Signal the main process alone: it knows how to end its children."""
@@ -301,6 +319,25 @@ class EngineProcess:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _guard_group(group: int) -> subprocess.Popen[bytes] | None:
+    """Start a shell that ends the engine's process group after this process was killed.
+
+    Returns:
+        None where there is no shell: then SIGTERM is all that the engine gets.
+    """
+    command = ["/bin/sh", "-c", _GUARD, "memprof-guard", str(group), str(_ENDS_WITHIN_S)]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
 
 
 def end_with_parent() -> Callable[[], None] | None:

@@ -180,6 +180,7 @@ class _EngineRun:
         self._note_readiness()  # it may have died in the moment in which it became ready
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
+        self._seen.lost_core = engine.pump.lost_core
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(self._seen, self._progress)
         if left:

@@ -47,6 +47,7 @@ class Seen:
     interrupted_by: int | None = None  # signal that the user sent first
     failed_before: bool = False  # the engine had failed when the user ended it
     hung: bool = False  # it failed, and did not end by itself
+    lost_core: bool = False  # the API server says that its engine core ended unasked
     timed_out_s: float | None = None  # the start-up deadline, when it passed
     deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
     forced: bool = False  # memprof had to signal the processes itself
@@ -76,7 +77,7 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
-        culprit = find_culprit(seen.deaths, progress, orderly_too=True)
+        culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
     broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
@@ -94,19 +95,32 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
 
 
 def find_culprit(
-    deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
+    deaths: list[Death],
+    progress: EngineProgress,
+    orderly_too: bool = False,
+    late_too: bool = False,
 ) -> Death | None:
-    """Return the death that caused the others: the first disorderly one of an engine process."""
-    return next(iter(_suspects(deaths, progress, orderly_too)), None)
+    """Return the death that caused the others: the first disorderly one of an engine process.
+
+    Args:
+        deaths: as they were noticed.
+        progress: of the processes.
+        orderly_too: deaths in good order count, too.
+        late_too: so does that of an engine core long after its workers began to shut down.
+    """
+    return next(iter(_suspects(deaths, progress, orderly_too, late_too)), None)
 
 
 def _suspects(
-    deaths: list[Death], progress: EngineProgress, orderly_too: bool = False
+    deaths: list[Death],
+    progress: EngineProgress,
+    orderly_too: bool = False,
+    late_too: bool = False,
 ) -> list[Death]:
     """Return the disorderly deaths of engine processes noticed at once, the likeliest cause first.
 
     The engine core's death well after its workers began to shut down is none: vLLM kills it when it
-    takes too long.
+    takes too long; unless the API server says that it lost its core (``late_too``).
     """
     suspects: list[tuple[Death, ProcessProgress]] = []
     for death in deaths:
@@ -114,7 +128,8 @@ def _suspects(
         if process is None or not process.matters or process.shutting_down:
             continue
         began = progress.shutdown_t_ns
-        if not process.is_worker and began is not None and death.t_ns - began > _SHUTDOWN_NS:
+        late = began is not None and death.t_ns - began > _SHUTDOWN_NS
+        if late and not process.is_worker and not late_too:
             continue
         if orderly_too or not death.looks_orderly:
             suspects.append((death, process))

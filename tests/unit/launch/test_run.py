@@ -381,6 +381,33 @@ def test_nothing_outlives_a_memprof_that_is_killed(tmp_path):
         time.sleep(0.05)
 
 
+#: An engine that its clients keep from ending, and a memprof that launched it.
+STAYS = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+LAUNCHER = """
+import os, sys, time
+from pathlib import Path
+from vllm_memprof.launch import engine
+engine._ENDS_WITHIN_S = 0.5
+stays = engine.EngineProcess([sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]))
+while b"up" not in Path(sys.argv[2]).read_bytes():
+    time.sleep(0.05)
+print(stays.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_engine_that_stays_when_its_memprof_is_killed_is_ended(tmp_path):
+    command = [sys.executable, "-c", LAUNCHER, STAYS, str(tmp_path / "engine.log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        launcher.kill()
+    limit = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
 def test_accounting_of_its_own_devices_goes_with_a_run(tmp_path: Path) -> None:
     job = replace(make_job(tmp_path, mode="plan"), device_state=tmp_path / "devices")
     (tmp_path / "devices").touch()

@@ -126,6 +126,22 @@ def test_a_server_that_lost_a_worker_and_says_0_failed_all_the_same():
     assert verdict.reason == "worker TP0 (pid 10) was killed by SIGTERM while serving"
 
 
+def test_a_server_whose_engine_core_left_in_good_order_failed():
+    """As after SIGTERM to the engine core alone: vLLM's API server exits with status 0."""
+    progress = progress_of("TP0", phase=None)
+    core = {"kind": "process", "t_ns": S, "pid": 20, "role": "engine_core"}
+    progress.fold("h-20.jsonl", core)
+    shutdown = {"kind": "phase", "t_ns": 10 * S, "phase": "shutdown", "edge": "before", "id": 2}
+    progress.fold("h-10.jsonl", shutdown)
+    deaths = [Death(10, 12 * S, exit_code=0), Death(20, 25 * S, exit_code=0)]
+    ended = {"engine_code": 0, "ready": True, "ready_t_ns": 2 * S, "deaths": deaths}
+    assert judge(seen(**ended), progress).status == "ok"  # by SIGTERM to the API server
+    verdict = judge(seen(**ended, lost_core=True), progress)
+    assert (verdict.status, verdict.exit_code) == ("failed", 1)
+    assert "exited with status 0 while serving" in str(verdict.reason)
+    assert "pid 20" in str(verdict.reason)
+
+
 def test_readiness_counts_at_the_time_of_the_death():
     progress = progress_of("TP0")
     end_phase(progress, 0, 2.0)
