@@ -142,7 +142,6 @@ def pid_of(run_dir, who: str) -> int:
         ("launcher", signal.SIGKILL),
         ("EngineCore", signal.SIGTERM),
         ("EngineCore", signal.SIGKILL),
-        ("TP1", signal.SIGTERM),
         ("TP1", signal.SIGKILL),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
@@ -197,6 +196,30 @@ def test_somebody_is_killed_under_load(sim_stack, tmp_path, cleanup_processes, w
     for rank in report["ranks"]:
         assert rank["budget"]["residual_bytes"] == 0
         assert rank["samples"]
+
+
+@pytest.mark.full
+def test_a_worker_that_gets_sigterm_goes_on(sim_stack, tmp_path, cleanup_processes):
+    """As without memprof: the handler that torch_npu installs ignores the signal from then on.
+
+    (torch_npu/dynamo/torchair/core/_backend.py::_signal_handler, 2.10)
+    """
+    run_dir = tmp_path / "run"
+    port = free_port()
+    process = start_memprof(
+        ["serve", *TINY_ARGS, "--served-model-name", "tiny", "--port", str(port)], run_dir
+    )
+    cleanup_processes.append(process)
+    wait_for_server(process, run_dir, 200)
+    load = Load(port, "tiny", clients=4, max_tokens=40).start()
+    wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
+    os.kill(pid_of(run_dir, "TP1"), signal.SIGTERM)
+    answered = len(load.answers.tokens)
+    wait_until(lambda: len(load.answers.tokens) > answered + 8, 60, "requests are answered after it")
+    assert load.stop().failures == []
+    os.kill(process.pid, signal.SIGINT)
+    run = finish(process, run_dir, 90)
+    assert (run.returncode, run.info["status"]) == (0, "ok")
 
 
 def is_running(pid: int) -> bool:
