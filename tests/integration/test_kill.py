@@ -215,7 +215,9 @@ def test_a_worker_that_gets_sigterm_goes_on(sim_stack, tmp_path, cleanup_process
     wait_until(lambda: len(load.answers.tokens) > 4, 60, "requests are answered")
     os.kill(pid_of(run_dir, "TP1"), signal.SIGTERM)
     answered = len(load.answers.tokens)
-    wait_until(lambda: len(load.answers.tokens) > answered + 8, 60, "requests are answered after it")
+    wait_until(
+        lambda: len(load.answers.tokens) > answered + 8, 60, "requests are answered after it"
+    )
     assert load.stop().failures == []
     os.kill(process.pid, signal.SIGINT)
     run = finish(process, run_dir, 90)
