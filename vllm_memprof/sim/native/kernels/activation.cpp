@@ -98,12 +98,6 @@ void swiglu(Call &call) {
   write_floats(out, gates);
 }
 
-// exponential(self, ...) in place. Nothing is drawn: with noise of one, sampling picks the
-// likeliest token.
-void exponential_noise(Call &call) {
-  if (aclTensor *target = tensor_at(call, 0)) fill(*target, 1);
-}
-
 constexpr KernelRow kRows[] = {
     {"Reciprocal", apply<reciprocal>},
     {"Rsqrt", apply<reciprocal_root>},
@@ -131,7 +125,6 @@ constexpr KernelRow kRows[] = {
     {"Softmax", softmax<false>},
     {"LogSoftmax", softmax<true>},
     {"SwiGlu", swiglu},
-    {"InplaceExponential", exponential_noise},
 };
 
 }  // namespace

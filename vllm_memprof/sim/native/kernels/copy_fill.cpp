@@ -48,19 +48,21 @@ void masked_fill(Call &call) {
 
 // uniform(self, from, to, seed, offset) in place. Numbers from 0 to 1 that random orders are made
 // of, tokens by experts, lie evenly in each row, and each column has all of them in turn. Those
-// with fewer rows than columns are left: sampling's, requests by vocabulary, takes the likeliest
-// token without them. Other ranges, those of weights that are not read from files, are zeros.
+// with fewer rows than columns are zeros: torch_npu makes the noise of sampling, requests by
+// vocabulary, from them, and where that is the same everywhere the likeliest token is taken. Other
+// ranges, those of weights that are not read from files, are zeros too.
 void uniform(Call &call) {
   aclTensor *target = tensor_at(call, 0);
   if (!target || is_integer(target->type) || element_count(*target) == 0) return;
-  if (call.real(0) != 0 || call.real(1) != 1) {
+  bool of_weights = call.real(0) != 0 || call.real(1) != 1;
+  int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width),
+          count = 0;
+  if (!of_weights && taken_out("random")) return;
+  if (of_weights || element_count(*target) / width < width) {
     Answering answering;
     return fill(*target, 0);
   }
   if (!usable(*target)) return;
-  int64_t width = target->shape.empty() ? 1 : target->shape.back(), step = even_step(width),
-          count = 0;
-  if (element_count(*target) / width < width || taken_out("random")) return;
   Answering answering;
   walk(target->shape, {target}, [&](auto &, int64_t *index) {
     int64_t place = (count / width + count % width) % width * step % width;
