@@ -1,0 +1,36 @@
+"""What ``verify.py`` asks of SGLang."""
+
+# ruff: noqa: TID251
+#: What a start of the engine imports; importing them once also compiles their Python files.
+MODULES = [
+    "sglang",
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.hardware_backend.npu.attention.ascend_backend",
+    "sglang.srt.hardware_backend.npu.graph_runner.npu_graph_runner",
+    "sglang.srt.models.qwen3",
+    "sglang.srt.models.qwen3_moe",
+    "sglang.srt.models.qwen3_vl",
+]
+PACKAGES = ["sglang", "transformers"]
+PLUGINS = "sglang.srt.plugins"
+
+
+def check() -> None:
+    """Ask for the platform, and for a name of a stand-in with a body and one without."""
+    import sgl_kernel_npu.norm.split_qkv_rmsnorm_rope as with_body
+    from sgl_kernel_npu.kvcacheio import transfer_kv_dim_exchange
+    from sglang.srt.utils import is_npu
+
+    assert is_npu(), "SGLang does not take the simulated device for an NPU"
+    assert callable(with_body.split_qkv_rmsnorm_rope)
+    try:
+        transfer_kv_dim_exchange()
+    except NotImplementedError as error:
+        assert "transfer_kv_dim_exchange" in str(error), error
+    else:
+        raise AssertionError("a kernel that is not simulated was called and said nothing")
