@@ -377,7 +377,8 @@ def audit(
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows = [_row("requested", _whole(engine.get("requested_bytes")), request, source)]
     for term in equation.terms:
-        if not (term.optional and term.value(engine) is None):
+        passed = equation.pages is not None and term.figure == "half_page_bytes"
+        if not passed and not (term.optional and term.value(engine) is None):
             rows.append(_row(term.name, term.value(engine), terms[term.name], source))
     of_terms = {term.figure for term in equation.terms} | _LEAST_OF_RANKS
     for name in _READINGS:
