@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+from torch_npu import _C, npu
+
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.runtime_context import get_schedule
-from torch_npu import _C, npu
 
 GIB = 1 << 30
 

@@ -1,8 +1,9 @@
 """A model runner, in miniature."""
 
+from torch_npu import _C
+
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
-from torch_npu import _C
 
 
 class ModelRunner:
