@@ -92,7 +92,12 @@ def test_stand_ins_load_and_fail_by_name(site_packages, tmp_path, capfd):
     assert "__cudaRegister" not in done.stderr
 
 
-TEXT_FUNCTIONS = ["cudaGetErrorString", "cudaGetErrorName", "cublasGetStatusString", "ncclGetLastError"]
+TEXT_FUNCTIONS = [
+    "cudaGetErrorString",
+    "cudaGetErrorName",
+    "cublasGetStatusString",
+    "ncclGetLastError",
+]
 
 
 def test_messages_of_errors_are_text(tmp_path):
