@@ -56,6 +56,7 @@ CANN_FOLDERS = ("opp", "runtime", "compiler")
 ENTRY_POINTS = (
     "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
     "[vllm.platform_plugins]\nmemprof = memprof_device_type:register\n"
+    "[sglang.srt.plugins]\nmemprof = vllm_memprof.capture.plugin:register_sglang\n"
 )
 
 
