@@ -340,7 +340,9 @@ class _Setup:
             self.progress.detail(f"{stand_in}: {names} names")
 
     def build_shim(self) -> None:
-        result = build_shim(self.python, self.prefix / "shim", self.progress.detail)
+        shims = [default_prefix(stack.name) / "shim" for stack in list_stacks()]
+        others = [each for each in shims if each != self.prefix / "shim"]
+        result = build_shim(self.python, self.prefix / "shim", self.progress.detail, others)
         self.progress.detail("built" if result.built else "already there")
 
     def install_memprof(self) -> None:
