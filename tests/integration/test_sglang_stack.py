@@ -46,7 +46,11 @@ def runtime() -> SimRuntime:
 
 
 def run_engine(
-    runtime: SimRuntime, tmp_path: Path, jobs: list[dict[str, Any]], env: dict[str, str], **engine: Any
+    runtime: SimRuntime,
+    tmp_path: Path,
+    jobs: list[dict[str, Any]],
+    env: dict[str, str],
+    **engine: Any,
 ) -> tuple[list[list[tuple[list[int], int]]], str]:
     """Token ids and prompt lengths of each job, and the log."""
     script = tmp_path / "device.py"
@@ -118,7 +122,9 @@ def test_every_kind_of_model_answers(
             images.append(str(tmp_path / f"{number}.png"))
             write_png(Path(images[-1]), *size)
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
-        jobs.append({"prompt": picture * 3 + "what?", "image_data": images, "sampling_params": params})
+        jobs.append(
+            {"prompt": picture * 3 + "what?", "image_data": images, "sampling_params": params}
+        )
     made, log = run_engine(
         runtime,
         tmp_path,
@@ -140,4 +146,3 @@ def test_every_kind_of_model_answers(
         assert made[1][0][1] > 4 + 15 + 49 + 6
     assert ("NPU graph end" in log) is graphs
     assert "computes nothing from here on" not in log
-

@@ -52,7 +52,6 @@ from vllm_memprof.sim.runtime import (
     write_stamp,
 )
 from vllm_memprof.sim.sharing import INSTALLER, share_package
-from vllm_memprof.sim.stand_ins import STAND_INS, write_stand_ins
 from vllm_memprof.sim.stacks import (
     Build,
     Chunk,
@@ -63,6 +62,7 @@ from vllm_memprof.sim.stacks import (
     normalize,
     remember_prefix,
 )
+from vllm_memprof.sim.stand_ins import STAND_INS, write_stand_ins
 from vllm_memprof.version import __version__
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
@@ -199,7 +199,10 @@ class _Setup:
                 for each in builds
                 if each.extension is not None
             ),
-            *([("write stand-ins for packages", self.write_stand_ins)] * bool(self.stack.stand_ins)),
+            *(
+                [("write stand-ins for packages", self.write_stand_ins)]
+                * bool(self.stack.stand_ins)
+            ),
             ("build the simulated device", self.build_shim),
             ("install memprof", self.install_memprof),
             ("verify: import the engine, allocate on the device", self.verify),
@@ -332,14 +335,14 @@ class _Setup:
         marker.write_text(versions)
 
     def write_stand_ins(self) -> None:
-        written = write_stand_ins(
-            self.stack.stand_ins, self.site_packages, self.prefix / STAND_INS
-        )
+        written = write_stand_ins(self.stack.stand_ins, self.site_packages, self.prefix / STAND_INS)
         for stand_in, names in written.items():
             self.progress.detail(f"{stand_in}: {names} names")
 
     def build_shim(self) -> None:
-        result = build_shim(self.python, self.prefix / "shim", self.progress.detail)
+        shims = [default_prefix(stack.name) / "shim" for stack in list_stacks()]
+        others = [each for each in shims if each != self.prefix / "shim"]
+        result = build_shim(self.python, self.prefix / "shim", self.progress.detail, others)
         self.progress.detail("built" if result.built else "already there")
 
     def install_memprof(self) -> None:

@@ -2,9 +2,8 @@
 
 In: the installed files of the engine, the bodies below ``engine/stand_ins``. Out: a folder for the
 engine's ``PYTHONPATH`` with every such package: each imported name is there; one with a body does
-what the body says, every other fails by its own name when it is used (`engine/stand_ins/absent.py`).
-Nothing of the packages themselves is in them. Runs in the launcher's process, during
-``memprof sim setup``.
+what the body says, every other fails by its own name when it is used (``absent.py`` there). Nothing
+of the packages themselves is in them. Runs in the launcher's process, in ``memprof sim setup``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What ``verify.py`` asks of SGLang."""
 
-# ruff: noqa: TID251
 #: What a start of the engine imports; importing them once also compiles their Python files.
 MODULES = [
     "sglang",
@@ -28,9 +27,9 @@ def check() -> None:
 
     assert is_npu(), "SGLang does not take the simulated device for an NPU"
     assert callable(with_body.split_qkv_rmsnorm_rope)
+    said = ""
     try:
         transfer_kv_dim_exchange()
     except NotImplementedError as error:
-        assert "transfer_kv_dim_exchange" in str(error), error
-    else:
-        raise AssertionError("a kernel that is not simulated was called and said nothing")
+        said = str(error)
+    assert "transfer_kv_dim_exchange" in said, "a kernel without a body did not fail by its name"

@@ -16,7 +16,9 @@ def _alloc_extend(prefix_lens, seq_lens, last_loc, free_pages, out_indices, page
     import torch
 
     columns = prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist()
-    pages = sum(-(-end // page_size) + -begin // page_size for begin, end, _ in zip(*columns))
+    pages = sum(
+        -(-end // page_size) + -begin // page_size for begin, end, _ in zip(*columns, strict=True)
+    )
     free = iter(free_pages[:pages].tolist())
     slots = []
     for begin, end, slot in zip(*columns, strict=True):
@@ -88,7 +90,10 @@ def _split_qkv_rmsnorm_rope(
     tokens, width = input.shape[0], cos.shape[-1]
     sine, cosine = (table.float().reshape(tokens, 1, width) for table in (sin, cos))
     parts = input.float().split([q.shape[1], k.shape[1], v.shape[1]], dim=-1)
-    for out, part, weight, bias in ((q, parts[0], q_weight, q_bias), (k, parts[1], k_weight, k_bias)):
+    for out, part, weight, bias in (
+        (q, parts[0], q_weight, q_bias),
+        (k, parts[1], k_weight, k_bias),
+    ):
         heads = part.reshape(tokens, -1, head_dim)
         if eps is not None:
             heads = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
