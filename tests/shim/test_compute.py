@@ -9,6 +9,7 @@ import pytest
 
 import vllm_memprof.sim
 from tests.shim.conftest import Sim
+from vllm_memprof.sim.stand_ins import BODIES_DIR
 
 SITE = Path(vllm_memprof.sim.__file__).parent / "site"
 
@@ -179,7 +180,76 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
     paged = lambda q, ends, lengths: attend(q, keys.view(9, BLOCK, -1), values.view(9, BLOCK, -1), ends, lengths, block_table=table.npu())
     check(f"paged prompts {dtype}", paged(q, [5, 26], [5, 21]), want)
     check(f"decode {dtype}", paged(q[[4, 25]], [1, 2], [5, 21]), want[[4, 25]])
+    # One query of each sequence in a tensor of its own, as a decode step of SGLang has them.
+    each = torch_npu.npu_fused_infer_attention_score(
+        query=q[[4, 25]].unsqueeze(1), key=keys.view(9, BLOCK, -1), value=values.view(9, BLOCK, -1), input_layout="BSND", block_size=BLOCK,
+        block_table=table.npu(), actual_seq_lengths_kv=[5, 21], num_key_value_heads=KEY_HEADS, num_heads=HEADS, scale=0.3)[0]
+    check(f"decode, a query each {dtype}", each, want[[4, 25]].unsqueeze(1))
     check(f"rest of a prompt {dtype}", paged(q[[4] + list(range(15, 26))], [1, 12], [5, 21]), want[[4] + list(range(15, 26))])
+# A table with fewer blocks than the keys ask for is no step, and nothing is read behind it.
+for table in (torch.zeros(2, 0, dtype=torch.int32, device="npu"), torch.zeros(2, 1, dtype=torch.int32, device="npu")):
+    out = attend(q[[4, 25]], keys.view(9, BLOCK, -1), values.view(9, BLOCK, -1), [1, 2], [21, 21], block_table=table)
+    check(f"{table.shape[1]} blocks for 21 keys", torch.tensor(out.shape), torch.tensor([2, HEADS, WIDTH]))
+finish()
+"""
+
+SGLANG = """
+import acl, triton
+from sgl_kernel_npu.mem_cache.allocator import alloc_extend_kernel
+from sgl_kernel_npu.norm.l1_norm import l1_norm
+from sgl_kernel_npu.norm.split_qkv_rmsnorm_rope import split_qkv_rmsnorm_rope
+check("architecture", torch.tensor(acl.rt.get_device_info(0, 601)), torch.tensor([2201, 0]))
+check("no such attribute", torch.tensor(acl.rt.get_device_info(0, 9)[1] != 0), torch.tensor(True))
+numbers = lambda *values: torch.tensor(values).npu()
+
+# Pages of 4: request 0 is new, 6 tokens; request 1 has 5 of 7 tokens, the last at slot 33; request 2 has 4 and gets 5.
+slots = torch.full((13,), -1).npu()
+before = torch.npu.memory_allocated()
+alloc_extend_kernel[(3,)](numbers(0, 5, 4), numbers(6, 7, 9), numbers(-1, 33, 43), numbers(3, 20, 7, 1, 2), slots, 4, 4, 16)
+check("slots", slots, torch.tensor([12, 13, 14, 15, 80, 81, 34, 35, 28, 29, 30, 31, 4]))
+check("nothing is allocated", torch.tensor(torch.npu.memory_allocated()), torch.tensor(before))
+
+@triton.jit
+def write_req_to_token_pool_triton(req_to_token_ptr, req_pool_indices, prefix_tensors, pre_lens, seq_lens, extend_lens, out_cache_loc, req_to_token_ptr_stride): pass
+@triton.jit
+def compute_position_kernel(positions, extend_start_loc, extend_prefix_lens, extend_seq_lens, has_prefix): pass
+pool, prefix = torch.zeros(4, 8, dtype=torch.int32).npu(), numbers(50, 51)
+write_req_to_token_pool_triton[(2,)](pool, numbers(2, 0), numbers(prefix.data_ptr(), 0), numbers(2, 0), numbers(5, 3), numbers(3, 3),
+    torch.tensor([60, 61, 62, 70, 71, 72], dtype=torch.int32).npu(), 8)
+check("slots of a request", pool, torch.tensor([[70, 71, 72, 0, 0, 0, 0, 0], [0] * 8, [50, 51, 60, 61, 62, 0, 0, 0], [0] * 8]))
+for dtype in (torch.int32, torch.int64):
+    positions, starts = torch.full((5,), 9, dtype=dtype).npu(), torch.full((2,), 9, dtype=torch.int32).npu()
+    compute_position_kernel[(2,)](positions, starts, numbers(4, 0), numbers(2, 3), True)
+    check(f"positions {dtype}", positions, torch.tensor([4, 5, 0, 1, 2])); check(f"starts {dtype}", starts, torch.tensor([0, 2]))
+    compute_position_kernel[(2,)](positions, starts, numbers(4, 0), numbers(2, 3), False)
+    check(f"positions without prefix {dtype}", positions, torch.tensor([0, 1, 0, 1, 2]))
+
+for dtype in (torch.float32, torch.bfloat16):
+    x, X = pair(5, 4, dtype=dtype, low=0.1, high=1.0)
+    check(f"shares {dtype}", l1_norm(x), X / X.sum(-1, keepdim=True))
+    check(f"shares in float32 {dtype}", torch.tensor(l1_norm(x).dtype == torch.float32), torch.tensor(True))
+    fused, FUSED = pair(5, 16 * 8, dtype=dtype); sin, SIN = pair(5, 1, 16, dtype=dtype); cos, COS = pair(5, 1, 16, dtype=dtype)
+    (qw, QW), (kw, KW) = pair(16, dtype=dtype), pair(16, dtype=dtype); bias, BIAS = pair(16, dtype=dtype)
+    for width in (16, 8):       # whole heads turned, and half of each
+        for shift, SHIFT in ((None, 0), (bias, BIAS)):
+            got = split_qkv_rmsnorm_rope(fused, sin[..., :width].contiguous(), cos[..., :width].contiguous(), 64, 32, 16, 1e-3, qw, kw, shift, shift)
+            for name, result, part, weight in (("q", got[0], FUSED[:, :64], QW), ("k", got[1], FUSED[:, 64:96], KW)):
+                h = part.view(5, -1, 16); h = h / (h.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + SHIFT
+                turned, rest = h[..., :width], h[..., width:]; a, b = turned.chunk(2, -1)
+                turned = turned * COS[..., :width] + torch.cat((-b, a), -1) * SIN[..., :width]
+                check(f"{name} {width} {dtype}", result, torch.cat((turned, rest), -1).view(5, -1))
+            check(f"v {width} {dtype}", got[2], FUSED[:, 96:])
+    plain = split_qkv_rmsnorm_rope(fused, torch.zeros_like(sin), torch.ones_like(cos), 64, 32, 16)
+    check(f"not normed, not turned {dtype}", torch.cat(plain, 1), FUSED)
+    # rows of a cache by number, of one axis and of two; a padded row is nowhere
+    cache = torch.zeros(3, 4, 2, dtype=dtype).npu(); rows, ROWS = pair(3, 2, dtype=dtype); want = torch.zeros(12, 2).double(); want[5], want[11] = ROWS[0], ROWS[2]
+    torch_npu.npu_scatter_nd_update_(cache.view(12, 2), torch.tensor([[5], [-1], [11]]).npu(), rows)
+    check(f"rows {dtype}", cache.view(12, 2), want)
+    cache.zero_(); torch_npu.npu_scatter_nd_update_(cache, torch.tensor([[1, 1], [9, 0], [2, 3]], dtype=torch.int32).npu(), rows)
+    check(f"rows by two numbers {dtype}", cache.view(12, 2), want)
+    targets = [torch.zeros(3, 2, dtype=dtype).npu(), torch.zeros(2, dtype=dtype).npu()]
+    torch._foreach_copy_(targets, [rows, rows[1]])
+    check(f"copies {dtype}", targets[0], ROWS); check(f"copies of a row {dtype}", targets[1], ROWS[1])
 finish()
 """
 
@@ -243,7 +313,7 @@ finish()
 
 @pytest.mark.parametrize(
     ("script", "least"),
-    [(ELEMENTWISE, 200), (PRODUCTS, 70), (PICKS, 35), (ATTENTION, 20)],
+    [(ELEMENTWISE, 200), (PRODUCTS, 70), (PICKS, 35), (ATTENTION, 26)],
     ids=["element", "product", "pick", "attend"],
 )
 def test_results_are_those_of_the_cpu(sim: Sim, script: str, least: int) -> None:
@@ -256,6 +326,13 @@ def test_operators_and_triton_kernels_of_vllm_ascend(sim: Sim) -> None:
     figures = sim.run_torch(PRELUDE + VLLM_ASCEND, PYTHONPATH=str(SITE))
     assert not figures["bad"], "\n".join(figures["bad"])
     assert figures["ran"] == 9 + 8 + 4 + 12
+
+
+def test_stand_ins_and_triton_kernels_of_sglang(sim: Sim) -> None:
+    """The bodies of sgl_kernel_npu and the rows beside them: no SGLang is needed."""
+    figures = sim.run_torch(PRELUDE + SGLANG, PYTHONPATH=f"{SITE}:{BODIES_DIR}")
+    assert not figures["bad"], "\n".join(figures["bad"])
+    assert figures["ran"] == 4 + 1 + 2 * 3 + 2 * (2 + 4 * 3 + 1 + 2 + 2)
 
 
 def test_nothing_is_computed_above_the_limit(sim: Sim, change_profile: Callable[..., None]) -> None:

@@ -201,10 +201,11 @@ def test_record_imports_pandas_in_its_frames_alone():
 
 
 def test_launch_knows_the_driver_by_a_name_that_exists():
-    from vllm_memprof.launch.engine import DRIVER
+    from vllm_memprof.launch.engines import ENGINES
 
-    assert DRIVER in MODULES
-    assert DRIVER.split(".")[1] == "engines"
+    for row in ENGINES.values():
+        assert row.driver in MODULES
+        assert row.driver.split(".")[1:3] == ["engines", row.name]
 
 
 @pytest.mark.parametrize("layer", sorted(MAY_IMPORT.keys() - OPEN_TO_ALL - UNGUARDED))

@@ -10,7 +10,7 @@ field of the engine; a term that memprof cannot read has None and the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from vllm_memprof.accounting import equations
@@ -90,12 +90,14 @@ class Evidence:
         simulated: a device's profile sets what lies outside torch.
         equation: its id and its engine say at which moment the first snapshot is taken.
         estimates_graphs: the engine captured graphs inside the profile run for an estimate.
+        peers: phases of the other ranks that agree on one KV cache.
     """
 
     spans: Sequence[Span]
     simulated: bool
     equation: Equation
     estimates_graphs: bool = False
+    peers: Sequence[Sequence[Span]] = ()
 
     def _profile_edges(self) -> list[Span]:
         return [
@@ -227,6 +229,48 @@ def _graph(at: Evidence) -> Own:
     return _difference(sizes[0], sizes[1], where)
 
 
+def _free_before_load(at: Evidence) -> Own:
+    """SGLang reads right after an empty_cache, before it loads the weights."""
+    load = last_of(at.spans, "weight_load")
+    if load is None:
+        return Own(None, reason=text("weight_load was not recorded to its end"))
+    emptied = [span for span in at.spans if span.phase == "empty_cache" and span.order < load.order]
+    last = emptied[-1].after if emptied else None
+    where = text("after the last empty_cache before weight_load")
+    return Moment(last, load.before, where).read("device_free_bytes", at.simulated)
+
+
+def _free_after_load(at: Evidence) -> Own:
+    sizing = last_of(at.spans, "kv_cache_sizing")
+    inside = [
+        span
+        for span in at.spans
+        if sizing is not None and span.phase == "empty_cache" and span.parent == sizing.order
+    ]
+    where = text("after the empty_cache of kv_cache_sizing")
+    last = inside[-1].after if inside else None
+    after = None if sizing is None else sizing.after
+    return Moment(last, after, where).read("device_free_bytes", at.simulated)
+
+
+#: SGLang's ranks agree on the least of a figure in 32 bits: below 128 GiB it is off by 4 KiB at
+#: most.
+_FLOAT32_BYTES = 4096
+
+
+def _least(at: Evidence, read: Callable[[Evidence], Own]) -> Own:
+    """Return the least of all ranks, as the engine takes it."""
+    own = read(at)
+    others = [read(replace(at, spans=spans, peers=())) for spans in at.peers]
+    sizes = [each.bytes for each in others]
+    if own.bytes is None or not others:
+        return own
+    if None in sizes:
+        return Own(None, source=own.source, reason=text("another rank has no such reading"))
+    least = min([own, *others], key=lambda each: each.bytes or 0)
+    return replace(least, tolerance=least.tolerance + _FLOAT32_BYTES)
+
+
 def _difference(more: Own, less: Own, source: Text) -> Own:
     if more.bytes is None or less.bytes is None:
         unread = more if more.bytes is None else less
@@ -267,10 +311,16 @@ _READINGS: dict[str, Callable[[Evidence], Own]] = {
         text("non-torch after the profile run less non-torch before hccl_init"),
     ),
     "graph_bytes": _graph,
+    "least_free_before_load_bytes": lambda at: _least(at, _free_before_load),
+    "least_free_after_load_bytes": lambda at: _least(at, _free_after_load),
 }
+#: Figures that stand in a term and in the request, and have no row of their own.
+_LEAST_OF_RANKS = frozenset({"least_free_before_load_bytes", "least_free_after_load_bytes"})
 #: Terms that memprof cannot read, and why.
 _UNREADABLE: dict[str, Text] = {
     "graph_estimate": text("an estimate of the engine: nothing holds it when it is made"),
+    "mm_reserved": text("set aside: nothing holds it when the KV cache is sized"),
+    "page_rounding": text("a page of the pool, as the engine makes it"),
     "mm_ipc": text("set aside for the front end: nothing holds it during the start-up"),
     "consumed": text("the engine computes it from the host's memory"),
 }
@@ -301,6 +351,7 @@ def audit(
     source: str,
     simulated: bool,
     asked_utilization: float | None = None,
+    peers: Sequence[Sequence[Span]] = (),
 ) -> list[AuditRow]:
     """Return a row per term of the equation, and one per other figure of the engine.
 
@@ -311,28 +362,30 @@ def audit(
         source: of the run, ``hooks`` or ``log``. A log has no reading of memprof.
         simulated: a device's profile sets what lies outside torch.
         asked_utilization: ``--gpu-memory-utilization`` of the command, None where it was not given.
+        peers: phases of the other ranks that agree on one KV cache.
 
     Returns:
         Rows in bytes: the request, the terms, the other figures, and last the KV cache that the
         equation gives with memprof's readings alone.
     """
     estimates = bool(engine.get("graph_estimate_bytes"))
-    at = Evidence(spans, simulated, equation, estimates)
+    at = Evidence(spans, simulated, equation, estimates, peers)
     own = {} if source == "log" else {name: read(at) for name, read in _READINGS.items()}
-    utilization = asked_utilization or engine.get("gpu_memory_utilization")
-    total = own.get("device_total_bytes")
+    utilization = asked_utilization or engine.get(equation.share)
+    total = own.get(equation.base)
     request = _request(equation, total, utilization, asked_utilization)
     terms = {term.name: _of_term(term, own, engine) for term in equation.terms}
     rows = [_row("requested", _whole(engine.get("requested_bytes")), request, source)]
     for term in equation.terms:
-        if not (term.optional and term.value(engine) is None):
+        passed = equation.pages is not None and term.figure == "half_page_bytes"
+        if not passed and not (term.optional and term.value(engine) is None):
             rows.append(_row(term.name, term.value(engine), terms[term.name], source))
-    of_terms = {term.figure for term in equation.terms}
+    of_terms = {term.figure for term in equation.terms} | _LEAST_OF_RANKS
     for name in _READINGS:
         if engine.get(name) is not None and name not in of_terms:
             reading = own.get(name, Own(None))
             rows.append(_row(name.removesuffix("_bytes"), _whole(engine[name]), reading, source))
-    granted = _granted(equation, engine, request, total, utilization, terms)
+    granted = _granted(equation, engine, request, total, utilization, terms, own)
     return [*rows, _row("kv_cache", _whole(engine.get("kv_cache_bytes")), granted, source)]
 
 
@@ -359,8 +412,11 @@ def _request(
 ) -> Own:
     if total is None or total.bytes is None or utilization is None:
         return Own(None, reason=text("device total or utilization is unknown"))
-    figures = {"device_total_bytes": total.bytes, "gpu_memory_utilization": utilization}
+    figures = {equation.base: total.bytes, equation.share: utilization}
     size = equations.computed_request(equation, figures)
+    if equation.base != "device_total_bytes":
+        source = text("free memory as read x the share as the engine holds it")
+        return Own(_whole(size), total.tolerance, weakest((DERIVED, total.how)), source)
     source = text("device total as read x utilization of the command")
     if asked is None:
         source = text("device total as read x utilization as the engine holds it")
@@ -397,6 +453,7 @@ def _granted(
     total: Own | None,
     utilization: float | None,
     terms: Mapping[str, Own],
+    own: Mapping[str, Own],
 ) -> Own:
     """Evaluate the equation with memprof's readings; an estimate is the engine's, and named."""
     if equation.override and engine.get(equation.override) is not None:
@@ -404,12 +461,16 @@ def _granted(
     if request.bytes is None or utilization is None or total is None:
         return Own(None, reason=request.reason)
     figures: dict[str, int | float | None] = {
-        "device_total_bytes": total.bytes,
-        "gpu_memory_utilization": utilization,
+        equation.base: total.bytes,
+        equation.share: utilization,
         "graph_estimate_charged": engine.get("graph_estimate_charged"),
     }
     used: list[Own] = [request]
     borrowed: list[str] = []
+    if equation.limited_by and engine.get(equation.limited_by) is not None:
+        return Own(None, reason=text("a fixed size replaced the equation"))
+    if equation.pages is not None:
+        figures[equation.pages] = engine.get(equation.pages)
     for stage in equation.stages:
         if stage.factor(engine) is not None:
             if stage.replaces:
@@ -418,7 +479,14 @@ def _granted(
             figures |= {name: engine.get(name) for name in stage.figures}
             borrowed.append(stage.name)
     for term in equation.terms:
-        if not term.is_subtracted(engine) or term.figure is None:
+        if not term.is_subtracted(engine):
+            continue
+        if term.figure is None:
+            figures |= {name: own[name].bytes for name in (*term.plus, *term.minus) if name in own}
+            used.append(terms[term.name])
+            continue
+        if equation.pages is not None and (term.optional or term.figure == "half_page_bytes"):
+            figures[term.figure] = term.value(engine)  # of the engine's own set-up
             continue
         size = terms[term.name].bytes
         if size is not None:

@@ -47,6 +47,9 @@ from vllm_memprof.record.spans import Edge, Span, first_of, last_of
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
+#: Phases inside kv_cache_alloc that allocate something else.
+_BESIDE_KV = ("kv_connector", "request_pool")
+
 
 @dataclass(frozen=True)
 class _Rank:
@@ -60,6 +63,7 @@ class _Rank:
     evidence: Evidence  # with the engine's figures
     kv: Kv
     tried: list[Tried]
+    peers: list[list[Span]]  # phases of the other ranks of its replica
 
 
 def build_report(run: Run) -> Report:
@@ -78,8 +82,21 @@ def build_report(run: Run) -> Report:
         figures = engine_figures(process, run.source, summary.eager, equation)
         evidence = Evidence(figures, process.phases, summary.simulated)
         kv = _kv(run, process, evidence, summary.engine, equation)
+        peers = [
+            other.phases
+            for _, other in workers
+            if other is not process and other.identity.dp_rank == process.identity.dp_rank
+        ]
         rank = _Rank(
-            label, process, summary, equation, chosen_by, evidence, kv, tried[at] if tried else []
+            label,
+            process,
+            summary,
+            equation,
+            chosen_by,
+            evidence,
+            kv,
+            tried[at] if tried else [],
+            peers,
         )
         ranks.append(_rank_report(run, rank))
     planned = any(process.kv_plan is not None for process in run.processes)
@@ -135,7 +152,7 @@ def _kv(
     if span is not None and span.before is not None and span.after is not None:
         allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
         for inner in process.phases:
-            if inner.phase == "kv_connector" and inner.parent == span.order:
+            if inner.phase in _BESIDE_KV and inner.parent == span.order:
                 allocated = minus(allocated, grown_by(inner))
     draft = last_of(process.phases, "draft_load")
     layers = None if draft is None else draft.detail.get("layers")
@@ -311,7 +328,7 @@ def _equation_budget(rank: _Rank) -> Budget:
         cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
         chosen_by=rank.chosen_by,
         override=result.override,
-        formula=equation.formula + "".join(f" x {name}" for name in result.stages),
+        formula=_formula(equation, result) + "".join(f" x {name}" for name in result.stages),
         requested=result.requested,
         terms=[_divided(term, evidence) for term in result.terms],
         kv_cache_bytes=granted,
@@ -330,9 +347,19 @@ def _equation_budget(rank: _Rank) -> Budget:
             rank.summary.source,
             rank.summary.simulated,
             asked_utilization(rank.summary.command),
+            rank.peers,
         ),
         tried=rank.tried,
     )
+
+
+def _formula(equation: equations.Equation, result: equations.Evaluation) -> str:
+    """Return the equation in names; a term that took the place of another stands for it."""
+    shown = {row.name for row in result.terms}
+    if "whole_pages" not in shown:
+        return equation.formula
+    terms = [term for term in equation.terms if term.name in shown]
+    return equation.formula_of([*terms, equations.Term("whole_pages")])
 
 
 def _divided(term: TermRow, evidence: Evidence) -> TermRow:

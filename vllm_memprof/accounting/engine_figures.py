@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.equations import Equation
 from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.record.loader import ProcessRecord
-from vllm_memprof.record.spans import edges_of
+from vllm_memprof.record.spans import edges_of, last_of
+from vllm_memprof.units import minus
 
 #: Figures that an engine reads and does not keep: the edge of the profile run's last empty_cache,
 #: and the field of the snapshot.
@@ -42,10 +44,25 @@ def engine_figures(
             figures["graph_bytes"] = None
         if equation is not None and equation.from_snapshots:
             _complete(figures, process, equation.from_snapshots)
+        if equation is not None and equation.engine == SGLANG:
+            _complete_sglang(figures, process)
     terms = () if equation is None else equation.terms
     if eager and any(term.name == "graph_estimate" for term in terms):
         figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
     return figures
+
+
+def _complete_sglang(figures: dict[str, int | float | None], process: ProcessRecord) -> None:
+    """Add what SGLang does not measure: what was allocated while the weights were loaded."""
+    weights = last_of(process.phases, "weight_load")
+    if figures.get("weights_bytes") is None and weights is not None and not weights.error:
+        before, after = (
+            None if edge is None else edge.allocated_bytes
+            for edge in (weights.before, weights.after)
+        )
+        figures["weights_bytes"] = minus(after, before)
+    if figures.get("device_total_bytes") is None:
+        figures["device_total_bytes"] = first_device_total(process)
 
 
 def first_device_total(process: ProcessRecord) -> int | None:

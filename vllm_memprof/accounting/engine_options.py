@@ -6,7 +6,9 @@ this table has the rest. A third engine is a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.accounting.model import RankReport
@@ -20,6 +22,8 @@ class Options:
 
     ranks: str = "--tensor-parallel-size"
     no_graphs: str = "--enforce-eager"
+    #: Other words of a command that leave graphs out, each with its value.
+    no_graphs_too: tuple[tuple[str, str], ...] = ()
     graph_sizes: str = "--cudagraph-capture-sizes"  # a list of batch sizes
     largest_graph: str | None = None  # the largest batch size, where that is the option
     #: What makes a step of requests smaller, where no profile run tells its size.
@@ -32,6 +36,7 @@ _VLLM = Options()
 _SGLANG = Options(
     ranks="--tp-size",
     no_graphs="--disable-cuda-graph",
+    no_graphs_too=(("--cuda-graph-backend-decode", "disabled"),),
     largest_graph="--cuda-graph-max-bs",
     steps=("--chunked-prefill-size", "--max-running-requests"),
     without=frozenset({"image_size", "images_per_prompt", "batched_tokens", "sequences"}),
@@ -42,6 +47,15 @@ _OF_ENGINE = {SGLANG: _SGLANG}
 def options_of(engine: str | None) -> Options:
     """Return the options of an engine; those of vLLM, which vllm-ascend takes too, by default."""
     return _OF_ENGINE.get(engine or "", _VLLM)
+
+
+def is_eager(command: Sequence[str], engine: str | None) -> bool:
+    """Return whether a command leaves graphs out."""
+    options = options_of(engine)
+    words = [part for word in command for part in word.split("=", 1)]
+    return options.no_graphs in command or any(
+        (name, value) in options.no_graphs_too for name, value in pairwise(words)
+    )
 
 
 def is_cuda(engine: str | None, device: str | None) -> bool:

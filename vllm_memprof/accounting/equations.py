@@ -32,6 +32,8 @@ PASSING_FIGURES: dict[str, str] = {
     "least_free_before_load_bytes": "free before the weights are loaded, the least of all ranks",
     "least_free_after_load_bytes": "free after the weights are loaded, the least of all ranks",
     "half_page_bytes": "half a page of the KV pool, what rounding down to a page takes on average",
+    "mm_reserved_bytes": "what SGLang reserves for multi-modal input",
+    "page_bytes": "a page of the KV cache, all layers",
     "limited_tokens": "tokens of --max-total-tokens, where they are what SGLang serves with",
 }
 
@@ -147,6 +149,9 @@ class Equation:
     floor_zero: bool = False  # the engine clamps a negative budget to 0
     #: A figure that, when given, is returned as it is.
     override: str | None = "kv_cache_memory_bytes_arg"
+    #: A figure, bytes of a page: where it is known, the result goes down to whole pages, and the
+    #: term that stands for that rounding in logs is left out.
+    pages: str | None = None
     #: A figure in tokens that, where it is known, was taken instead of the result; and its option.
     limited_by: str | None = None
     limit_option: str = ""
@@ -169,9 +174,13 @@ class Equation:
 
     @property
     def formula(self) -> str:
+        return self.formula_of(self.terms)
+
+    def formula_of(self, terms: Sequence[Term]) -> str:
+        """Return the equation in names, with these of its terms."""
         names = [
             term.name
-            for term in self.terms
+            for term in terms
             if (term.subtracted or term.subtracted_if) and not term.stands_for
         ]
         asked = self.asked
@@ -254,6 +263,8 @@ _ASCEND_310P = "vllm_ascend/_310p/worker_310p.py::NPUWorker310.determine_availab
 _CUDA = "vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory"
 _REQUEST = "vllm/v1/worker/utils.py::request_memory"
 
+#: The terms of a rounding down to whole pages: as a log tells it, and as the page is known.
+_HALF_A_PAGE, _WHOLE_PAGES = "page_rounding", "whole_pages"
 #: No profile run: the share is of what was free before the model, and what is not in it is for
 #: everything else. Free memory is the least of all ranks; the KV cache goes down to whole pages.
 _S1 = Equation(
@@ -273,9 +284,11 @@ _S1 = Equation(
             plus=("least_free_before_load_bytes",),
             minus=("least_free_after_load_bytes",),
         ),
-        Term("page_rounding", "half_page_bytes"),
+        Term("mm_reserved", "mm_reserved_bytes", optional=True),
+        Term(_HALF_A_PAGE, "half_page_bytes"),
     ),
     override=None,
+    pages="page_bytes",
     limited_by="limited_tokens",
     limit_option="max_total_tokens",
     not_subtracted=("request_pools", "runner_buffers", "graph", "graph_prefill", "first_steps"),
@@ -734,6 +747,10 @@ def evaluate(
                 slack += math.ceil(abs(budget) * stage.printed_half_unit)
             budget = after
     result = max(0, int(budget)) if equation.floor_zero else int(budget)
+    page = _page(equation, figures)
+    if page:
+        terms.append(TermRow(_WHOLE_PAGES, result % page, True, 0))
+        result -= result % page
     return Evaluation(asked, terms, result, slack + printed, stages=tuple(run))
 
 
@@ -768,11 +785,19 @@ def _terms_for(equation: Equation, figures: Figures) -> list[Term]:
             left_out.add(joint.name)
         else:
             left_out.update(joint.stands_for)
+    if _page(equation, figures):
+        left_out.add(_HALF_A_PAGE)
     return [
         term
         for term in equation.terms
         if term.name not in left_out and not (term.optional and term.value(figures) is None)
     ]
+
+
+def _page(equation: Equation, figures: Figures) -> int | None:
+    """Return the bytes of a page, to whole ones of which the result goes down; None: unknown."""
+    size = None if equation.pages is None else figures.get(equation.pages)
+    return None if size is None else int(size)
 
 
 def _slack(

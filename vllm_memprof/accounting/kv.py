@@ -83,7 +83,10 @@ def build_kv(
     padding = _PADDED_TENSORS * PADDING_BYTES * sum(group.layers or 0 for group in groups)
     checks = _checks(kv, limits, shared)
     held = planned if planned is None or counted == 1.0 else round(planned / counted)
-    checks.append(_allocated(held, allocated_bytes, padding if plan.get("kv_transfer") else 0))
+    spare = _integer(plan.get("padding_bytes")) or 0
+    if plan.get("kv_transfer"):
+        spare += padding
+    checks.append(_allocated(held, allocated_bytes, spare))
     if printed is not None:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)

@@ -176,4 +176,11 @@ LAYER_TYPES: tuple[LayerType, ...] = (
         ("ChunkedLocalAttentionSpec",), _two_tensors, _chunk, f"{_SPECS}::ChunkedLocalAttentionSpec"
     ),
     LayerType(("MambaSpec",), _state, _states, f"{_SPECS}::MambaSpec"),
+    # SGLang has no specs: the class of its pool stands for one.
+    LayerType(
+        ("MHATokenToKVPool", "NPUMHATokenToKVPool"),
+        _two_tensors,
+        _whole_length,
+        "sglang/srt/mem_cache/memory_pool.py::MHATokenToKVPool (0.5.23)",
+    ),
 )

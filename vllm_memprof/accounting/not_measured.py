@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.text import text
@@ -17,6 +18,17 @@ REQUIRED_PHASES = (
     "kv_cache_alloc",
     "graph_capture",
     "warm_up",
+)
+#: The same of an engine that has no profile run, and reads its own free memory instead.
+_OF_SGLANG = (
+    "device_init",
+    "hccl_init",
+    "weight_load",
+    "kv_cache_sizing",
+    "kv_cache_alloc",
+    "graph_capture",
+    "warm_up",
+    "request",
 )
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
@@ -37,7 +49,7 @@ def not_measured(
         absent = [phase for phase in REQUIRED_PHASES if phase not in seen]
         return [NotMeasured(phase, text("no snapshot of memory in the log")) for phase in absent]
     rows: list[NotMeasured] = []
-    for phase in REQUIRED_PHASES:
+    for phase in _required(summary):
         reasons: dict[str, list[str]] = {}
         for label, process in workers:
             if not any(span.phase == phase for span in process.phases):
@@ -49,6 +61,10 @@ def not_measured(
     return rows
 
 
+def _required(summary: RunSummary) -> tuple[str, ...]:
+    return _OF_SGLANG if summary.engine == SGLANG else REQUIRED_PHASES
+
+
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:
     if phase == "graph_capture" and summary.eager:
         return "eager mode"
@@ -58,7 +74,8 @@ def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bo
     if states and not states & {"bound", "pending"}:
         return f"its hook is {', '.join(sorted(states)).replace('_', ' ')}"
     seen = {span.phase for span in process.phases}
-    if seen.isdisjoint(REQUIRED_PHASES[REQUIRED_PHASES.index(phase) :]):
+    required = _required(summary)
+    if seen.isdisjoint(required[required.index(phase) :]):
         unfinished = [span.phase for span in process.phases if span.open]
         if unfinished:
             return f"not reached: {unfinished[-1]} was not finished"

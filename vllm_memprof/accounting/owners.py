@@ -7,7 +7,7 @@ is one function, and its docstring names the readings that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.counters import HCCL, RUNTIME, app_outside_torch, counter, torch_bytes
@@ -24,6 +24,8 @@ ATB_POOL_BYTES = 32 * 3 * MIB
 _ATB_POOL_MOST_BYTES = 32 * 4 * MIB
 #: Phases in which operators run: where ATB's first operation may be.
 _OPERATOR_PHASES = ("profile_run", "graph_capture")
+#: The same of SGLang, which warms up no operation of ATB alone.
+_FIRST_OPERATORS = ("graph_capture", "request")
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,11 @@ def _atb(spans: list[Span]) -> Appeared | None:
     The growth must be the size of the pool at least. Where it is less, an earlier operation had
     allocated the pool: then it is the growth of the process's memory outside torch in the first
     phase of operators where that is large enough. The second rule needs counters, because
-    communicators appear in the same phases.
+    communicators appear in the same phases. An engine without that warm-up has the second rule
+    alone.
     """
+    if any(span.phase == "kv_cache_sizing" for span in spans):
+        return _atb_in(spans, _FIRST_OPERATORS)
     warm_up = next((span for span in spans if span.phase == "atb_warm_up" and not span.error), None)
     if warm_up is None or warm_up.before is None or warm_up.after is None:
         return None
@@ -205,8 +210,12 @@ def _atb(spans: list[Span]) -> Appeared | None:
         before, after = _outside(warm_up.before), _outside(warm_up.after)
     if before is not None and after is not None and after - before >= ATB_POOL_BYTES:
         return _appeared(warm_up, after - before)
+    return _atb_in(spans, _OPERATOR_PHASES)
+
+
+def _atb_in(spans: list[Span], phases: Collection[str]) -> Appeared | None:
     for span in spans:
-        if span.phase in _OPERATOR_PHASES and span.before is not None and span.after is not None:
+        if span.phase in phases and span.before is not None and span.after is not None:
             before, after = app_outside_torch(span.before), app_outside_torch(span.after)
             if before is not None and after is not None and after - before >= ATB_POOL_BYTES:
                 return _appeared(span, min(after - before, _ATB_POOL_MOST_BYTES))

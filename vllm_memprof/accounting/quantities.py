@@ -421,6 +421,11 @@ def _late_non_torch(evidence: Evidence) -> Reading:
 
 def _request_pools(evidence: Evidence) -> Reading:
     """What SGLang's pools took of the device beside keys and values."""
+    span = last_of(evidence.spans, "kv_cache_alloc")
+    if span is not None:
+        taken, served = _taken(span.before, span.after), evidence.figure("kv_cache_bytes")
+        size = minus(taken, served)
+        return _of_snapshots(size, "used over kv_cache_alloc - KV cache")
     before, after = (
         evidence.figure(name) for name in ("free_after_load_bytes", "free_after_pools_bytes")
     )
@@ -434,16 +439,44 @@ def _request_pools(evidence: Evidence) -> Reading:
 
 
 def _runner_buffers(evidence: Evidence) -> Reading:
-    """What SGLang took between its pools and its graph capture."""
+    """What SGLang took between its pools and its readiness, graphs left out."""
+    span = last_of(evidence.spans, "warm_up")
+    if span is not None and not span.error:
+        size = _taken(span.before, span.after)
+        capture = last_of(evidence.spans, "graph_capture")
+        if capture is not None:
+            size = minus(size, _taken(capture.before, capture.after))
+        return _of_snapshots(size, "used over warm_up - used over graph_capture")
     before = evidence.figure("free_before_capture_bytes")
     size = minus(evidence.figure("free_after_pools_bytes"), before)
     return Reading(None if size is None else max(0, size))
 
 
 def _first_steps(evidence: Evidence) -> Reading:
-    """What serving took and kept: known where a weight update prints what was free before it."""
+    """What the first step took and kept; of a log, where a weight update prints what is free."""
+    span = last_of(evidence.spans, "request")
+    if span is not None and not span.error:
+        size = _taken(span.before, span.after)
+        return _of_snapshots(size, "used over the first batch")
     size = minus(evidence.figure("free_ready_bytes"), evidence.figure("free_at_update_bytes"))
     return Reading(None if size is None else max(0, size))
+
+
+def _taken(before: Snapshot | None, after: Snapshot | None) -> int | None:
+    """Return how much less of the device is free after a phase, other processes left out."""
+    if before is None or after is None:
+        return None
+    taken = minus(before.device_free_bytes, after.device_free_bytes)
+    others = minus(after.other_processes_bytes, before.other_processes_bytes) or 0
+    return minus(taken, others)
+
+
+def _of_snapshots(size: int | None, formula: str) -> Reading:
+    """Return what memprof's own readings give, where a log has what SGLang prints."""
+    source = text("memprof's readings at the edges of the phase")
+    return Reading(
+        None if size is None else max(0, size), how=DERIVED, formula=formula, source=source
+    )
 
 
 _SGLANG_LINES = text("free memory as SGLang prints it")
@@ -546,7 +579,9 @@ _ROWS = (
     Quantity("mm_ipc", text("multi-modal decoding")),
     # --- SGLang: from free memory of the device at the edges of its start-up
     Quantity("loaded", text("taken while the weights were loaded"), device_wide=True),
+    Quantity("mm_reserved", text("reserved for multi-modal input")),
     Quantity("page_rounding", text("rounded down to a page: half of one")),
+    Quantity("whole_pages", text("rounded down to whole pages")),
     Quantity(
         "request_pools",
         text("request-to-token pool and others"),
@@ -588,6 +623,7 @@ _ROWS = (
     Quantity("late_torch", text("torch memory, after profiling")),
     Quantity("late_device", text("non-torch, after profiling, graphs included"), device_wide=True),
     Quantity("held_later", text("more, at a later moment"), device_wide=True),
+    Quantity("held_at_worst", text("all that is held beside the KV cache"), device_wide=True),
     # --- terms of equations that hold several of them, see ``Term.parts``
     Quantity("peak_allocated", text("allocated peak")),
     Quantity("used_by_device", text("used on the device"), device_wide=True),

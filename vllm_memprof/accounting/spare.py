@@ -73,6 +73,8 @@ def serving_peak(
     peak = _profile(spans)
     if kv_cache_bytes is None:
         return ServingPeak([], None, None, DERIVED)
+    if evidence.figure("profiled_bytes") is not None:
+        return _without_profile(evidence, kv_cache_bytes, oom)
     least = _at_least(evidence, kv_cache_bytes)
     allocated = evidence.figure("profile_after_allocated_peak_bytes")
     # a reading below what tensors held was not taken at the peak: what was reserved is not known
@@ -110,6 +112,21 @@ def serving_peak(
     # the allocator has released all that it can before it fails
     least = max((size for size in (least, failed) if size is not None), default=None)
     return ServingPeak(items, held, least, weakest(hows))
+
+
+def _without_profile(evidence: Evidence, kv_cache_bytes: int, oom: Oom | None) -> ServingPeak:
+    """Return the worst reading once the KV cache stood, of an engine that runs no profile.
+
+    A step larger than those that were run holds more: the figure is an estimate from below.
+    """
+    spans, total = evidence.spans, evidence.figure("device_total_bytes")
+    sizes = [_later(spans, total, kv_cache_bytes), _failed(spans, kv_cache_bytes, oom)]
+    held = max((size for size in sizes if size is not None), default=None)
+    if held is None:
+        return ServingPeak([], None, None, DERIVED)
+    where = text("the worst reading after kv_cache_alloc; this engine runs no step of full size")
+    item = Held("held_at_worst", QUANTITIES["held_at_worst"].title, held, ESTIMATED, where, None)
+    return ServingPeak([item], held, None, ESTIMATED)
 
 
 def profile_reserved_peak(spans: list[Span]) -> int | None:

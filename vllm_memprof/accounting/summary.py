@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm_memprof.accounting.engine_options import is_eager
 from vllm_memprof.accounting.model import RunSummary
 from vllm_memprof.accounting.ranks import rank_notes
 from vllm_memprof.record.loader import ProcessRecord, Run
@@ -14,7 +15,7 @@ def summarise(run: Run) -> RunSummary:
     for process in run.processes:
         versions.update(process.versions)
     versions = {name.replace("_", "-"): version for name, version in versions.items()}
-    known = [name for name in ("vllm-ascend", "vllm") if name in versions]
+    known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]
     notes = [*rank_notes(info.ranks), *info.notes, *run.notes]
@@ -42,7 +43,7 @@ def summarise(run: Run) -> RunSummary:
         exit_code=info.exit_code,
         exit_reason=info.exit_reason,
         truncated=run.truncated,
-        eager="--enforce-eager" in info.command or "--enforce-eager" in info.engine_command,
+        eager=is_eager(info.command, engine) or is_eager(info.engine_command, engine),
         notes=notes,
         empty_cache_at=info.empty_cache_at,
         ranks=info.ranks,

@@ -16,6 +16,8 @@ _FORWARDERS = (
     "/vllm_ascend/patch/platform/patch_torch_accelerator.py",
     "/vllm/utils/mem_utils.py",
     "/vllm/platforms/interface.py",
+    "/sglang/srt/utils/common.py",
+    "/sglang/srt/platforms/",
     "/contextlib.py",
 )
 #: Path fragments of frames that a call chain leaves out.
@@ -23,7 +25,7 @@ _NOT_IN_CHAIN = (*_OURS, "/torch/", "/torch_npu/", "/contextlib.py")
 #: Frames that a call chain lists, from the innermost outwards.
 _CHAIN_LENGTH = 8
 #: Functions that a worker or a model runner runs a step in.
-_STEP = ("execute_model", "sample_tokens")
+_STEP = ("execute_model", "sample_tokens", "forward_batch_generation")
 
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:

@@ -31,6 +31,8 @@ _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
 #: Operations between two ranks: torch_npu gives them communicators of their own, beside the
 #: group's.
 _P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
+#: Modules in which engines keep their groups by name.
+_PARALLEL_STATE = ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state")
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
 _HOST_BACKENDS = ("gloo", "mpi")
 
@@ -82,15 +84,15 @@ def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
 
 
 def describe(group: Any) -> tuple[list[str], list[int] | None]:
-    """Return vLLM's names for a group (several may share one communicator) and its global ranks."""
+    """Return the engine's names for a group (several may share a communicator), and its ranks."""
     names: list[str] = []
     ranks: list[int] | None = None
-    state = sys.modules.get("vllm.distributed.parallel_state")
-    for reference in list(getattr(state, "_groups", {}).values()):
-        coordinator = reference()
-        if coordinator is not None and getattr(coordinator, "device_group", None) is group:
-            names.append(str(coordinator.unique_name))
-            ranks = [int(rank) for rank in coordinator.ranks]
+    for module in _PARALLEL_STATE:
+        for reference in list(getattr(sys.modules.get(module), "_groups", {}).values()):
+            coordinator = reference()
+            if coordinator is not None and getattr(coordinator, "device_group", None) is group:
+                names.append(str(coordinator.unique_name))
+                ranks = [int(rank) for rank in coordinator.ranks]
     if ranks is None:
         with contextlib.suppress(Exception):  # a backend object is not a registered group
             known = sys.modules["torch"].distributed.get_process_group_ranks(group)

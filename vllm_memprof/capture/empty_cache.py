@@ -21,9 +21,14 @@ from vllm_memprof.capture.callsite import call_chain, find_site, in_step
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
-#: Where a model runner keeps its unfinished requests, the first that it has (vLLM: model runner v1,
-#: v2).
-_REQUESTS = ("requests", "req_states.req_id_to_index", "input_batch.req_id_to_index")
+#: Where a worker keeps its unfinished requests, the first that it has (vLLM: model runner v1, v2;
+#: SGLang: the scheduler, which is the worker).
+_REQUESTS = (
+    "model_runner.requests",
+    "model_runner.req_states.req_id_to_index",
+    "model_runner.input_batch.req_id_to_index",
+    "running_batch.reqs",
+)
 
 
 def enter(recorder: Recorder, call: Call) -> None:
@@ -76,9 +81,8 @@ def running_requests(recorder: Recorder) -> int | None:
     """
     reference = recorder.notes.worker
     worker = None if reference is None else reference()
-    runner = getattr(worker, "model_runner", None)
     for path in _REQUESTS:
-        held: Any = runner
+        held: Any = worker
         for name in path.split("."):
             held = getattr(held, name, None)
         if held is not None:

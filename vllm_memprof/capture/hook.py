@@ -14,11 +14,12 @@ REQUIRED, OPTIONAL, EXPECTED_ABSENT = "required", "optional", "expected_absent"
 
 #: Moments at which rows are judged or removed, in their order in a worker's or an engine core's
 #: life.
-DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, END = (
+DEVICE_READY, MODEL_READY, ENGINE_READY, PROFILED, FIRST_STEPS, END = (
     "device_ready",
     "model_ready",
     "engine_ready",
     "profiled",
+    "first_steps",
     "end",
 )
 
@@ -71,8 +72,8 @@ class Hook:
 
     A target is ``module:Attribute`` or ``module:Class.method``. Every target of a row that exists
     is bound: rows list the spellings of several versions and the classes that override each other;
-    a call that passes through two of them counts once. A row is in force when the running engine is
-    inside ``versions`` and the device backend is in ``backends``.
+    a call that passes through two of them counts once. A row is in force when the process runs its
+    ``engine``, in a release inside ``versions``, and the device backend is in ``backends``.
     """
 
     id: str
@@ -81,10 +82,12 @@ class Hook:
     enter: Half | None = None  # run before the engine's call
     leave: Half | None = None  # run after it, also when it raised
     need: str = REQUIRED  # REQUIRED | OPTIONAL | EXPECTED_ABSENT
-    role: str = "worker"  # worker | engine_core | api: in which process it is expected to bind
+    #: worker | engine_core | api | detokenizer: in which process it is expected to bind
+    role: str = "worker"
     kind: str = "around"  # around (function, method) | context (returns a context manager) | async
     backends: tuple[str, ...] = ("npu", "cuda")
-    versions: str = ">=0.11"  # of vLLM
+    versions: str = ">=0.11"  # of the engine
+    engine: str | None = "vllm"  # None: of every engine
     after: str | None = None  # module whose import makes the target final, if not its own module
     least_calls: int = 0  # by the moment named in due
     due: str = MODEL_READY

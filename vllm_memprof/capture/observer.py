@@ -24,8 +24,8 @@ from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import ENV_STRICT
 
-#: A child of vLLM's logger: its level, format and process prefix apply.
-_LOGGER = logging.getLogger("vllm.memprof")
+#: A child of the engine's logger: its level, format and process prefix apply.
+_LOGGERS = {name: logging.getLogger(f"{name}.memprof") for name in ("vllm", "sglang")}
 
 #: Backend -> where its allocator takes a function that it calls when an allocation has failed.
 _OOM_OBSERVER = {
@@ -40,10 +40,12 @@ class Observer:
     Args:
         recorder: records what the actions read.
         hooks: rows in force.
+        engine: of this process.
     """
 
-    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...]) -> None:
+    def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...], engine: str = "vllm") -> None:
         self.recorder = recorder
+        self.logger = _LOGGERS[engine]
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         self.binder = Binder(hooks, self.wrap, recorder.error)
@@ -118,7 +120,7 @@ class Observer:
             text = (
                 f"memprof: hook {call.hook.id} failed and is off: {type(error).__name__}: {error}"
             )
-            _LOGGER.warning("%s", text)
+            self.logger.warning("%s", text)
 
     def bind_instance(self, instance: object | None) -> None:
         """Bind what the class really used overrides, and what appeared since."""
@@ -170,7 +172,7 @@ class Observer:
         summary, failing = verdicts.summarise(judged)
         engine_follows = moment == MODEL_READY and "engine_core" in recorder.roles
         if moment in verdicts.REPORTED_AT and not engine_follows:
-            _LOGGER.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
+            self.logger.info("memprof: %s: %s", recorder.notes.label or recorder.role, summary)
         if self.strict and failing and moment in verdicts.REPORTED_AT:
             raise StrictFailure(f"memprof: {summary} (MEMPROF_STRICT=1)")
 
@@ -232,37 +234,48 @@ class _Observed:
         self._observer.run(self._call.hook.leave, self._call)
 
 
-def start(run_dir: str) -> Recorder:
-    """Record this process into a run folder."""
+def start(run_dir: str, engine: str = "vllm") -> Recorder:
+    """Record this process of an engine into a run folder."""
     recorder = Recorder(Path(run_dir))
     recorder.probe.backend = detect_backend()
-    recorder.roles.update(roles_by_stack())
-    version = getattr(sys.modules.get("vllm.version"), "__version__", None)
+    recorder.roles.update(roles_by_stack(engine))
+    version = getattr(sys.modules.get(f"{engine}.version"), "__version__", None)
     sampling = recorder.sampler is not None
-    rows = rows_in_force(recorder.probe.backend_name, version, sampling)
-    observer = Observer(recorder, rows)
+    rows = rows_in_force(recorder.probe.backend_name, version, sampling, engine)
+    observer = Observer(recorder, rows, engine)
     observer.binder.install()
     os.register_at_fork(after_in_child=observer.after_fork)
     return recorder
 
 
-#: Module whose function is calling the plugin -> role of this process.
-_ROLE_BY_CALLER = {
-    "vllm.engine.arg_utils": "api",
-    "vllm.v1.engine.core": "engine_core",
-    "vllm.v1.worker.worker_base": "worker",
+#: Engine -> module whose function is calling the plugin, with that function's name where the module
+#: has several -> role of this process.
+_ROLE_BY_CALLER: dict[str, dict[tuple[str, str | None], str]] = {
+    "vllm": {
+        ("vllm.engine.arg_utils", None): "api",
+        ("vllm.v1.engine.core", None): "engine_core",
+        ("vllm.v1.worker.worker_base", None): "worker",
+    },
+    "sglang": {
+        ("sglang.srt.managers.scheduler", "run_scheduler_process"): "worker",
+        ("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"): "detokenizer",
+        ("sglang.srt.entrypoints.engine", None): "api",
+        ("sglang.launch_server", None): "api",
+    },
 }
 
 
-def roles_by_stack() -> set[str]:
+def roles_by_stack(engine: str) -> set[str]:
     """Return the role of this process by the module that loads plugins in it, if known.
 
     Forked children learn theirs from later calls.
     """
+    known = _ROLE_BY_CALLER[engine]
     frame = sys._getframe(1)
     while frame is not None:
-        role = _ROLE_BY_CALLER.get(frame.f_globals.get("__name__", ""))
-        if role is not None:
-            return {role}
+        module = frame.f_globals.get("__name__", "")
+        for key in ((module, frame.f_code.co_name), (module, None)):
+            if key in known:
+                return {known[key]}
         frame = frame.f_back  # type: ignore[assignment]
     return set()

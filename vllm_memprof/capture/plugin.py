@@ -1,8 +1,9 @@
-"""Entry point ``vllm.general_plugins``: vLLM calls register() in each process, maybe repeatedly.
+"""Entry points of engines: each calls its own in every process of it, maybe repeatedly.
 
-Without MEMPROF_RUN_DIR it does nothing. With it, hooks are bound to what is loaded and to what will
-be; no module of the engine is imported for that, no device is touched, and nothing is raised: that
-would end the engine.
+``vllm.general_plugins`` is ``register``, ``sglang.srt.plugins`` is ``register_sglang``. Without
+MEMPROF_RUN_DIR they do nothing. With it, hooks are bound to what is loaded and to what will be; no
+module of the engine is imported for that, no device is touched, and nothing is raised: that would
+end the engine.
 """
 
 from __future__ import annotations
@@ -21,18 +22,27 @@ RECORDER: Recorder | None = None
 
 
 def register() -> None:
-    """Start recording this process if the launcher asked for it."""
+    """Start recording this process of vLLM if the launcher asked for it."""
+    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if getattr(main_spec, "name", None) == "vllm.model_executor.models.registry":
+        return  # the short-lived process in which vLLM inspects a model class
+    _start("vllm")
+
+
+def register_sglang() -> None:
+    """Start recording this process of SGLang if the launcher asked for it."""
+    _start("sglang")
+
+
+def _start(engine: str) -> None:
     global RECORDER
     run_dir = os.environ.get(ENV_RUN_DIR)
     if not run_dir or RECORDER is not None:
         return
-    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if getattr(main_spec, "name", None) == "vllm.model_executor.models.registry":
-        return  # the short-lived process in which vLLM inspects a model class
     try:
         from vllm_memprof.capture.observer import start
 
-        RECORDER = start(run_dir)
+        RECORDER = start(run_dir, engine)
     except Exception as error:
         print(
             f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",

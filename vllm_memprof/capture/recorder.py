@@ -28,7 +28,7 @@ from vllm_memprof.record.schema import (
 
 #: From the least to the most telling: a process that is several of these is named by the last one.
 #: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
-_ROLE_ORDER = ("unknown", "api", "engine_core", "worker")
+_ROLE_ORDER = ("unknown", "detokenizer", "api", "engine_core", "worker")
 
 
 @dataclass
@@ -74,6 +74,11 @@ class Notes:
     awake_tags: set[str] = field(default_factory=set)  # of the sleeping pool
     device_thread: threading.Thread | None = None
     merged_in_profile: bool = False  # the profile run merged multimodal embeddings
+    kv_page: tuple[int, int] | None = None  # tokens of a page, bytes of a token (SGLang)
+    first_batches: int = 0  # that were run while communicators are watched (SGLang)
+    rank: int | None = None  # within the replica (SGLang)
+    warm_up: OpenPhase | None = None  # that no single call of the engine is (SGLang)
+    requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
 
 
 class HooksInForce(Protocol):

@@ -50,11 +50,12 @@ def check_installed(path: list[str] | None = None) -> tuple[dict[str, str | None
         Versions of the engine's packages (None: not installed) and one row per hook in force.
     """
     versions: dict[str, str | None] = {}
-    for name in ("vllm", "vllm_ascend", "torch", "torch_npu"):
+    for name in ("vllm", "vllm_ascend", "sglang", "torch", "torch_npu"):
         known = importlib.metadata.distributions(name=name, path=sys.path if path is None else path)
         versions[name] = next((distribution.version for distribution in known), None)
     backend = next((name for name, package in _BACKEND_PACKAGE.items() if versions[package]), None)
-    rows = rows_in_force(backend, versions["vllm"], sampling=True)
+    engine = "sglang" if versions["sglang"] and not versions["vllm"] else "vllm"
+    rows = rows_in_force(backend, versions[engine], sampling=True, engine=engine)
     return versions, [_check_row(hook, path) for hook in rows]
 
 
@@ -144,8 +145,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 1 if missing else 0
     print(", ".join(f"{name} {version or '(not installed)'}" for name, version in versions.items()))
-    if versions["vllm"] is None:
-        print("vLLM is not installed for this interpreter: run this with the engine's own python")
+    if versions["vllm"] is None and versions["sglang"] is None:
+        print("no engine is installed for this interpreter: run this with the engine's own python")
         return 1
     for row in rows:
         print(f"{row.state:10}  {row.hook.need:15}  {row.hook.id:24}  {row.target}")

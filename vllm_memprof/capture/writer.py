@@ -33,6 +33,7 @@ _VERSIONED = {
     "torch": "torch",
     "torch_npu": "torch_npu",
     "vllm_ascend": "vllm_ascend",
+    "sglang": "sglang.version",
 }
 
 #: Spaces behind the object of the first line: room for a ``lost`` event where nothing can be added.

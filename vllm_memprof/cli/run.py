@@ -32,7 +32,10 @@ DEFAULT_TIMEOUT_S = 600.0
 
 # The options of memprof on every command that starts an engine, declared once.
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for vLLM.")
+    str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for the engine.")
+]
+Engine = Annotated[
+    str, typer.Option("--engine", metavar="E", help="Engine to run: vllm or sglang.")
 ]
 Device = Annotated[
     str,
@@ -113,7 +116,7 @@ APP_SETTINGS: dict[str, Any] = {
 }
 
 EPILOG = (
-    "Every other argument goes to vLLM unchanged and in order; `--` ends memprof's own. "
+    "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
     "-q VALUE is vLLM's --quantization."
 )
 

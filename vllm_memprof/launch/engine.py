@@ -21,6 +21,7 @@ from pathlib import Path
 
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.engine_log import LogFilter
+from vllm_memprof.launch.engines import VLLM, EngineRow, engine_row
 from vllm_memprof.launch.folder import FILE_MODE
 from vllm_memprof.launch.request import LaunchRequest
 from vllm_memprof.record.schema import (
@@ -32,9 +33,7 @@ from vllm_memprof.record.schema import (
 )
 
 PLUGIN_NAME = "memprof"
-#: The program that runs the engine without a server; launch knows it by name alone.
-DRIVER = "vllm_memprof.engines.vllm.driver"
-ENV_PLUGINS = "VLLM_PLUGINS"
+ENV_PLUGINS = VLLM.plugins
 #: vLLM >= 0.18 copies variables with these prefixes to Ray workers. (vllm/ray/ray_env.py)
 ENV_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 RAY_PREFIX = "MEMPROF_"
@@ -48,14 +47,6 @@ _ERROR_LINE = re.compile(
     rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, ",
     re.IGNORECASE,
 )
-#: uvicorn's line at readiness, for engines in which our own event is missing.
-_READY_LINE = b"Application startup complete"
-#: What vLLM logs when its core has failed and it is about to end. (vllm/v1/engine/core.py,
-#: run_engine_core)
-_FATAL_LINES = (b"EngineCore failed to start", b"EngineCore encountered a fatal error")
-#: What its API server logs when the core ended and nobody had asked.
-#: (vllm/v1/engine/core_client.py, monitor_engine_cores: 0.13 and 0.18; 0.23 and 0.30)
-_LOST_CORE_LINES = (b"died unexpectedly, shutting down client", b"engine core exited unexpectedly")
 #: What the simulated device answered without computing, where it decides about memory.
 #: (sim/native/error.cpp, note_answer)
 ANSWER_LINE = re.compile(
@@ -89,9 +80,10 @@ def build_command(
             none.
     """
     engine_args = [*model_args, *request.engine_args]
+    row = engine_row(request.engine)
     if request.mode == "serve":
-        return [str(python), "-m", "vllm.entrypoints.cli.main", "serve", model_path, *engine_args]
-    command = [str(python), "-m", DRIVER, request.mode, "--model", model_path]
+        return [str(python), *row.server, model_path, *engine_args]
+    command = [str(python), "-m", row.driver, request.mode, "--model", model_path]
     if request.prompts_file is not None:
         command += ["--prompts", str(request.prompts_file.absolute())]
     for prompt in request.prompts:
@@ -117,7 +109,11 @@ def build_command(
 
 
 def build_env(
-    base: Mapping[str, str], run_dir: Path, mode: str, extra: Mapping[str, str]
+    base: Mapping[str, str],
+    run_dir: Path,
+    mode: str,
+    extra: Mapping[str, str],
+    row: EngineRow = VLLM,
 ) -> dict[str, str]:
     """Return the engine's environment: the caller's, what the device and the model need, and what
     switches capture on.
@@ -127,8 +123,9 @@ def build_env(
         run_dir: the run folder, absolute.
         mode: serve, offline or plan.
         extra: additions of the simulated device and of the model preset.
+        row: of the engine.
     """
-    env = dict(base)
+    env = {**row.env, **base}
     for name in (
         ENV_STOP_AFTER,
         ENV_EMPTY_CACHE_AT,
@@ -139,8 +136,8 @@ def build_env(
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
     if mode == "plan":
         env[ENV_STOP_AFTER] = "kv_plan"
-    if ENV_PLUGINS in env:  # an allow-list: without our name vLLM would not load us
-        env[ENV_PLUGINS] = _append(env[ENV_PLUGINS], PLUGIN_NAME)
+    if row.plugins in env:  # an allow-list: without our name the engine would not load us
+        env[row.plugins] = _append(env[row.plugins], PLUGIN_NAME)
     env[ENV_RAY_PREFIXES] = _append(env.get(ENV_RAY_PREFIXES, ""), RAY_PREFIX)
     env.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold the engine's lines back otherwise
     return env
@@ -160,6 +157,7 @@ class LogPump:
         log_path: ``engine.log``; made with mode 0600, appended to.
         echo: gets every chunk, e.g. to show it on the terminal; called from the pump's thread.
         keep_secrets: ``engine.log`` gets every byte as it is.
+        row: of the engine.
     """
 
     def __init__(
@@ -168,8 +166,10 @@ class LogPump:
         log_path: Path,
         echo: Callable[[bytes], None] | None,
         keep_secrets: bool = False,
+        row: EngineRow = VLLM,
     ) -> None:
         self._fd = fd
+        self._row = row
         self._keep_secrets = keep_secrets
         self._filter = LogFilter()
         self._log_fd = os.open(
@@ -239,11 +239,11 @@ class LogPump:
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         self._partial = self._partial[-4096:]
         for line in lines:
-            if _READY_LINE in line:
+            if self._row.ready_line in line:
                 self.application_ready = True
-            if self.fatal_line is None and any(marker in line for marker in _FATAL_LINES):
+            if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
                 self.fatal_line = line.decode(errors="replace").strip()
-            if any(marker in line for marker in _LOST_CORE_LINES):
+            if any(marker in line for marker in self._row.lost_lines):
                 self.lost_core = True
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
@@ -262,7 +262,7 @@ class EngineProcess:
         command: from ``build_command``.
         env: from ``build_env``.
         log_path: ``engine.log``.
-        echo, keep_secrets: see ``LogPump``.
+        echo, keep_secrets, row: see ``LogPump``.
 
     Raises:
         LaunchError: the program cannot be executed.
@@ -275,9 +275,10 @@ class EngineProcess:
         log_path: Path,
         echo: Callable[[bytes], None] | None = None,
         keep_secrets: bool = False,
+        row: EngineRow = VLLM,
     ) -> None:
         read_fd, write_fd = os.pipe()
-        self.pump = LogPump(read_fd, log_path, echo, keep_secrets)
+        self.pump = LogPump(read_fd, log_path, echo, keep_secrets, row)
         try:
             self._process = subprocess.Popen(
                 command,

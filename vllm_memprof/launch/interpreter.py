@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.launch.engines import SGLANG, VLLM, EngineRow
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
 PACKAGES = (
     "vllm",
     "vllm_ascend",
+    "sglang",
     "torch",
     "torch_npu",
     "triton_ascend",
@@ -43,8 +45,10 @@ print(json.dumps({
     "machine": platform.machine(),
     "versions": {n: version(n) for n in sys.argv[1:]},
     "vllm": importable("vllm"),
+    "sglang": importable("sglang"),
     "memprof": importable("vllm_memprof"),
     "plugins": sorted({e.name for e in m.entry_points(group="vllm.general_plugins")}),
+    "sglang_plugins": sorted({e.name for e in m.entry_points(group="sglang.srt.plugins")}),
 }))
 """
 
@@ -61,11 +65,21 @@ class InterpreterFacts:
     has_vllm: bool = False
     has_memprof: bool = False
     plugins: tuple[str, ...] = ()  # vLLM general plugins by entry-point name
+    has_sglang: bool = False
+    sglang_plugins: tuple[str, ...] = ()  # the same of SGLang
+
+    def has_engine(self, row: EngineRow) -> bool:
+        """Return whether an engine can be imported."""
+        return {VLLM.name: self.has_vllm, SGLANG.name: self.has_sglang}[row.name]
+
+    def plugins_of(self, row: EngineRow) -> tuple[str, ...]:
+        """Return the plug-ins of an engine by the names of their entry points."""
+        return {VLLM.name: self.plugins, SGLANG.name: self.sglang_plugins}[row.name]
 
 
-def find_python(given: str | None) -> Path:
-    """Return the interpreter of the engine: the one given, this one where vLLM is importable, else
-    ``python3`` on PATH.
+def find_python(given: str | None, row: EngineRow = VLLM) -> Path:
+    """Return the interpreter of the engine: the one given, this one where the engine is importable,
+    else ``python3`` on PATH.
 
     Raises:
         UsageError: the one given does not exist or is not executable.
@@ -76,15 +90,16 @@ def find_python(given: str | None) -> Path:
         if found is None:
             raise UsageError(
                 f"--python {given}: no such program",
-                hint="give the interpreter that has vLLM installed",
+                hint=f"give the interpreter that has {row.title} installed",
             )
         return Path(found).absolute()  # not resolved: a virtual environment is known by its link
-    if importlib.util.find_spec("vllm") is not None:
+    if importlib.util.find_spec(row.package) is not None:
         return Path(sys.executable)
     found = shutil.which("python3")
     if found is None:
         raise LaunchError(
-            "no interpreter for the engine: vLLM is not importable here and PATH has no python3"
+            f"no interpreter for the engine: {row.title} is not importable here and PATH has no "
+            "python3"
         )
     return Path(found).absolute()
 
@@ -118,23 +133,25 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
         has_vllm=data["vllm"],
         has_memprof=data["memprof"],
         plugins=tuple(data["plugins"]),
+        has_sglang=data.get("sglang", False),
+        sglang_plugins=tuple(data.get("sglang_plugins", ())),
     )
 
 
-def require_engine(facts: InterpreterFacts) -> None:
+def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
     """Refuse an interpreter in which the engine or our hooks would be missing, before the engine's
     slow start.
 
     Raises:
-        LaunchError: vLLM is not importable, or memprof is not installed beside it.
+        LaunchError: the engine is not importable, or memprof is not installed beside it.
     """
-    if not facts.has_vllm:
+    if not facts.has_engine(row):
         raise LaunchError(
-            f"vLLM is not importable in {facts.path}",
-            hint="--python PATH of the interpreter that has vLLM, or --device sim:910b without any "
-            "device; `memprof doctor` shows what is there",
+            f"{row.title} is not importable in {facts.path}",
+            hint=f"--python PATH of the interpreter that has {row.title}, or --device sim:910b "
+            "without any device; `memprof doctor` shows what is there",
         )
-    if not facts.has_memprof or "memprof" not in facts.plugins:
+    if not facts.has_memprof or "memprof" not in facts.plugins_of(row):
         raise LaunchError(
             f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
             "would not load",

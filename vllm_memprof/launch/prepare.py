@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import build_command, build_env
+from vllm_memprof.launch.engines import EngineRow, engine_row
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
@@ -58,11 +59,12 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         UsageError, LaunchError, SetupError: with what to try next.
     """
     environ = os.environ if environ is None else environ
+    row = engine_row(request.engine)
     if request.device.simulated:
-        target = _simulated_target(request)
+        target = _simulated_target(request, row)
     else:
         require_device(request.device, request.stack)
-        target = _Target(find_python(request.python), request.model)
+        target = _Target(find_python(request.python, row), request.model)
     env_extra = dict(target.env)
     if request.empty_cache_at:
         env_extra[ENV_EMPTY_CACHE_AT] = ",".join(request.empty_cache_at)
@@ -71,11 +73,11 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     if request.trace_allocations is not None:
         env_extra[ENV_TRACE_ALLOCATIONS] = str(request.trace_allocations)
     facts = probe_interpreter(target.python, {**environ, **env_extra})
-    require_engine(facts)
+    require_engine(facts, row)
     run_dir = create_run_dir(request.run_dir, request.model)
     devices = target.devices if request.mode == "plan" else None
     command = build_command(target.python, request, target.model_path, target.model_args, devices)
-    env = build_env(environ, run_dir, request.mode, env_extra)
+    env = build_env(environ, run_dir, request.mode, env_extra, row)
     info = RunInfo(
         id=uuid.uuid4().hex,
         mode=request.mode,
@@ -101,17 +103,23 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         shutdown_timeout_s=timeout_s,
         keep_secrets=request.keep_secrets,
         device_state=target.state,
+        engine=row,
     )
 
 
-def _simulated_target(request: LaunchRequest) -> _Target:
+def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
     from vllm_memprof.sim.presets import resolve_model
     from vllm_memprof.sim.runtime import ENV_STATE, own_state_file, prepare_runtime
 
     assert request.device.profile is not None
-    runtime = prepare_runtime(request.device.profile, request.stack)
+    runtime = prepare_runtime(request.device.profile, request.stack or row.stack)
+    if runtime.stack.engine != row.stack_engine:
+        raise UsageError(
+            f"the stack {runtime.stack.name} has {runtime.stack.engine}, not {row.title}",
+            hint="`memprof sim list` shows the stacks; --engine sglang runs SGLang",
+        )
     model = resolve_model(request.model, list(request.engine_args))
-    python = runtime.python if request.python is None else find_python(request.python)
+    python = runtime.python if request.python is None else find_python(request.python, row)
     profile = runtime.profile.name
     devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}

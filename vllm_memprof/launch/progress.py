@@ -26,8 +26,12 @@ _SAMPLED = (
     "host_rss_bytes",
 )
 #: Roles that matter to the run: such a process must not go away before the engine ends.
-ENGINE_ROLES = ("worker", "engine_core", "api")
-_ROLE_LABELS = {"engine_core": "EngineCore", "api": "API server"}
+ENGINE_ROLES = ("worker", "engine_core", "api", "detokenizer")
+_ROLE_LABELS = {
+    "engine_core": "EngineCore",
+    "api": "API server",
+    "detokenizer": "detokenizer",
+}
 #: Name in a ``ready`` event that ends the start-up, by mode.
 READY_WHAT = {"serve": "server", "offline": "model", "plan": "plan"}
 

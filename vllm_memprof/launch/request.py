@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.launch.engines import engine_row
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
 DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
@@ -82,8 +83,10 @@ class LaunchRequest:
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
+    engine: str = "vllm"  # of launch.engines.ENGINES
 
     def __post_init__(self) -> None:
+        self._check_engine()
         if self.startup_timeout_s <= 0:
             raise UsageError("--startup-timeout must be above 0 seconds")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -141,3 +144,20 @@ class LaunchRequest:
         for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
             if path is not None and not path.exists():
                 raise UsageError(f"{option} {path} does not exist")
+
+    def _check_engine(self) -> None:
+        """Refuse what an engine cannot do.
+
+        Raises:
+            UsageError: no such engine; it has no such mode, or no counterpart of an option.
+        """
+        row = engine_row(self.engine)
+        if self.mode not in row.modes:
+            raise UsageError(
+                f"memprof {self.mode} does not run {row.title} yet",
+                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
+            )
+        if self.sleep_cycles and "--sleep-cycles" in row.without:
+            raise UsageError(
+                f"--sleep-cycles has no counterpart in {row.title}", hint="leave it out"
+            )

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
+from vllm_memprof.launch.engines import VLLM, EngineRow
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
 from vllm_memprof.launch.signals import catch_signals, signal_name
@@ -91,6 +92,7 @@ class Job:
     patience: Patience = field(default_factory=Patience)
     keep_secrets: bool = False  # engine.log holds what the engine printed, secrets and all
     device_state: Path | None = None  # accounting of simulated devices; removed when all have ended
+    engine: EngineRow = VLLM
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ class _EngineRun:
                     self._job.run_dir / ENGINE_LOG,
                     self._view.output,
                     self._job.keep_secrets,
+                    self._job.engine,
                 )
             except Exception as error:
                 self._finish(Verdict("failed", 1, str(error)))
@@ -386,7 +389,7 @@ class _EngineRun:
         versions = {
             name.replace("-", "_"): version for name, version in self._info.versions.items()
         }
-        for package, engine in (("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")):
+        for package, engine in self._job.engine.known_as:
             if self._info.engine is None and package in versions:
                 self._info.engine, self._info.engine_version = engine, versions[package]
         said = self._progress.ranks

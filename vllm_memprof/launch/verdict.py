@@ -123,7 +123,10 @@ def _suspects(
     takes too long; unless the API server says that it lost its core (``late_too``).
     """
     suspects: list[tuple[Death, ProcessProgress]] = []
+    ends_t_ns = progress.ready_t_ns.get("end")  # the engine kills its own processes from here on
     for death in deaths:
+        if ends_t_ns is not None and death.t_ns > ends_t_ns:
+            continue
         process = progress.by_pid(death.pid)
         if process is None or not process.matters or process.shutting_down:
             continue

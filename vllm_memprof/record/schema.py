@@ -18,7 +18,8 @@ phase                   phase, edge (before|after), id, parent, hook, snapshot, 
 figures                 source, values {FIGURES name: number or null}
 kv_plan                 KV_PLAN keys, role engine_core
 ranks                   RANKS keys, of a plan: which ranks are run, and which ranks they stand for
-ready                   what (model|server|plan)
+ready                   what (model|server|plan|end); end: the engine is about to kill
+                        its own processes
 unread                  what (components|processes), reason: a reading that this process does not
                         get; once per reason
 failure                 an allocation that failed, read after its exception: message, oom (id of
@@ -93,7 +94,7 @@ ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
 
-ROLES = ("api", "engine_core", "worker", "unknown")
+ROLES = ("api", "engine_core", "worker", "detokenizer", "unknown")
 STATUSES = ("running", "ok", "failed", "oom", "truncated")
 
 #: Phase ids in the order of a start-up. (DESIGN: run record)
@@ -108,7 +109,9 @@ PHASES = (
     "mm_profile",
     "profile_run",
     "empty_cache",
+    "kv_cache_sizing",
     "kv_cache_alloc",
+    "request_pool",
     "kv_connector",
     "kernel_warm_up",
     "graph_capture",
@@ -118,6 +121,11 @@ PHASES = (
     "sleep",
     "wake_up",
     "weight_update",
+    "flush_cache",
+    "pause",
+    "continue",
+    "release_memory",
+    "resume_memory",
     "oom",
     "shutdown",
 )
@@ -191,6 +199,19 @@ FIGURES = (
     "kv_planner_bytes",  # what it returned, host memory or other ranks included
 )
 
+#: The same of SGLang: its readings of free memory around the weights, which are the least of all
+#: ranks, and what it makes of them.
+SGLANG_FIGURES = (
+    "least_free_before_load_bytes",  # pre_model_load_memory
+    "least_free_after_load_bytes",  # what _profile_available_bytes reads
+    "mem_fraction_static",  # float
+    "mm_reserved_bytes",  # set aside for multi-modal input
+    "page_bytes",  # of the KV cache, all layers; its tokens go down to whole pages
+    "profiled_bytes",  # what _profile_available_bytes returned
+    "limited_tokens",  # --max-total-tokens, where that is what it serves with
+    "kv_cache_bytes",  # of the tokens that it serves with, without the pool's page more
+)
+
 #: Keys of a ``kv_plan`` event.
 KV_PLAN = (
     "blocks",  # blocks the engine serves with (min over workers)
@@ -222,6 +243,10 @@ KV_PLAN = (
     # a list, one per worker: {layer: bytes}, null of a layer that shares its bytes with another;
     # with --speculative-config alone, else null
     "layer_bytes",
+)
+#: Keys that a ``kv_plan`` of SGLang has besides.
+SGLANG_PLAN = (
+    "padding_bytes",  # what the pools allocate besides the tokens: a page
 )
 
 
@@ -399,7 +424,7 @@ class RunInfo:
     engine_command: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)  # memory-relevant variables, secrets redacted
     versions: dict[str, str] = field(default_factory=dict)
-    engine: str | None = None  # vllm-ascend | vllm
+    engine: str | None = None  # vllm-ascend | vllm | sglang
     engine_version: str | None = None
     device: str | None = None  # SoC name, or profile name when simulated
     simulated: bool = False

@@ -7,6 +7,7 @@ C++17 compiler, g++ or clang++.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -16,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ _SIM_DIR = Path(__file__).parent
 NATIVE_DIR = _SIM_DIR / "native"
 LIBRARY = "libascendcl.so"
 _STAMP = "shim.stamp"
+_WORK = ".build"  # objects, named by what they are made from
 _FLAGS = ["-std=c++17", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-DFUNC_VISIBILITY"]
 _FLAGS += ["-Wno-deprecated-declarations"]
 _INCLUDES = [
@@ -51,13 +53,19 @@ class ShimBuild:
     seconds: float
 
 
-def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = None) -> ShimBuild:
+def build_shim(
+    engine_python: Path,
+    out_dir: Path,
+    progress: Progress | None = None,
+    others: Iterable[Path] = (),
+) -> ShimBuild:
     """Build the shim for one engine environment into `out_dir`, or find it already there.
 
     Args:
         engine_python: interpreter of the environment that has torch_npu installed.
         out_dir: folder for the libraries; created. A build appears in it at once or not at all.
         progress: told in words what happens.
+        others: folders of other shims, whose objects are linked where they are the same.
 
     Raises:
         SetupError: no compiler, no torch_npu, or a failed compilation, with its first errors.
@@ -76,7 +84,7 @@ def build_shim(engine_python: Path, out_dir: Path, progress: Progress | None = N
             current = False
         built = not (current and (out_dir / LIBRARY).exists())
         if built:
-            _build(site_packages, compiler, out_dir, say)
+            _build(site_packages, compiler, out_dir, say, [each / _WORK for each in others])
             _write_atomically(out_dir / _STAMP, fingerprint)
     return ShimBuild(
         lib_dir=out_dir,
@@ -141,16 +149,23 @@ def _fingerprint(site_packages: Path, compiler: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _build(site_packages: Path, compiler: list[str], out_dir: Path, say: Progress) -> None:
-    work = out_dir / ".build"
+def _build(
+    site_packages: Path, compiler: list[str], out_dir: Path, say: Progress, others: list[Path]
+) -> None:
+    work = out_dir / _WORK
     work.mkdir(exist_ok=True)
     include_flags = [f"-I{path}" for path in (NATIVE_DIR, *map(site_packages.joinpath, _INCLUDES))]
-    include_flags += [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
+    lacking = [f"-DLACKS_{name}" for name in lacking_names(site_packages)]
+    include_flags += lacking
+    headers = repr((_headers_digest(site_packages), lacking))
     sources = [path for path in native_sources() if path.suffix == ".cpp"]
     say(f"compiling {len(sources)} files of the simulated device")
     rules = symbols.load_rules()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        pending = [pool.submit(_compile, compiler, include_flags, path, work) for path in sources]
+        pending = [
+            pool.submit(_compile, compiler, include_flags, path, work, headers, others)
+            for path in sources
+        ]
         demand = symbols.collect_demand(site_packages, rules, compiler[0])
         objects = [future.result() for future in pending]
     pointers = symbols.pointer_functions(site_packages / directory for directory in _INCLUDES[1:])
@@ -183,15 +198,36 @@ def lacking_names(site_packages: Path) -> list[str]:
     return sorted(asked - declared)
 
 
-def _compile(compiler: list[str], include_flags: list[str], source: Path, work: Path) -> Path:
-    """Compile one file, unless an object of the same content is there."""
+def _headers_digest(site_packages: Path) -> str:
+    """Return a digest of the engine's headers, the same wherever they are installed."""
+    digest = hashlib.sha256()
+    for folder in map(site_packages.joinpath, _INCLUDES):
+        for path in sorted(folder.rglob("*.h")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _compile(
+    compiler: list[str],
+    include_flags: list[str],
+    source: Path,
+    work: Path,
+    engine_headers: str = "",
+    others: Iterable[Path] = (),
+) -> Path:
+    """Compile one file, unless an object of the same content is there or in another folder."""
     headers = b"".join(path.read_bytes() for path in native_sources() if path.suffix == ".h")
     command = [*compiler, *_FLAGS, *include_flags]
-    content = source.read_bytes() + headers + repr(command).encode()
+    made_with = repr((compiler, _FLAGS, engine_headers or include_flags))
+    content = source.read_bytes() + headers + made_with.encode()
     target = work / f"{source.name}.{hashlib.sha256(content).hexdigest()[:24]}.o"
     if not target.exists():
         for stale in work.glob(f"{source.name}.*.o"):
             stale.unlink()
+        for other in others:
+            with contextlib.suppress(OSError):
+                os.link(other / target.name, target)
+                return target
         temporary = target.with_suffix(".tmp")
         run_compiler(
             [*command, "-c", str(source), "-o", str(temporary)], f"compiling {source.name}"

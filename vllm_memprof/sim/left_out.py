@@ -30,6 +30,9 @@ QUIET = {
     r"__cuda.*": 0,  # registration of kernels by static constructors; asks for no device
     r"cudaGetDeviceCount|cudaGetLastError|cudaPeekAtLastError|cudaDriverGetVersion": NO_DEVICE,
 }
+#: Functions that return the name or the message of an error: torch puts it into its own message.
+#: (`cuGetErrorString` and `cuGetErrorName` of the driver return a code.)
+TEXTS = re.compile(r"(?!cuGet)\w+Get(?:Error|Status)(?:String|Name)|ncclGetLastError")
 #: Packages of an environment whose libraries are looked at.
 PACKAGES = ("torch", "torchvision", "torchaudio")
 #: Binaries that torch opens only once there is a CUDA device: never here.
@@ -100,9 +103,12 @@ def find_wanted(site_packages: Path, provided: Iterable[str] = ()) -> Wanted:
 
 
 def stand_in_source(names: Iterable[str]) -> str:
-    """Return C text with one failing function per name."""
+    """Return C text with one failing function per name; those that return text return a message."""
     lines = ["#include <stdio.h>"]
     for name in sorted(names):
+        if TEXTS.fullmatch(name):
+            lines.append(f'const char *{name}(void) {{ return "no CUDA here (memprof sim)"; }}')
+            continue
         quiet = next(
             (value for pattern, value in QUIET.items() if re.fullmatch(pattern, name)), None
         )

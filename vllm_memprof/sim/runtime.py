@@ -8,6 +8,7 @@ Layout of a stack's folder (the prefix), which is itself a virtual environment::
     bin/python              the engine's interpreter
     shim/                   the simulated device: one library under the names of CANN's
     left_out/               stand-ins for CUDA libraries that torch links and nothing calls
+    stand_ins/              stand-ins for packages that no index has, where a stack names some
     cann/<version>/         what torch_npu looks for in an installed CANN: see `stand_in_cann`
     profiles/<name>-….txt   device profiles as the shim reads them, by their content
     memprof/                memprof itself, for the engine: see `link_package`
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import build, elf, extensions, left_out, symbols
+from vllm_memprof.sim import build, elf, extensions, left_out, stand_ins, symbols
 from vllm_memprof.sim.device_type import built_for, device_type_of
 from vllm_memprof.sim.profiles import (
     DeviceProfile,
@@ -55,6 +56,7 @@ CANN_FOLDERS = ("opp", "runtime", "compiler")
 ENTRY_POINTS = (
     "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
     "[vllm.platform_plugins]\nmemprof = memprof_device_type:register\n"
+    "[sglang.srt.plugins]\nmemprof = vllm_memprof.capture.plugin:register_sglang\n"
 )
 
 
@@ -145,7 +147,8 @@ def fingerprint(stack: Stack) -> str:
     """Return a digest of the stack's pins, the sources of the shim and the version of memprof."""
     digest = hashlib.sha256(f"{LAYOUT}\n{__version__}\n".encode())
     modules = [Path(str(module.__file__)) for module in (build, elf, extensions, left_out, symbols)]
-    for path in [*stack.sources, *modules, *build.native_sources()]:
+    written = stand_ins.sources() if stack.stand_ins else []
+    for path in [*stack.sources, *modules, *build.native_sources(), *written]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -157,6 +160,8 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
     write_flat(profile, flat)
     python_path = [str(SITE_DIR), str(link_package(prefix))]
+    if (prefix / stand_ins.STAND_INS).is_dir():
+        python_path.insert(1, str(prefix / stand_ins.STAND_INS))
     cann = stand_in_cann(profile, prefix)
     libraries = [str(prefix / "shim"), str(prefix / "left_out")]
     env = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_memprof.errors import SetupError
+from vllm_memprof.sim import left_out
 from vllm_memprof.sim.build import build_shim, find_compiler
 from vllm_memprof.sim.extensions import build_extension, target_of
 from vllm_memprof.sim.extensions import fingerprint as extension_fingerprint
@@ -60,6 +62,7 @@ from vllm_memprof.sim.stacks import (
     normalize,
     remember_prefix,
 )
+from vllm_memprof.sim.stand_ins import STAND_INS, write_stand_ins
 from vllm_memprof.version import __version__
 
 #: The C library that torch_npu's and vllm-ascend's wheels are built for (manylinux_2_34).
@@ -196,6 +199,10 @@ class _Setup:
                 for each in builds
                 if each.extension is not None
             ),
+            *(
+                [("write stand-ins for packages", self.write_stand_ins)]
+                * bool(self.stack.stand_ins)
+            ),
             ("build the simulated device", self.build_shim),
             ("install memprof", self.install_memprof),
             ("verify: import the engine, allocate on the device", self.verify),
@@ -318,7 +325,8 @@ class _Setup:
     def build_left_out(self) -> None:
         target = self.prefix / "left_out"
         marker = target / ".done"
-        versions = f"{__version__} {self.stack.version_of('torch') or ''}"
+        source = hashlib.sha256(Path(str(left_out.__file__)).read_bytes()).hexdigest()[:16]
+        versions = f"{__version__} {source} {self.stack.version_of('torch') or ''}"
         if marker.is_file() and marker.read_text() == versions:
             self.progress.detail("already there")
             return
@@ -326,8 +334,15 @@ class _Setup:
         self.progress.detail(f"{len(built)} libraries")
         marker.write_text(versions)
 
+    def write_stand_ins(self) -> None:
+        written = write_stand_ins(self.stack.stand_ins, self.site_packages, self.prefix / STAND_INS)
+        for stand_in, names in written.items():
+            self.progress.detail(f"{stand_in}: {names} names")
+
     def build_shim(self) -> None:
-        result = build_shim(self.python, self.prefix / "shim", self.progress.detail)
+        shims = [default_prefix(stack.name) / "shim" for stack in list_stacks()]
+        others = [each for each in shims if each != self.prefix / "shim"]
+        result = build_shim(self.python, self.prefix / "shim", self.progress.detail, others)
         self.progress.detail("built" if result.built else "already there")
 
     def install_memprof(self) -> None:
@@ -347,6 +362,7 @@ class _Setup:
             env = engine_env(load_profile("ascend910b"), self.prefix)
             env["MEMPROF_SIM_STATE"] = f"{folder}/state"
             command = ["timeout", str(VERIFY_TIMEOUT_S), str(self.python), str(VERIFY_SCRIPT)]
+            command.append(self.stack.engine)
             tail = self._run(command, env, keep)
         if tail is not None or not report:
             raise SetupError(

@@ -37,14 +37,19 @@ def share_package(metadata: Path, site_packages: Path) -> bool:
         names = _verified(metadata)
         if names is None:
             return False
-        names.sort(key=lambda name: name == f"{metadata.name}/{INSTALLER}")  # last, as pip does
+        record, installer = f"{metadata.name}/RECORD", f"{metadata.name}/{INSTALLER}"
+        scripts = [name for name in names if name.startswith("..")]
+        # after the scripts, whose digests are in it; the installer's name comes last, as with pip
+        names.sort(key=lambda name: (name == record) + 2 * (name == installer))
         for name in names:
             source, target = donor / name, site_packages / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name.startswith(".."):  # a script: its first line names the environment
+            if name in scripts:
                 _write_script(source, target, donor, site_packages)
-                continue
-            _link(source, target)
+            elif name == record and scripts:
+                _write_record(source, target, scripts, site_packages)
+            else:
+                _link(source, target)
             if name.endswith(".py"):
                 _link_byte_code(source, target)
         return True
@@ -59,8 +64,8 @@ def _verified(metadata: Path) -> list[str] | None:
     names = []
     with (metadata / "RECORD").open(encoding="utf-8", newline="") as stream:
         for name, digest, *_ in csv.reader(stream):
-            if PurePosixPath(name).is_absolute() or name.endswith(".pyc"):
-                return None
+            if PurePosixPath(name).is_absolute() or (name.endswith(".pyc") and not digest):
+                return None  # byte code that pip made; a wheel's own has a digest
             if digest and digest != _digest(metadata.parent / name):
                 return None
             names.append(name)
@@ -91,6 +96,19 @@ def _link_byte_code(source: Path, target: Path) -> None:
     for compiled in (source.parent / folder.name).glob(f"{source.stem}.cpython-*.pyc"):
         folder.mkdir(exist_ok=True)
         _link(compiled, folder / compiled.name)
+
+
+def _write_record(source: Path, target: Path, scripts: list[str], site_packages: Path) -> None:
+    """Copy a record, with the digests of this environment's entry points: it may be shared on."""
+    with source.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.reader(stream))
+    for row in rows:
+        if row[0] in scripts:
+            path = site_packages / row[0]
+            row[1:3] = [_digest(path), str(path.stat().st_size)]
+    target.unlink(missing_ok=True)
+    with target.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(rows)
 
 
 def _write_script(source: Path, target: Path, donor: Path, site_packages: Path) -> None:

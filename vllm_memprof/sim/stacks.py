@@ -1,4 +1,4 @@
-"""Engine stacks: one release of vllm-ascend with exactly the packages that it runs with.
+"""Engine stacks: one release of an engine with exactly the packages that it runs with.
 
 In: ``data/stacks/<name>.toml`` and its lock file. Out: `Stack`, and the folder of an environment
 for it. Runs in the launcher's process.
@@ -8,7 +8,8 @@ A stack file holds ``name``, ``title``, ``engine``, ``engine_version``, ``python
 pip needs besides while it unpacks) and tables ``[[build]]`` for packages that are built from their
 source distribution: ``requirement`` and ``env``. Their build requirements are pinned in the lock.
 Where that build leaves out an extension module, because it wants more than a C++ compiler, a table
-``[build.extension]`` names what of it compiles with one: the fields of `Extension`.
+``[build.extension]`` names what of it compiles with one: the fields of `Extension`. A package that
+no index has is a table ``[[stand_in]]``, the fields of `StandIn`.
 
 A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
 installs a chunk.
@@ -67,12 +68,23 @@ class Build:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A package that no index has: the setup writes it, with the names that are imported from it.
+
+    What computes is a file of `engine/stand_ins`; every other name fails when it is used.
+    """
+
+    package: str
+    imported_by: str  # folder below site-packages whose files are read
+
+
+@dataclass(frozen=True)
 class Stack:
     """One engine release and the packages it runs with."""
 
     name: str
     title: str
-    engine: str  # "vllm-ascend"
+    engine: str  # "vllm-ascend" or "sglang"
     engine_version: str
     python: str  # "3.11"
     chunks: tuple[Chunk, ...]
@@ -80,6 +92,7 @@ class Stack:
     disk_bytes: int
     temporary_bytes: int
     sources: tuple[Path, ...]  # the files it was read from
+    stand_ins: tuple[StandIn, ...] = ()
 
     def version_of(self, package: str) -> str | None:
         """Return the version that the stack installs, None where it leaves the package out."""
@@ -166,6 +179,7 @@ def _parse(path: Path) -> Stack:
             disk_bytes=int(table["disk_bytes"]),
             temporary_bytes=int(table["temporary_bytes"]),
             sources=(path, lock),
+            stand_ins=tuple(StandIn(**row) for row in table.get("stand_in", [])),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SetupError(

@@ -73,7 +73,7 @@ def test_inert_in_the_model_inspection_process(run_engine: Run) -> None:
 def test_a_failure_to_start_is_said_and_not_raised(run_engine: Run) -> None:
     code = (
         "import vllm_memprof.capture.observer as observer\n"
-        "def broken(run_dir): raise OSError('no space left')\n"
+        "def broken(run_dir, engine): raise OSError('no space left')\n"
         "observer.start = broken\n"
     )
     recorded = run_engine(code + REGISTER + "print('serving')")

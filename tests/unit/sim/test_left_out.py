@@ -92,6 +92,29 @@ def test_stand_ins_load_and_fail_by_name(site_packages, tmp_path, capfd):
     assert "__cudaRegister" not in done.stderr
 
 
+TEXT_FUNCTIONS = [
+    "cudaGetErrorString",
+    "cudaGetErrorName",
+    "cublasGetStatusString",
+    "ncclGetLastError",
+]
+
+
+def test_messages_of_errors_are_text(tmp_path):
+    """The result is read as a string: a code in its place is an address that nobody mapped."""
+    codes = ["cudaGetLastError", "cuGetErrorString", "cudaMalloc"]
+    source, library = tmp_path / "texts.c", tmp_path / "libtexts.so"
+    source.write_text(left_out.stand_in_source([*TEXT_FUNCTIONS, *codes]))
+    options = ["-shared", "-fPIC", "-fno-builtin", "-w"]
+    subprocess.run(["gcc", *options, str(source), "-o", str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    for name in TEXT_FUNCTIONS:
+        function = getattr(loaded, name)
+        function.restype = ctypes.c_char_p
+        assert b"no CUDA here" in function(100)
+    assert [getattr(loaded, name)() for name in codes] == [left_out.NO_DEVICE] * 3
+
+
 def test_nothing_is_built_where_nothing_is_missing(tmp_path):
     libs = tmp_path / "site" / "torch" / "lib"
     libs.mkdir(parents=True)

@@ -6,6 +6,8 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from vllm_memprof.sim import build
 from vllm_memprof.sim.build import NATIVE_DIR, native_sources
 
@@ -61,3 +63,23 @@ def test_every_file_is_part_of_the_fingerprint_and_of_the_object_keys(
         objects.add(build._compile(build.find_compiler(), flags, kernel, work))
     assert len(states) == len(objects) == 3
     assert len(list(work.glob("*.o"))) == 1
+
+
+def test_an_object_of_another_shim_is_linked_where_it_is_the_same(
+    tmp_path: Path, monkeypatch
+) -> None:
+    kernel = tmp_path / "one.cpp"
+    kernel.write_text("int one() { return 1; }\n")
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    compiler = build.find_compiler()
+    made = build._compile(compiler, ["-I/first"], kernel, folders[0], "headers")
+    commands = []
+    monkeypatch.setattr(build, "run_compiler", lambda command, what: commands.append(command))
+    linked = build._compile(compiler, ["-I/second"], kernel, folders[1], "headers", folders[:1])
+    assert linked.samefile(made)
+    assert commands == []
+    with pytest.raises(FileNotFoundError):  # the compiler, which makes nothing here, is asked
+        build._compile(compiler, ["-I/second"], kernel, folders[1], "newer", folders[:1])
+    assert len(commands) == 1

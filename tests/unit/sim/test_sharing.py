@@ -62,6 +62,29 @@ def test_a_script_names_its_own_environment(donor: Path, site: Path) -> None:
     assert "donor" in (donor / "../../../bin/tool").read_text()
 
 
+def test_what_was_shared_can_be_shared_again(donor: Path, site: Path, tmp_path: Path) -> None:
+    """Its script differs from the wheel's by the interpreter, and its record says so."""
+    assert share_package(donor / "pkg-1.dist-info", site)
+    third = tmp_path / "third" / SITE
+    third.mkdir(parents=True)
+    assert share_package(site / "pkg-1.dist-info", third)
+    assert (third / "../../../bin/tool").read_text() == f"#!{third.parents[2]}/bin/python\n"
+    kept = _digest((donor / "../../../bin/tool").read_bytes())
+    assert kept in (donor / "pkg-1.dist-info/RECORD").read_text()
+    (third / "../../../bin/tool").write_text("changed")
+    assert not share_package(third / "pkg-1.dist-info", site)
+
+
+@pytest.mark.parametrize(("digest", "shared"), [(True, True), (False, False)])
+def test_byte_code_of_a_wheel_is_shared_and_that_of_pip_is_not(
+    donor: Path, site: Path, digest: bool, shared: bool
+) -> None:
+    record = donor / "pkg-1.dist-info/RECORD"
+    row = f"{_digest(b'code')},4" if digest else ","
+    record.write_text(f"{record.read_text()}\npkg/__pycache__/__init__.cpython-311.pyc,{row}")
+    assert share_package(donor / "pkg-1.dist-info", site) is shared
+
+
 def test_a_file_that_was_changed_is_not_shared(donor: Path, site: Path) -> None:
     (donor / "pkg/__init__.py").write_text("x = 2\n")
     assert not share_package(donor / "pkg-1.dist-info", site)

@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import (
-    actions,
-    communicators,
-    empty_cache,
-    failure,
-    grants,
-    residency,
-    steps,
-)
+from vllm_memprof.capture import actions, failure, grants, residency, steps
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -29,6 +21,11 @@ from vllm_memprof.capture.hook import (
     Hook,
 )
 from vllm_memprof.capture.hooks.rows import CUDA, NPU, marker, phase
+from vllm_memprof.capture.hooks.shared import (
+    EMPTY_CACHE_CUDA,
+    EMPTY_CACHE_NPU,
+    first_collectives,
+)
 
 _NPU_WORKER = "vllm_ascend.worker.worker:NPUWorker"
 _NPU_WORKER_V1 = "vllm_ascend.worker.worker_v1:NPUWorker"
@@ -63,31 +60,6 @@ def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
     """Return a row of sampled runs."""
     return marker(hook_id, *targets, need=OPTIONAL, sampling=True, **fields)
 
-
-#: Collectives of a process group, below torch.distributed's functions: by-name imports, functional
-#: wrappers and compiled regions all arrive here, and replacing these does not change what the
-#: compiler sees.
-COLLECTIVES = (
-    "allreduce",
-    "allreduce_coalesced",
-    "allgather",
-    "_allgather_base",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-    "recv",
-    "recv_anysource",
-    "barrier",
-)
 
 # fmt: off
 HOOKS: tuple[Hook, ...] = (
@@ -268,28 +240,16 @@ HOOKS: tuple[Hook, ...] = (
 
     # --- The allocator's own functions. vllm-ascend replaces torch.accelerator.* after plugins ran;
     # these survive.
-    phase("leaf.empty_cache", "empty_cache", "torch_npu._C:_npu_emptyCache",
-          enter=empty_cache.enter, leave=empty_cache.leave,
-          backends=NPU, after="torch_npu", least_calls=1),
+    *EMPTY_CACHE_NPU,
     marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
            enter=actions.fold_peak, backends=NPU, after="torch_npu", least_calls=1),
-    phase("cuda.leaf.empty_cache", "empty_cache",
-          "torch._C:_cuda_emptyCache", "torch._C:_accelerator_emptyCache",
-          enter=empty_cache.enter, leave=empty_cache.leave, backends=CUDA, after="torch"),
+    *EMPTY_CACHE_CUDA,
     marker("cuda.leaf.reset_peak",
            "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
            enter=actions.fold_peak, backends=CUDA, after="torch"),
 
     # --- The first collective of each device group, until the model is warm.
-    phase("pg.collective", "communicator",
-          *(f"torch.distributed:ProcessGroup.{name}" for name in COLLECTIVES),
-          enter=communicators.enter, leave=communicators.leave,
-          need=OPTIONAL, after="torch.distributed", until=MODEL_READY),
-    # torch_npu sends batched point-to-point operations straight to the backend.
-    phase("pg.batch_p2p", "communicator",
-          "torch_npu._C._distributed_c10d:ProcessGroupHCCL.batch_isend_irecv",
-          enter=communicators.enter, leave=communicators.leave,
-          need=OPTIONAL, backends=NPU, after="torch_npu", until=MODEL_READY),
+    *first_collectives("vllm", "pg", until=MODEL_READY),
 
     # --- Engine core.
     marker("core.kv_caches", f"{_CORE}:EngineCore._initialize_kv_caches",

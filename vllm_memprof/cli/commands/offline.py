@@ -71,6 +71,7 @@ def offline(
     ] = None,
     sample: shared.Sample = "1",
     trace_allocations: shared.TraceAllocations = None,
+    engine: shared.Engine = "vllm",
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -99,5 +100,6 @@ def offline(
         sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],
         share_device=share_device,
+        engine=engine,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -18,6 +18,7 @@ def serve(
     model: shared.Model,
     sample: shared.Sample = None,
     trace_allocations: shared.TraceAllocations = None,
+    engine: shared.Engine = "vllm",
     device: shared.Device = "auto",
     run_dir: shared.RunDir = None,
     format_name: shared.Format = "table",
@@ -32,7 +33,7 @@ def serve(
     stack: shared.Stack = None,
     share_device: shared.ShareDevice = False,
 ) -> None:
-    """Run `vllm serve` and show where memory goes.
+    """Run the engine's server (`vllm serve`) and show where memory goes.
 
     Same arguments, same port, same exit status.
 
@@ -47,6 +48,7 @@ def serve(
         sample=None if sample == "off" else sample,
         trace_allocations=trace_allocations,
         share_device=share_device,
+        engine=engine,
     )  # fmt: skip
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
     raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))

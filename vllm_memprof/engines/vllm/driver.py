@@ -16,9 +16,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from vllm_memprof.engines.offline import add_arguments, run_all
 from vllm_memprof.engines.vllm.model_inspection import in_a_fork
 from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
 from vllm_memprof.engines.vllm.rank_choice import MODES, RankError
@@ -130,34 +130,14 @@ def _run_all(
     skip: bool,
 ) -> None:
     """Run the requests, some together, and say of each how it went."""
-    together = len(requests) if options.at_once else options.concurrency
-    total = len(requests) * options.repeat
-    number, began = 0, time.perf_counter()
-    print(f"requests to run: {total}", flush=True)  # this and the lines below: launch.requests
-    for _ in range(options.repeat):
-        for first in range(0, len(requests), together):
-            batch = requests[first : first + together]
-            started = time.perf_counter()
-            try:
-                outputs = _generate(llm, batch, sampling)
-            except (ValueError, PromptError) as error:  # a prompt that is too long, an image gone
-                if not skip:
-                    raise
-                names = ", ".join(request.name for request in batch)
-                number += len(batch)
-                print(f"request {number}/{total}: skipped ({names}): {error}", flush=True)
-                continue
-            now = time.perf_counter()
-            for output in outputs:
-                number += 1
-                left = (now - began) / number * (total - number)
-                print(
-                    f"request {number}/{total}: "
-                    f"{len(output.prompt_token_ids or ())} prompt tokens, "
-                    f"{len(output.outputs[0].token_ids)} output tokens, {now - started:.2f} s, "
-                    f"{left:.0f} s left",
-                    flush=True,
-                )
+
+    def generate(batch: Sequence[Request]) -> list[tuple[int, int]]:
+        return [
+            (len(output.prompt_token_ids or ()), len(output.outputs[0].token_ids))
+            for output in _generate(llm, batch, sampling)
+        ]
+
+    run_all(generate, requests, options, skip)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,27 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for mode in (plan, offline):
         mode.add_argument("--model", required=True, help="model folder or hub name")
-    offline.add_argument(
-        "--prompts", type=Path, help="JSON lines: {prompt}, {messages} or {text, image}"
-    )
-    offline.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
-    offline.add_argument("--images", type=Path, help="folder of images")
-    offline.add_argument(
-        "--max-tokens", type=int, default=16, help="output tokens per request (default 16)"
-    )
-    offline.add_argument(
-        "--at-once", action="store_true", help="hand all requests to the engine in one batch"
-    )
-    offline.add_argument("--repeat", type=int, default=1, help="run all requests so often")
-    offline.add_argument(
-        "--concurrency", type=int, default=1, help="requests handed to the engine together"
-    )
-    offline.add_argument(
-        "--on-error",
-        choices=("stop", "skip"),
-        default="stop",
-        help="what to do with a request that cannot be read or that the engine refuses",
-    )
+    add_arguments(offline)
     offline.add_argument(
         "--sleep-cycles", type=int, default=0, help="sleep and wake up so often after the prompts"
     )

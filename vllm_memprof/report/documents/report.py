@@ -194,6 +194,8 @@ def _fits_device(report: Report) -> list[Text]:
                 "does not fit the device, {size:gib} GiB over",
                 size=-(budget.released_spare_bytes or 0),
             )
+    if any(item.name == "held_at_worst" for item in budget.held_at_peak):
+        said = text("{title} (estimated: no step of full size was run)", title=said)
     if budget.how.get("spare_bytes") == MODELLED:
         said = text("{title} (m)", title=said)
     if len(known) < len(report.ranks):

@@ -242,7 +242,8 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
                     **_releases(row.id),
                 )
             )
-        notes.append(_not_known_of_the_device(rank))
+        if report.run.source == "log":
+            notes.append(_not_known_of_the_device(rank))
     if report.run.engine_version is None and budget.takes_fixed_size:
         releases = ignoring_fixed_size(budget.equation)
         if releases:

@@ -25,6 +25,9 @@ constexpr int ACL_DEV_ATTR_PHY_CHIP_ID = 402;
 #ifdef LACKS_ACL_DEV_ATTR_IS_VIRTUAL
 constexpr int ACL_DEV_ATTR_IS_VIRTUAL = 501;
 #endif
+#ifdef LACKS_ACL_DEV_ATTR_NPU_ARCH
+constexpr int ACL_DEV_ATTR_NPU_ARCH = 601;
+#endif
 
 #ifdef LACKS_ACL_HIFLOAT8
 constexpr int ACL_HIFLOAT8 = 34;

@@ -19,6 +19,18 @@ constexpr int kSystemParameters = 16;
 using SystemParameters = std::array<int64_t, kSystemParameters>;  // aclrtSetSysParamOpt
 SystemParameters &system_parameters() { return forked_state<SystemParameters>(); }
 
+// What CANN's compiler calls __NPU_ARCH__, by the beginning of the SoC's name; 0 is unknown.
+int64_t architecture() {
+  struct Row {
+    const char *soc;
+    int64_t architecture;
+  };
+  for (Row row : {Row{"Ascend910B", 2201}, Row{"Ascend910_93", 2201}, Row{"Ascend310P", 2002},
+                  Row{"Ascend950", 3510}})
+    if (profile().soc_name.rfind(row.soc, 0) == 0) return row.architecture;
+  return 0;
+}
+
 }  // namespace
 }  // namespace memprof_sim
 
@@ -100,6 +112,7 @@ SHIM_API aclError aclrtGetDeviceInfo(uint32_t device, aclrtDevAttr attribute, in
       *value = physical_device(static_cast<int>(device));
       return ACL_SUCCESS;
     case ACL_DEV_ATTR_IS_VIRTUAL: *value = 0; return ACL_SUCCESS;
+    case ACL_DEV_ATTR_NPU_ARCH: *value = architecture(); return ACL_SUCCESS;
     default:
       return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetDeviceInfo: attribute %d is not simulated",
                   attribute);

@@ -76,11 +76,11 @@ void attend(const Attention &step) {
     std::vector<int64_t> table;
     if (step.blocks)
       for (int64_t block = 0; block * step.block_size < length; ++block) {
+        if (block >= step.blocks->shape[1]) return;
         int64_t at = step.blocks->offset + static_cast<int64_t>(which) * step.blocks->strides[0] +
                      block * step.blocks->strides[1];
         table.push_back(static_cast<int64_t>(value_at(*step.blocks, at)));
-        if (block >= step.blocks->shape[1] || table.back() < 0 || table.back() >= step.key.shape[0])
-          return;
+        if (table.back() < 0 || table.back() >= step.key.shape[0]) return;
       }
     int64_t offset = step.blocks ? 0 : key_begin, block_size = step.blocks ? step.block_size : 0;
     for (int64_t key_head = 0; key_head < step.key_heads; ++key_head) {
@@ -163,10 +163,20 @@ bool prepare(Attention *step) {
                            step->blocks->shape[0] >= static_cast<int64_t>(step->query_ends.size()));
 }
 
+// [sequences, 1, heads, width] as [sequences, heads, width]; false for another shape.
+bool one_query_each(aclTensor *tensor) {
+  if (tensor->shape.size() != 4 || tensor->shape[1] != 1 || tensor->strides.size() != 4)
+    return false;
+  tensor->shape.erase(tensor->shape.begin() + 1);
+  tensor->strides.erase(tensor->strides.begin() + 1);
+  return true;
+}
+
 // fused_infer_attention_score(query, [key], [value], shift, mask, query lengths, key lengths, 7 of
 // quantization, block table, more tensors or null..., heads, scale, tokens before, tokens after,
-// layout, key heads, sparse mode, precision, block size, ..., out, lse). Computed: layout TND, with
-// the causal mask (sparse mode 3) or none (mode 0 without a mask). Releases add tensors before
+// layout, key heads, sparse mode, precision, block size, ..., out, lse). Computed: layout TND, and
+// BSND with one query per sequence over a cache (a decode step, which may name no query lengths),
+// with the causal mask (sparse mode 3) or none (mode 0 without a mask). Releases add tensors before
 // `heads`.
 void fused_infer_attention(Call &call) {
   constexpr size_t kMask = 4, kQueryLengths = 5, kKeyLengths = 6, kBlockTable = 14;
@@ -183,9 +193,11 @@ void fused_infer_attention(Call &call) {
     if (call.arguments[shift].kind != Kind::kNone || call.arguments[shift].word)
       return;  // position shifts and quantization
   int64_t mode = word_at(call, at + 5);
-  if (call.text != "TND" || (mode != 3 && mode != 0) || (mode == 0 && tensor_at(call, kMask)))
+  bool in_rows = call.text == "TND";
+  if ((!in_rows && (call.text != "BSND" || !tensor_at(call, kBlockTable))) ||
+      (mode != 3 && mode != 0) || (mode == 0 && tensor_at(call, kMask)))
     return;
-  if (call.arguments[kQueryLengths].kind != Kind::kIntArray ||
+  if ((in_rows && call.arguments[kQueryLengths].kind != Kind::kIntArray) ||
       call.arguments[kKeyLengths].kind != Kind::kIntArray)
     return;
   Attention step;
@@ -203,7 +215,12 @@ void fused_infer_attention(Call &call) {
       step.out = *out;
       break;
     }
-  step.query_ends = call.arguments[kQueryLengths].integers;
+  if (in_rows) {
+    step.query_ends = call.arguments[kQueryLengths].integers;
+  } else {
+    if (!one_query_each(&step.query) || !one_query_each(&step.out)) return;
+    for (int64_t end = 1; end <= step.query.shape[0]; ++end) step.query_ends.push_back(end);
+  }
   step.key_lengths = call.arguments[kKeyLengths].integers;
   if (step.key_lengths.size() > step.query_ends.size())
     step.key_lengths.resize(step.query_ends.size());

@@ -21,6 +21,14 @@ void copy_to_last(Call &call) {
   if (tensors.size() == 2) copy(*tensors[1], *tensors[0]);
 }
 
+// foreach_copy(sources, targets)
+void copy_each(Call &call) {
+  const std::vector<aclTensor> *sources = list_at(call, 0), *targets = list_at(call, 1);
+  if (!sources || !targets || sources->size() != targets->size()) return;
+  for (size_t index = 0; index < sources->size(); ++index)
+    copy((*targets)[index], (*sources)[index]);
+}
+
 void fill_scalar(Call &call) {
   Value value = 0;
   aclTensor *target = tensor_at(call, 0);
@@ -177,6 +185,7 @@ void repeat_interleave(Call &call) {
 constexpr KernelRow kRows[] = {
     {"InplaceCopy", copy_in_place},
     {"Cast", copy_to_last},
+    {"ForeachCopy", copy_each},
     {"InplaceFillScalar", fill_scalar},
     {"InplaceFillTensor", copy_in_place},
     {"InplaceZero", fill_zero},

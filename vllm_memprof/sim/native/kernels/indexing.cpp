@@ -182,6 +182,42 @@ void scatter(Call &call) {
   });
 }
 
+// scatter_nd_update(self, indices, updates) in place: the last axis of `indices` holds one number
+// per leading axis of `self`. `self`, a cache, may be above the limit; what is brought may not.
+void scatter_slices(Call &call) {
+  aclTensor *self = tensor_at(call, 0), *which = tensor_at(call, 1), *updates = tensor_at(call, 2);
+  if (!self || !which || !updates || float_result(*self) || !is_plain(self->type) ||
+      !addressable(*self) || !usable(*which) || !usable(*updates) || which->shape.empty())
+    return;
+  size_t rank = static_cast<size_t>(which->shape.back());
+  std::vector<int64_t> rows(which->shape.begin(), which->shape.end() - 1), shape = rows;
+  if (rank == 0 || rank > self->shape.size()) return;
+  int64_t step = which->strides.back();
+  aclTensor slice = *self, source = *updates, starts = *which;
+  starts.shape = rows;
+  starts.strides.pop_back();
+  slice.shape.erase(slice.shape.begin(), slice.shape.begin() + static_cast<int64_t>(rank));
+  slice.strides.erase(slice.strides.begin(), slice.strides.begin() + static_cast<int64_t>(rank));
+  shape.insert(shape.end(), slice.shape.begin(), slice.shape.end());
+  if (updates->shape != shape) return;
+  source.shape = slice.shape;
+  source.strides.assign(updates->strides.begin() + static_cast<int64_t>(rows.size()),
+                        updates->strides.end());
+  walk(rows, {&starts}, [&](auto &position, int64_t *index) {
+    slice.offset = self->offset;
+    for (size_t axis = 0; axis < rank; ++axis) {
+      int64_t chosen =
+          static_cast<int64_t>(value_at(*which, index[0] + static_cast<int64_t>(axis) * step));
+      if (chosen < 0 || chosen >= self->shape[axis]) return;  // padding
+      slice.offset += chosen * self->strides[axis];
+    }
+    source.offset = updates->offset;
+    for (size_t axis = 0; axis < rows.size(); ++axis)
+      source.offset += position[axis] * updates->strides[axis];
+    copy(slice, source);
+  });
+}
+
 // nonzero(self, out): out has room for every element; its view shape tells how many there are.
 void nonzero(Call &call) {
   auto tensors = tensors_of(call);
@@ -238,6 +274,8 @@ constexpr KernelRow kRows[] = {
     {"InplaceScatter", scatter},
     {"ScatterValue", scatter},
     {"InplaceScatterValue", scatter},
+    {"ScatterNdUpdate", scatter_slices},
+    {"ScatterNdUpdateV2", scatter_slices},
     {"OneHot", one_hot},
 };
 

@@ -16,6 +16,9 @@ def _library() -> ctypes.CDLL:
         ctypes.c_int,
     ]
     library.aclrtMemcpy.restype = ctypes.c_int
+    pointer = ctypes.POINTER(ctypes.c_int64)
+    library.aclrtGetDeviceInfo.argtypes = [ctypes.c_uint32, ctypes.c_int, pointer]
+    library.aclrtGetDeviceInfo.restype = ctypes.c_int
     return library
 
 
@@ -34,3 +37,11 @@ def memcpy(dst: int, dest_max: int, src: int, count: int, kind: int) -> int:
         The ACL error code, 0 for success.
     """
     return int(_library().aclrtMemcpy(dst, dest_max, src, count, kind))
+
+
+def get_device_info(device_id: int, attr: int) -> tuple[int, int]:
+    """Returns an attribute of a device (``aclrtDevAttr``; 601 is its architecture), and the ACL
+    error code, 0 for success."""
+    value = ctypes.c_int64(0)
+    status = _library().aclrtGetDeviceInfo(device_id, attr, ctypes.byref(value))
+    return value.value, int(status)

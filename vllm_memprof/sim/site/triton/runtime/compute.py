@@ -2,8 +2,9 @@
 
 Device memory is host memory, so a tensor of the device can be read and written here. A launch
 computes when its kernel has a row in ``HOST`` and the tensors that it writes are within
-``host_compute_bytes`` of the device profile; else it does nothing. The stream is waited for first,
-so that what was launched before is there; a stream that records a graph is left alone.
+``host_compute_bytes`` of the device profile, or its row has no limit; else it does nothing. The
+stream is waited for first, so that what was launched before is there; a stream that records a graph
+is left alone.
 """
 
 import ctypes
@@ -12,6 +13,8 @@ import os
 import sys
 
 from .._host import device_profile
+from . import compute_sglang
+from .marks import writes
 
 _FAILED = (
     set()
@@ -39,7 +42,9 @@ def launch(kernel, grid, args, kwargs):
     ):
         return
     limit = int(device_profile().get("host_compute_bytes") or 0)
-    if any(tensors[name].nbytes > limit for name in host.written if name in tensors):
+    if not host.any_size and any(
+        tensors[name].nbytes > limit for name in host.written if name in tensors
+    ):
         return
     torch.npu.current_stream().synchronize()
     try:
@@ -100,15 +105,7 @@ def _reach(tensor):
     )
 
 
-def _writes(*names):
-    def mark(function):
-        function.written = names
-        return function
-
-    return mark
-
-
-@_writes("q_ptr", "k_ptr")
+@writes("q_ptr", "k_ptr")
 def _rope(
     q_ptr,
     k_ptr,
@@ -144,7 +141,7 @@ def _rope(
         second.copy_(turned[1])
 
 
-@_writes("slot_mapping_ptr")
+@writes("slot_mapping_ptr")
 def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr, block_table_ptr,
                   block_size,
                   slot_mapping_ptr, TOTAL_CP_WORLD_SIZE, TOTAL_CP_RANK,
@@ -173,4 +170,5 @@ def _slot_mapping(num_tokens, max_num_tokens, query_start_loc_ptr, positions_ptr
 HOST = {
     "_triton_rope": _rope,
     "_compute_slot_mapping_kernel": _slot_mapping,
+    **compute_sglang.ROWS,
 }

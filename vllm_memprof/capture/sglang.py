@@ -1,0 +1,430 @@
+"""Actions of SGLang's rows: functions that run before or after a call of its scheduler process.
+
+A scheduler process is scheduler and model worker in one: its role is ``worker``. The process that
+started it holds the tokenizer manager and the HTTP server (``api``); a third one turns tokens into
+text (``detokenizer``). A server that gets SIGTERM asks its schedulers to end; in every other case
+they end by their parent's SIGKILL, and there is no phase of a shutdown.
+
+SGLang keeps none of the figures that its equation takes. They are read where they pass: what
+``_profile_available_bytes`` is called with, what it reads and what it returns. All of them are in
+GiB, made of whole bytes by a division, so that the bytes come back exactly.
+
+Read in 0.5.23; names of older releases stand in the table beside those of newer ones.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
+from vllm_memprof.capture.actions import begin_phase, end_phase, finish
+from vllm_memprof.capture.hook import (
+    DEVICE_READY,
+    END,
+    ENGINE_READY,
+    FIRST_STEPS,
+    MODEL_READY,
+    Call,
+)
+from vllm_memprof.capture.recorder import OpenPhase, Recorder
+
+_GIB = 1 << 30
+#: Where a process of SGLang keeps its set-up. (0.5.23)
+_CONTEXT = "sglang.srt.runtime_context"
+_GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+#: Batches after which every communicator of the model has been used: a prefill and some decodes.
+_FIRST_BATCHES = 8
+
+
+# --- roles and identity ---------------------------------------------------------------------------
+
+
+def enter_scheduler(recorder: Recorder, call: Call) -> None:
+    recorder.roles.update(("worker", "engine_core"))
+    empty_cache.keep_worker(recorder, call.subject)
+
+
+def leave_scheduler(recorder: Recorder, call: Call) -> None:
+    """Announce the model: pools, graphs and the event loop's state are there.
+
+    What SGLang does between its pools and this moment is the warm-up: buffers, attention backends,
+    graphs. Its first batch is the phase ``request``.
+    """
+    opened, recorder.notes.warm_up = recorder.notes.warm_up, None
+    if opened is not None:
+        finish(recorder, opened, call.error)
+    if call.error is not None or recorder.notes.model_ready:
+        return
+    recorder.notes.model_ready = recorder.notes.serving = True
+    recorder.emit_figures("Scheduler.__init__")
+    recorder.emit("ready", what="model")
+    device_thread.start(recorder)
+    tracing.trace_device(recorder)
+    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.self_check(ENGINE_READY)
+
+
+def become_detokenizer(recorder: Recorder, call: Call) -> None:
+    recorder.roles.add("detokenizer")
+    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+
+
+def announce_server(recorder: Recorder, call: Call) -> None:
+    """Announce the server once its own first request was answered."""
+    if call.error is None:
+        recorder.roles.add("api")
+        recorder.emit("ready", what="server")
+        recorder.hooks.self_check(END)
+
+
+def enter_launch(recorder: Recorder, call: Call) -> None:
+    """Say who the process is that starts the others, so that its death is told apart."""
+    recorder.roles.add("api")
+    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+    device_thread.start(recorder)
+
+
+def announce_end(recorder: Recorder, call: Call) -> None:
+    """Say that the engine is about to kill its processes, because it was asked to end."""
+    if "api" in recorder.roles:
+        recorder.emit("ready", what="end")
+
+
+def leave_shutdown(recorder: Recorder, call: Call) -> None:
+    end_phase(recorder, call)
+    recorder.hooks.self_check(END)
+
+
+def leave_event_loop(recorder: Recorder, call: Call) -> None:
+    """Write what is known of the requests that were under way when the scheduler failed."""
+    if recorder.sampler is not None:
+        recorder.sampler.fail() if call.error is not None else recorder.sampler.close()
+    tracing.close(recorder)
+
+
+def leave_parallel_runtime(recorder: Recorder, call: Call) -> None:
+    """Groups are made and the device is chosen: identity, observer of failed allocations."""
+    end_phase(recorder, call)
+    if call.error is None:
+        _identify(recorder, None)
+
+
+def leave_distributed(recorder: Recorder, call: Call) -> None:
+    """The same, of releases in which the model runner makes the groups."""
+    if call.error is None and not _is_draft(call.subject):
+        _identify(recorder, call.subject)
+        recorder.hooks.bind_instance(call.subject)
+
+
+def _identify(recorder: Recorder, runner: Any) -> None:
+    if recorder.notes.label is not None:
+        return
+    known = _identity(recorder, runner)
+    recorder.notes.label, recorder.notes.rank = str(known["label"]), _int(known["rank"])
+    recorder.emit("identity", **known)
+    recorder.hooks.observe_oom()
+    recorder.hooks.self_check(DEVICE_READY)
+
+
+def _identity(recorder: Recorder, runner: Any) -> dict[str, object]:
+    """Return the keys of an identity event.
+
+    Args:
+        recorder: of this process.
+        runner: the model runner, which older releases keep the ranks in; None: the context of the
+            process has them.
+    """
+    parallel, device = _context("get_parallel") or runner, _context("get_device") or runner
+    index = _int(_get(device, "gpu_id"))
+    recorder.probe.device = index
+    tp, pp, dp = (_int(_get(parallel, f"{name}_rank")) for name in ("tp", "pp", "dp"))
+    tp_size, pp_size, ep_size = (
+        _int(_get(parallel, f"{name}_size")) or 1 for name in ("tp", "pp", "moe_ep")
+    )
+    backend = recorder.probe.backend
+    return {
+        "role": recorder.role,
+        "roles": sorted(recorder.roles),
+        "rank": None if tp is None else (pp or 0) * tp_size + tp,
+        "local_rank": index,
+        "dp_rank": dp,
+        "pp_rank": pp,
+        "tp_rank": tp,
+        "ep_rank": _int(_get(parallel, "moe_ep_rank")) if ep_size > 1 else None,
+        "device_index": index,
+        "label": identity.label(dp, pp if pp_size > 1 else None, None, tp),
+        "soc": None if backend is None or index is None else backend.device_name(index),
+        "world_size": tp_size * pp_size,
+    }
+
+
+# --- phases of a start-up -------------------------------------------------------------------------
+
+
+def begin_device_init(recorder: Recorder, call: Call) -> None:
+    """Open the phase without a reading: the process has not chosen its device."""
+    if not recorder.is_open("device_init") and recorder.notes.label is None:
+        call.token = recorder.begin(
+            "device_init", call.hook.id, unread="the worker has not chosen its device yet"
+        )
+
+
+def begin_load(recorder: Recorder, call: Call) -> None:
+    """Open weight_load, or for the model that drafts, draft_load."""
+    phase = "draft_load" if _is_draft(call.subject) else "weight_load"
+    if not recorder.is_open(phase):
+        call.token = recorder.begin(phase, call.hook.id)
+
+
+def leave_load(recorder: Recorder, call: Call) -> None:
+    end_phase(recorder, call)
+    if call.error is None and not _is_draft(call.subject):
+        recorder.hooks.bind_instance(call.subject)
+
+
+def begin_sizing(recorder: Recorder, call: Call) -> None:
+    begin_phase(recorder, call)
+    before = _bytes(call.argument("pre_model_load_memory"))
+    fraction = _schedule_value(call.subject, "mem_fraction_static")
+    recorder.figures["least_free_before_load_bytes"] = before
+    recorder.figures["mem_fraction_static"] = fraction if isinstance(fraction, float) else None
+
+
+def keep_available(recorder: Recorder, call: Call) -> None:
+    """Keep what the engine reads as free while it sizes the KV cache, the least of all ranks."""
+    if recorder.is_open("kv_cache_sizing") and call.error is None:
+        recorder.figures["least_free_after_load_bytes"] = _bytes(call.result)
+
+
+def keep_reservation(recorder: Recorder, call: Call) -> None:
+    if recorder.is_open("kv_cache_sizing") and call.error is None:
+        recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
+
+
+def leave_sizing(recorder: Recorder, call: Call) -> None:
+    end_phase(recorder, call)
+    if call.error is None:
+        recorder.figures["profiled_bytes"] = _int(call.result)
+    recorder.emit_figures("_profile_available_bytes")
+
+
+def keep_cell(recorder: Recorder, call: Call) -> None:
+    """Keep the bytes of a page of the KV cache, of all layers of this rank."""
+    cell, page = _int(getattr(call.subject, "_cell_size", None)), call.kwargs.get("page_size")
+    if page is None and len(call.args) > 2:
+        page = call.args[2]
+    if cell and isinstance(page, int):
+        recorder.notes.kv_page = page, cell
+        recorder.figures["page_bytes"] = page * cell
+
+
+def leave_configure(recorder: Recorder, call: Call) -> None:
+    """Write the plan of the KV cache, as the configurator has made it, and open the warm-up."""
+    if call.error is not None or _is_draft(call.subject):
+        return
+    _write_plan(recorder, call)
+    if recorder.notes.warm_up is None:
+        recorder.notes.warm_up = recorder.begin("warm_up", call.hook.id)
+
+
+def _write_plan(recorder: Recorder, call: Call) -> None:
+    tokens = _int(getattr(call.result, "max_total_num_tokens", None))
+    page, cell = recorder.notes.kv_page or (None, None)
+    figures = recorder.figures
+    if tokens is None or page is None or cell is None:
+        recorder.emit_figures("configure")
+        return
+    profiled, limit = (
+        figures.get("profiled_bytes"),
+        _schedule_value(call.subject, "max_total_tokens"),
+    )
+    if (
+        profiled is not None
+        and limit is not None
+        and tokens < int(profiled) // (page * cell) * page
+    ):
+        figures["limited_tokens"] = tokens
+    figures["kv_cache_bytes"] = tokens * cell
+    recorder.emit_figures("configure")
+    recorder.emit("kv_plan", **_plan(recorder, call.subject, call.result, tokens, page, cell))
+
+
+def _plan(
+    recorder: Recorder, configurator: Any, result: Any, tokens: int, page: int, cell: int
+) -> dict[str, object]:
+    """Return the keys of ``schema.KV_PLAN``: what SGLang has none of is null.
+
+    The ranks of a start agree on the least free memory, so that each has the same number of tokens.
+    """
+    pool = getattr(result, "token_to_kv_pool", None)
+    layers = _int(getattr(pool, "layer_num", None))
+    dtype = getattr(pool, "dtype", None)
+    length = _int(getattr(getattr(configurator, "model_config", None), "context_len", None))
+    parallel = _context("get_parallel") or configurator
+    ranks = (_int(_get(parallel, "tp_size")) or 1) * (_int(_get(parallel, "pp_size")) or 1)
+    layout = {
+        name: value
+        for name, value in (
+            ("num_kv_heads", getattr(pool, "head_num", None)),
+            ("head_size", getattr(pool, "head_dim", None)),
+            ("head_size_v", getattr(pool, "v_head_dim", None)),
+            ("dtype_bytes", getattr(dtype, "itemsize", None)),
+        )
+        if isinstance(value, int)
+    }
+    group = {
+        "type": type(pool).__name__,
+        "layers": layers,
+        "block_size": page,
+        "page_size_bytes": page * cell // layers if layers else None,
+        "bytes_per_token": cell,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "layout": layout,
+    }
+    profiled = recorder.figures.get("profiled_bytes")
+    return {
+        "blocks": tokens // page,
+        "block_size": page,
+        "tokens": tokens,
+        "max_model_len": length,
+        "max_concurrency": tokens // page / -(-length // page) if length else None,
+        "available_bytes": [profiled] * ranks,
+        "planned_bytes": [tokens * cell] * ranks,
+        "bytes_per_token": cell,
+        "groups": [group],
+        "gpu_memory_utilization": None,
+        "num_gpu_blocks_override": (
+            None if recorder.figures.get("limited_tokens") is None else tokens // page
+        ),
+        "fitting_blocks": None,
+        "group_count": 1,
+        "tokens_rule": "blocks",
+        "context_parallel": 1,
+        "max_num_batched_tokens": None,
+        "mamba_cache_mode": None,
+        "kv_transfer": False,
+        "shared_backing": False,
+        "divisor_bytes": [None] * ranks,
+        "layer_bytes": None,
+        "padding_bytes": page * cell,
+    }
+
+
+def begin_request_pool(recorder: Recorder, call: Call) -> None:
+    if recorder.is_open("kv_cache_alloc"):
+        begin_phase(recorder, call)
+
+
+def begin_graph_capture(recorder: Recorder, call: Call) -> None:
+    """Open the phase where graphs are to be captured; the function is called without them, too."""
+    runner = call.kwargs.get("model_runner", call.subject)
+    if not _is_draft(runner) and _captures():
+        begin_phase(recorder, call)
+
+
+def leave_graph_capture(recorder: Recorder, call: Call) -> None:
+    """Keep what the engine has measured of its capture, and how many graphs it made."""
+    if isinstance(call.token, OpenPhase) and call.error is None:
+        size = _bytes(getattr(call.result, "memory_usage_gb", None))
+        sizes = getattr(getattr(call.result, "runner", None), "capture_bs", None)
+        call.token.detail["graph_bytes"] = recorder.figures["graph_bytes"] = size
+        call.token.detail["graphs"] = len(sizes) if isinstance(sizes, (list, tuple)) else None
+    end_phase(recorder, call)
+
+
+def _captures() -> bool:
+    """Return whether graphs of decode are captured, by the engine's own question."""
+    module = sys.modules.get(_GRAPHS)
+    try:
+        return not module.check_cuda_graph_backend(  # type: ignore[union-attr]
+            module.Phase.DECODE,  # type: ignore[union-attr]
+            module.Backend.DISABLED,  # type: ignore[union-attr]
+        )
+    except Exception:  # a release that asks otherwise
+        return True
+
+
+# --- after the start-up ---------------------------------------------------------------------------
+
+
+def begin_online(recorder: Recorder, call: Call) -> None:
+    """Open a phase of a serving scheduler, with what the request for it says."""
+    request = call.args[1] if len(call.args) > 1 else next(iter(call.kwargs.values()), None)
+    detail: dict[str, object] = {"by": call.function}
+    for name in ("mode", "torch_empty_cache", "flush_cache", "empty_cache", "tags"):
+        value = call.kwargs.get(name, getattr(request, name, None))
+        if isinstance(value, (bool, str)):
+            detail[name] = value
+        elif isinstance(value, (list, tuple)):
+            detail[name] = [str(each) for each in value]
+    phase = call.hook.phase
+    assert phase is not None
+    if recorder.probe.is_ready() and not recorder.is_open(phase):
+        call.token = recorder.begin(phase, call.hook.id, detail)
+
+
+def leave_online(recorder: Recorder, call: Call) -> None:
+    """End the phase; what the call says of its success is kept with it."""
+    if isinstance(call.token, OpenPhase):
+        success = call.result if isinstance(call.result, bool) else None
+        success = getattr(call.result, "success", success)
+        if isinstance(success, bool):
+            call.token.detail["success"] = success
+    end_phase(recorder, call)
+
+
+def enter_first_steps(recorder: Recorder, call: Call) -> None:
+    """Open the phase of the first batch: communicators and operator workspace come with it."""
+    if recorder.notes.serving and not recorder.notes.first_batches:
+        begin_phase(recorder, call)
+
+
+def leave_first_steps(recorder: Recorder, call: Call) -> None:
+    """End that phase; take off what is wanted until every communicator has been used."""
+    if not recorder.notes.serving:
+        return  # a batch of the start-up's own
+    end_phase(recorder, call)
+    recorder.notes.first_batches += 1
+    if recorder.notes.first_batches >= _FIRST_BATCHES:
+        recorder.hooks.release(FIRST_STEPS)
+
+
+# --- shared ---------------------------------------------------------------------------------------
+
+
+def _is_draft(subject: Any) -> bool:
+    return bool(getattr(subject, "is_draft_worker", False))
+
+
+def _schedule_value(configurator: Any, name: str) -> Any:
+    """Return a value of the resolved set-up; in older releases, of the arguments."""
+    return _get(_context("get_schedule") or getattr(configurator, "server_args", None), name)
+
+
+def _context(getter: str) -> Any:
+    """Return a part of the set-up that the process has published; None where there is none."""
+    ask = getattr(sys.modules.get(_CONTEXT), getter, None)
+    try:
+        return ask() if callable(ask) else None
+    except Exception:  # before it is published
+        return None
+
+
+def _get(holder: Any, name: str) -> Any:
+    """Return an attribute; None where the engine refuses it, as of a context that lacks it."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:
+        return None
+
+
+def _bytes(gib: Any) -> int | None:
+    """Return the whole bytes that a number of GiB was made of."""
+    if isinstance(gib, bool) or not isinstance(gib, (int, float)):
+        return None
+    return round(gib * _GIB)
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,167 @@
+"""Steps of SGLang, in sampled runs: its batches enter the sampler in the shape that it takes.
+
+A batch of SGLang lists its requests; what is scheduled of each, which are new and which have
+finished follows from them. In the path of a token: nothing of the device but the allocator's
+counters is read, and a batch costs a pass over its requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.capture.sampler import Sampler
+
+
+class _New:
+    """A request in its first batch."""
+
+    __slots__ = ("mm_features", "num_computed_tokens", "prompt_token_ids", "req_id")
+
+    def __init__(self, request: Any) -> None:
+        self.req_id = request.rid
+        self.prompt_token_ids = getattr(request, "origin_input_ids", None)
+        self.num_computed_tokens = len(getattr(request, "prefix_indices", None) or ())
+        self.mm_features = None
+
+
+class _Cached:
+    """Requests that were in a batch before."""
+
+    __slots__ = ("num_computed_tokens", "req_ids")
+
+    def __init__(self) -> None:
+        self.req_ids: list[str] = []
+        self.num_computed_tokens: list[int] = []
+
+
+class Batch:
+    """A batch in the shape of vLLM's scheduler output, as far as the sampler reads it."""
+
+    def __init__(self, finished: set[str]) -> None:
+        self.scheduled_new_reqs: list[_New] = []
+        self.scheduled_cached_reqs = _Cached()
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.total_num_scheduled_tokens = 0
+        self.finished_req_ids = finished
+        self.scheduled_encoder_inputs: dict[str, list[int]] = {}
+        self.free_encoder_mm_hashes: list[str] = []
+
+
+class _Begun:
+    """A request as the sampler's line of its begin and end takes it."""
+
+    __slots__ = ("mm_features", "num_output_tokens", "num_prompt_tokens", "request_id", "status")
+
+    def __init__(self, request: Any) -> None:
+        self.request_id = request.rid
+        prompt = getattr(request, "origin_input_ids", None)
+        self.num_prompt_tokens = None if prompt is None else len(prompt)
+        output = getattr(request, "output_ids", None)
+        self.num_output_tokens = None if output is None else len(output)
+        self.status = None
+        self.mm_features = None
+
+
+def enter_batch(recorder: Recorder, call: Call) -> None:
+    """Begin a step with the requests of a batch."""
+    sampler = recorder.sampler
+    requests = getattr(call.argument("batch"), "reqs", None)
+    if sampler is None or not recorder.notes.serving or not requests:
+        return
+    known = recorder.notes.requests
+    batch = Batch({name for name, request in known.items() if _has_finished(request)})
+    for name in batch.finished_req_ids:
+        del known[name]
+    extends = _extends(call.argument("batch"), len(requests))
+    for request, tokens in zip(requests, extends, strict=False):
+        name = request.rid
+        batch.num_scheduled_tokens[name] = tokens
+        batch.total_num_scheduled_tokens += tokens
+        if name not in known:
+            known[name] = request
+            batch.scheduled_new_reqs.append(_New(request))
+            if _is_first_rank(recorder):
+                sampler.request_begins(_Begun(request), None)
+        else:
+            done = len(request.origin_input_ids) + len(request.output_ids) - tokens
+            batch.scheduled_cached_reqs.req_ids.append(name)
+            batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
+    sampler.begin_step(batch, call.subject)
+    call.token = sampler
+
+
+def leave_batch(recorder: Recorder, call: Call) -> None:
+    if isinstance(call.token, Sampler):
+        call.token.leave_call(True, call.error)
+
+
+def leave_result(recorder: Recorder, call: Call) -> None:
+    """End the requests that this result has finished, also where no batch follows."""
+    sampler = recorder.sampler
+    if sampler is None or call.error is not None or not recorder.notes.serving:
+        return
+    known = recorder.notes.requests
+    ended = {name for name, request in known.items() if _has_finished(request)}
+    if _is_first_rank(recorder):
+        for name in ended:
+            sampler.request_ends(_Begun(known[name]))
+        sampler.core_stepped(_Core(call.subject))
+    if not ended:
+        return
+    for name in ended:
+        del known[name]
+    sampler.begin_step(Batch(ended), call.subject)
+    sampler.leave_call(True, None)
+
+
+class _Core:
+    """What the sampler reads of a scheduler: requests, and pages of the KV cache that are free.
+
+    A page that only the prefix cache holds counts as free.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.running = getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
+        self.waiting = getattr(scheduler, "waiting_queue", None) or ()
+        self.kv_cache_manager = self
+        allocator = getattr(scheduler, "token_to_kv_pool_allocator", None)
+        page = getattr(allocator, "page_size", None)
+        size = getattr(allocator, "size", None)
+        self.block_pool: _Pages | None = None
+        if isinstance(page, int) and isinstance(size, int) and page > 0:
+            self.block_pool = _Pages(size // page, _free_tokens(scheduler, allocator) // page)
+
+
+class _Pages:
+    def __init__(self, pages: int, free: int) -> None:
+        self.num_gpu_blocks = pages + 1  # vLLM counts the block that is always empty
+        self._free = free
+
+    def get_num_free_blocks(self) -> int:
+        return self._free
+
+
+def _free_tokens(scheduler: Any, allocator: Any) -> int:
+    free = int(allocator.available_size())
+    evictable = getattr(getattr(scheduler, "tree_cache", None), "evictable_size", None)
+    return free + (int(evictable()) if callable(evictable) else 0)
+
+
+def _is_first_rank(recorder: Recorder) -> bool:
+    """Return whether this process writes what all ranks of a replica have in common."""
+    return recorder.notes.rank in (0, None)
+
+
+def _extends(batch: Any, count: int) -> list[int]:
+    """Return the tokens that a batch computes of each request: one, where it decodes."""
+    test = getattr(getattr(batch, "forward_mode", None), "is_extend", None)
+    sizes = getattr(batch, "extend_lens", None)
+    if callable(test) and test() and isinstance(sizes, list) and len(sizes) == count:
+        return [int(size) for size in sizes]
+    return [1] * count
+
+
+def _has_finished(request: Any) -> bool:
+    return bool(request.finished())

@@ -1,0 +1,1 @@
+"""SGLang, driven without a server."""

@@ -1,0 +1,92 @@
+"""What the launcher knows of each engine: a row of data, and no code.
+
+How its server is started, by which name its plug-ins are allowed, and what it prints when it is
+ready, when it fails, and when it lost a process of its own. A third engine is a row here, a folder
+in ``engines`` with its driver, and a module of hook rows in ``capture/hooks``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm_memprof.errors import UsageError
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine, as the launcher starts and follows it."""
+
+    name: str  # of --engine
+    title: str
+    package: str  # that has to be importable, and whose version counts
+    server: tuple[str, ...]  # arguments of the interpreter; the model follows
+    driver: str  # module that runs it without a server; known here by name alone
+    modes: tuple[str, ...]  # serve | offline | plan
+    plugins: str  # variable: an allow-list of plug-ins by name
+    group: str  # of our entry point
+    #: Name of a run's engine by the package that tells it: the first that is installed counts.
+    known_as: tuple[tuple[str, str], ...]
+    #: Its line at readiness, for an engine in which our own event is missing.
+    ready_line: bytes
+    #: What it logs when it has failed and is about to end.
+    fatal_lines: tuple[bytes, ...]
+    #: What it logs when a process of its own ended and nobody had asked.
+    lost_lines: tuple[bytes, ...]
+    #: Stack of a simulated device where none is named; None: the default of ``sim``.
+    stack: str | None = None
+    stack_engine: str = ""  # ``engine`` of the stacks that it runs on
+    #: Options of ``memprof offline`` that it has no counterpart for.
+    without: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)  # unless the user set them
+
+
+VLLM = EngineRow(
+    name="vllm",
+    title="vLLM",
+    package="vllm",
+    server=("-m", "vllm.entrypoints.cli.main", "serve"),
+    driver="vllm_memprof.engines.vllm.driver",
+    modes=("serve", "offline", "plan"),
+    plugins="VLLM_PLUGINS",
+    group="vllm.general_plugins",
+    known_as=(("vllm_ascend", "vllm-ascend"), ("vllm", "vllm")),
+    ready_line=b"Application startup complete",
+    # (vllm/v1/engine/core.py, run_engine_core)
+    fatal_lines=(b"EngineCore failed to start", b"EngineCore encountered a fatal error"),
+    # (vllm/v1/engine/core_client.py, monitor_engine_cores: 0.13 and 0.18; 0.23 and 0.30)
+    lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
+    stack_engine="vllm-ascend",
+)
+SGLANG = EngineRow(
+    name="sglang",
+    title="SGLang",
+    package="sglang",
+    server=("-m", "sglang.launch_server", "--model-path"),
+    driver="vllm_memprof.engines.sglang.driver",
+    modes=("serve", "offline"),
+    plugins="SGLANG_PLUGINS",
+    group="sglang.srt.plugins",
+    known_as=(("sglang", "sglang"),),
+    # The socket listens earlier, before the server's own first request was answered.
+    # (sglang/srt/entrypoints/http_server.py::_wait_and_warmup)
+    ready_line=b"The server is fired up and ready to roll",
+    # (sglang/srt/managers/scheduler.py::run_scheduler_process)
+    fatal_lines=(b"Scheduler hit an exception",),
+    # (sglang/srt/entrypoints/engine.py, srt/managers/tokenizer_manager.py: handlers of SIGQUIT)
+    lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
+    stack="sglang-0.5.23",
+    stack_engine="sglang",
+    without=("--sleep-cycles",),
+)
+ENGINES = {row.name: row for row in (VLLM, SGLANG)}
+
+
+def engine_row(name: str) -> EngineRow:
+    """Return the row of an engine.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name!r} is not known", hint=f"one of {', '.join(ENGINES)}")
+    return ENGINES[name]
