@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import vllm_memprof
-from tests.support.engine import RunResult, finish, wait_until
+from tests.support.engine import RunResult, finish, start_memprof, wait_until
 from tests.unit.test_layers import PACKAGE, tomllib
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import ENV_STATE, SITE_DIR, prepare_runtime
@@ -133,16 +133,25 @@ def assert_measured(run: RunResult) -> None:
     assert "(m)" not in (run.run_dir / "report.md").read_text()
 
 
-def test_serve_offline_and_plan(host, run_memprof, cleanup_processes):
-    simulated = run_memprof("offline", MODEL, "--device", "sim:910b", *ARGS, "--prompt=hello")
-    assert simulated.returncode == 0, simulated.output[-3000:]
+@pytest.fixture(scope="module")
+def simulated(sim_stack, tmp_path_factory) -> RunResult:
+    run_dir = tmp_path_factory.mktemp("simulated") / "run"
+    args = ["offline", MODEL, "--device", "sim:910b", *ARGS, "--prompt=hello"]
+    result = finish(start_memprof(args, run_dir), run_dir)
+    assert result.returncode == 0, result.output[-3000:]
+    return result
+
+
+def test_offline(host, simulated):
     expected = up_to_the_plan(simulated.report)
     assert numbers_in(expected) > 400
-
     offline = finish(*host.start("offline", "--prompt=hello"))
     assert_measured(offline)
     assert up_to_the_plan(offline.report) == expected
 
+
+@pytest.mark.full  # CI: test_offline, through the same hooks
+def test_serve_and_plan(host, simulated, cleanup_processes):
     plan = finish(*host.start("plan"))
     server, run_dir = host.start("serve", "--port=0")
     cleanup_processes.append(server)

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
 ARGS = ["--device", "sim:910b", "--enforce-eager", "--max-model-len", "4096"]
 
 
+@pytest.mark.full  # CI: findings/test_neighbours.py on readings, and the sharing itself in tests/shim
 def test_a_plan_sees_another_s_memory_where_both_share_the_device(
     sim_stack, tmp_path, cleanup_processes
 ):

@@ -22,16 +22,14 @@ from vllm_memprof.accounting.model import (
     Oom,
     RankReport,
 )
+from vllm_memprof.accounting.oom_phases import NOT_YET, kv_cache_state, phases_of
 from vllm_memprof.record.failures import StepItem
-from vllm_memprof.record.spans import Span, ancestors, first_of
+from vllm_memprof.record.spans import Span, first_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB, minus
 
 #: Less than this is not worth a row.
 _LEAST_BYTES = MIB
-#: Phases before the KV cache is sized: its size is no cause.
-_BEFORE_KV = ("device_init", "hccl_init", "weight_load", "mm_profile", "profile_run")
-_AFTER_KV = ("graph_capture", "warm_up", "atb_warm_up", "kernel_warm_up", "sleep", "wake_up")
 #: Parts of a step whose tensors grow with the pixels, or with the tokens, that they are given.
 _BY_PIXELS = ("mm_encoder", "mm_merge", "mm_gather")
 _BY_TOKENS = ("model_forward", "embedding", "logits", "mm_merge", "mm_gather")
@@ -58,21 +56,13 @@ class Case:
     @property
     def phases(self) -> list[str]:
         """Phases in which it failed, the innermost first."""
-        failure = first_of(self.rank.phases, "oom")
-        spans = self.rank.phases
-        around = [] if failure is None else [each.phase for each in ancestors(spans, failure)]
-        return around or ([] if self.oom.phase is None else [self.oom.phase])
+        return phases_of(self.rank, self.oom)
 
     @property
     def has_kv_cache(self) -> bool | None:
         """Return whether the KV cache was on the device, or being allocated; None: not known."""
-        if any(phase in (*_AFTER_KV, "kv_cache_alloc", "request") for phase in self.phases):
-            return True
-        if any(each.phase == "kv_cache_alloc" for each in self.rank.phases):
-            return True
-        if self.oom.last_phase in ("graph_capture", "warm_up"):
-            return True
-        return False if any(phase in _BEFORE_KV for phase in self.phases) else None
+        state = kv_cache_state(self.rank, self.oom)
+        return None if state is None else state != NOT_YET
 
     @property
     def needed(self) -> int | None:

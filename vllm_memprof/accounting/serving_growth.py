@@ -72,7 +72,7 @@ class OwnerGrowth:
 
 @dataclass(frozen=True)
 class HostGrowth:
-    """Resident host memory of one process while the engine served."""
+    """Host memory of one process while the engine served: resident, without what is shared."""
 
     process: Annotated[str, Allowed((*PROCESS_ROLES, "unknown"))]
     roles: list[str]  # all that it has: with one rank, engine core and worker are one process
@@ -152,12 +152,19 @@ def host_growth(run: Run) -> list[HostGrowth]:
         who = process.identity
         samples = [*process.served.device_samples, *process.served.kv_samples]
         samples.sort(key=lambda sample: sample.t_ns)
-        row = _growth(HOST, samples, _named("host_rss_bytes"), _clock(run, process))
+        row = _growth(HOST, samples, _own_of_the_host, _clock(run, process))
         if row.readings:
             roles = sorted(who.roles & set(PROCESS_ROLES), key=PROCESS_ROLES.index)
             name = roles[0] if roles else "unknown"
             found.append(HostGrowth(name, roles, who.label, who.host, who.pid, row))
     return found
+
+
+def _own_of_the_host(sample: Sample) -> int | None:
+    """Return the resident memory that is the process's own: files that it has mapped come and go
+    with the page cache, and pages of a simulated device are shared."""
+    resident, shared = (sample.figures.get(f"host_{name}_bytes") for name in ("rss", "shared"))
+    return resident if shared is None else minus(resident, shared)
 
 
 def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock) -> OwnerGrowth:

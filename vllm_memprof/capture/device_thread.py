@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 
-from vllm_memprof.capture.probe import Probe, host_rss_bytes
+from vllm_memprof.capture.probe import HostMemory, Probe
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import DEVICE_SAMPLE_FIGURES
 
@@ -44,7 +44,8 @@ def read(recorder: Recorder) -> None:
     figures: dict[str, int | None] = dict.fromkeys(DEVICE_SAMPLE_FIGURES)
     if not recorder.under_way and recorder.notes.serving:
         figures |= _device(recorder.probe)
-    figures["host_rss_bytes"] = host_rss_bytes()
+    with HostMemory() as host:
+        figures["host_rss_bytes"], figures["host_shared_bytes"] = host.read()
     names, values = tuple(figures), tuple(figures.values())
     sampler.files.sample("device_sample", time.monotonic_ns(), None, 0, names, values)
 

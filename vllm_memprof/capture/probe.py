@@ -299,7 +299,7 @@ def _stat(stats: Mapping[str, Any], name: str, statistic: str) -> int | None:
 def host_rss_bytes() -> int | None:
     """Resident set of this process from ``/proc``, None where there is none."""
     with HostMemory() as host:
-        return host.rss_bytes()
+        return host.read()[0]
 
 
 class HostMemory:
@@ -313,14 +313,15 @@ class HostMemory:
         with suppress(OSError):
             self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
-    def rss_bytes(self) -> int | None:
-        """Return the resident set of the process; None where it cannot be read."""
+    def read(self) -> tuple[int | None, int | None]:
+        """Return (resident set, what of it is of files or shared), None where it is not known."""
         if self._fd is None:
-            return None
+            return None, None
         try:
-            return int(os.pread(self._fd, _STATM_BYTES, 0).split(None, 2)[1]) * _PAGE_BYTES
-        except (OSError, ValueError, IndexError):
-            return None
+            _, resident, shared, _ = os.pread(self._fd, _STATM_BYTES, 0).split(None, 3)
+            return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES
+        except (OSError, ValueError):
+            return None, None
 
     def close(self) -> None:
         fd, self._fd = self._fd, None

@@ -601,7 +601,7 @@ class Sampler:
             self._core_since,
             KV_SAMPLE_FIGURES,
             (
-                self._host.rss_bytes(),
+                *self._host.read(),
                 None if pool is None or total is None else total - pool.get_num_free_blocks(),
                 total,
                 len(scheduler.running),

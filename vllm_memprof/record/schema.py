@@ -283,13 +283,14 @@ SAMPLE_FIGURES = (
 #: Figures of a ``kv_sample``.
 KV_SAMPLE_FIGURES = (
     "host_rss_bytes",  # of this process
+    "host_shared_bytes",  # of it: files that it has mapped, and memory that others may map too
     "kv_blocks_used",  # not free; a block that only the prefix cache holds counts as free
     "kv_blocks_total",  # without the block that is always empty
     "running",  # requests
     "waiting",
 )
 
-#: Figures of a ``device_sample``; null in a process without a device but for the last one.
+#: Figures of a ``device_sample``; null in a process without a device but for those of the host.
 DEVICE_SAMPLE_FIGURES = (
     "device_total_bytes",
     "device_free_bytes",
@@ -298,6 +299,7 @@ DEVICE_SAMPLE_FIGURES = (
     "reserved_bytes",
     "npu_workspace_bytes",  # null: not read while serving
     "host_rss_bytes",
+    "host_shared_bytes",
 )
 
 #: Multimodal parts of a step, each a ``stage`` event.

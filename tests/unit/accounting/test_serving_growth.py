@@ -152,6 +152,19 @@ def test_the_api_server_serves_the_requests_of_all_replicas() -> None:
     assert row.growth.bytes_per_request == pytest.approx(MIB / 2)
 
 
+@pytest.mark.parametrize(("shared", "grows"), [(MIB, False), (0, True)])
+def test_shared_pages_are_no_host_memory_of_the_process(shared: int, grows: bool) -> None:
+    times = [
+        sample("device_sample", at * 10**9, host_rss_bytes=gib(1) + MIB * at,
+               host_shared_bytes=shared * at)
+        for at in range(1, COUNT + 1)
+    ]  # fmt: skip
+    api = process([], role="api", roles=frozenset({"api"}), pid=4, label=None, rank=None)
+    api = replace(api, served=Served(device_samples=times))
+    [row] = [each for each in host_growth(run_of(api, engine_core(COUNT))) if each.pid == 4]
+    assert (row.growth.verdict == GROWING) is grows
+
+
 def test_requests_of_another_host_have_no_position_here() -> None:
     core = engine_core(COUNT)
     elsewhere = replace(core, identity=replace(core.identity, host="other"))

@@ -9,6 +9,7 @@ import pytest
 from tests.support.series import HEAVY, MIB, NOISE, PLATEAUS, simulated
 from vllm_memprof.accounting.serving_growth import LEAST_REQUESTS, LEAST_RISE_BYTES
 from vllm_memprof.accounting.trend import (
+    CONFIDENCE,
     GREW,
     GROWING,
     STEADY,
@@ -61,8 +62,15 @@ def test_a_leak_in_steps_of_twenty_requests_is_found_within_a_thousand() -> None
 @pytest.mark.parametrize("scale", [1, HEAVY])
 @pytest.mark.parametrize("kind", [*NOISE, *PLATEAUS])
 def test_clean_runs_over_many_seeds(kind: str, scale: float) -> None:
-    """Under noise sixteen times the ordinary, one plateau in twenty at most passes for growth."""
-    allowed = MANY_SEEDS // 20 if kind in PLATEAUS and scale == HEAVY else 0
+    """Under noise sixteen times the ordinary, one plateau in twenty at most passes for growth.
+
+    Readings that wander have no level to return to: some do rise all the time, by chance, as often
+    as the rule's interval leaves open, in either of its two windows.
+    """
+    allowed = 0
+    if scale == HEAVY:
+        by_chance = round(MANY_SEEDS * 2 * (1 - CONFIDENCE) / 2)
+        allowed = MANY_SEEDS // 20 if kind in PLATEAUS else by_chance * (kind == "wandering")
     assert found(kind, MANY_SEEDS, 1000, scale)[GROWING] <= allowed
 
 

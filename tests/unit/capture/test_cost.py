@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -166,17 +167,23 @@ def test_the_bare_call_is_the_one_under_the_usual_one(
 
 def test_host_memory_is_of_this_moment_and_this_process() -> None:
     with HostMemory() as host:
-        before = host.rss_bytes()
+        before, _ = host.read()
         held = bytearray(64 << 20)
         held[:: 1 << 12] = b"x" * len(held[:: 1 << 12])
-        after, again = host.rss_bytes(), host_rss_bytes()
+        (after, shared), again = host.read(), host_rss_bytes()
         assert before is not None
         assert after is not None
         assert again is not None
         assert after - before > 48 << 20
         assert abs(again - after) < 16 << 20
+        with mmap.mmap(-1, 32 << 20) as pages:  # shared, as those of a simulated device are
+            pages[:: 1 << 12] = b"x" * len(pages[:: 1 << 12])
+            of_both = host.read()[1]
+        assert shared is not None
+        assert of_both is not None
+        assert 28 << 20 < of_both - shared < 36 << 20
         del held
-    assert host.rss_bytes() is None  # closed
+    assert host.read() == (None, None)  # closed
 
 
 def test_a_forked_child_opens_its_own_host_memory(
@@ -186,7 +193,7 @@ def test_a_forked_child_opens_its_own_host_memory(
     recorder = Recorder(tmp_path)
     assert recorder.sampler is not None
     of_parent = recorder.sampler._host
-    assert of_parent.rss_bytes() is not None
+    assert None not in of_parent.read()
     recorder.after_fork()
-    assert of_parent.rss_bytes() is None
-    assert recorder.sampler._host.rss_bytes() is not None
+    assert of_parent.read() == (None, None)
+    assert None not in recorder.sampler._host.read()

@@ -22,12 +22,11 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
 )
 from vllm_memprof.accounting.model import Oom, RankReport
+from vllm_memprof.accounting.oom_phases import HELD, kv_cache_state
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 
-#: Phases in which the KV cache is already there.
-_AFTER_KV = ("graph_capture", "warm_up", "request", "sleep", "wake_up")
 _ASKED_BY = {
     "npu_workspace": text("for an operator's workspace, outside the caching allocator"),
     "runtime": text("by the runtime, for a library outside torch"),
@@ -79,7 +78,7 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         return
     missing = minus(oom.requested_bytes, oom.free_bytes)
     missing = None if missing is not None and missing <= 0 else missing  # free, but in pieces
-    kv_cache = _has_kv_cache(rank, oom)
+    kv_cache = kv_cache_state(rank, oom)
     sentences = [*where(oom), join(", ", _held(rank, oom))]
     if largest := _largest(rank, oom, kv_cache):
         name, size = largest
@@ -148,16 +147,7 @@ def _planned(rank: RankReport) -> Snapshot | None:
     )
 
 
-def _has_kv_cache(rank: RankReport, oom: Oom) -> bool | None:
-    """Return whether the KV cache was on the device; None where nothing tells."""
-    if _planned(rank) is not None or oom.phase in _AFTER_KV:
-        return True
-    if oom.last_phase in ("graph_capture", "warm_up"):
-        return True
-    return None if oom.phase is None else False
-
-
-def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, int] | None:
+def _largest(rank: RankReport, oom: Oom, kv_cache: str | None) -> tuple[str, int] | None:
     """Return (name, bytes) of what held most of the device, by the figures that divide it."""
     held: list[tuple[str, int | None]] = [
         (text("reserved but not allocated"), oom.fragmentation_bytes)
@@ -173,7 +163,7 @@ def _largest(rank: RankReport, oom: Oom, kv_cache: bool | None) -> tuple[str, in
     granted = rank.budget.engine_kv_cache_bytes
     if weights and oom.phase != "weight_load":
         known.append((text("weights"), int(weights)))
-    if granted and kv_cache:
+    if granted and kv_cache == HELD:
         known.append((text("KV cache"), granted))
     if tensors is not None and sum(size for _, size in known) > tensors:
         known = []  # figures of another moment

@@ -24,13 +24,13 @@ def gib_of(rank: RankReport, size: int | None) -> str:
     return format_gib(size, 2 if logged and size is not None and abs(size) >= GIB else 4)
 
 
-def room_for(rank: RankReport, oom: Oom, kv_cache: bool | None) -> str:
+def room_for(rank: RankReport, oom: Oom, kv_cache: str | None) -> str:
     """Return the remedies to try first: those that are enough alone, else those that may be.
 
     Args:
         rank: that ran out of memory.
         oom: its failure, with the table of remedies, the better ones first.
-        kv_cache: whether the KV cache was on the device; None: not known.
+        kv_cache: state of the KV cache (`kv_cache_state`); None: not known.
     """
     named = _named(oom)
     if named and named[0].id == _FOR_THE_PEAK and named[0].enough:

@@ -35,11 +35,12 @@ struct Blocks {
 
 Blocks &blocks() { return forked_state<Blocks>(); }
 
-// Mapped at a multiple of the huge page, as the device hands out addresses.
+// Mapped at a multiple of the huge page, as the device hands out addresses. Shared, so that the
+// kernel counts its pages apart from the host memory of the process (/proc/self/statm).
 void *map_lazily(uint64_t bytes, uint64_t alignment) {
   uint64_t room = bytes + alignment;
   void *mapped = mmap(nullptr, room, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   uintptr_t start = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(start, alignment);
   if (aligned > start) munmap(mapped, aligned - start);
