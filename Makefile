@@ -3,14 +3,16 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-STACK  ?= vllm-ascend-0.23.0
+ENGINE ?= vllm
+STACK  ?= $(if $(filter sglang,$(ENGINE)),sglang-0.5.23,vllm-ascend-0.23.0)
 OLD_STACK := vllm-ascend-0.13.0
 MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2 sglang-0.5.23
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
-DEMO_ARGS := --device sim:910b --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
+DEMO_vllm := --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
+DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 
 .PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample accuracy models golden samples check sim sim-all sim-every clean
 
@@ -32,8 +34,8 @@ sim-all: sim  ## The same, and the older engine stack that the tests run too
 sim-every: sim-all  ## The same, and the other engine stacks, which make test-full runs
 	for stack in $(MORE_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
 
-demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B
-	$(BIN)/memprof offline $(MODEL) $(DEMO_ARGS) --prompt "Where did the memory go?"
+demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B; ENGINE=sglang runs SGLang
+	$(BIN)/memprof offline $(MODEL) --engine $(ENGINE) --device sim:910b --stack $(STACK) $(DEMO_$(ENGINE)) --prompt "Where did the memory go?"
 
 test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
 	@echo "set-up of the engine stacks beside lint and unit tests: each prints when it has ended, the last in some five minutes"

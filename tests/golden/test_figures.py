@@ -141,8 +141,11 @@ def test_the_budget_of_the_json_is_the_engine_s_sum(name: str) -> None:
             assert terms == {term: figures.get(figure) for term, (figure, _) in E4_TERMS.items()}
         subtracted = [size for term, size in terms.items() if E4_TERMS.get(term, ("", True))[1]]
         if None not in (budget["requested_bytes"], *subtracted):
-            share = budget["gpu_memory_utilization"]
-            assert budget["requested_bytes"] == int(rank["device_total_bytes"] * share)
+            base, share = rank["device_total_bytes"], budget["gpu_memory_utilization"]
+            if budget["equation"] == "S1":
+                base = figures["least_free_before_load_bytes"]
+                share = figures["mem_fraction_static"]
+            assert budget["requested_bytes"] == int(base * share)
             assert (
                 figures.get("requested_bytes", budget["requested_bytes"]) // 1
                 == (budget["requested_bytes"])

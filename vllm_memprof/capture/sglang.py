@@ -199,7 +199,7 @@ def keep_available(recorder: Recorder, call: Call) -> None:
 
 def keep_reservation(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("kv_cache_sizing") and call.error is None:
-        recorder.figures["mm_reserved_bytes"] = _bytes(call.result)
+        recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
 
 
 def leave_sizing(recorder: Recorder, call: Call) -> None:

@@ -59,7 +59,6 @@ class LaunchRequest:
 
     mode: str  # serve | offline | plan
     model: str
-    engine: str = "vllm"  # of launch.engines.ENGINES
     engine_args: list[str] = field(default_factory=list)
     device: DeviceChoice = field(default_factory=lambda: DeviceChoice("auto"))
     run_dir: Path | None = None
@@ -84,6 +83,7 @@ class LaunchRequest:
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
+    engine: str = "vllm"  # of launch.engines.ENGINES
 
     def __post_init__(self) -> None:
         self._check_engine()

@@ -1,0 +1,120 @@
+"""A recorded run of SGLang 0.5.23, tiny model, TP=2 with graphs: what accounting makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.runs import report_of
+from tests.unit.accounting.builders import recorded
+from vllm_memprof.accounting import build_report
+from vllm_memprof.accounting.equations import evaluate, form_of
+from vllm_memprof.record.loader import Run
+
+NAME = "recorded_sglang_tp2"
+
+
+def changed(**figures: Any) -> Run:
+    """The run with figures of its workers replaced."""
+    run = recorded(NAME)
+    processes = [
+        replace(process, figures={**process.figures, **figures}) if process.is_worker else process
+        for process in run.processes
+    ]
+    return replace(run, processes=processes)
+
+
+def test_the_engine_s_tokens_are_recomputed_to_the_byte() -> None:
+    report = report_of(NAME)
+    assert (report.run.engine, report.run.engine_version) == ("sglang", "0.5.23")
+    assert [rank.label for rank in report.ranks] == ["TP0", "TP1"]
+    for rank in report.ranks:
+        budget, kv = rank.budget, rank.kv
+        assert budget.equation == "S1"
+        assert budget.residual_bytes == 0
+        assert budget.tolerance_bytes == 0
+        assert budget.engine_kv_cache_bytes == kv.tokens * kv.bytes_per_token
+        assert {check.ok for check in kv.checks} <= {True, None}
+        assert sum(check.ok is True for check in kv.checks) == 6
+
+
+@pytest.mark.parametrize(
+    ("figure", "by"),
+    [("least_free_after_load_bytes", 1 << 30), ("page_bytes", 1 << 20), ("kv_cache_bytes", 4096)],
+)
+def test_a_figure_that_is_off_is_a_difference(figure: str, by: int) -> None:
+    worker = next(process for process in recorded(NAME).processes if process.is_worker)
+    run = changed(**{figure: int(worker.figures[figure] or 0) + by})
+    for rank in build_report(run).ranks:
+        assert rank.budget.residual_bytes != 0
+        assert any(finding.id == "equation-unbalanced" for finding in build_report(run).findings)
+
+
+def test_a_token_limit_replaces_the_equation() -> None:
+    rank = build_report(changed(limited_tokens=4096)).ranks[0]
+    assert rank.budget.override == "max_total_tokens"
+    assert rank.budget.kv_cache_bytes is None
+
+
+def test_the_rounding_to_pages_is_a_term_of_its_own() -> None:
+    row = form_of("S1")
+    assert row is not None
+    figures = {
+        "least_free_before_load_bytes": 988,
+        "least_free_after_load_bytes": 888,
+        "mem_fraction_static": 0.5,
+        "mm_reserved_bytes": 8,
+    }
+    of_hooks = evaluate(row, {**figures, "page_bytes": 8})
+    assert of_hooks.kv_cache_bytes == 384
+    assert {term.name: term.bytes for term in of_hooks.terms} == {
+        "loaded": 100,
+        "mm_reserved": 8,
+        "whole_pages": 2,
+    }
+    without = evaluate(row, figures)
+    assert without.kv_cache_bytes is None, "neither a page nor half of one is known"
+
+
+def test_the_audit_reads_free_memory_of_all_ranks() -> None:
+    """The least of both ranks: TP0 shares its device with SGLang's main process."""
+    for rank in report_of(NAME).ranks:
+        rows = {row.term: row for row in rank.budget.audit}
+        for term in ("loaded", "kv_cache"):
+            assert rows[term].agrees, term
+        assert rows["requested"].own_bytes is not None
+
+
+def test_an_audit_of_another_reading_fails() -> None:
+    run = changed(least_free_after_load_bytes=60 << 30)
+    rows = {row.term: row for row in build_report(run).ranks[0].budget.audit}
+    assert rows["loaded"].agrees is False
+
+
+def test_every_phase_of_the_start_up_was_seen() -> None:
+    report = report_of(NAME)
+    assert report.not_measured == []
+    for rank in report.ranks:
+        names = [span.phase for span in rank.phases]
+        assert {"kv_cache_sizing", "request_pool", "request", "graph_capture"} <= set(names)
+        assert names.count("request") == 1
+
+
+def test_without_a_profile_the_device_s_budget_is_an_estimate() -> None:
+    for rank in report_of(NAME).ranks:
+        budget = rank.budget
+        assert [item.name for item in budget.held_at_peak] == ["held_at_worst"]
+        assert budget.how["spare_bytes"] == "estimated"
+        assert budget.fits_device_bytes is not None
+
+
+def test_the_engine_s_own_process_on_the_device_is_no_co_tenant() -> None:
+    assert "co-tenant" not in {finding.id for finding in report_of(NAME).findings}
+
+
+def test_requests_are_those_of_one_rank_each() -> None:
+    for rank in report_of(NAME).ranks:
+        assert [request.output_tokens for request in rank.requests] == [16, 16]
+        assert all(request.allocated_peak_bytes for request in rank.requests)

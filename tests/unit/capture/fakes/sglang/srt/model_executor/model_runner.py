@@ -1,0 +1,23 @@
+"""A model runner, in miniature."""
+
+from torch_npu import _C
+
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+
+
+class ModelRunner:
+    is_draft_worker = False
+
+    def __init__(self) -> None:
+        self.init_torch_distributed()
+        self.load_model()
+        configurator = kv_cache_configurator.KVCacheConfigurator()
+        configurator.configure(pre_model_load_memory=self.pre_model_load_memory)
+        cuda_graph_setup.capture_decode_graph(model_runner=self)
+
+    def init_torch_distributed(self) -> None:
+        self.pre_model_load_memory = kv_cache_configurator.get_available_gpu_memory()
+
+    def load_model(self) -> None:
+        _C.allocate(100)

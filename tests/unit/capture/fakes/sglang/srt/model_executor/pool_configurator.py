@@ -1,0 +1,12 @@
+"""Bytes into tokens, in miniature."""
+
+from types import SimpleNamespace
+from typing import Any
+
+
+class DefaultPoolConfigurator:
+    _cell_size = 2
+
+    def calculate_pool_sizes(self, available_bytes: int, page_size: int) -> Any:
+        tokens = available_bytes // self._cell_size // page_size * page_size
+        return SimpleNamespace(max_total_num_tokens=tokens)

@@ -1,0 +1,123 @@
+"""Engines as the launcher knows them: what is started for each, what of it is followed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.launch.test_verdict import S, progress_of, seen
+from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.launch import prepare
+from vllm_memprof.launch.engine import LogPump, build_command, build_env
+from vllm_memprof.launch.engines import ENGINES, SGLANG, VLLM, EngineRow, engine_row
+from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
+from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
+from vllm_memprof.launch.verdict import judge
+from vllm_memprof.launch.watch import Death
+
+PYTHON = Path("/venv/bin/python")
+
+
+def test_sglang_gets_its_arguments_as_they_are():
+    request = LaunchRequest("serve", "M", ["--tp-size", "2", "--foo=bar", ""], engine="sglang")
+    command = build_command(PYTHON, request, "/models/M", ["--load-format", "dummy"])
+    assert command[1:4] == ["-m", "sglang.launch_server", "--model-path"]
+    assert command[4:] == ["/models/M", "--load-format", "dummy", "--tp-size", "2", "--foo=bar", ""]
+    offline = build_command(PYTHON, LaunchRequest("offline", "M", engine="sglang"), "M", [])
+    assert offline[2:6] == [SGLANG.driver, "offline", "--model", "M"]
+
+
+def test_a_request_without_an_engine_is_for_vllm():
+    command = build_command(PYTHON, LaunchRequest("serve", "M"), "M", [])
+    assert command[2] == "vllm.entrypoints.cli.main"
+    assert engine_row("vllm") is VLLM
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"mode": "plan", "engine": "sglang"}, "memprof plan does not run SGLang"),
+        ({"mode": "offline", "engine": "sglang", "sleep_cycles": 1}, "--sleep-cycles"),
+        ({"mode": "serve", "engine": "tgi"}, "'tgi' is not known"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(fields, said):
+    with pytest.raises(UsageError, match=said):
+        LaunchRequest(model="M", **fields)
+
+
+@pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
+def test_an_allow_list_of_plugins_gets_our_name(row: EngineRow, tmp_path: Path):
+    env = build_env({row.plugins: "theirs"}, tmp_path, "serve", {}, row)
+    assert env[row.plugins] == "theirs,memprof"
+    others = {other.plugins for other in ENGINES.values()} - {row.plugins}
+    assert not others & env.keys()
+
+
+def test_an_interpreter_needs_the_engine_that_is_asked_for():
+    vllm_only = InterpreterFacts(
+        PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True, plugins=("memprof",)
+    )
+    require_engine(vllm_only)
+    with pytest.raises(LaunchError, match="SGLang is not importable"):
+        require_engine(vllm_only, SGLANG)
+    without_hooks = InterpreterFacts(
+        PYTHON, "3.11", "x86_64", has_memprof=True, plugins=("memprof",), has_sglang=True
+    )
+    with pytest.raises(LaunchError, match="its hooks would not load"):
+        require_engine(without_hooks, SGLANG)
+
+
+@pytest.mark.parametrize(
+    ("engine", "stack_engine"), [("vllm", "sglang"), ("sglang", "vllm-ascend")]
+)
+def test_a_stack_of_another_engine_is_refused(monkeypatch, engine, stack_engine):
+    from vllm_memprof.sim import runtime
+
+    stack = SimpleNamespace(name="other", engine=stack_engine)
+    monkeypatch.setattr(runtime, "prepare_runtime", lambda *_: SimpleNamespace(stack=stack))
+    request = LaunchRequest("serve", "M", engine=engine, device=DeviceChoice("sim", "910b"))
+    with pytest.raises(UsageError, match=f"the stack other has {stack_engine}"):
+        prepare.prepare_job(request, {})
+
+
+@pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
+def test_the_lines_of_an_engine_are_its_own(row: EngineRow, tmp_path: Path):
+    def pump(line: bytes) -> LogPump:
+        read, write = os.pipe()
+        os.write(write, b"before " + line + b" after\n")
+        os.close(write)
+        found = LogPump(read, tmp_path / "engine.log", None, row=row)
+        found._run()
+        return found
+
+    assert pump(row.ready_line).application_ready
+    for line in row.fatal_lines:
+        assert pump(line).fatal_line is not None
+    for line in row.lost_lines:
+        assert pump(line).lost_core
+    for other in ENGINES.values():
+        if other is not row:
+            assert not pump(other.ready_line).application_ready
+
+
+def test_an_engine_that_kills_its_own_processes_at_its_end_lost_none():
+    progress = progress_of("TP0", phase=None)
+    progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "api"})
+    progress.fold("h-12.jsonl", {"kind": "ready", "t_ns": 5 * S, "what": "end"})
+    killed = [Death(10, 6 * S, signal=9)]
+    assert judge(seen(engine_code=0, ready=True, deaths=killed), progress).status == "ok"
+    earlier = [Death(10, 4 * S, signal=9)]
+    verdict = judge(seen(engine_code=-9, ready=True, deaths=earlier), progress)
+    assert (verdict.status, verdict.exit_code) == ("failed", 137)
+    assert verdict.reason == "worker TP0 (pid 10) was killed by SIGKILL while serving"
+
+
+def test_the_death_of_the_detokenizer_is_told_apart():
+    progress = progress_of("TP0", phase=None)
+    progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "detokenizer"})
+    verdict = judge(seen(engine_code=-9, ready=True, deaths=[Death(12, 4 * S, signal=9)]), progress)
+    assert verdict.reason == "detokenizer (pid 12) was killed by SIGKILL while serving"
