@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass
@@ -97,4 +98,4 @@ class Streams:
             self.answers.requests += 1
             self.answers.tokens += len(times)
             self.answers.first_s.append(times[0] - began)
-            self.answers.gaps_s += [later - at for at, later in zip(times, times[1:], strict=False)]
+            self.answers.gaps_s += [later - at for at, later in pairwise(times)]

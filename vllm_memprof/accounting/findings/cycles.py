@@ -1,4 +1,4 @@
-"""Findings about memory that grows from cycle to cycle of sleep mode, of pauses or of weight updates.
+"""Findings about memory that grows from cycle to cycle of sleep mode, pauses and weight updates.
 
 Read in public: reserved memory that grows with each weight update until the device is full
 (sgl-project/sglang#24854); +240 MB with each sleep and wake-up (vllm-ascend#9563).

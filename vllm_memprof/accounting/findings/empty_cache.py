@@ -197,7 +197,7 @@ def empty_cache_refilled(context: RankContext) -> Iterator[Found]:
     needs=HOOKS,
 )
 def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
-    """Find flushes that were to empty the allocator's cache, and in which no empty_cache was called.
+    """Find flushes that should empty the allocator's cache and never call empty_cache.
 
     Meaning:
         The KV cache is cleared and the log says "Cache flushed successfully!", but the device has
@@ -209,7 +209,8 @@ def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
         Phases `flush_cache` that returned success, were not asked to leave the cache alone
         (`torch_empty_cache=false` of a weight update), and have no call of empty_cache in them,
         in a process in which such calls were recorded at other times. The bytes are what was
-        reserved and not allocated after the flush, at most: a call would have released up to them.
+        reserved and not allocated after the flush, and the operator workspace where it was read: a
+        call would have released up to them.
 
     To do:
         Use SGLang 0.5.20 or later.
@@ -219,27 +220,30 @@ def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
     if not calls:  # not a sign of an empty function: calls may not have been recorded at all
         return
     emptied = {parent.order for call in calls for parent in ancestors(spans, call)}
-    left: list[int] = []
+    left: list[tuple[int, int]] = []
     for span in spans:
         if span.phase != "flush_cache" or span.order in emptied or span.after is None:
             continue
         if span.detail.get("success") is True and span.detail.get("empty_cache") is not False:
             size = minus(span.after.reserved_bytes, span.after.allocated_bytes)
-            if size is not None and size >= MIB:
-                left.append(size)
+            workspace = span.after.npu_workspace_bytes or 0
+            if size is not None and size + workspace >= MIB:
+                left.append((size, workspace))
     if not left:
         return
+    cached, workspace = max(left, key=sum)
     evidence = text(
         "{count} flush(es) succeeded, empty_cache was called in none of them: {size:bytes} bytes "
-        "reserved and not allocated after it",
+        "reserved and not allocated and {workspace:bytes} bytes of operator workspace after it",
         count=len(left),
-        size=max(left),
+        size=cached,
+        workspace=workspace,
     )
     action = text(
         "use SGLang 0.5.20 or later: in 0.5.14 to 0.5.18 the function that the flush calls is "
         "empty on an NPU"
     )
-    yield Found(evidence, max(left), action)
+    yield Found(evidence, cached + workspace, action)
 
 
 def _by_site(calls: Iterable[EmptyCacheCall]) -> dict[str, list[EmptyCacheCall]]:

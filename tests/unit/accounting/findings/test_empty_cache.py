@@ -97,6 +97,13 @@ def test_a_flush_in_which_the_cache_is_not_emptied() -> None:
     assert one(flushed(cached=64), "flush-frees-nothing").severity == "info"
 
 
+def test_the_workspace_that_a_flush_leaves_counts() -> None:
+    level = at(200, 10, 74, npu_workspace_bytes=182 * MIB)
+    flush = phase("flush_cache", 200, level, level, 1, detail={"success": True})
+    finding = one(report_of([call(50, (10, 20), (10, 12), 0), flush]), "flush-frees-nothing")
+    assert (finding.bytes, finding.severity) == (246 * MIB, "warning")
+
+
 @pytest.mark.parametrize(
     "report",
     [
