@@ -330,12 +330,17 @@ def test_a_flush_frees_what_it_says_or_is_found(
 
 
 def readings(log: str) -> list[tuple[str, float]]:
-    """Return the "avail mem" figures of a log, in GiB, with the words before them."""
-    found = re.findall(r"\] (.*?)\.? ?(?:elapsed=.*?)?(avail mem|available_gpu_mem)=([\d.]+)", log)
-    return [(words[:60], float(value)) for words, _, value in found]
+    """Return the figures of free memory in a log, in GiB, in their order."""
+    found = re.findall(r"(avail mem|available_gpu_mem)=([\d.]+)", log)
+    return [(name, float(value)) for name, value in found]
 
 
 def test_readings_of_free_memory_that_empty_the_cache(tmp_path: Path) -> None:
+    """Beside a run in which the same readings leave the cache alone.
+
+    In 0.5.23 they find nothing to free: the load of the weights and the capture of each graph call
+    ``empty_cache`` themselves just before. Both runs print the same figures.
+    """
     args = ["memprof/tiny", *ARGS, "--max-running-requests", "16"]
     args += ["--cuda-graph-max-bs-decode", "4", "--prompt", "one"]
     run = offline(tmp_path / "run", *args)
@@ -353,14 +358,19 @@ def test_readings_of_free_memory_that_empty_the_cache(tmp_path: Path) -> None:
             f"other {call['freed_other_bytes']}"
         )
     print(f"\n{readings(run.engine_log)}\n{readings(other.engine_log)}")
-    print(
-        {name: [row["budget"]["engine_kv_cache_bytes"] for row in (rank, without)] for name in "k"}
-    )
     [finding] = [f for f in run.report["findings"] if f["id"] == "observation-empties-cache"]
-    assert "sglang's reading of free memory, also for its log lines" in finding["evidence"]
-    assert finding["bytes"] == sum(call["freed_bytes"] for call in calls) > 0
-    assert f"{len(calls)} calls" in finding["evidence"]
     print(finding["evidence"])
+    assert "sglang's reading of free memory, also for its log lines" in finding["evidence"]
+    assert f"{len(calls)} calls" in finding["evidence"]
+    assert finding["bytes"] == sum(call["freed_bytes"] for call in calls) == 0
+    sites = {call["site"].partition(":")[0] for call in calls}
+    assert sites == {
+        "bootstrap.py", "model_runner.py", "kv_cache_configurator.py", "cuda_graph_setup.py",
+    }  # fmt: skip
+    assert len(readings(run.engine_log)) > 4
+    assert readings(run.engine_log) == readings(other.engine_log)
+    granted = [row["budget"]["engine_kv_cache_bytes"] for row in (rank, without)]
+    assert granted[0] == granted[1]
     assert not [call for call in without["empty_cache"] if is_reading(call)]
     assert "observation-empties-cache" not in {f["id"] for f in other.report["findings"]}
 
