@@ -85,7 +85,9 @@ def assert_reconciled(run: RunResult, ranks: int, more: set[str]) -> None:
         assert all(row["agrees"] is not False for row in budget["audit"])
         for phase in rank["phases"]:
             for part in (phase["after"] or {}).get("parts") or []:
-                named = part["part_of"] != "unexplained" or part["component"] == "communicators_unnamed"
+                named = (
+                    part["part_of"] != "unexplained" or part["component"] == "communicators_unnamed"
+                )
                 assert named or not part["bytes"], (phase["phase"], part)
     bad = {"missing", "never_called", "error", "overwritten"}
     hooks = [event for event in run.events() if event["kind"] == "hook"]

@@ -84,8 +84,12 @@ print(_build_info.__device_type__)
     assert (site / "vllm_ascend/_build_info.py").read_text() == BUILD_INFO
 
 
-def test_an_allow_list_of_plugins_lets_both_entry_points_in(prefix):
+def test_an_allow_list_of_plugins_lets_every_entry_point_in(prefix):
     [metadata] = runtime.link_package(prefix).glob("*.dist-info")
     entries: EntryPoints = PathDistribution(metadata).entry_points
     assert {entry.name for entry in entries} == {"memprof"}
-    assert {entry.group for entry in entries} == {"vllm.general_plugins", "vllm.platform_plugins"}
+    assert {entry.group for entry in entries} == {
+        "vllm.general_plugins",
+        "vllm.platform_plugins",
+        "sglang.srt.plugins",
+    }
