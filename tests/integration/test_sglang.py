@@ -83,7 +83,10 @@ def assert_reconciled(run: RunResult, ranks: int, more: set[str]) -> None:
         assert [check["name"] for check in kv["checks"] if check["ok"] is False] == []
         assert {phase["phase"] for phase in rank["phases"]} >= START_UP | more
         assert all(row["agrees"] is not False for row in budget["audit"])
+        # inside a capture, and while requests run, the driver's list of processes is not read
         for phase in rank["phases"]:
+            if phase["phase"] == "empty_cache":
+                continue
             for part in (phase["after"] or {}).get("parts") or []:
                 named = (
                     part["part_of"] != "unexplained" or part["component"] == "communicators_unnamed"
