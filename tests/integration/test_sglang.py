@@ -146,7 +146,7 @@ def test_the_observer_changes_neither_tokens_nor_bytes(tmp_path: Path) -> None:
     script.write_text(OFFLINE)
     settings = {
         "model_path": model.path, "load_format": "dummy", "random_seed": 1,
-        "disable_cuda_graph": True, "max_running_requests": 16,
+        "disable_cuda_graph": True, "max_running_requests": 16, "log_level": "info",
     }  # fmt: skip
 
     def run(name: str, **env: str) -> tuple[Any, list[str]]:
