@@ -127,7 +127,7 @@ def test_models_of_two_ranks(tmp_path: Path, model: str, more: list[str]) -> Non
 def test_images(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
-    for number, (width, height) in enumerate([(224, 224), (640, 480), (320, 960)]):
+    for number, (width, height) in enumerate([(224, 224), (640, 480), (960, 640)]):
         write_png(images / f"{number}.png", width, height)
     run = offline(
         tmp_path / "run", "Qwen/Qwen3-VL-8B-Instruct", *ARGS, "--disable-cuda-graph",
