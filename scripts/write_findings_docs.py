@@ -52,7 +52,7 @@ SUBJECTS = {
     "oom": "Out of memory",
     "outside_torch": "Outside torch",
     "empty_cache": "empty_cache",
-    "cycles": "Cycles of sleep mode and weight updates",
+    "cycles": "Cycles of sleep mode, pauses and weight updates",
     "serving_growth": "While serving",
     "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
@@ -127,6 +127,12 @@ def _observed() -> Report:
     return report_of([load, call(20, (10, 74), (10, 10), 1, 0, chain=chain)])
 
 
+def _flushed() -> Report:
+    start = call(50, (10, 20), (10, 12), 0)
+    left = at(205, 10, 78, npu_workspace_bytes=182 * MIB)
+    return report_of([start, phase("flush_cache", 200, left, left, 1, detail={"success": True})])
+
+
 def _hot() -> Report:
     calls = [call(200 + i, (10, 74), (10, 10), i, requests=2, in_step=True) for i in range(4)]
     return report_of(calls)
@@ -156,6 +162,7 @@ EXAMPLES: dict[str, Example] = {
     "communicator-buffers": by_hand(_buffers),
     "empty-cache-in-hot-path": by_hand(_hot),
     "empty-cache-refilled": by_hand(_hot),
+    "flush-frees-nothing": by_hand(_flushed),
     "engine-term-off": Example(
         "The run `tests/data/recorded_023_tp2`, as if the engine of one rank had read half of its "
         "peak",

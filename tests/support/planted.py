@@ -1,4 +1,4 @@
-"""Plugins that vLLM loads like any other, and that make the engine do what a test needs."""
+"""Plugins that an engine loads like any other, and that make the engine do what a test needs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ def when_worker_is_there(then):
 '''
 
 
-def plant(folder: Path, register: str) -> dict[str, str]:
-    """Write a plugin from the source of its ``register()``; return the environment for it."""
+def plant(folder: Path, register: str, group: str = "vllm.general_plugins") -> dict[str, str]:
+    """Write a plugin from the source of its ``register()``; return the environment for it.
+
+    Args:
+        folder: for the plugin.
+        register: the source.
+        group: of entry points, in which the engine looks for plugins.
+    """
     info = folder / "planted-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted:register\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\nplanted = planted:register\n")
     (folder / "planted.py").write_text(_HELPERS + register)
     return {"PYTHONPATH": str(folder)}

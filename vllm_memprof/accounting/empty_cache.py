@@ -1,4 +1,4 @@
-"""Read the calls of ``empty_cache`` and the cycles of sleep mode and weight updates of a process.
+"""Read the calls of ``empty_cache`` and the cycles of sleep mode, pauses and weight updates.
 
 On an NPU ``empty_cache`` synchronises the device and returns cached blocks and the per-stream
 operator workspaces, but not communicators, ATB or graph memory
@@ -37,7 +37,7 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
 
     A call is one while serving when the model runner held requests or ran a step; where the record
     does not say, when it came after the engine was ready and before it began to shut down. An
-    engine whose plan is ready serves nothing.
+    engine whose plan is ready serves nothing, and one that is paused runs nothing.
     """
     ready = min(
         (t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"),
@@ -51,12 +51,9 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
         if span.phase != "empty_cache":
             continue
         after_ready = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
-        calls.append(
-            replace(
-                _call(spans, span, after_ready and span.order < ends, retries),
-                at_end=span.order >= ends,
-            )
-        )
+        read = _call(spans, span, after_ready and span.order < ends, retries)
+        serving = read.while_serving and not _paused(spans, span)
+        calls.append(replace(read, while_serving=serving, at_end=span.order >= ends))
         retries = (span.after or span.before or _NOTHING).alloc_retries or retries
     return calls
 
@@ -94,6 +91,16 @@ def _call(spans: list[Span], span: Span, after_ready: bool, retries_before: int)
         chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
         freed_by_module=_by_module(before, after),
     )
+
+
+def _paused(spans: list[Span], call: Span) -> bool:
+    """Return True between a pause and the end of the continue that follows it."""
+    last = next(
+        (s for s in reversed(spans[: call.order]) if s.phase in ("pause", "continue")), None
+    )
+    if last is None or last.phase == "pause":
+        return last is not None
+    return any(span.order == last.order for span in ancestors(spans, call))
 
 
 def _by_module(before: Snapshot, after: Snapshot) -> dict[str, int] | None:
@@ -156,17 +163,33 @@ def _next_reading(spans: list[Span], span: Span) -> tuple[Snapshot | None, str |
 
 
 def cycles(process: ProcessRecord) -> list[Cycle]:
-    """Return completed sleeps with their wake-ups, then weight updates, numbered from 1 each."""
+    """Return completed sleeps with their wake-ups, pauses with the weight updates in them, then
+    weight updates outside a pause, numbered from 1 each.
+    """
     spans = process.phases
     done = [span for span in spans if not span.open and span.error is None]
-    groups: list[list[Span]] = []
+    sleeps: list[list[Span]] = []
+    pauses: list[list[Span]] = []
+    updates: list[list[Span]] = []
+    paused: list[Span] = []  # the pause that no continue has ended, and the updates in it
     for span in done:
         if span.phase == "sleep":
-            groups.append([span])
-        elif span.phase == "wake_up" and groups:
-            groups[-1].append(span)
-    updates = [[span] for span in done if span.phase == "weight_update"]
-    found = _cycle_rows(spans, "sleep", [group for group in groups if len(group) > 1])
+            sleeps.append([span])
+        elif span.phase == "wake_up" and sleeps:
+            sleeps[-1].append(span)
+        elif span.phase == "pause":
+            paused = paused or [span]
+        elif span.phase == "weight_update":
+            if paused:
+                paused.append(span)
+            else:
+                updates.append([span])
+        elif span.phase == "continue":
+            if len(paused) > 1:
+                pauses.append([*paused, span])
+            paused = []
+    found = _cycle_rows(spans, "sleep", [group for group in sleeps if len(group) > 1])
+    found += _cycle_rows(spans, "pause", pauses)
     return found + _cycle_rows(spans, "weight_update", updates)
 
 

@@ -60,16 +60,17 @@ class EmptyCacheCall:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One sleep and wake-up, or one weight update, with the growth since the one before.
+    """One sleep and wake-up, one weight update, or one pause with updates in it and its continue,
+    with the growth since the one before.
 
     The first is compared with the moment before it. Residues are signed.
     """
 
-    kind: str  # sleep | weight_update
+    kind: str  # sleep | pause | weight_update
     number: int  # from 1
     order: int  # of its first passage
     seconds: float | None  # of its passages
-    asleep_used_bytes: int | None  # device memory in use while asleep; None for an update
+    asleep_used_bytes: int | None  # device memory in use while asleep; None for the others
     used_bytes: int | None  # device total - free, after it; other processes on the device count
     free_bytes: int | None  # of the device, after it
     reserved_bytes: int | None

@@ -1,4 +1,4 @@
-"""Findings about memory that grows from cycle to cycle of sleep mode or of weight updates.
+"""Findings about memory that grows from cycle to cycle of sleep mode, pauses and weight updates.
 
 Read in public: reserved memory that grows with each weight update until the device is full
 (sgl-project/sglang#24854); +240 MB with each sleep and wake-up (vllm-ascend#9563).
@@ -21,7 +21,11 @@ from vllm_memprof.units import MIB
 GROWTH_BYTES = MIB
 #: Cycles that it takes to speak of growth; the first may take what the engine needs only once.
 LEAST_CYCLES = 3
-_KINDS = {"sleep": text("sleep and wake-up"), "weight_update": text("weight update")}
+_KINDS = {
+    "sleep": text("sleep and wake-up"),
+    "pause": text("pause, weight update and continue"),
+    "weight_update": text("weight update"),
+}
 
 
 @finding(
@@ -43,7 +47,8 @@ def reserved_grows_without_empty_cache(context: RankContext) -> Iterator[Found]:
         (`vllm_memprof/accounting/empty_cache.py::cycles`). The bytes are their sum.
 
     To do:
-        Call `torch.npu.empty_cache()` once after each cycle, before requests run again.
+        Call `torch.npu.empty_cache()` once after each cycle, before requests run again. SGLang's
+        `/continue_generation` does it unless `torch_empty_cache` is false.
     """
     for kind, cycles in _series(context.rank):
         grown = _growing([cycle.cached_residue_bytes for cycle in cycles[1:]])
@@ -61,6 +66,12 @@ def reserved_grows_without_empty_cache(context: RankContext) -> Iterator[Found]:
             cycle=_KINDS[kind],
             size=total,
         )
+        if kind == "pause":
+            action = text(
+                "leave torch_empty_cache of /continue_generation true: the call before requests "
+                "run again releases up to {size:gib4} GiB here",
+                size=total,
+            )
         title = text(
             "Reserved memory grows with every {cycle}, and empty_cache is never called",
             cycle=_KINDS[kind],

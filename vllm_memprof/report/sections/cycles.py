@@ -1,4 +1,4 @@
-"""Cycles of sleep mode and weight updates, and what each of them left on the device."""
+"""Cycles of sleep mode, pauses and weight updates, and what each of them left on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _YES, _NO = text("yes"), text("no")
 def cycle_sections(report: Report) -> list[Section]:
     """Return one table per kind of cycle and per group of ranks that agree."""
     found = []
-    for kind in ("sleep", "weight_update"):
+    for kind in ("sleep", "pause", "weight_update"):
         cycles = {
             rank.label: [cycle for cycle in rank.cycles if cycle.kind == kind]
             for rank in report.ranks
@@ -60,12 +60,12 @@ def _section(kind: str, members: list[RankReport], cycles: list[Cycle], simulate
     if len(shown) < len(cycles):
         notes.append(text("{count} more in report.json", count=len(cycles) - len(shown)))
     labels = labels_of(members)
-    title = (
-        text("Sleep and wake-up cycles, {labels}: device memory in use", labels=labels)
-        if kind == "sleep"
-        else text("Weight updates, {labels}: device memory in use", labels=labels)
-    )
-    return Section(title, columns, rows, notes)
+    titles = {
+        "sleep": text("Sleep and wake-up cycles, {labels}: device memory in use", labels=labels),
+        "pause": text("Pauses with a weight update, {labels}: device memory in use", labels=labels),
+        "weight_update": text("Weight updates, {labels}: device memory in use", labels=labels),
+    }
+    return Section(titles[kind], columns, rows, notes)
 
 
 def _cells(cycle: Cycle) -> list[str]:

@@ -1,4 +1,4 @@
-"""Findings about cycles of sleep mode and of weight updates, from spans by hand."""
+"""Findings about cycles of sleep mode, pauses and weight updates, from spans by hand."""
 
 from __future__ import annotations
 
@@ -89,3 +89,64 @@ def test_updates_that_are_emptied_between_are_not_without() -> None:
         found(updates(emptied=True)) & {"reserved-grows-without-empty-cache", "residue-per-cycle"}
         == set()
     )
+
+
+def pauses(emptied: bool, growth: int = 64) -> Report:
+    """Five pauses with an update in each, which leaves ``growth`` MiB more in the cache."""
+    spans: list[Span] = []
+    left = 1020
+    for i in range(5):
+        t, grown = 1000 * (i + 1), left + growth
+        spans.append(phase("pause", t, at(t, 1000, left), at(t + 5, 1000, left), len(spans)))
+        spans.append(
+            phase(
+                "weight_update", t + 10, at(t + 10, 1000, left), at(t + 15, 1000, grown), len(spans)
+            )
+        )
+        left = 1020 if emptied else grown
+        order = len(spans)
+        spans.append(
+            phase("continue", t + 20, at(t + 20, 1000, grown), at(t + 25, 1000, left), order)
+        )
+        if emptied:
+            spans.append(call(t + 21, (1000, grown), (1000, left), order + 1, order, requests=4))
+    return report_of(spans)
+
+
+def test_a_pause_with_its_update_is_one_cycle() -> None:
+    report = pauses(emptied=False)
+    cycles = report.ranks[0].cycles
+    assert [(cycle.kind, cycle.number) for cycle in cycles] == [("pause", n) for n in range(1, 6)]
+    assert [cycle.cached_residue_bytes for cycle in cycles] == [64 * MIB] * 5
+    finding = one(report, "reserved-grows-without-empty-cache")
+    assert "+64.0 MiB x 4 over 5 cycles, no empty_cache in between" in finding.evidence
+    assert "torch_empty_cache of /continue_generation" in finding.action
+
+
+def test_the_continue_that_empties_the_cache_ends_the_growth() -> None:
+    report = pauses(emptied=True)
+    cycles = report.ranks[0].cycles
+    assert [cycle.cached_residue_bytes for cycle in cycles] == [0] * 5
+    assert all(cycle.emptied_inside for cycle in cycles)
+    assert found(report) & {"residue-per-cycle", "reserved-grows-without-empty-cache"} == set()
+
+
+def test_a_call_of_a_paused_engine_keeps_no_request_waiting() -> None:
+    """The requests that the runner holds are paused until the continue returns, not longer."""
+    spans = [phase("pause", 1000, at(1000, 10, 20), at(1005, 10, 20), 0)]
+    spans.append(call(1010, (10, 20), (10, 20), 1, requests=4))
+    spans.append(phase("continue", 1020, at(1020, 10, 20), at(1025, 10, 20), 2))
+    spans.append(call(1021, (10, 20), (10, 20), 3, 2, requests=4))
+    spans.append(call(1030, (10, 20), (10, 20), 4, requests=4))
+    calls = report_of(spans).ranks[0].empty_cache
+    assert [each.while_serving for each in calls] == [False, False, True]
+
+
+def test_an_update_outside_a_pause_and_a_pause_without_one() -> None:
+    """The pause that no update fell into is no cycle; the update after it is one of its own."""
+    level = at(1, 1000, 1020)
+    names = ["pause", "continue", "weight_update", "pause", "weight_update", "weight_update"]
+    spans = [phase(name, 10 * n, level, level, n) for n, name in enumerate(names)]
+    assert [cycle.kind for cycle in report_of(spans).ranks[0].cycles] == ["weight_update"]
+    spans.append(phase("continue", 90, level, level, len(spans)))
+    assert [cycle.kind for cycle in report_of(spans).ranks[0].cycles] == ["pause", "weight_update"]
