@@ -52,6 +52,7 @@ REPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_tp2.80.txt": ("recorded_tp2", wide(80)),
     "recorded_tp1.80.txt": ("recorded_tp1", wide(80)),
     "recorded_tiny_tp2.80.txt": ("recorded_tiny_tp2", wide(80)),
+    "recorded_sglang_tp2.120.txt": ("recorded_sglang_tp2", wide(120)),
     "recorded_oom.80.txt": ("recorded_oom", wide(80)),
     "recorded_oom_image.80.txt": ("recorded_oom_image", wide(80)),
     "recorded_killed_tp2.80.txt": ("recorded_killed_tp2", wide(80)),
@@ -70,6 +71,7 @@ REPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
 }
 #: File -> run A, run B, reporter.
 DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
+    "diff_engines.120.txt": ("recorded_tiny_tp2", "recorded_sglang_tp2", wide_diff(120)),
     "diff_013_023.80.txt": ("recorded_013_tp2", "recorded_023_tp2", wide_diff(80)),
     "diff_two_methods.100.txt": (f"{TWO_METHODS}#2", f"{TWO_METHODS}#3", wide_diff(100)),
     "diff_skewed.80.txt": ("skewed_tp2", "graph_tp2", wide_diff(80)),

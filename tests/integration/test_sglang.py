@@ -83,7 +83,10 @@ def assert_reconciled(run: RunResult, ranks: int, more: set[str]) -> None:
         assert [check["name"] for check in kv["checks"] if check["ok"] is False] == []
         assert {phase["phase"] for phase in rank["phases"]} >= START_UP | more
         assert all(row["agrees"] is not False for row in budget["audit"])
+        # inside a capture, and while requests run, the driver's list of processes is not read
         for phase in rank["phases"]:
+            if phase["phase"] == "empty_cache":
+                continue
             for part in (phase["after"] or {}).get("parts") or []:
                 named = (
                     part["part_of"] != "unexplained" or part["component"] == "communicators_unnamed"
@@ -124,7 +127,7 @@ def test_models_of_two_ranks(tmp_path: Path, model: str, more: list[str]) -> Non
 def test_images(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
-    for number, (width, height) in enumerate([(224, 224), (640, 480), (320, 960)]):
+    for number, (width, height) in enumerate([(224, 224), (640, 480), (960, 640)]):
         write_png(images / f"{number}.png", width, height)
     run = offline(
         tmp_path / "run", "Qwen/Qwen3-VL-8B-Instruct", *ARGS, "--disable-cuda-graph",
@@ -143,7 +146,7 @@ def test_the_observer_changes_neither_tokens_nor_bytes(tmp_path: Path) -> None:
     script.write_text(OFFLINE)
     settings = {
         "model_path": model.path, "load_format": "dummy", "random_seed": 1,
-        "disable_cuda_graph": True, "max_running_requests": 16,
+        "disable_cuda_graph": True, "max_running_requests": 16, "log_level": "info",
     }  # fmt: skip
 
     def run(name: str, **env: str) -> tuple[Any, list[str]]:

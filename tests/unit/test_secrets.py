@@ -263,11 +263,13 @@ def test_the_typed_command(tmp_path, monkeypatch):
     from vllm_memprof.launch import prepare
     from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 
-    monkeypatch.setattr(prepare, "find_python", lambda python: Path(sys.executable))
+    monkeypatch.setattr(prepare, "find_python", lambda python, row: Path(sys.executable))
     monkeypatch.setattr(
-        prepare, "probe_interpreter", lambda *_: SimpleNamespace(versions={"vllm": "0.23.0"})
+        prepare,
+        "probe_interpreter",
+        lambda *_: SimpleNamespace(versions={"vllm": "0.23.0"}, python="3.11.7"),
     )
-    monkeypatch.setattr(prepare, "require_engine", lambda facts: None)
+    monkeypatch.setattr(prepare, "require_engine", lambda facts, row: None)
     args = ["--api-key", KEY, f"second{MARK}", "--port", "80"]
     request = LaunchRequest(
         "serve", "m", args, DeviceChoice("cpu"), run_dir=tmp_path / "run",

@@ -90,14 +90,14 @@ class Evidence:
         simulated: a device's profile sets what lies outside torch.
         equation: its id and its engine say at which moment the first snapshot is taken.
         estimates_graphs: the engine captured graphs inside the profile run for an estimate.
-        peers: phases of the other ranks that agree on one KV cache.
+        replica: the ranks that agree on one KV cache, this one among them.
     """
 
     spans: Sequence[Span]
     simulated: bool
     equation: Equation
     estimates_graphs: bool = False
-    peers: Sequence[Sequence[Span]] = ()
+    replica: Replica | None = None
 
     def _profile_edges(self) -> list[Span]:
         return [
@@ -229,28 +229,28 @@ def _graph(at: Evidence) -> Own:
     return _difference(sizes[0], sizes[1], where)
 
 
-def _free_before_load(at: Evidence) -> Own:
+def _free_before_load(spans: Sequence[Span], simulated: bool) -> Own:
     """SGLang reads right after an empty_cache, before it loads the weights."""
-    load = last_of(at.spans, "weight_load")
+    load = last_of(spans, "weight_load")
     if load is None:
         return Own(None, reason=text("weight_load was not recorded to its end"))
-    emptied = [span for span in at.spans if span.phase == "empty_cache" and span.order < load.order]
+    emptied = [span for span in spans if span.phase == "empty_cache" and span.order < load.order]
     last = emptied[-1].after if emptied else None
     where = text("after the last empty_cache before weight_load")
-    return Moment(last, load.before, where).read("device_free_bytes", at.simulated)
+    return Moment(last, load.before, where).read("device_free_bytes", simulated)
 
 
-def _free_after_load(at: Evidence) -> Own:
-    sizing = last_of(at.spans, "kv_cache_sizing")
+def _free_after_load(spans: Sequence[Span], simulated: bool) -> Own:
+    sizing = last_of(spans, "kv_cache_sizing")
     inside = [
         span
-        for span in at.spans
+        for span in spans
         if sizing is not None and span.phase == "empty_cache" and span.parent == sizing.order
     ]
     where = text("after the empty_cache of kv_cache_sizing")
     last = inside[-1].after if inside else None
     after = None if sizing is None else sizing.after
-    return Moment(last, after, where).read("device_free_bytes", at.simulated)
+    return Moment(last, after, where).read("device_free_bytes", simulated)
 
 
 #: SGLang's ranks agree on the least of a figure in 32 bits: below 128 GiB it is off by 4 KiB at
@@ -258,17 +258,38 @@ def _free_after_load(at: Evidence) -> Own:
 _FLOAT32_BYTES = 4096
 
 
-def _least(at: Evidence, read: Callable[[Evidence], Own]) -> Own:
-    """Return the least of all ranks, as the engine takes it."""
-    own = read(at)
-    others = [read(replace(at, spans=spans, peers=())) for spans in at.peers]
-    sizes = [each.bytes for each in others]
-    if own.bytes is None or not others:
-        return own
-    if None in sizes:
-        return Own(None, source=own.source, reason=text("another rank has no such reading"))
-    least = min([own, *others], key=lambda each: each.bytes or 0)
-    return replace(least, tolerance=least.tolerance + _FLOAT32_BYTES)
+_OfARank = Callable[[Sequence[Span], bool], Own]
+
+
+class Replica:
+    """The ranks that agree on one KV cache, by the least of what each of them reads."""
+
+    def __init__(self, ranks: Sequence[Sequence[Span]], simulated: bool) -> None:
+        """Take the phases of each rank, and whether a device's profile sets what they read."""
+        self._ranks = ranks
+        self._simulated = simulated
+        self._found: dict[_OfARank, Own] = {}
+
+    def least(self, read: _OfARank) -> Own:
+        """Return the least of all ranks; unknown where one of them has no reading."""
+        if read not in self._found:
+            self._found[read] = self._least(read)
+        return self._found[read]
+
+    def _least(self, read: _OfARank) -> Own:
+        each = [read(spans, self._simulated) for spans in self._ranks]
+        least = min(each, key=lambda own: -1 if own.bytes is None else own.bytes)
+        if len(each) == 1:
+            return least
+        if least.bytes is None:
+            return Own(None, source=least.source, reason=text("another rank has no such reading"))
+        return replace(least, tolerance=least.tolerance + _FLOAT32_BYTES)
+
+
+def _least(at: Evidence, read: _OfARank) -> Own:
+    """Return the least of all ranks, as the engine takes it; of this one where it has none."""
+    own = read(at.spans, at.simulated)
+    return own if own.bytes is None or at.replica is None else at.replica.least(read)
 
 
 def _difference(more: Own, less: Own, source: Text) -> Own:
@@ -351,7 +372,7 @@ def audit(
     source: str,
     simulated: bool,
     asked_utilization: float | None = None,
-    peers: Sequence[Sequence[Span]] = (),
+    replica: Replica | None = None,
 ) -> list[AuditRow]:
     """Return a row per term of the equation, and one per other figure of the engine.
 
@@ -362,14 +383,14 @@ def audit(
         source: of the run, ``hooks`` or ``log``. A log has no reading of memprof.
         simulated: a device's profile sets what lies outside torch.
         asked_utilization: ``--gpu-memory-utilization`` of the command, None where it was not given.
-        peers: phases of the other ranks that agree on one KV cache.
+        replica: the ranks that agree on one KV cache; None: this one alone.
 
     Returns:
         Rows in bytes: the request, the terms, the other figures, and last the KV cache that the
         equation gives with memprof's readings alone.
     """
     estimates = bool(engine.get("graph_estimate_bytes"))
-    at = Evidence(spans, simulated, equation, estimates, peers)
+    at = Evidence(spans, simulated, equation, estimates, replica)
     own = {} if source == "log" else {name: read(at) for name, read in _READINGS.items()}
     utilization = asked_utilization or engine.get(equation.share)
     total = own.get(equation.base)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.audit import asked_utilization, audit
+from vllm_memprof.accounting.audit import Replica, asked_utilization, audit
 from vllm_memprof.accounting.budgets import (
     corrections,
     fit_device,
@@ -63,7 +63,7 @@ class _Rank:
     evidence: Evidence  # with the engine's figures
     kv: Kv
     tried: list[Tried]
-    peers: list[list[Span]]  # phases of the other ranks of its replica
+    replica: Replica
 
 
 def build_report(run: Run) -> Report:
@@ -77,16 +77,15 @@ def build_report(run: Run) -> Report:
     summary = summarise(run)
     workers = workers_by_label(run)
     equation, chosen_by, tried = _equation(run, summary, [process for _, process in workers])
+    phases_by_replica: dict[int | None, list[list[Span]]] = {}
+    for _, process in workers:
+        phases_by_replica.setdefault(process.identity.dp_rank, []).append(process.phases)
+    replicas = {dp: Replica(each, summary.simulated) for dp, each in phases_by_replica.items()}
     ranks = []
     for at, (label, process) in enumerate(workers):
         figures = engine_figures(process, run.source, summary.eager, equation)
         evidence = Evidence(figures, process.phases, summary.simulated)
         kv = _kv(run, process, evidence, summary.engine, equation)
-        peers = [
-            other.phases
-            for _, other in workers
-            if other is not process and other.identity.dp_rank == process.identity.dp_rank
-        ]
         rank = _Rank(
             label,
             process,
@@ -96,7 +95,7 @@ def build_report(run: Run) -> Report:
             evidence,
             kv,
             tried[at] if tried else [],
-            peers,
+            replicas[process.identity.dp_rank],
         )
         ranks.append(_rank_report(run, rank))
     planned = any(process.kv_plan is not None for process in run.processes)
@@ -347,7 +346,7 @@ def _equation_budget(rank: _Rank) -> Budget:
             rank.summary.source,
             rank.summary.simulated,
             asked_utilization(rank.summary.command),
-            rank.peers,
+            rank.replica,
         ),
         tried=rank.tried,
     )

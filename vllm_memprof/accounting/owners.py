@@ -215,11 +215,37 @@ def _atb(spans: list[Span]) -> Appeared | None:
 
 def _atb_in(spans: list[Span], phases: Collection[str]) -> Appeared | None:
     for span in spans:
-        if span.phase in phases and span.before is not None and span.after is not None:
-            before, after = app_outside_torch(span.before), app_outside_torch(span.after)
-            if before is not None and after is not None and after - before >= ATB_POOL_BYTES:
-                return _appeared(span, min(after - before, _ATB_POOL_MOST_BYTES))
+        if span.phase not in phases or span.before is None or span.after is None:
+            continue
+        before, after = app_outside_torch(span.before), app_outside_torch(span.after)
+        if before is None or after is None or after - before < ATB_POOL_BYTES:
+            continue
+        return Appeared(
+            _first_with(spans, span, before + ATB_POOL_BYTES),
+            min(after - before, _ATB_POOL_MOST_BYTES),
+        )
     return None
+
+
+def _first_with(spans: list[Span], around: Span, size: int) -> EdgeTime:
+    """Return a moment right before the first edge inside a phase that has so much outside torch.
+
+    Operators run in a thread of torch_npu's: they may come before a phase that lies inside ends.
+    Without such an edge it is the end of the phase.
+    """
+    begin, end = _time(around.before), _time(around.after)
+    inside = [
+        _time(edge.snapshot) - 1
+        for span, edge in edges_of(spans)
+        if span is not around
+        and begin <= _time(edge.snapshot) <= end
+        and (app_outside_torch(edge.snapshot) or 0) >= size
+    ]
+    return EdgeTime(min([*inside, end]), around.order, "after")
+
+
+def _time(snapshot: Snapshot | None) -> int:
+    return 0 if snapshot is None else snapshot.t_ns or 0
 
 
 def _appeared(span: Span, size: int) -> Appeared:

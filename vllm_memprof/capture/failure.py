@@ -21,6 +21,7 @@ from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.items import describe_one
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import clean_id
+from vllm_memprof.capture.sglang_steps import extended
 from vllm_memprof.record.failures import asked_for, is_out_of_memory
 from vllm_memprof.redact import redact_text
 
@@ -156,7 +157,8 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     scheduled = next(_scheduler_outputs(frames), None)
     if scheduled is None:
-        return None
+        batch = next(_sglang_batches(frames), None)
+        return None if batch is None else _of_batch(batch)
     reference = recorder.notes.worker
     worker = None if reference is None else reference()
     runner = getattr(worker, "model_runner", None)
@@ -190,3 +192,29 @@ def _scheduler_outputs(frames: Sequence[FrameType]) -> Iterator[Any]:
             output = frame.f_locals.get("scheduler_output")
             if isinstance(getattr(output, "num_scheduled_tokens", None), dict):
                 yield output
+
+
+def _sglang_batches(frames: Sequence[FrameType]) -> Iterator[Any]:
+    for frame in frames:
+        if "batch" in frame.f_code.co_varnames:
+            batch = frame.f_locals.get("batch")
+            requests = getattr(batch, "reqs", None)
+            if isinstance(requests, list) and all(hasattr(each, "rid") for each in requests):
+                yield batch
+
+
+def _of_batch(batch: Any) -> list[dict[str, object]]:
+    """Return the requests of a batch of SGLang, never a prompt; its items are not read."""
+    requests = batch.reqs[:_MOST_REQUESTS]
+    found: list[dict[str, object]] = []
+    for request, tokens in zip(requests, extended(batch, len(batch.reqs)), strict=False):
+        prompt = getattr(request, "origin_input_ids", None)
+        found.append(
+            {
+                "id": clean_id(request.rid),
+                "scheduled_tokens": tokens,
+                "prompt_tokens": None if prompt is None else len(prompt),
+                "items": [],
+            }
+        )
+    return found

@@ -74,7 +74,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     batch = Batch({name for name, request in known.items() if _has_finished(request)})
     for name in batch.finished_req_ids:
         del known[name]
-    extends = _extends(call.argument("batch"), len(requests))
+    extends = extended(call.argument("batch"), len(requests))
     for request, tokens in zip(requests, extends, strict=False):
         name = request.rid
         batch.num_scheduled_tokens[name] = tokens
@@ -154,7 +154,7 @@ def _is_first_rank(recorder: Recorder) -> bool:
     return recorder.notes.rank in (0, None)
 
 
-def _extends(batch: Any, count: int) -> list[int]:
+def extended(batch: Any, count: int) -> list[int]:
     """Return the tokens that a batch computes of each request: one, where it decodes."""
     test = getattr(getattr(batch, "forward_mode", None), "is_extend", None)
     sizes = getattr(batch, "extend_lens", None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from vllm_memprof.accounting.decomposition import decompose, granted_bytes
+from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.compare.causes import RANK, Cause, find_causes, in_order, in_tokens
@@ -229,6 +230,16 @@ def _notes(
             text(
                 "different models: weights, activations and the layout of the KV cache differ "
                 "with them"
+            )
+        )
+    engines = [report.run.engine for report in (a, b)]
+    if SGLANG in engines and set(engines) - {SGLANG, None}:
+        notes.append(
+            text(
+                "different engines: KV cache, tokens, and allocated, reserved and non-torch memory "
+                "at a phase of the same name compare; of the terms of the two equations the "
+                "request alone does, since SGLang runs no profile and takes its weights with all "
+                "that was loaded; its KV cache that fits the device is estimated"
             )
         )
     from_log = "log" in (a.run.source, b.run.source)

@@ -67,6 +67,7 @@ def build_command(
     model_path: str,
     model_args: list[str],
     devices: int | None = None,
+    version: str | None = None,
 ) -> list[str]:
     """Return the engine's command line.
 
@@ -78,12 +79,16 @@ def build_command(
             win.
         devices: devices of the simulated machine, for a plan; None: it runs on hardware, or is
             none.
+        version: of the interpreter; None: not known.
     """
     engine_args = [*model_args, *request.engine_args]
     row = engine_row(request.engine)
+    # a module of the user's folder must not stand before one of the engine's
+    safe = (row.script or request.mode != "serve") and _knows_safe_path(version)
+    start = [str(python), *(["-P"] if safe else [])]
     if request.mode == "serve":
-        return [str(python), *row.server, model_path, *engine_args]
-    command = [str(python), "-m", row.driver, request.mode, "--model", model_path]
+        return [*start, *row.server, model_path, *engine_args]
+    command = [*start, "-m", row.driver, request.mode, "--model", model_path]
     if request.prompts_file is not None:
         command += ["--prompts", str(request.prompts_file.absolute())]
     for prompt in request.prompts:
@@ -106,6 +111,14 @@ def build_command(
     if request.sleep_cycles:
         command += ["--sleep-cycles", str(request.sleep_cycles)]
     return [*command, "--", *engine_args]
+
+
+def _knows_safe_path(version: str | None) -> bool:
+    """Return whether an interpreter has the option -P: from Python 3.11 on."""
+    parts = (version or "").split(".")
+    return (
+        len(parts) > 1 and all(map(str.isdigit, parts[:2])) and (*map(int, parts[:2]),) >= (3, 11)
+    )
 
 
 def build_env(

@@ -38,6 +38,9 @@ class EngineRow:
     #: Options of ``memprof offline`` that it has no counterpart for.
     without: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)  # unless the user set them
+    #: Its server is a script that pip installs, for which Python does not look for modules in the
+    #: current folder, as it does for ``python -m``.
+    script: bool = False
 
 
 VLLM = EngineRow(
@@ -56,6 +59,7 @@ VLLM = EngineRow(
     # (vllm/v1/engine/core_client.py, monitor_engine_cores: 0.13 and 0.18; 0.23 and 0.30)
     lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
     stack_engine="vllm-ascend",
+    script=True,
 )
 SGLANG = EngineRow(
     name="sglang",

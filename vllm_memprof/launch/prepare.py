@@ -76,7 +76,9 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     require_engine(facts, row)
     run_dir = create_run_dir(request.run_dir, request.model)
     devices = target.devices if request.mode == "plan" else None
-    command = build_command(target.python, request, target.model_path, target.model_args, devices)
+    command = build_command(
+        target.python, request, target.model_path, target.model_args, devices, facts.python
+    )
     env = build_env(environ, run_dir, request.mode, env_extra, row)
     info = RunInfo(
         id=uuid.uuid4().hex,

@@ -11,12 +11,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from vllm_memprof.errors import SetupError
+from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim.poison import CALL_SITE_DIR, PoisonedRead, load_poisoned_reads, poison_env
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
+from vllm_memprof.sim.stacks import load_stack
 
 SCRIPT = Path(__file__).parent / "engine" / "generate.py"
+ENGINE = "vllm-ascend"  # the one that the script runs
 TIMEOUT_S = 600.0
 _TAIL_LINES = 20
 
@@ -30,9 +32,11 @@ def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRea
         device: name of a device profile.
 
     Raises:
-        UsageError: no such stack, device or quantization.
+        UsageError: no such stack, device or quantization, or a stack of another engine.
         SetupError: the stack is not set up, or the engine failed.
     """
+    if (chosen := load_stack(stack)).engine != ENGINE:
+        raise UsageError(f"the self-test runs stacks of {ENGINE}; {chosen.name} is of another")
     runtime = prepare_runtime(device, stack)
     resolved = resolve_model(model, [])
     with tempfile.TemporaryDirectory(prefix="memprof-sim-selftest-") as folder:

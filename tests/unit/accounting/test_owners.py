@@ -253,6 +253,20 @@ def test_atb_s_pool_was_taken_earlier_where_its_warm_up_adds_nothing() -> None:
     assert atb_and_other(much, 3) == (128 * MIB, 384 * MIB)  # no pool is larger
 
 
+def test_atb_s_pool_may_come_inside_a_phase_of_its_phase() -> None:
+    """Operators run in a thread of their own: here while a communicator is made."""
+    pool = ATB_POOL_BYTES
+    found = [
+        span("kv_cache_sizing", taken(1), taken(2), 0),
+        span("graph_capture", taken(3), taken(6, past_torch=pool), 1),
+        span("communicator", taken(4), taken(5, past_torch=pool), 2, parent=1,
+             detail=group("tp:0")),
+    ]  # fmt: skip
+    assert divided(found, 2, "before")["atb"] == 0
+    assert atb_and_other(found, 2) == (pool, 0)
+    assert atb_and_other(found, 1) == (pool, 0)
+
+
 def test_small_growth_is_no_atb_pool() -> None:
     assert atb_and_other(start_up(0, 0, 0, 4 * MIB), 3) == (0, 4 * MIB)
 

@@ -144,10 +144,14 @@ def test_the_first_batch_is_a_phase_and_the_next_is_none(run_engine: Run) -> Non
 
 
 def test_a_failed_allocation_that_ends_the_scheduler_is_read(run_engine: Run) -> None:
-    recorded = run_engine(START + "scheduler.run_event_loop()")
+    code = START + REQUEST + "scheduler.run_event_loop(batch(Request('a', 2), extend=[3]))"
+    recorded = run_engine(code)
 
     assert recorded.code == 1
     failure = recorded.kind("failure")[-1]
+    assert failure["requests"] == [
+        {"id": "a", "scheduled_tokens": 3, "prompt_tokens": 3, "items": []}
+    ]
     assert "Tried to allocate 2.00 GiB" in failure["message"]
     assert recorded.edges("oom")[-1]["detail"]["requested_bytes"] == 2 << 30
 

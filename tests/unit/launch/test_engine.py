@@ -67,6 +67,23 @@ def test_offline_and_plan_go_through_the_driver(tmp_path, monkeypatch):
     assert plan[3:] == ["plan", "--model", "M", "--"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "engine", "version", "safe"),
+    [
+        ("serve", "vllm", "3.11.7", True),  # `vllm serve` is a script
+        ("serve", "sglang", "3.11.7", False),  # `python -m sglang.launch_server`
+        ("offline", "sglang", "3.12.0", True),
+        ("plan", "vllm", "3.10.9", False),  # it has no such option
+        ("plan", "vllm", None, False),
+    ],
+)
+def test_modules_of_the_user_s_folder_are_not_the_engine_s(mode, engine, version, safe):
+    request = LaunchRequest(mode, "M", engine=engine)
+    command = build_command(PYTHON, request, "M", [], None, version)
+    assert (command[1] == "-P") is safe
+    assert command[1 + safe] == "-m"
+
+
 def test_an_experiment_is_never_inherited(tmp_path):
     """Only who asks for empty_cache on the command line gets it; a variable left in the shell
     changes no run."""

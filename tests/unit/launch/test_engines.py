@@ -121,3 +121,12 @@ def test_the_death_of_the_detokenizer_is_told_apart():
     progress.fold("h-12.jsonl", {"kind": "process", "t_ns": S, "pid": 12, "role": "detokenizer"})
     verdict = judge(seen(engine_code=-9, ready=True, deaths=[Death(12, 4 * S, signal=9)]), progress)
     assert verdict.reason == "detokenizer (pid 12) was killed by SIGKILL while serving"
+
+
+def test_a_plan_of_sglang_is_refused_before_anything_is_made():
+    from vllm_memprof.cli.commands.plan import require_plan
+
+    require_plan("vllm")
+    with pytest.raises(UsageError, match="memprof plan does not run SGLang") as caught:
+        require_plan("sglang")
+    assert "memprof offline --engine sglang" in str(caught.value.hint)

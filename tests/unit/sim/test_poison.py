@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vllm_memprof.cli.commands.sim import app
+from vllm_memprof.errors import UsageError
 from vllm_memprof.sim import selftest
 from vllm_memprof.sim.poison import (
     ANSWERED,
@@ -63,3 +64,8 @@ def test_a_value_that_nobody_wrote_fails(monkeypatch, kinds, status, said):
     assert said in result.output
     assert result.output.count("aclnnX") == len(kinds)
     assert result.output.find(UNWRITTEN) <= max(result.output.find(ANSWERED), 0)
+
+
+def test_the_selftest_refuses_a_stack_of_another_engine() -> None:
+    with pytest.raises(UsageError, match="stacks of vllm-ascend; sglang"):
+        selftest.run_selftest("sglang-0.5.23", "memprof/tiny", "910b")

@@ -38,6 +38,30 @@ def test_the_reference_stack_holds_what_the_release_names():
     assert stack.builds[0].env["VLLM_TARGET_DEVICE"] == "empty"
 
 
+def test_the_stack_of_sglang_holds_what_the_release_names_but_for_torch():
+    """Requires-Dist of sglang 0.5.23; of torch it names 2.14.1, for which there is no torch_npu."""
+    stack, other = load_stack("sglang-0.5.23"), load_stack("vllm-ascend-0.23.0")
+    expected = {
+        "sglang": "0.5.23",
+        "transformers": "5.19.0",
+        "tokenizers": "0.23.2",
+        "openai": "2.8.0",
+        "openai-harmony": "0.0.4",
+        "xgrammar": "0.2.7",
+        "compressed-tensors": "0.18.0",
+        "sentencepiece": "0.2.1",
+        "soundfile": "0.13.1",
+    }
+    assert {name: stack.version_of(name) for name in expected} == expected
+    for name in ("vllm", "vllm-ascend", "triton", "flashinfer-python", "sglang-kernel", "numba"):
+        assert stack.version_of(name) is None
+    pins = {pin for chunk in stack.chunks for pin in chunk.pins}
+    shared = pins & {pin for chunk in other.chunks for pin in chunk.pins}
+    assert {name for name, _ in shared} >= {"torch", "torch-npu", "torchvision", "scipy"}
+    assert len(pins - shared) < 20  # what it downloads beside the other
+    assert (stack.engine, stack.engine_version) == ("sglang", "0.5.23")
+
+
 @pytest.mark.parametrize(
     "name", ["triton", "triton-ascend", "cmake", "nvidia-cudnn-cu12", "sentry-sdk"]
 )

@@ -35,5 +35,5 @@ class Scheduler:
     def pause_generation(self, recv_req: Any) -> None:
         pass
 
-    def run_event_loop(self) -> None:
+    def run_event_loop(self, batch: Any = None) -> None:
         raise RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB")
