@@ -73,7 +73,7 @@ FINDINGS: dict[str, Rule] = {
         empty_cache.empty_cache_in_hot_path,
         empty_cache.observation_empties_cache,
         empty_cache.empty_cache_refilled,
-        empty_cache.flush_frees_nothing,
+        sglang.flush_frees_nothing,
         cycles.reserved_grows_without_empty_cache,
         cycles.residue_per_cycle,
         serving_growth.growth_while_serving,

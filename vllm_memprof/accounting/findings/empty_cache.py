@@ -2,8 +2,6 @@
 
 Read in public: a call while requests run synchronises every stream (sgl-project/sglang#22998); a
 debug line that empties the cache, and so changes what it reports on (sglang#24397).
-
-Seen in SGLang 0.5.18 on the simulated NPU: a flush that says it succeeded and frees nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ from vllm_memprof.accounting.findings.registry import (
     WARNING_BYTES,
     Found,
     RankContext,
-    by_bytes,
     finding,
 )
 from vllm_memprof.accounting.reclaim import ENGINE, EmptyCacheCall
-from vllm_memprof.record.spans import ancestors
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import MIB, minus
+from vllm_memprof.units import MIB
 
 #: From this share on, what was freed counts as reallocated.
 REFILLED_SHARE = 0.8
@@ -188,62 +184,6 @@ def empty_cache_refilled(context: RankContext) -> Iterator[Found]:
         )
         severity = WARNING if any(call.while_serving for call in calls) else INFO
         yield Found(evidence, freed - again, action, severity=severity)
-
-
-@finding(
-    "flush-frees-nothing",
-    severity=by_bytes,
-    title=text("A flush of the cache says that it succeeded and releases no memory"),
-    needs=HOOKS,
-)
-def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
-    """Find flushes that should empty the allocator's cache and never call empty_cache.
-
-    Meaning:
-        The KV cache is cleared and the log says "Cache flushed successfully!", but the device has
-        no byte more. SGLang 0.5.14 to 0.5.18 call `current_platform.empty_cache()`, which is an
-        empty function on an NPU; SGLang 0.5.20 and later call the allocator. A warning from
-        128 MiB on, info below.
-
-    Computed:
-        Phases `flush_cache` that returned success, were not asked to leave the cache alone
-        (`torch_empty_cache=false` of a weight update), and have no call of empty_cache in them,
-        in a process in which such calls were recorded at other times. The bytes are what was
-        reserved and not allocated after the flush, and the operator workspace where it was read: a
-        call would have released up to them.
-
-    To do:
-        Use SGLang 0.5.20 or later.
-    """
-    spans = context.rank.phases
-    calls = [span for span in spans if span.phase == "empty_cache"]
-    if not calls:  # not a sign of an empty function: calls may not have been recorded at all
-        return
-    emptied = {parent.order for call in calls for parent in ancestors(spans, call)}
-    left: list[tuple[int, int]] = []
-    for span in spans:
-        if span.phase != "flush_cache" or span.order in emptied or span.after is None:
-            continue
-        if span.detail.get("success") is True and span.detail.get("empty_cache") is not False:
-            size = minus(span.after.reserved_bytes, span.after.allocated_bytes)
-            workspace = span.after.npu_workspace_bytes or 0
-            if size is not None and size + workspace >= MIB:
-                left.append((size, workspace))
-    if not left:
-        return
-    cached, workspace = max(left, key=sum)
-    evidence = text(
-        "{count} flush(es) succeeded, empty_cache was called in none of them: {size:bytes} bytes "
-        "reserved and not allocated and {workspace:bytes} bytes of operator workspace after it",
-        count=len(left),
-        size=cached,
-        workspace=workspace,
-    )
-    action = text(
-        "use SGLang 0.5.20 or later: in 0.5.14 to 0.5.18 the function that the flush calls is "
-        "empty on an NPU"
-    )
-    yield Found(evidence, cached + workspace, action)
 
 
 def _by_site(calls: Iterable[EmptyCacheCall]) -> dict[str, list[EmptyCacheCall]]:

@@ -1,10 +1,12 @@
-"""Findings of SGLang alone: a static share that is too small, and pools beside keys and values."""
+"""Findings of SGLang alone: a static share that is too small, pools beside keys and values, and a
+flush that frees nothing (seen in 0.5.18 on the simulated NPU).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_memprof.accounting.findings.needs import NOTHING, item_known
+from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING, item_known
 from vllm_memprof.accounting.findings.registry import (
     ERROR,
     Found,
@@ -12,7 +14,9 @@ from vllm_memprof.accounting.findings.registry import (
     by_bytes,
     finding,
 )
+from vllm_memprof.record.spans import ancestors
 from vllm_memprof.text import join, text
+from vllm_memprof.units import MIB, minus
 
 #: Bytes of one place in the request-to-token pool.
 #: (sglang/srt/mem_cache/memory_pool.py::ReqToTokenPool, int32)
@@ -117,3 +121,59 @@ def request_pool_not_subtracted(context: RankContext) -> Iterator[Found]:
         evidence = join("; ", [evidence, table])
     action = text("a lower --max-running-requests or --context-length, where steps need it")
     yield Found(evidence, size, action)
+
+
+@finding(
+    "flush-frees-nothing",
+    severity=by_bytes,
+    title=text("A flush of the cache says that it succeeded and releases no memory"),
+    needs=HOOKS,
+)
+def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
+    """Find flushes that should empty the allocator's cache and never call empty_cache.
+
+    Meaning:
+        The KV cache is cleared and the log says "Cache flushed successfully!", but the device has
+        no byte more. SGLang 0.5.14 to 0.5.18 call `current_platform.empty_cache()`, which is an
+        empty function on an NPU; SGLang 0.5.20 and later call the allocator. A warning from
+        128 MiB on, info below.
+
+    Computed:
+        Phases `flush_cache` that returned success, were not asked to leave the cache alone
+        (`torch_empty_cache=false` of a weight update), and have no call of empty_cache in them,
+        in a process in which such calls were recorded at other times. The bytes are what was
+        reserved and not allocated after the flush, and the operator workspace where it was read: a
+        call would have released up to them.
+
+    To do:
+        Use SGLang 0.5.20 or later.
+    """
+    spans = context.rank.phases
+    calls = [span for span in spans if span.phase == "empty_cache"]
+    if not calls:  # not a sign of an empty function: calls may not have been recorded at all
+        return
+    emptied = {parent.order for call in calls for parent in ancestors(spans, call)}
+    left: list[tuple[int, int]] = []
+    for span in spans:
+        if span.phase != "flush_cache" or span.order in emptied or span.after is None:
+            continue
+        if span.detail.get("success") is True and span.detail.get("empty_cache") is not False:
+            size = minus(span.after.reserved_bytes, span.after.allocated_bytes)
+            workspace = span.after.npu_workspace_bytes or 0
+            if size is not None and size + workspace >= MIB:
+                left.append((size, workspace))
+    if not left:
+        return
+    cached, workspace = max(left, key=sum)
+    evidence = text(
+        "{count} flush(es) succeeded, empty_cache was called in none of them: {size:bytes} bytes "
+        "reserved and not allocated and {workspace:bytes} bytes of operator workspace after it",
+        count=len(left),
+        size=cached,
+        workspace=workspace,
+    )
+    action = text(
+        "use SGLang 0.5.20 or later: in 0.5.14 to 0.5.18 the function that the flush calls is "
+        "empty on an NPU"
+    )
+    yield Found(evidence, cached + workspace, action)
