@@ -236,8 +236,6 @@ TABLE: dict[str, Row] = {
 #: Findings that no log can show: they compare the allocator, or the hooks, with the plan. Where
 #: their tests are, below the tests of accounting.
 FROM_HOOKS = {
-    "flush-frees-nothing": "findings/test_empty_cache.py::"
-    "test_a_flush_in_which_the_cache_is_not_emptied",
     "growth-while-serving": "findings/test_serving_growth.py::"
     "test_a_leak_on_the_device_and_one_on_the_host",
     "engine-term-off": "test_audit.py::test_the_engine_halves_its_peak_and_its_residual_stays_0",
