@@ -255,6 +255,8 @@ FROM_HOOKS = {
     "test_a_reading_that_empties_is_found_with_what_it_hid",
     "empty-cache-refilled": "findings/test_empty_cache.py::"
     "test_what_comes_back_as_cache_is_taken_again",
+    "flush-frees-nothing": "findings/test_empty_cache.py::"
+    "test_a_flush_in_which_the_cache_is_not_emptied",
     "reserved-grows-without-empty-cache": "findings/test_cycles.py::"
     "test_reserved_memory_that_grows_with_every_update",
     "kv-cache-beyond-device": "findings/test_fits_device.py::test_one_verdict_one_finding",
