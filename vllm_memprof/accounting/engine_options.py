@@ -37,7 +37,8 @@ _SGLANG = Options(
     ranks="--tp-size",
     no_graphs="--disable-cuda-graph",
     no_graphs_too=(("--cuda-graph-backend-decode", "disabled"),),
-    largest_graph="--cuda-graph-max-bs",
+    # 0.5.23 refuses the shorter name as ambiguous; older releases know that alone
+    largest_graph="--cuda-graph-max-bs-decode / --cuda-graph-max-bs",
     steps=("--chunked-prefill-size", "--max-running-requests"),
     without=frozenset({"image_size", "images_per_prompt", "batched_tokens", "sequences"}),
 )
