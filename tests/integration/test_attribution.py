@@ -12,6 +12,7 @@ import pytest
 from tests.support.engine import RunResult, finish, read_events, start_memprof
 from tests.support.planted import plant
 from tests.unit.accounting.builders import device_memory, remainders_in
+from vllm_memprof.record.schema import SAMPLES_DIR
 from vllm_memprof.units import MIB
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(420)]
@@ -198,6 +199,13 @@ def test_the_runtime_is_asked_at_phase_edges_and_never_between(
     assert read_later
     for pid, _ in read_later:
         by_pid[pid] += 1
+    # every two seconds while no step is under way
+    for path in (result.run_dir / SAMPLES_DIR).glob("*/*.jsonl"):
+        pid = path.parent.name.rsplit("-", 1)[1]
+        samples = [json.loads(line) for line in path.read_text().splitlines()]
+        asked = [each for each in samples if any(name.startswith("runtime.") for name in each)]
+        if asked:
+            by_pid[pid] = by_pid.get(pid, 0) + len(asked)
     calls = {
         path.name.removeprefix("calls-"): len(path.read_text().splitlines())
         for path in plugin.glob("calls-*")
