@@ -498,12 +498,16 @@ def _estimate_by_utilizations(figures: dict[str, Figure]) -> tuple[int, int] | N
 
     The engine prints utilization and utilization - estimate / device total, to four digits each.
     (vllm/v1/worker/gpu_worker.py::Worker.determine_available_memory, 0.18 to 0.33)
+    Where the two are not of one line, or the device's size is of a release without that line,
+    a paste holds several starts: None.
     """
     names = ("gpu_memory_utilization", "equivalent_utilization", "device_total_bytes")
     known = [figures.get(name) for name in names]
     if None in known:
         return None
     asked, equivalent, total = (figure for figure in known if figure is not None)
+    if asked.line != equivalent.line or total.format.equation == "E0":
+        return None
     share = asked.value - equivalent.value
     half = total.value * 1e-4 + share * total.half_unit_bytes
     return round(share * total.value), ceil(half)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_memprof.logs.figures import parse_lines
@@ -163,6 +163,7 @@ def test_several_starts_in_one_paste_are_kept_apart(names, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(names=st.lists(st.sampled_from(SINGLE), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+@example(names=["vllm-project__vllm-11251.log", "noonghunna__club-3090-127.log"], seed=0)
 def test_pastes_without_beginnings_mix_no_numbers(names, seed):
     """Nothing may tell such starts apart, and still every figure is one that a line holds under
     that name.
