@@ -137,6 +137,7 @@ def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
         assert at_the_end(tmp_path / "alone") == {1: found[1]}
 
 
+@pytest.mark.full
 def test_batches_that_a_rank_alone_cannot_have_are_refused(sim_stack: str, tmp_path: Path) -> None:
     command = [
         "plan", "memprof/tiny", "--device", "sim:910b", "--until", "ready", "--ranks", "one",

@@ -162,10 +162,11 @@ def _plan_replica(
     except StopAfterPlan:
         return 0
     if to_the_end:
+        alone = choice.mode != "all"  # its groups without peers cannot be taken down
         try:
             _run_batches(core, vllm_config)
         finally:
-            core.shutdown()
+            core.model_executor.shutdown() if alone else core.shutdown()
         return 0
     core.shutdown()
     print(
