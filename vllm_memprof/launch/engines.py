@@ -101,9 +101,7 @@ def refuse(row: EngineRow, option: str) -> None:
         UsageError: it has none.
     """
     if option in row.without:
-        raise UsageError(
-            f"{option} has no counterpart in {row.title}", hint=row.without[option]
-        )
+        raise UsageError(f"{option} has no counterpart in {row.title}", hint=row.without[option])
 
 
 def engine_row(name: str) -> EngineRow:
