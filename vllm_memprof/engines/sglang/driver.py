@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_plan(options, engine_args)
         return run_offline(options, engine_args)
     except (PromptError, RankError) as error:  # a wrong argument of the driver itself
-        print(f"memprof {options.mode}: {error}", file=sys.stderr)
+        print(f"memprof {options.mode}: error: {error}", file=sys.stderr)
         return 2
 
 
