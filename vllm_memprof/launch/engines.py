@@ -36,8 +36,10 @@ class EngineRow:
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
-    #: Option of memprof that it has no counterpart for -> what to do instead.
-    without: Mapping[str, str] = field(default_factory=dict)
+    #: Options of memprof that it has no counterpart for.
+    without: tuple[str, ...] = ()
+    #: One of those -> what to do, where that is not to leave it out.
+    instead: Mapping[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)  # unless the user set them
     #: Its server is a script that pip installs, for which Python does not look for modules in the
     #: current folder, as it does for ``python -m``.
@@ -82,8 +84,8 @@ SGLANG = EngineRow(
     lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
     stack="sglang-0.5.23",
     stack_engine="sglang",
-    without={
-        "--sleep-cycles": "leave it out",
+    without=("--sleep-cycles", "--ranks one", "--ranks edges", "--rank", "--fit"),
+    instead={
         "--ranks one": _EVERY_RANK,
         "--ranks edges": _EVERY_RANK,
         "--rank": _EVERY_RANK,
@@ -101,7 +103,8 @@ def refuse(row: EngineRow, option: str) -> None:
         UsageError: it has none.
     """
     if option in row.without:
-        raise UsageError(f"{option} has no counterpart in {row.title}", hint=row.without[option])
+        hint = row.instead.get(option, "leave it out")
+        raise UsageError(f"{option} has no counterpart in {row.title}", hint=hint)
 
 
 def engine_row(name: str) -> EngineRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -148,8 +149,20 @@ def test_a_plan_of_sglang_runs_its_driver():
 
 
 def test_an_option_without_a_counterpart_says_what_to_do_instead():
-    for option, instead in SGLANG.without.items():
+    for option in SGLANG.without:
         with pytest.raises(UsageError, match=f"{option} has no counterpart in SGLang") as caught:
             refuse(SGLANG, option)
-        assert caught.value.hint == instead
+        assert caught.value.hint == SGLANG.instead.get(option, "leave it out")
+    assert set(SGLANG.instead) < set(SGLANG.without)
     refuse(VLLM, "--fit")
+
+
+def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch):
+    from vllm_memprof.cli.commands.plan import require_plan
+
+    for engine in ("vllm", "sglang"):
+        require_plan(engine)
+    monkeypatch.setitem(ENGINES, "sglang", replace(SGLANG, modes=("serve", "offline")))
+    with pytest.raises(UsageError, match="memprof plan does not run SGLang") as caught:
+        require_plan("sglang")
+    assert "memprof offline --engine sglang" in str(caught.value.hint)

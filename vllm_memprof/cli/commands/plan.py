@@ -27,6 +27,23 @@ Rank = Annotated[
 app = typer.Typer(**shared.APP_SETTINGS)
 
 
+def require_plan(engine: str) -> None:
+    """Refuse an engine that cannot be planned, before anything is made.
+
+    Raises:
+        UsageError: no such engine, or it has no plan.
+    """
+    from vllm_memprof.launch.engines import engine_row
+
+    row = engine_row(engine)
+    if "plan" not in row.modes:
+        raise UsageError(
+            f"memprof plan does not run {row.title} yet",
+            hint=f"memprof offline --engine {row.name} prints the same budget after a start, "
+            "memprof explain that of a log",
+        )
+
+
 @app.command(cls=EngineCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
@@ -62,6 +79,7 @@ def plan(
     Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
     but larger and smaller values do not pass in order, so a better value may exist.
     """
+    require_plan(engine)
     given = {
         "--want": want,
         "--headroom": headroom,
