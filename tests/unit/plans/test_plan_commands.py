@@ -275,6 +275,7 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
             ["--fit", "max-model-len", "--format", "trace"],
             "--format 'trace' is not known",
         ),
+        (["--engine", "sglang", "--fit", "devices"], "--fit has no counterpart in SGLang"),
         (["--want", "tokens=5"], "--want means nothing without --fit"),
         (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
     ],
