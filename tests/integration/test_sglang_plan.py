@@ -5,7 +5,10 @@ The stack takes minutes to set up (make sim-every): no part of CI.
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +111,20 @@ def test_more_ranks_than_devices_are_a_wrong_argument(tmp_path: Path) -> None:
     plan = run("plan", tmp_path / "plan", *TINY, "--tp-size", "16")
     assert plan.returncode == 2
     assert "16 ranks, and this machine has 8 devices" in plan.info["exit_reason"]
+
+
+def test_a_sweep_has_a_row_for_each_share(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "vllm_memprof", "sweep", *TINY, "--no-cache", "--format", "json",
+            "--over", "mem-fraction-static=0.4,0.8", "-o", str(tmp_path / "sweep"),
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    small, large = json.loads(done.stdout)["rows"]
+    assert (small["status"], large["status"]) == ("ok", "ok")
+    assert large["tokens"] > 1.9 * small["tokens"]
+    assert {row["spare_bytes"] for row in (small, large)} == {None}
+    assert {row["devices"] for row in (small, large)} == {1}
+    assert {row["equation"] for row in (small, large)} == {"S1"}
