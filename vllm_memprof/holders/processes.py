@@ -176,7 +176,9 @@ def _left_behind(
     child, known = process, record
     for _ in range(_MOST_PARENTS):
         parent_pid = _read(child, "ppid")
-        who: str = text("its parent") if child is process else text("the parent of {pid}", pid=child.pid)
+        who: str = (
+            text("its parent") if child is process else text("the parent of {pid}", pid=child.pid)
+        )
         if known is not None and known.ppid is not None and parent_pid != known.ppid:
             return True, text("{who}, {parent}, has ended", who=who, parent=known.ppid)
         if not parent_pid:
