@@ -25,13 +25,13 @@ from vllm_memprof.report.document import (
 )
 from vllm_memprof.report.sections.base import modelled
 from vllm_memprof.text import join, text
-from vllm_memprof.units import format_gib, one_line
+from vllm_memprof.units import format_gib, one_line, sum_or_none
 
 #: From this width on a process has its user and the time of its start beside it.
 _WIDE = 100
 #: Characters of a command line, by width of the table.
 _COMMAND, _WIDE_COMMAND = 44, 60
-_WHERE = {ENDED: text("ended"), ELSEWHERE: text("of the host")}
+_WHERE = {ENDED: text("ended"), ELSEWHERE: text("not visible here")}
 
 
 def who_document(who: Who, width: int) -> Document:
@@ -43,14 +43,13 @@ def who_document(who: Who, width: int) -> Document:
         sections.append(_processes(listed, wide, who.simulated))
     if who.left_behind:
         sections.append(_left_behind(who))
-    verdict, style = _verdict(who)
     return Document(
         kind="who",
         title=text("Who holds {device}", device=who.device),
         head=[Line(text("device"), who.device, TOTAL)],
         sections=sections,
-        verdict=verdict,
-        verdict_style=style,
+        verdict="",
+        tail=_tail(who),
         whole="--json",
     )
 
@@ -188,31 +187,35 @@ def _left_behind(who: Who) -> Section:
     return Section(text("Engine processes left behind"), columns, shown, notes)
 
 
-def _verdict(who: Who) -> tuple[str, str]:
+def _tail(who: Who) -> list[Line]:
+    lines = []
+    if who.left_behind:
+        count = len(who.left_behind)
+        sizes = [row.bytes for row in who.left_behind]
+        known = text("engine processes left behind: {count}", count=count)
+        if None not in sizes:
+            known = text(
+                "engine processes left behind: {count}, which hold {size:gib} GiB",
+                count=count,
+                size=sum_or_none(sizes),
+            )
+        lines.append(Line(text("note"), known, BAD))
     if who.wait is not None:
         size, seconds = who.wait.free_bytes, who.wait.seconds
         if who.wait.met:
-            return text(
+            said = text(
                 "{size:gib} GiB are free on every device, after {seconds:.0f} s",
                 size=size,
                 seconds=seconds,
-            ), GOOD
-        return text(
-            "{size:gib} GiB are not free on every device after {seconds:.0f} s",
-            size=size,
-            seconds=seconds,
-        ), BAD
-    known = [row.bytes for row in who.left_behind if row.bytes is not None]
-    if not who.left_behind:
-        return "", TOTAL
-    count = len(who.left_behind)
-    if len(known) < count:
-        return text("engine processes left behind: {count}", count=count), BAD
-    return text(
-        "engine processes left behind: {count}, which hold {size:gib} GiB",
-        count=count,
-        size=sum(known),
-    ), BAD
+            )
+        else:
+            said = text(
+                "{size:gib} GiB are not free on every device after {seconds:.0f} s",
+                size=size,
+                seconds=seconds,
+            )
+        lines.append(Line(text("verdict"), said, GOOD if who.wait.met else BAD))
+    return lines
 
 
 def _short(row: HolderRow) -> str:
