@@ -74,7 +74,7 @@ ONLY = {
     ("capture", "record"): {"schema", "failures"},
     ("engines", "record"): {"schema"},
     ("holders", "capture"): {"driver_list"},
-    ("holders", "launch"): {"folder"},
+    ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},
     ("report", "plans"): {"rows"},
     ("report", "accuracy"): {"spread"},

@@ -100,7 +100,7 @@ Processes
 Engine processes left behind
 
   PID    GiB  Process          Why
- ──────────────────────────────────────────────────────
+ ─────────────────────────────────────────────────────────
  4321  30.00  vllm Worker_TP0  its parent, 4300, has ended
 
   memprof ends none of them; kill PID asks one to end, kill -9 PID ends it
