@@ -10,7 +10,7 @@ from vllm_memprof.capture.driver_list import LISTED_AT_MOST, STEP_BYTES
 from vllm_memprof.errors import UsageError
 from vllm_memprof.holders.driver import Listed, Source, read_driver
 from vllm_memprof.holders.processes import left_behind, listed_process, numbers_of_the_driver
-from vllm_memprof.holders.rows import ENDED, HERE, DeviceRow, Who
+from vllm_memprof.holders.rows import ENDED, HERE, OWN_NUMBERS, DeviceRow, Who
 from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
@@ -41,7 +41,10 @@ def look(source: Source, only: Sequence[int] = (), folders: Sequence[Path] = ())
         for process in row.processes or ():
             if process.where == HERE and process.bytes is not None:
                 held[process.pid] = held.get(process.pid, 0) + process.bytes
-    behind = [replace(row, bytes=held.get(row.pid)) for row in left_behind(folders)]
+    # a process that no list names holds nothing, if the lists are whole and have numbers of here
+    whole = numbers == OWN_NUMBERS and all(row.processes_complete for row in devices)
+    rest = 0 if whole else None
+    behind = [replace(row, bytes=held.get(row.pid, rest)) for row in left_behind(folders)]
     return Who(source.name, source.simulated, numbers, devices, behind)
 
 

@@ -28,7 +28,9 @@ class HolderRow:
     """
 
     pid: int  # as the driver lists it; of ``left_behind`` as this pid namespace numbers it
-    bytes: Size | None  # on this device; of ``left_behind`` on all, None where no list names it
+    #: On this device; of ``left_behind`` on all that are shown, None where a list of processes is
+    #: missing, full or of other numbers, and does not name it.
+    bytes: Size | None
     where: Annotated[str, Allowed((HERE, ENDED, ELSEWHERE))]
     user: str | None = None
     command: list[str] | None = None  # secrets replaced
