@@ -282,7 +282,7 @@ def _budget(rank: _Rank, oom: Oom | None) -> Budget:
     why_unknown = None
     if rank.summary.source == "log":
         why_unknown = text("the log does not say")
-    elif rank.summary.mode == "plan":
+    elif rank.summary.mode == "plan" and rank.summary.until != "ready":
         why_unknown = text("memprof plan stops after the KV plan")
     return fit_device(
         _equation_budget(rank),

@@ -15,6 +15,8 @@ DEFAULT_PROFILE = "910b"
 DEFAULT_STARTUP_TIMEOUT_S = 600.0
 #: Which ranks a plan runs; "auto" is all of them where they fit this machine, else one.
 RANKS = ("auto", "one", "all", "edges")
+#: Where a plan stops: at the KV plan, or when the largest batches have run.
+UNTIL = ("kv", "ready")
 #: What an offline run does with a prompt that cannot be read, or that the engine refuses.
 ON_ERROR = ("stop", "skip")
 
@@ -80,6 +82,7 @@ class LaunchRequest:
     empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
+    until: str = "kv"  # of a plan: one of UNTIL
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
@@ -124,6 +127,15 @@ class LaunchRequest:
         if self.ranks is not None and self.ranks not in RANKS:
             raise UsageError(
                 f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
+            )
+        if self.until not in UNTIL:
+            raise UsageError(
+                f"--until {self.until!r} is not known", hint=f"one of {', '.join(UNTIL)}"
+            )
+        if self.until == "ready" and self.ranks == "edges":
+            raise UsageError(
+                "--until ready runs batches, for which --ranks edges has no workers",
+                hint="--ranks all or --ranks one",
             )
         if self.rank is not None and self.rank < 0:
             raise UsageError("--rank must not be negative")
