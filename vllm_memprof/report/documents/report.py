@@ -208,7 +208,7 @@ def _left_by_plan(report: Report) -> list[Text]:
 
     It is no verdict: what graphs and steps take of it was not run.
     """
-    if report.run.mode != "plan":
+    if report.run.mode != "plan" or report.run.until == "ready":
         return []
     ends = [last_of(rank.phases, "kv_cache_alloc") for rank in report.ranks]
     left = [
