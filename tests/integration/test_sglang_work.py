@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from tests.integration.test_sglang import ARGS, STACK, assert_reconciled, offlin
 from tests.support.engine import (
     finish,
     require_stack,
-    run_in_engine,
     start_memprof,
     wait_for_server,
 )
@@ -238,9 +238,15 @@ def ask_everything(port: int, tmp_path: Path) -> None:
         assert made["meta_info"]["finish_reason"]["type"] == "stop"
 
     (tmp_path / "trainer.py").write_text(TRAINER)
-    answers, _ = run_in_engine(
-        prepare_runtime("910b", STACK), tmp_path / "trainer.py", str(port), str(free_port()),
-        MEMPROF_SIM_STATE=str(tmp_path / "trainer-devices"),
-    )  # fmt: skip
+    runtime = prepare_runtime("910b", STACK)
+    env = {**os.environ, **runtime.env, "MEMPROF_SIM_STATE": str(tmp_path / "trainer-devices")}
+    command = [str(runtime.python), str(tmp_path / "trainer.py"), str(port), str(free_port())]
+    # into a file: the manager of shared tensors keeps a pipe open as long as the server lives
+    with (tmp_path / "trainer.out").open("w") as out:
+        subprocess.run(command, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=100)
+    log = (tmp_path / "trainer.out").read_text()
+    line = next((line for line in log.splitlines() if line.startswith("RESULT ")), None)
+    assert line, log[-4000:]
+    answers = json.loads(line.removeprefix("RESULT "))
     print(json.dumps(answers, indent=1))
     assert {path: status for path, (status, _) in answers.items()} == dict.fromkeys(answers, 200)
