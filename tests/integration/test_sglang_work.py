@@ -243,7 +243,7 @@ def ask_everything(port: int, tmp_path: Path) -> None:
     command = [str(runtime.python), str(tmp_path / "trainer.py"), str(port), str(free_port())]
     # into a file: the manager of shared tensors keeps a pipe open as long as the server lives
     with (tmp_path / "trainer.out").open("w") as out:
-        subprocess.run(command, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=100)
+        subprocess.run(command, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=200)
     log = (tmp_path / "trainer.out").read_text()
     line = next((line for line in log.splitlines() if line.startswith("RESULT ")), None)
     assert line, log[-4000:]
