@@ -36,6 +36,9 @@ _CONTEXT = "sglang.srt.runtime_context"
 _GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 #: The row of the function that makes the pools of all models of a rank.
 POOLS = "sgl.pools"
+#: Ways in which a tokenizer process hands over multimodal input in memory of the device, for which
+#: SGLang sets more aside. (kv_cache_configurator.py::mm_runtime_reservation_gb, 0.5.23)
+_TRANSPORT_POOLS = ("cuda_ipc", "cuda_vmm")
 #: Batches after which every communicator of the model has been used: a prefill and some decodes.
 _FIRST_BATCHES = 8
 
@@ -184,6 +187,7 @@ def leave_load(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None and not _is_draft(call.subject):
         recorder.hooks.bind_instance(call.subject)
+        recorder.hooks.bind_model(call.subject)
 
 
 def begin_sizing(recorder: Recorder, call: Call) -> None:
@@ -203,6 +207,16 @@ def keep_available(recorder: Recorder, call: Call) -> None:
 def keep_reservation(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("kv_cache_sizing") and call.error is None:
         recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
+        recorder.notes.mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
+
+
+def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
+    """Keep how much the cache of multimodal embeddings may come to hold, where that is all that the
+    reservation is for; every model has that cache."""
+    limit = call.args[0] if call.args else call.kwargs.get("max_size")
+    reserved = recorder.figures.get("mm_reserved_bytes") is not None
+    if call.error is None and reserved and not recorder.notes.mm_pools:
+        recorder.figures["mm_cache_limit_bytes"] = _int(limit)
 
 
 def leave_sizing(recorder: Recorder, call: Call) -> None:
@@ -375,6 +389,8 @@ def begin_online(recorder: Recorder, call: Call) -> None:
     """Open a phase of a serving scheduler, with what the request for it says."""
     request = call.args[1] if len(call.args) > 1 else next(iter(call.kwargs.values()), None)
     detail: dict[str, object] = {"by": call.function}
+    if call.hook.phase == "weight_update":
+        detail["kind"] = call.hook.id.rpartition(".")[2]  # disk, tensor, distributed, ipc
     for name in ("mode", "torch_empty_cache", "flush_cache", "empty_cache", "tags"):
         value = call.kwargs.get(name, getattr(request, name, None))
         if isinstance(value, (bool, str)):
