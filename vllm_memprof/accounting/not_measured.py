@@ -31,7 +31,7 @@ _OF_SGLANG = (
     "request",
 )
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
-_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
+_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 
 
 def not_measured(

@@ -79,6 +79,8 @@ class Notes:
     rank: int | None = None  # within the replica (SGLang)
     warm_up: OpenPhase | None = None  # that no single call of the engine is (SGLang)
     requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
+    mm_merge: Any = None  # stage of the sampler under way (SGLang)
+    mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)
 
 
 class HooksInForce(Protocol):

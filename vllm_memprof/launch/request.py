@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.launch.engines import engine_row
+from vllm_memprof.launch.engines import engine_row, refuse
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
 DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
@@ -169,7 +169,12 @@ class LaunchRequest:
                 f"memprof {self.mode} does not run {row.title} yet",
                 hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
             )
-        if self.sleep_cycles and "--sleep-cycles" in row.without:
-            raise UsageError(
-                f"--sleep-cycles has no counterpart in {row.title}", hint="leave it out"
-            )
+        given = {
+            "--sleep-cycles": self.sleep_cycles > 0,
+            f"--ranks {self.ranks}": self.ranks is not None,
+            "--rank": self.rank is not None,
+            f"--until {self.until}": self.until != "kv",
+        }
+        for option, is_given in given.items():
+            if is_given:
+                refuse(row, option)

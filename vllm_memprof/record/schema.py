@@ -206,6 +206,8 @@ SGLANG_FIGURES = (
     "least_free_after_load_bytes",  # what _profile_available_bytes reads
     "mem_fraction_static",  # float
     "mm_reserved_bytes",  # set aside for multi-modal input
+    # what the cache of multimodal embeddings may hold, where the former is for it alone
+    "mm_cache_limit_bytes",
     "page_bytes",  # of the KV cache, all layers; its tokens go down to whole pages
     "profiled_bytes",  # what _profile_available_bytes returned
     "limited_tokens",  # --max-total-tokens, where that is what it serves with

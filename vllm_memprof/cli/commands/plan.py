@@ -100,6 +100,9 @@ def plan(
         "--no-cache": no_cache,
     }
     if fit is not None:
+        from vllm_memprof.launch.engines import engine_row, refuse
+
+        refuse(engine_row(engine), "--fit")
         if keep_secrets:
             raise UsageError("--keep-secrets is for one run: it does not go with --fit")
         if share_device:
