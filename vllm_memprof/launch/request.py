@@ -157,7 +157,15 @@ class LaunchRequest:
                 f"memprof {self.mode} does not run {row.title} yet",
                 hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
             )
-        if self.sleep_cycles and "--sleep-cycles" in row.without:
-            raise UsageError(
-                f"--sleep-cycles has no counterpart in {row.title}", hint="leave it out"
-            )
+        given: dict[str, object] = {
+            "--sleep-cycles": self.sleep_cycles,
+            "--prompts": self.prompts_file,
+            "--images": self.images_dir,
+            "--at-once": self.at_once,
+            "--concurrency": self.concurrency,
+            "--max-tokens": self.max_tokens,
+            "--trace-allocations": self.trace_allocations,
+        }
+        for option in row.without:
+            if given[option]:
+                raise UsageError(f"{option} has no counterpart in {row.title}", hint="leave it out")
