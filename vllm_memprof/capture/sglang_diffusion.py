@@ -8,7 +8,7 @@ KV cache and no equation. Read in 0.5.23.
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from typing import Any
 
 from vllm_memprof.capture import empty_cache, identity
 from vllm_memprof.capture.actions import begin_phase, end_phase
@@ -26,6 +26,13 @@ from vllm_memprof.capture.recorder import Recorder
 _RECORDED_REQUESTS = 64
 
 
+class Running:
+    """The requests under way: one at a time, where no object of the engine says which."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+
 def enter_worker(recorder: Recorder, call: Call) -> None:
     recorder.roles.add("worker")
 
@@ -37,7 +44,7 @@ def leave_worker(recorder: Recorder, call: Call) -> None:
     notes = recorder.notes
     notes.model_ready = notes.serving = True
     # one request runs at a time: calls of empty_cache are asked whether it is under way
-    notes.running = SimpleNamespace(requests=[])
+    notes.running = Running()
     empty_cache.keep_worker(recorder, notes.running)
     recorder.emit("ready", what="model")
     recorder.hooks.self_check(MODEL_READY)
