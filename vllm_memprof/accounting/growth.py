@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory, Span
+from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory
 from vllm_memprof.units import minus, sum_or_none
 
 

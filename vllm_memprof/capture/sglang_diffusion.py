@@ -23,7 +23,7 @@ from vllm_memprof.capture.hook import (
 from vllm_memprof.capture.recorder import Recorder
 
 #: Requests that are recorded, each with its stages: a server runs as many as it is sent.
-_RECORDED_REQUESTS = 64
+RECORDED_REQUESTS = 64
 
 
 class Running:
@@ -59,9 +59,9 @@ def enter_launcher(recorder: Recorder, call: Call) -> None:
 
 def leave_device_init(recorder: Recorder, call: Call) -> None:
     """Groups are made and the device is chosen: identity, observer of failed allocations."""
-    device = _device_index(recorder)
-    if call.error is None and recorder.notes.label is None and device is not None:
-        recorder.probe.device = device
+    backend = recorder.probe.backend
+    if call.error is None and recorder.notes.label is None and backend is not None:
+        device = recorder.probe.device = backend.current_device()
         known = _identity(recorder, device)
         recorder.notes.label = str(known["label"])
         recorder.emit("identity", **known)
@@ -71,21 +71,11 @@ def leave_device_init(recorder: Recorder, call: Call) -> None:
         recorder.hooks.self_check(DEVICE_READY)
 
 
-def _device_index(recorder: Recorder) -> int | None:
-    """Return the device that the process has chosen; None where torch does not say."""
-    name = recorder.probe.backend_name
-    module = getattr(sys.modules.get("torch"), name or "", None)
-    try:
-        return int(module.current_device()) if module is not None else None
-    except Exception:
-        return None
-
-
 def _identity(recorder: Recorder, device: int) -> dict[str, object]:
     """Return the keys of an identity event: the ranks are those of torch's process group."""
     world = getattr(sys.modules.get("torch"), "distributed", None)
     rank = size = None
-    if world is not None and world.is_initialized():
+    if world is not None and getattr(world, "is_initialized", bool)():
         rank, size = int(world.get_rank()), int(world.get_world_size())
     backend = recorder.probe.backend
     return {
@@ -131,7 +121,7 @@ def leave_request(recorder: Recorder, call: Call) -> None:
     running.requests.clear()
     end_phase(recorder, call)
     recorder.notes.first_batches += 1
-    if recorder.notes.first_batches >= _RECORDED_REQUESTS:
+    if recorder.notes.first_batches >= RECORDED_REQUESTS:
         recorder.notes.worker = None  # from here on nobody knows whether one is under way
         recorder.hooks.release(FIRST_STEPS)
 

@@ -1,6 +1,6 @@
 """SGLang's diffusion runtime without a server: an image or a video per prompt.
 
-``python -m vllm_memprof.engines.sglang.diffusion_driver offline ...`` runs under the engine's
+``python -m vllm_memprof.engines.sglang_diffusion.driver offline ...`` runs under the engine's
 interpreter. The engine's arguments are those of ``sglang generate`` and go through its own parser.
 Workers are processes that SGLang spawns: this module is imported in each of them and does nothing
 there.
@@ -76,7 +76,7 @@ def _generate(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m vllm_memprof.engines.sglang.diffusion_driver",
+        prog="python -m vllm_memprof.engines.sglang_diffusion.driver",
         description="Run the engine without a server. Arguments after -- are those of sglang "
         "generate.",
         allow_abbrev=False,
