@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ENGINE ?= vllm
 STACK  ?= $(if $(filter sglang,$(ENGINE)),sglang-0.5.23,vllm-ascend-0.23.0)
-OLD_STACK := vllm-ascend-0.13.0
-MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2 sglang-0.5.23
+CI_STACKS := vllm-ascend-0.13.0 sglang-0.5.23
+MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
@@ -28,10 +28,10 @@ $(STAMP): pyproject.toml
 sim: $(STAMP)  ## Set up the simulated device and its engine stack
 	$(BIN)/memprof sim setup --stack $(STACK)
 
-sim-all: sim  ## The same, and the older engine stack that the tests run too
-	$(BIN)/memprof sim setup --stack $(OLD_STACK)
+sim-all: sim  ## The same, and the other engine stacks that make test runs
+	for stack in $(CI_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
 
-sim-every: sim-all  ## The same, and the other engine stacks, which make test-full runs
+sim-every: sim-all  ## The same, and those that make test-full alone runs
 	for stack in $(MORE_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
 
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B; ENGINE=sglang runs SGLang

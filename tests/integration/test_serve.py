@@ -61,12 +61,15 @@ def models(port: int):
         return None
 
 
+@pytest.mark.parametrize(
+    "model",
+    ["memprof/tiny-vl", pytest.param("Qwen/Qwen3-VL-8B-Instruct", marks=pytest.mark.full)],
+)
 def test_serve_answers_a_chat_with_an_image_and_ends_cleanly(
-    sim_stack, tmp_path, cleanup_processes
+    model, sim_stack, tmp_path, cleanup_processes
 ):
     port = free_port()
     run_dir = tmp_path / "run"
-    model = "Qwen/Qwen3-VL-8B-Instruct"
     args = [
         "serve",
         model,

@@ -1,5 +1,5 @@
 """``memprof serve`` and ``offline`` with ``--engine sglang``: the unmodified SGLang on the simulated
-device, recorded. The stack takes minutes to set up (make sim-every): no part of CI.
+device, recorded. One offline run and one of a server are part of CI.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.png import write_png
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
 
-pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
 
 STACK = "sglang-0.5.23"
 ARGS = ["--engine", "sglang", "--device", "sim:910b", "--stack", STACK]
@@ -114,6 +114,7 @@ def test_two_ranks_with_graphs(tmp_path: Path) -> None:
     assert "co-tenant" not in {finding["id"] for finding in report["findings"]}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "more"),
     [("Qwen/Qwen3-8B", []), ("Qwen/Qwen3-30B-A3B", ["--disable-cuda-graph"])],
@@ -124,6 +125,7 @@ def test_models_of_two_ranks(tmp_path: Path, model: str, more: list[str]) -> Non
     assert_reconciled(run, 2, set() if more else {"graph_capture"})
 
 
+@pytest.mark.full
 def test_images(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
@@ -139,6 +141,7 @@ def test_images(tmp_path: Path) -> None:
     assert len(set(prompts)) == 3, "images of three sizes are so many tokens each"
 
 
+@pytest.mark.full
 def test_the_observer_changes_neither_tokens_nor_bytes(tmp_path: Path) -> None:
     runtime = prepare_runtime("910b", STACK)
     model = resolve_model("memprof/tiny", [])
@@ -220,6 +223,7 @@ def test_a_server_that_is_asked_for_everything(tmp_path: Path) -> None:
     assert_nothing_left(engine_pids(run_dir))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("role", ["worker", "detokenizer"])
 def test_a_process_that_is_killed_while_it_serves(tmp_path: Path, role: str) -> None:
     run_dir = tmp_path / "run"
@@ -239,6 +243,7 @@ def test_a_process_that_is_killed_while_it_serves(tmp_path: Path, role: str) -> 
     assert_nothing_left(pids)
 
 
+@pytest.mark.full
 def test_the_engine_ends_after_its_launcher_was_killed(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process, _ = serve(run_dir)

@@ -2,7 +2,7 @@
 of free memory. The tables of docs/engines.md are what these tests print (``pytest -s``).
 
 Public reports: sgl-project/sglang#22998 (weight update under load), #24854 (in-place pause), #24397
-(readings that empty the cache). The stack takes minutes to set up (make sim-every): no part of CI.
+(readings that empty the cache). CI runs SGLang through `test_sglang.py`; this is part of make test-full.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The unmodified SGLang on the simulated device, without memprof in it: it starts, it answers, and
 what a tiny model computes is what the CPU computes.
 
-The stack takes minutes to set up (make sim-every): no part of CI.
+CI runs SGLang through `test_sglang.py`; this is part of make test-full.
 """
 
 from __future__ import annotations

@@ -543,7 +543,7 @@ def many_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("format_name", "size"),
     [
         ("table", 60_000),
-        ("json", 120_000_000),
+        pytest.param("json", 120_000_000, marks=pytest.mark.full),
         pytest.param("markdown", 60_000, marks=pytest.mark.full),
         pytest.param("csv", 150_000_000, marks=pytest.mark.full),
         pytest.param("trace", 70_000_000, marks=pytest.mark.full),
