@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(600)]
 STACK = "sglang-0.5.23"
 ARGS = [
     "--engine", "sglang-diffusion", "--device", "sim:910b", "--stack", STACK, "--log-level",
-    "debug", "--width", "512", "--height", "512", "--num-inference-steps", "3", "--seed", "1",
+    "debug", "--width", "256", "--height", "256", "--num-inference-steps", "3", "--seed", "1",
 ]  # fmt: skip
 COMPONENTS = ["transformer", "text_encoder", "vae", "tokenizer", "scheduler"]
 #: As the classes are called; the runtime prints the denoising stage under another name.
@@ -95,9 +95,18 @@ index = {
 print("RESULT " + json.dumps(None))
 """
 
-#: The debug line of each stage with the reading that empties the cache, as up to 0.5.11.
-EMPTIES = """
+#: Attention does not compute on the simulated device: its output is what the memory held. The
+#: runtime refuses a stage whose output holds a NaN, which it does by chance.
+UNCHECKED = """
 def register():
+    from sglang.multimodal_gen.runtime.pipelines_core.stages.base import PipelineStage
+
+    PipelineStage._run_verification = lambda *args: None
+"""
+#: The debug line of each stage with the reading that empties the cache, as up to 0.5.11.
+EMPTIES = (
+    UNCHECKED
+    + """
     import inspect, textwrap
     from sglang.multimodal_gen.runtime.utils import perf_logger
 
@@ -109,6 +118,7 @@ def register():
     exec(compile(source, perf_logger.__file__, "exec"), vars(perf_logger), made)
     perf_logger.StageProfiler.__enter__ = made["__enter__"]
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +140,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(target)
 
 
-def generate(model: str, run_dir: Path, prompts: int, env: dict[str, str]) -> RunResult:
-    cache = {"SGLANG_DIFFUSION_CACHE_ROOT": f"{run_dir}.cache"}
+def generate(model: str, run_dir: Path, prompts: int, planted: str) -> RunResult:
+    env = plant(Path(f"{run_dir}.plugin"), planted, "sglang.multimodal_gen.plugins")
+    env["SGLANG_DIFFUSION_CACHE_ROOT"] = f"{run_dir}.cache"
     args = ["offline", model, *ARGS, "--output-path", f"{run_dir}.images"]
     args += [f"--prompt=picture {number}" for number in range(prompts)]
-    process = start_memprof(args, run_dir, env={**os.environ, **cache, **env})
+    process = start_memprof(args, run_dir, env={**os.environ, **env})
     run = finish(process, run_dir)
     assert run.returncode == 0, run.output[-3000:]
     assert len(list(Path(f"{run_dir}.images").glob("*.png"))) == prompts
@@ -157,7 +168,7 @@ def figures(log: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def as_it_is(model: str, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    return generate(model, tmp_path_factory.mktemp("as_it_is") / "run", 2, {})
+    return generate(model, tmp_path_factory.mktemp("as_it_is") / "run", 2, UNCHECKED)
 
 
 def test_a_request_is_a_row_of_stages(as_it_is: RunResult) -> None:
@@ -206,8 +217,7 @@ def test_lines_of_stages_that_empty_the_cache(
     model: str, as_it_is: RunResult, tmp_path: Path
 ) -> None:
     """As up to 0.5.11 (sgl-project/sglang#24397): each line then prints what the call has left."""
-    env = plant(tmp_path / "plugin", EMPTIES, "sglang.multimodal_gen.plugins")
-    run = generate(model, tmp_path / "run", 2, env)
+    run = generate(model, tmp_path / "run", 2, EMPTIES)
     [rank] = run.report["ranks"]
     calls = [call for call in rank["empty_cache"] if call["phase"] == "stage"]
     assert all(is_reading(call) and call["while_serving"] for call in calls)
