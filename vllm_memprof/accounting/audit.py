@@ -345,6 +345,15 @@ _UNREADABLE: dict[str, Text] = {
     "mm_ipc": text("set aside for the front end: nothing holds it during the start-up"),
     "consumed": text("the engine computes it from the host's memory"),
 }
+#: Terms that set memory aside -> the engine's limit of what is taken from it later. No memory is
+#: read: it says whether two settings of the engine are the same.
+_SET_ASIDE: dict[str, tuple[str, Text]] = {
+    "mm_reserved": (
+        "mm_cache_limit_bytes",
+        text("limit of the cache of embeddings that the engine makes later"),
+    ),
+}
+_NOT_HELD = text("nothing: two settings of the engine, of memory that nothing holds yet")
 #: Figures beside the terms of equations -> their titles.
 TITLES: dict[str, Text] = {
     "device_total": text("device total"),
@@ -450,6 +459,9 @@ def _of_term(term: Term, own: Mapping[str, Own], engine: Figures) -> Own:
         return Own(None, reason=_NO_SPAN[term.name])
     if term.figure is not None and term.figure in own:
         return own[term.figure]
+    limit, source = _SET_ASIDE.get(term.name, ("", None))
+    if own and engine.get(limit) is not None:
+        return Own(_whole(engine[limit]), 0, DERIVED, source, _NOT_HELD)
     parts = (*term.plus, *term.minus)
     if not own or not parts or any(name not in own for name in parts):
         return Own(None, reason=_UNREADABLE.get(term.name))

@@ -155,9 +155,7 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
                     f"cann_{name.lower()}", counter(snapshot, name), MEASURED, f"{name} counter"
                 )
             )
-    others = snapshot.other_processes_bytes
-    rows.append(ComponentRow("other_processes", others, MEASURED, "the driver's list of processes"))
-    return rows
+    return [*rows, _other_processes(snapshot, at)]
 
 
 def _context(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
@@ -185,6 +183,24 @@ def _context(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
         else "non-torch at the first reading"
     )
     return [ComponentRow("context", carried, DERIVED, source)]
+
+
+def _other_processes(snapshot: Snapshot, at: _Edge) -> ComponentRow:
+    """Return the other processes on the device; where the list was not read, as it last was.
+
+    Then they hold at most what this process leaves of the used memory: one may have ended since.
+    What one has taken since is in the remainder.
+    """
+    size = snapshot.other_processes_bytes
+    if size is not None:
+        return ComponentRow("other_processes", size, MEASURED, "the driver's list of processes")
+    source = "as the driver's list of processes last gave it"
+    carried, context = at.owners.other_processes(at.t_ns), at.owners.context(at.t_ns)
+    used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
+    if carried is None or context is None or used is None or snapshot.components is None:
+        return ComponentRow("other_processes", None, DERIVED, source)
+    left = used - context - sum(figures["bytes"] for figures in snapshot.components.values())
+    return ComponentRow("other_processes", max(0, min(carried, left)), DERIVED, source)
 
 
 def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:

@@ -33,6 +33,7 @@ PASSING_FIGURES: dict[str, str] = {
     "least_free_after_load_bytes": "free after the weights are loaded, the least of all ranks",
     "half_page_bytes": "half a page of the KV pool, what rounding down to a page takes on average",
     "mm_reserved_bytes": "what SGLang reserves for multi-modal input",
+    "mm_cache_limit_bytes": "what SGLang's cache of multi-modal embeddings may come to hold",
     "page_bytes": "a page of the KV cache, all layers",
     "limited_tokens": "tokens of --max-total-tokens, where they are what SGLang serves with",
 }

@@ -81,8 +81,14 @@ class Owners:
     contexts: tuple[tuple[int, int], ...] = ()
     # where the driver gave none: from the first reading, if no other process can be in it
     first_context: int | None = None
+    # (t_ns, bytes) wherever the driver's list of processes was read, in time
+    others: tuple[tuple[int, int], ...] = ()
     atb: Appeared | None = None
     captures: tuple[GraphCapture, ...] = ()
+
+    def other_processes(self, t_ns: int) -> int | None:
+        """Return what other processes held, bytes, at the last reading not after ``t_ns``."""
+        return next((size for at, size in reversed(self.others) if at <= t_ns), None)
 
     def context(self, t_ns: int) -> int | None:
         """Return the context, bytes, as the driver's last figure before ``t_ns`` gave it."""
@@ -114,6 +120,11 @@ def owners_of(process: ProcessRecord) -> Owners:
         communicators=tuple(_communicators(process.phases)),
         contexts=tuple(_contexts(edges)),
         first_context=_first_context(edges),
+        others=tuple(
+            (moment.t_ns, snapshot.other_processes_bytes)
+            for moment, snapshot in edges
+            if snapshot.other_processes_bytes is not None
+        ),
         atb=_atb(process.phases),
         captures=tuple(_captures(process.phases)),
     )

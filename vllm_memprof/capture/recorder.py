@@ -80,6 +80,8 @@ class Notes:
     warm_up: OpenPhase | None = None  # that no single call of the engine is (SGLang)
     running: Any = None  # holds ``requests``, where no object of the engine does (diffusion)
     requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
+    mm_merge: Any = None  # stage of the sampler under way (SGLang)
+    mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)
 
 
 class HooksInForce(Protocol):

@@ -14,7 +14,7 @@ import heapq
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,9 +156,9 @@ class Sampler:
         self._gone: list[str] = []
         self._peaks, self._together = _Maxima(), _Maxima()
         self._stages: list[_Stage] = []
-        self._cache: Mapping[str, Any] | None = None
+        self._cache: Mapping[Any, Any] | None = None
         self._cache_size: tuple[int, int] | None = None  # bytes, items
-        self._cached_items: dict[str, dict[str, object]] = {}
+        self._cached_items: dict[Hashable, dict[str, object]] = {}
         self.config: Any = None  # the model's hf_config
         # engine core
         self.core_step = 0
@@ -429,12 +429,19 @@ class Sampler:
     def in_step(self) -> bool:
         return self._output is not None
 
-    def begin_stage(self, stage: str) -> _Stage | None:
-        """Open a stage of the step under way; None outside of a step, as in the profile run."""
+    def begin_stage(
+        self, stage: str, inputs: Mapping[str, Sequence[int]] | None = None
+    ) -> _Stage | None:
+        """Open a stage of the step under way; None outside of a step, as in the profile run.
+
+        Args:
+            stage: of ``schema.STAGES``.
+            inputs: numbers of its items among those of each request; None: those of the step.
+        """
         if self._output is None or any(each.stage == stage for each in self._stages):
             return None
         now = self.read()
-        requests, items = self._scheduled_items()
+        requests, items = self._scheduled_items(inputs)
         if stage == "mm_merge":
             requests = [self._name(name) for name in self._output.num_scheduled_tokens]
         t_ns = time.monotonic_ns() if now is None else now.t_ns
@@ -495,13 +502,16 @@ class Sampler:
             },
         )
 
-    def _scheduled_items(self) -> tuple[list[str], list[dict[str, object]]]:
+    def _scheduled_items(
+        self, inputs: Mapping[str, Sequence[int]] | None = None
+    ) -> tuple[list[str], list[dict[str, object]]]:
         """Return the requests and the items that the encoder is to run in this step."""
         names, found = [], []
-        for name, inputs in (self._output.scheduled_encoder_inputs or {}).items():
+        scheduled = self._output.scheduled_encoder_inputs if inputs is None else inputs
+        for name, numbers in (scheduled or {}).items():
             running = self._requests.get(name)
             names.append(self._name(name))
-            for at in inputs:
+            for at in numbers:
                 item = running.items[at] if running and at < len(running.items) else {}
                 found.append({"request": names[-1], **item})
         return names, found
@@ -524,6 +534,31 @@ class Sampler:
                 items.append(known)
         if items:
             self.stage_seen("mm_cache_insert", items)
+
+    def cache_took(
+        self, cache: Mapping[Any, Any], key: Hashable, place: tuple[str, int] | None
+    ) -> None:
+        """Write that a process keeps an output of the encoder now, and which it gave up for it.
+
+        Args:
+            cache: outputs that it keeps, by key.
+            key: of the output.
+            place: request and number of the item among its own; None: not known.
+        """
+        self._cache, self._cache_size = cache, None
+        gone = [self._cached_items.pop(each) for each in list(self._cached_items)
+                if each not in cache]  # fmt: skip
+        if gone:
+            self.stage_seen("mm_cache_evict", gone)
+        if key not in cache or key in self._cached_items:
+            return
+        item: dict[str, object] = {}
+        if place is not None:
+            running = self._requests.get(place[0])
+            known = running.items[place[1]] if running and place[1] < len(running.items) else {}
+            item = {"request": self._name(place[0]), **known}
+        self._cached_items[key] = item = {**item, "bytes": _bytes_of(cache[key])}
+        self.stage_seen("mm_cache_insert", [item])
 
     def cache_evicts(self, output: Any) -> None:
         """Write which items the runner is about to give up."""

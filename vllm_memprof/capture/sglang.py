@@ -15,7 +15,7 @@ Read in 0.5.23; names of older releases stand in the table beside those of newer
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
@@ -26,6 +26,7 @@ from vllm_memprof.capture.hook import (
     FIRST_STEPS,
     MODEL_READY,
     Call,
+    StopAfterPlan,
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 
@@ -33,6 +34,11 @@ _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
 _CONTEXT = "sglang.srt.runtime_context"
 _GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+#: The row of the function that makes the pools of all models of a rank.
+POOLS = "sgl.pools"
+#: Ways in which a tokenizer process hands over multimodal input in memory of the device, for which
+#: SGLang sets more aside. (kv_cache_configurator.py::mm_runtime_reservation_gb, 0.5.23)
+_TRANSPORT_POOLS = ("cuda_ipc", "cuda_vmm")
 #: Batches after which every communicator of the model has been used: a prefill and some decodes.
 _FIRST_BATCHES = 8
 
@@ -181,6 +187,7 @@ def leave_load(recorder: Recorder, call: Call) -> None:
     end_phase(recorder, call)
     if call.error is None and not _is_draft(call.subject):
         recorder.hooks.bind_instance(call.subject)
+        recorder.hooks.bind_model(call.subject)
 
 
 def begin_sizing(recorder: Recorder, call: Call) -> None:
@@ -200,6 +207,16 @@ def keep_available(recorder: Recorder, call: Call) -> None:
 def keep_reservation(recorder: Recorder, call: Call) -> None:
     if recorder.is_open("kv_cache_sizing") and call.error is None:
         recorder.figures["mm_reserved_bytes"] = _bytes(call.result) or None
+        recorder.notes.mm_pools = call.kwargs.get("mm_feature_transport") in _TRANSPORT_POOLS
+
+
+def keep_embedding_limit(recorder: Recorder, call: Call) -> None:
+    """Keep how much the cache of multimodal embeddings may come to hold, where that is all that the
+    reservation is for; every model has that cache."""
+    limit = call.args[0] if call.args else call.kwargs.get("max_size")
+    reserved = recorder.figures.get("mm_reserved_bytes") is not None
+    if call.error is None and reserved and not recorder.notes.mm_pools:
+        recorder.figures["mm_cache_limit_bytes"] = _int(limit)
 
 
 def leave_sizing(recorder: Recorder, call: Call) -> None:
@@ -220,12 +237,32 @@ def keep_cell(recorder: Recorder, call: Call) -> None:
 
 
 def leave_configure(recorder: Recorder, call: Call) -> None:
-    """Write the plan of the KV cache, as the configurator has made it, and open the warm-up."""
+    """Write the plan of the KV cache, as the configurator has made it, and open the warm-up.
+
+    A run that is to end here ends with the pools of the draft model, which follow; in a release
+    that makes them elsewhere, without them.
+    """
     if call.error is not None or _is_draft(call.subject):
         return
     _write_plan(recorder, call)
+    if recorder.stop_after == "kv_plan":
+        if not recorder.hooks.is_bound(POOLS):
+            _stop(recorder)
+        return
     if recorder.notes.warm_up is None:
         recorder.notes.warm_up = recorder.begin("warm_up", call.hook.id)
+
+
+def leave_pools(recorder: Recorder, call: Call) -> None:
+    """Stop the scheduler of a plan: every pool of its rank is there."""
+    if call.error is None and recorder.stop_after == "kv_plan":
+        _stop(recorder)
+
+
+def _stop(recorder: Recorder) -> NoReturn:
+    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.self_check(ENGINE_READY)
+    raise StopAfterPlan
 
 
 def _write_plan(recorder: Recorder, call: Call) -> None:
@@ -352,6 +389,8 @@ def begin_online(recorder: Recorder, call: Call) -> None:
     """Open a phase of a serving scheduler, with what the request for it says."""
     request = call.args[1] if len(call.args) > 1 else next(iter(call.kwargs.values()), None)
     detail: dict[str, object] = {"by": call.function}
+    if call.hook.phase == "weight_update":
+        detail["kind"] = call.hook.id.rpartition(".")[2]  # disk, tensor, distributed, ipc
     for name in ("mode", "torch_empty_cache", "flush_cache", "empty_cache", "tags"):
         value = call.kwargs.get(name, getattr(request, name, None))
         if isinstance(value, (bool, str)):

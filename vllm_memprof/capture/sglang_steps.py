@@ -12,6 +12,7 @@ from typing import Any
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import Sampler
+from vllm_memprof.capture.sglang_items import features_of
 
 
 class _New:
@@ -23,7 +24,7 @@ class _New:
         self.req_id = request.rid
         self.prompt_token_ids = getattr(request, "origin_input_ids", None)
         self.num_computed_tokens = len(getattr(request, "prefix_indices", None) or ())
-        self.mm_features = None
+        self.mm_features = features_of(request)
 
 
 class _Cached:
@@ -61,7 +62,7 @@ class _Begun:
         output = getattr(request, "output_ids", None)
         self.num_output_tokens = None if output is None else len(output)
         self.status = None
-        self.mm_features = None
+        self.mm_features = features_of(request)
 
 
 def enter_batch(recorder: Recorder, call: Call) -> None:
@@ -83,13 +84,18 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
             known[name] = request
             batch.scheduled_new_reqs.append(_New(request))
             if _is_first_rank(recorder):
-                sampler.request_begins(_Begun(request), None)
+                sampler.request_begins(_Begun(request), _config(call.subject))
         else:
             done = len(request.origin_input_ids) + len(request.output_ids) - tokens
             batch.scheduled_cached_reqs.req_ids.append(name)
             batch.scheduled_cached_reqs.num_computed_tokens.append(max(0, done))
     sampler.begin_step(batch, call.subject)
     call.token = sampler
+
+
+def _config(scheduler: Any) -> Any:
+    """Return the model's ``hf_config``, which says how many pixels a patch has."""
+    return getattr(getattr(scheduler, "model_config", None), "hf_config", None)
 
 
 def leave_batch(recorder: Recorder, call: Call) -> None:

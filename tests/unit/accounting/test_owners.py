@@ -145,8 +145,35 @@ def test_the_context_is_carried_to_moments_at_which_the_driver_is_not_asked() ->
     )
     rows = {row.component: (row.bytes, row.how) for row in divided_rows(whole(found, 1))}
     assert rows["context"] == (CONTEXT, "derived")
-    assert rows["other_processes"][0] is None
+    assert rows["other_processes"] == (0, "derived")
     assert rest_of(whole(found, 1)) == 0
+
+
+def test_other_processes_are_carried_to_moments_at_which_the_driver_is_not_asked() -> None:
+    """What one takes after the list was read is unexplained; one that has ended holds nothing."""
+    other, moved = 358 * MIB, 100 * MIB
+    for now, row, rest in (
+        (other, other, 0),
+        (other + moved, other, moved),
+        (other - moved, other - moved, 0),
+        (0, 0, 0),
+    ):
+        found = spans(
+            ("graph_capture", taken(1, others=other), taken(4, others=now)),
+            ("empty_cache", taken(2, driver=False, others=now), taken(3, driver=False, others=now)),
+        )
+        rows = {each.component: (each.bytes, each.how) for each in divided_rows(whole(found, 1))}
+        assert rows["other_processes"] == (row, "derived")
+        assert rest_of(whole(found, 1)) == rest
+
+
+def test_before_the_driver_was_asked_nothing_is_carried() -> None:
+    found = spans(
+        ("device_init", taken(1, driver=False, others=MIB), taken(2, driver=False, others=MIB)),
+        ("warm_up", taken(3, others=MIB), taken(4, others=MIB)),
+    )
+    rows = {row.component: row.bytes for row in divided_rows(whole(found, 0))}
+    assert rows["other_processes"] is None
 
 
 def test_without_the_driver_the_context_is_what_the_first_reading_leaves() -> None:

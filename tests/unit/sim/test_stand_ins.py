@@ -140,7 +140,9 @@ def test_every_body_belongs_to_a_package_of_a_stack() -> None:
     assert packages == {"sgl_kernel_npu", "custom_ops"}
     folders = {path.name for path in stand_ins.BODIES_DIR.iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} <= packages
-    for path in stand_ins.BODIES_DIR.glob("*/**/*.py"):
+    roots = {path.stem for path in stand_ins.BODIES_DIR.glob("*.py")} - {"absent"}
+    assert roots == {"sgl_kernel_npu"}
+    for path in [*stand_ins.BODIES_DIR.glob("*/**/*.py"), stand_ins.BODIES_DIR / "absent.py"]:
         assert stand_ins.names_in(path.read_text())
 
 

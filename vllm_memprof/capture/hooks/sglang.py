@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, sglang, sglang_steps
+from vllm_memprof.capture import actions, sglang, sglang_items, sglang_steps
 from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks import rows
 from vllm_memprof.capture.hooks.rows import CUDA, NPU
@@ -27,6 +27,7 @@ _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWei
 #: Before 0.5.23 (a mixin of the scheduler).
 _WEIGHTS_MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
 _GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+_MM = "sglang.srt.managers.mm_utils"
 _HTTP = "sglang.srt.entrypoints.http_server"
 
 
@@ -80,6 +81,8 @@ HOOKS: tuple[Hook, ...] = (
     _marker("kv_free", f"{_KV}:get_available_gpu_memory", leave=sglang.keep_available),
     _marker("kv_reservation", f"{_KV}:mm_runtime_reservation_gb",
             leave=sglang.keep_reservation, need=OPTIONAL),
+    _marker("mm_cache", "sglang.srt.mem_cache.kv_cache_builder:init_mm_embedding_cache",
+            leave=sglang.keep_embedding_limit, need=OPTIONAL),
     _marker("kv_cell",
             "sglang.srt.model_executor.pool_configurator:DefaultPoolConfigurator"
             ".calculate_pool_sizes",
@@ -91,6 +94,7 @@ HOOKS: tuple[Hook, ...] = (
     _phase("request_pool", "request_pool",
            "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
            enter=sglang.begin_request_pool, need=OPTIONAL),
+    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=sglang.leave_pools, need=OPTIONAL),
     # Called without graphs, too, where it captures nothing.
     _phase("graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
            "sglang.srt.model_executor.model_runner:capture_decode_graph",
@@ -125,6 +129,18 @@ HOOKS: tuple[Hook, ...] = (
     _step("s.batch", f"{_SCHEDULER}.run_batch",
           enter=sglang_steps.enter_batch, leave=sglang_steps.leave_batch),
     _step("s.result", f"{_SCHEDULER}.process_batch_result", leave=sglang_steps.leave_result),
+
+    # Parts of a step that multimodal requests alone have. The merge is what embed_mm_inputs does
+    # after the encoder.
+    _step("s.mm_encoder", "<loaded>:model.get_image_feature", "<loaded>:model.get_video_feature",
+          "<loaded>:model.get_audio_feature",
+          enter=sglang_items.enter_encoder, leave=sglang_items.leave_stage),
+    _step("s.mm_embedding", f"{_MM}:get_embedding_and_mask",
+          enter=sglang_items.enter_embedding, leave=sglang_items.leave_embedding),
+    _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=sglang_items.leave_embed),
+    _step("s.mm_cache",
+          "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.set",
+          leave=sglang_items.leave_cache_set),
 
     # --- The allocator's own functions.
     *EMPTY_CACHE_NPU,

@@ -1,6 +1,7 @@
 """Kernels of SGLang and of sgl_kernel_npu that compute on the host.
 
-Those without a limit write numbers that steer the scheduler: slots of the KV cache and positions.
+Those without a limit write numbers that steer the scheduler: slots of the KV cache, positions, and
+the tokens that a grammar allows.
 Read in SGLang 0.5.23. Imports nothing but ``marks`` until one of them runs.
 """
 
@@ -73,6 +74,18 @@ def _compute_position(
         begin += length
 
 
+@writes("logits", any_size=True)
+def _apply_token_bitmask(logits, bitmask, **_):
+    """-inf for the tokens whose bit is 0, and for those past the last word of the mask.
+    (xgrammar/kernels/apply_token_bitmask_inplace_cpu.py)"""
+    import torch
+
+    bits = (bitmask.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device="cpu")) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[:, : allowed.shape[1]].masked_fill_(~allowed, float("-inf"))
+    logits[:, allowed.shape[1] :] = float("-inf")
+
+
 @writes("output")
 def _l1_norm(input, output, **_):
     values = input.float()
@@ -109,6 +122,7 @@ ROWS = {
     "alloc_extend_kernel": _alloc_extend,
     "write_req_to_token_pool_triton": _write_req_to_token_pool,
     "compute_position_kernel": _compute_position,
+    "apply_token_bitmask_kernel": _apply_token_bitmask,
     "l1_norm_kernel": _l1_norm,
     "split_qkv_rmsnorm_rope_kernel": _split_qkv_rmsnorm_rope,
 }

@@ -1,0 +1,154 @@
+"""Multimodal items of SGLang, in sampled runs: its objects enter the sampler's items and stages.
+
+A request's items are ``multimodal_inputs.mm_items``: each says where its tokens lie, what the
+processor made of it, and a hash. The model's encoder is called with those of a request that no
+cache holds (0.5.23 on an NPU; on CUDA with those of the whole batch), ``embed_mm_inputs`` makes one
+tensor of them and of the text, and what the encoder gave stays in a cache of the process, by hash.
+
+Nothing here is called for a batch without items. Runs in scheduler processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.recorder import Recorder
+
+#: Index of an item among those of its request, by the request's id.
+Inputs = dict[str, list[int]]
+
+
+class Feature:
+    """An item in the shape of vLLM's feature, as far as ``items.describe`` reads it."""
+
+    __slots__ = ("data", "mm_position", "modality")
+
+    def __init__(self, item: Any) -> None:
+        name = getattr(item.modality, "name", None)
+        # an image is one of several (MULTI_IMAGES) in the eyes of some processors
+        self.modality = None if name is None else _MODALITIES.get(name, name.lower())
+        self.data = item.model_specific_data
+        self.mm_position = _Places(item.offsets)
+
+
+_MODALITIES = {"MULTI_IMAGES": "image"}
+
+
+class _Places:
+    __slots__ = ("_ranges",)
+
+    def __init__(self, ranges: Any) -> None:
+        self._ranges = ranges
+
+    def get_num_embeds(self) -> int | None:
+        """Return the tokens of the item: first and last of each run are its own."""
+        if not self._ranges:
+            return None
+        return sum(int(last) - int(first) + 1 for first, last in self._ranges)
+
+
+def items_of(request: Any) -> list[Any]:
+    """Return the items of a request, in their order; none of a request of text."""
+    held = getattr(request, "multimodal_inputs", None)
+    return [item for item in getattr(held, "mm_items", None) or () if item is not None]
+
+
+def features_of(request: Any) -> list[Feature] | None:
+    return [Feature(item) for item in items_of(request)] or None
+
+
+class Held(Mapping[int, Any]):
+    """The outputs that SGLang's cache of embeddings holds, by hash."""
+
+    def __init__(self, entries: Mapping[int, Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, key: int) -> Any:
+        return self._entries[key].embedding
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def enter_encoder(recorder: Recorder, call: Call) -> None:
+    """Open the stage of one call of the model's encoder."""
+    given = call.argument("items")
+    if recorder.sampler is not None and isinstance(given, list):
+        call.token = recorder.sampler.begin_stage("mm_encoder", _inputs(recorder, given))
+
+
+def leave_stage(recorder: Recorder, call: Call) -> None:
+    if recorder.sampler is not None and call.token is not None:
+        recorder.sampler.end_stage(call.token, call.error)
+
+
+def enter_embedding(recorder: Recorder, call: Call) -> None:
+    """End the merge under way: the items of another modality follow."""
+    _end_merge(recorder, None)
+
+
+def leave_embedding(recorder: Recorder, call: Call) -> None:
+    """Open the merge where the batch has embeddings of items; ``embed_mm_inputs`` ends it."""
+    embedding = call.result[0] if isinstance(call.result, tuple) and call.result else None
+    if recorder.sampler is not None and call.error is None and embedding is not None:
+        inputs = _inputs(recorder, _in_chunk(call.kwargs))
+        recorder.notes.mm_merge = recorder.sampler.begin_stage("mm_merge", inputs)
+
+
+def leave_embed(recorder: Recorder, call: Call) -> None:
+    _end_merge(recorder, call.error)
+
+
+def _end_merge(recorder: Recorder, error: BaseException | None) -> None:
+    opened, recorder.notes.mm_merge = recorder.notes.mm_merge, None
+    if recorder.sampler is not None and opened is not None:
+        recorder.sampler.end_stage(opened, error)
+
+
+def leave_cache_set(recorder: Recorder, call: Call) -> None:
+    """Write what the cache of embeddings has taken, and what it gave up for it."""
+    sampler, key = recorder.sampler, call.argument("mm_hash")
+    if sampler is None or call.error is not None or not recorder.notes.serving:
+        return
+    found = next(((name, at) for name, at, item in _known(recorder) if item.hash == key), None)
+    sampler.cache_took(Held(call.subject.mm_cache), key, found)
+
+
+def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:
+    for name, request in recorder.notes.requests.items():
+        for at, item in enumerate(items_of(request)):
+            yield name, at, item
+
+
+def _inputs(recorder: Recorder, items: Iterable[Any]) -> Inputs:
+    """Return whose items these are."""
+    wanted, found = {id(item) for item in items}, Inputs()
+    for name, at, item in _known(recorder):
+        if id(item) in wanted:
+            found.setdefault(name, []).append(at)
+    return found
+
+
+def _in_chunk(given: Mapping[str, Any]) -> list[Any]:
+    """Return the items with a token in the part of its prompt that this batch computes.
+
+    Args:
+        given: arguments of ``get_embedding_and_mask``: items of all requests, where those of each
+            begin, and the part of each.
+    """
+    items, bounds = given.get("embedding_items") or (), given.get("items_size") or ()
+    parts = zip(given.get("prefix_length") or (), given.get("extend_length") or (), strict=False)
+    found = []
+    for number, (begin, length) in enumerate(parts):
+        for item in items[bounds[number] : bounds[number + 1]] if number + 1 < len(bounds) else ():
+            if any(first < begin + length and last >= begin for first, last in item.offsets or ()):
+                found.append(item)
+    return found
