@@ -117,13 +117,13 @@ def devices_of(tokens: list[str], engine: str = "vllm") -> int:
 
     Args:
         tokens: arguments of the engine.
-        engine: one of ``DEVICE_OPTIONS``.
+        engine: of ``DEVICE_OPTIONS``; another one cannot be planned.
 
     Raises:
         UsageError: a size that is no number.
     """
     count = 1
-    for names, unless in DEVICE_OPTIONS[engine]:
+    for names, unless in DEVICE_OPTIONS.get(engine, ()):
         given = [name for name, _ in options(tokens) if name in names]
         if not given or (unless is not None and value_of(tokens, unless) is not None):
             continue
