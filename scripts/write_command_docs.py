@@ -22,6 +22,7 @@ COMMANDS = (
     "diff",
     "check",
     "doctor",
+    "who",
     "sim",
     "sim setup",
     "sim list",

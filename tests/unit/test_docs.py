@@ -216,6 +216,9 @@ OWN_ROWS = (
     "Growth of host memory while serving",
     "Device memory that stayed",
     "Python memory that stayed",
+    "Devices",
+    "Processes",
+    "Engine processes left behind",
 )
 
 

@@ -30,13 +30,14 @@ PAGES = [
     *sorted((ROOT / "vllm_memprof").rglob("*.md")),
 ]
 
-#: Commands of memprof that need an engine -> the integration test that runs them.
+#: Commands of memprof that need an engine, or its stack -> the integration test that runs them.
 NEED_ENGINE = {
     "offline": "test_offline.py",
     "plan": "test_offline.py",
     "sweep": "test_plans.py",
     "serve": "test_serve.py",
     "sim setup": "test_stacks.py",
+    "who": "test_who.py",
 }
 #: Commands that are run here.
 NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim list")

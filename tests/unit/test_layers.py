@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "compare": {"accounting", "record"},
     "check": {"accounting", "compare", "record"},
     "accuracy": set(),
-    "report": {"accounting", "accuracy", "compare", "check", "plans", "record"},
+    "holders": {"capture", "record", "sim", "launch"},
+    "report": {"accounting", "accuracy", "compare", "check", "holders", "plans", "record"},
     "sim": set(),
     "launch": {"record", "sim"},
     "plans": {"record", "accounting", "compare", "sim", "launch"},
@@ -60,6 +61,7 @@ MAY_IMPORT = {
         "report",
         "sim",
         "launch",
+        "holders",
         "plans",
         "frames",
         "sources",
@@ -71,6 +73,9 @@ MAY_IMPORT = {
 ONLY = {
     ("capture", "record"): {"schema", "failures"},
     ("engines", "record"): {"schema"},
+    ("holders", "capture"): {"driver_list"},
+    ("holders", "launch"): {"doctor", "folder"},
+    ("report", "holders"): {"rows"},
     ("report", "plans"): {"rows"},
     ("report", "accuracy"): {"spread"},
 }
@@ -86,6 +91,7 @@ NOT_AT_MODULE_LEVEL = {
     "report": {"torch", "vllm", "typer"},
     "sim": {"torch", "vllm", "rich", "typer"},
     "launch": {"torch", "vllm", "pandas"},
+    "holders": {"torch", "vllm", "pandas", "rich", "typer"},
     "plans": {"torch", "vllm", "pandas", "typer", "ray"},
     "cli": {"torch", "vllm"},
     "frames": {"torch", "vllm", "rich", "typer"},
@@ -100,6 +106,7 @@ NOWHERE = {
     "capture": {"pandas", "rich", "typer", "psutil"},
     "engines": {"pandas", "rich", "typer", "psutil"},
     "launch": {"torch", "vllm", "pandas"},
+    "holders": {"torch", "vllm", "pandas"},
 }
 
 

@@ -18,7 +18,7 @@ from vllm_memprof.accounting.budgets import (
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
-from vllm_memprof.accounting.engine_options import is_cuda
+from vllm_memprof.accounting.engine_options import SGLANG, is_cuda
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -44,7 +44,7 @@ from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of, last_of
-from vllm_memprof.text import text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus
 
 #: Phases inside kv_cache_alloc that allocate something else.
@@ -279,11 +279,7 @@ def _phases_with_owners(
 
 def _budget(rank: _Rank, oom: Oom | None) -> Budget:
     """Return the engine's equation of a rank, and what fits the request and the device."""
-    why_unknown = None
-    if rank.summary.source == "log":
-        why_unknown = text("the log does not say")
-    elif rank.summary.mode == "plan":
-        why_unknown = text("memprof plan stops after the KV plan")
+    why_unknown = _why_nothing_later(rank)
     return fit_device(
         _equation_budget(rank),
         rank.equation,
@@ -294,6 +290,15 @@ def _budget(rank: _Rank, oom: Oom | None) -> Budget:
         eager=rank.summary.eager,
         why_unknown=why_unknown,
     )
+
+
+def _why_nothing_later(rank: _Rank) -> Text | None:
+    """Return why nothing is recorded after the KV plan; None where that is not known."""
+    if rank.summary.source == "log":
+        return text("the log does not say")
+    if rank.summary.mode == "plan" and rank.summary.until != "ready":
+        return text("memprof plan stops after the KV plan")
+    return None
 
 
 def _equation_budget(rank: _Rank) -> Budget:
@@ -309,8 +314,9 @@ def _equation_budget(rank: _Rank) -> Budget:
         return replace(budget, tried=rank.tried)
     result = equations.evaluate(equation, figures, half_units)
     counted = equations.counted_per_byte(equation, figures)
+    # what the equation of SGLang does not subtract comes after the plan
     from_log = rank.summary.source == "log"
-    unread = text("the log does not say") if from_log else None
+    unread = _why_nothing_later(rank) if from_log or rank.summary.engine == SGLANG else None
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor, counted)))
         for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms, unread)

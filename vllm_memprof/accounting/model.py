@@ -62,6 +62,7 @@ class RunSummary:
         default_factory=list
     )  # memprof's own experiment: phases at whose end it called
     ranks: PlannedRanks | None = None  # of a plan: which were run, and which they stand for
+    until: str | None = None  # of a plan: kv (it stopped at the KV plan) or ready
     versions: dict[str, str] = field(default_factory=dict)  # package -> version, names with "-"
     env: dict[str, str] = field(
         default_factory=dict

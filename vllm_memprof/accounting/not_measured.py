@@ -31,7 +31,7 @@ _OF_SGLANG = (
     "request",
 )
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
-_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up")
+_AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 
 
 def not_measured(
@@ -68,7 +68,7 @@ def _required(summary: RunSummary) -> tuple[str, ...]:
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:
     if phase == "graph_capture" and summary.eager:
         return "eager mode"
-    if phase in _AFTER_PLAN and summary.mode == "plan" and planned:
+    if phase in _AFTER_PLAN and summary.mode == "plan" and summary.until != "ready" and planned:
         return "memprof plan stops after the KV plan"
     states = {hook.state for hook in process.hooks.values() if hook.phase == phase}
     if states and not states & {"bound", "pending"}:

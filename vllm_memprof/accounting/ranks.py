@@ -1,10 +1,10 @@
-"""Which ranks of a plan were run, and which are assumed to be like them, in words."""
+"""What a plan ran, in words: which ranks, which are assumed to be like them, and which batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vllm_memprof.record.schema import PlannedRanks
+from vllm_memprof.record.schema import FullStep, PlannedRanks
 
 
 def rank_notes(ranks: PlannedRanks | None) -> list[str]:
@@ -29,6 +29,25 @@ def rank_notes(ranks: PlannedRanks | None) -> list[str]:
             "the KV cache is that of the rank with the least; --ranks edges runs one of each kind"
         )
     return notes
+
+
+def step_notes(step: FullStep | None) -> list[str]:
+    """Return a note on the largest batches of a plan; none where it has recorded none."""
+    if step is None:
+        return []
+    if step.not_run is not None:
+        return [f"the largest batches were not run: {step.not_run}"]
+    parts = []
+    if step.prefill_tokens is not None:
+        of = step.max_num_batched_tokens
+        parts.append(f"a step of {step.prefill_tokens:,} tokens (max_num_batched_tokens {of:,})")
+    if step.decode_requests is not None:
+        parts.append(
+            f"a decode of {step.decode_requests:,} requests at {step.decode_length:,} tokens "
+            f"(max_num_seqs {step.max_num_seqs:,}, max_model_len {step.max_model_len:,})"
+        )
+    text_alone = "; text alone, no multimodal batch" if step.multimodal else ""
+    return [f"largest batches run: {', '.join(parts)}{text_alone}"] if parts else []
 
 
 def spans(numbers: Iterable[int]) -> str:

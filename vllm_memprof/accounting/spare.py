@@ -74,6 +74,8 @@ def serving_peak(
     if kv_cache_bytes is None:
         return ServingPeak([], None, None, DERIVED)
     if evidence.figure("profiled_bytes") is not None:
+        if why_unknown is not None:  # nothing was run once the KV cache stood
+            return ServingPeak([], None, None, DERIVED)
         return _without_profile(evidence, kv_cache_bytes, oom)
     least = _at_least(evidence, kv_cache_bytes)
     allocated = evidence.figure("profile_after_allocated_peak_bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.engine_options import is_eager
 from vllm_memprof.accounting.model import RunSummary
-from vllm_memprof.accounting.ranks import rank_notes
+from vllm_memprof.accounting.ranks import rank_notes, step_notes
 from vllm_memprof.record.loader import ProcessRecord, Run
 
 
@@ -18,7 +18,7 @@ def summarise(run: Run) -> RunSummary:
     known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]
-    notes = [*rank_notes(info.ranks), *info.notes, *run.notes]
+    notes = [*rank_notes(info.ranks), *step_notes(info.full_step), *info.notes, *run.notes]
     if info.empty_cache_at:
         notes.insert(
             0,
@@ -47,6 +47,7 @@ def summarise(run: Run) -> RunSummary:
         notes=notes,
         empty_cache_at=info.empty_cache_at,
         ranks=info.ranks,
+        until=info.until,
         versions=versions,
         env=dict(info.env),
         host=info.host,

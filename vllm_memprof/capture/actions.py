@@ -267,13 +267,20 @@ def leave_kv_caches(recorder: Recorder, call: Call) -> None:
 
 
 def announce_model(recorder: Recorder, call: Call) -> None:
-    if call.error is None and not recorder.notes.model_ready:
-        recorder.notes.model_ready = True
-        recorder.emit("ready", what="model")
-        recorder.hooks.bind_instance(getattr(call.subject, "scheduler", None))
-        device_thread.start(recorder)
-        tracing.trace_host(recorder)
-        recorder.hooks.self_check(ENGINE_READY)
+    if call.error is None:
+        model_is_ready(recorder, getattr(call.subject, "scheduler", None))
+
+
+def model_is_ready(recorder: Recorder, scheduler: object) -> None:
+    """Say once that the engine core of this process takes requests from now on."""
+    if recorder.notes.model_ready:
+        return
+    recorder.notes.model_ready = True
+    recorder.emit("ready", what="model")
+    recorder.hooks.bind_instance(scheduler)
+    device_thread.start(recorder)
+    tracing.trace_host(recorder)
+    recorder.hooks.self_check(ENGINE_READY)
 
 
 def end_core(recorder: Recorder, call: Call) -> None:

@@ -15,7 +15,7 @@ Read in 0.5.23; names of older releases stand in the table beside those of newer
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_memprof.capture import device_thread, empty_cache, identity, tracing
 from vllm_memprof.capture.actions import begin_phase, end_phase, finish
@@ -26,6 +26,7 @@ from vllm_memprof.capture.hook import (
     FIRST_STEPS,
     MODEL_READY,
     Call,
+    StopAfterPlan,
 )
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 
@@ -36,6 +37,8 @@ _GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 #: Ways in which a tokenizer process hands over multimodal input in memory of the device, for which
 #: SGLang sets more aside. (kv_cache_configurator.py::mm_runtime_reservation_gb, 0.5.23)
 _TRANSPORT_POOLS = ("cuda_ipc", "cuda_vmm")
+#: The row of the function that makes the pools of all models of a rank.
+POOLS = "sgl.pools"
 #: Batches after which every communicator of the model has been used: a prefill and some decodes.
 _FIRST_BATCHES = 8
 
@@ -234,12 +237,32 @@ def keep_cell(recorder: Recorder, call: Call) -> None:
 
 
 def leave_configure(recorder: Recorder, call: Call) -> None:
-    """Write the plan of the KV cache, as the configurator has made it, and open the warm-up."""
+    """Write the plan of the KV cache, as the configurator has made it, and open the warm-up.
+
+    A run that is to end here ends with the pools of the draft model, which follow; in a release
+    that makes them elsewhere, without them.
+    """
     if call.error is not None or _is_draft(call.subject):
         return
     _write_plan(recorder, call)
+    if recorder.stop_after == "kv_plan":
+        if not recorder.hooks.is_bound(POOLS):
+            _stop(recorder)
+        return
     if recorder.notes.warm_up is None:
         recorder.notes.warm_up = recorder.begin("warm_up", call.hook.id)
+
+
+def leave_pools(recorder: Recorder, call: Call) -> None:
+    """Stop the scheduler of a plan: every pool of its rank is there."""
+    if call.error is None and recorder.stop_after == "kv_plan":
+        _stop(recorder)
+
+
+def _stop(recorder: Recorder) -> NoReturn:
+    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.self_check(ENGINE_READY)
+    raise StopAfterPlan
 
 
 def _write_plan(recorder: Recorder, call: Call) -> None:

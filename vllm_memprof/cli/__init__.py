@@ -29,6 +29,7 @@ COMMANDS = {
     "diff": "vllm_memprof.cli.commands.diff",
     "check": "vllm_memprof.cli.commands.check",
     "doctor": "vllm_memprof.cli.commands.doctor",
+    "who": "vllm_memprof.cli.commands.who",
     "sim": "vllm_memprof.cli.commands.sim",
 }
 

@@ -148,12 +148,14 @@ def check_setup(plan: Plan) -> None:
     Raises:
         MemprofError: no such device, profile or stack; or the stack is not set up.
     """
+    from vllm_memprof.launch.engines import engine_row
     from vllm_memprof.launch.prepare import require_device
     from vllm_memprof.launch.request import parse_device
     from vllm_memprof.sim.runtime import prepare_runtime
 
     device = parse_device(plan.own.get("device", "auto"))
     if device.profile is not None:
-        prepare_runtime(device.profile, plan.own.get("stack"))
+        stack = plan.own.get("stack") or engine_row(plan.engine).stack
+        prepare_runtime(device.profile, stack)
     else:
         require_device(device, plan.own.get("stack"))

@@ -108,6 +108,8 @@ def build_command(
     if devices is not None:  # on hardware all ranks run: each waits for the others
         command += ["--ranks", request.ranks or "auto", "--devices", str(devices)]
         command += [] if request.rank is None else ["--rank", str(request.rank)]
+    if request.until == "ready":
+        command += ["--until", request.until]
     if request.sleep_cycles:
         command += ["--sleep-cycles", str(request.sleep_cycles)]
     return [*command, "--", *engine_args]
@@ -127,6 +129,7 @@ def build_env(
     mode: str,
     extra: Mapping[str, str],
     row: EngineRow = VLLM,
+    until: str | None = None,
 ) -> dict[str, str]:
     """Return the engine's environment: the caller's, what the device and the model need, and what
     switches capture on.
@@ -137,6 +140,7 @@ def build_env(
         mode: serve, offline or plan.
         extra: additions of the simulated device and of the model preset.
         row: of the engine.
+        until: where a plan stops: "kv" or "ready".
     """
     env = {**row.env, **base}
     for name in (
@@ -147,7 +151,7 @@ def build_env(
     ):  # a run decides these itself
         env.pop(name, None)
     env |= {**extra, ENV_RUN_DIR: str(run_dir)}
-    if mode == "plan":
+    if mode == "plan" and until != "ready":
         env[ENV_STOP_AFTER] = "kv_plan"
     if row.plugins in env:  # an allow-list: without our name the engine would not load us
         env[row.plugins] = _append(env[row.plugins], PLUGIN_NAME)

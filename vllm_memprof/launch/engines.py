@@ -7,6 +7,7 @@ in ``engines`` with its driver, and a module of hook rows in ``capture/hooks``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_memprof.errors import UsageError
@@ -35,8 +36,10 @@ class EngineRow:
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
-    #: Options of ``memprof offline`` that it has no counterpart for.
+    #: Options of memprof that it has no counterpart for.
     without: tuple[str, ...] = ()
+    #: One of those -> what to do, where that is not to leave it out.
+    instead: Mapping[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)  # unless the user set them
     #: Its server is a script that pip installs, for which Python does not look for modules in the
     #: current folder, as it does for ``python -m``.
@@ -61,13 +64,14 @@ VLLM = EngineRow(
     stack_engine="vllm-ascend",
     script=True,
 )
+_EVERY_RANK = "leave it out: a rank waits for all others, and every rank is run"
 SGLANG = EngineRow(
     name="sglang",
     title="SGLang",
     package="sglang",
     server=("-m", "sglang.launch_server", "--model-path"),
     driver="vllm_memprof.engines.sglang.driver",
-    modes=("serve", "offline"),
+    modes=("serve", "offline", "plan"),
     plugins="SGLANG_PLUGINS",
     group="sglang.srt.plugins",
     known_as=(("sglang", "sglang"),),
@@ -80,9 +84,28 @@ SGLANG = EngineRow(
     lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
     stack="sglang-0.5.23",
     stack_engine="sglang",
-    without=("--sleep-cycles",),
+    without=("--sleep-cycles", "--ranks one", "--ranks edges", "--rank", "--fit", "--until ready"),
+    instead={
+        "--ranks one": _EVERY_RANK,
+        "--ranks edges": _EVERY_RANK,
+        "--rank": _EVERY_RANK,
+        "--until ready": "memprof offline --engine sglang runs requests of your own",
+        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: plan some "
+        "values, e.g. of --mem-fraction-static, one by one",
+    },
 )
 ENGINES = {row.name: row for row in (VLLM, SGLANG)}
+
+
+def refuse(row: EngineRow, option: str) -> None:
+    """Refuse an option that an engine has no counterpart for.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if option in row.without:
+        hint = row.instead.get(option, "leave it out")
+        raise UsageError(f"{option} has no counterpart in {row.title}", hint=hint)
 
 
 def engine_row(name: str) -> EngineRow:

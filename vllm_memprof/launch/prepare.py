@@ -79,7 +79,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     command = build_command(
         target.python, request, target.model_path, target.model_args, devices, facts.python
     )
-    env = build_env(environ, run_dir, request.mode, env_extra, row)
+    env = build_env(environ, run_dir, request.mode, env_extra, row, request.until)
     info = RunInfo(
         id=uuid.uuid4().hex,
         mode=request.mode,
@@ -93,6 +93,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         device_profile=target.profile,
         empty_cache_at=request.empty_cache_at,
         sample=request.sample,
+        until=request.until if request.mode == "plan" else None,
         notes=list(target.notes),
     )
     timeout_s = find_shutdown_timeout(request.engine_args)

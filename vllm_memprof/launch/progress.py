@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_memprof.record.schema import RANKS
+from vllm_memprof.record.schema import FULL_STEP, RANKS, RunInfo
 from vllm_memprof.text import text
 
 #: An event as the tail reads it; another release may have written it.
@@ -34,6 +34,11 @@ _ROLE_LABELS = {
 }
 #: Name in a ``ready`` event that ends the start-up, by mode.
 READY_WHAT = {"serve": "server", "offline": "model", "plan": "plan"}
+
+
+def ready_what(info: RunInfo) -> str:
+    """Return the name in the ``ready`` event that ends the start-up of a run."""
+    return "model" if info.until == "ready" else READY_WHAT[info.mode]
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ class EngineProgress:
     first_error: tuple[int, str, str, str] | None = None  # t_ns, process name, phase, message
     oom_message: str | None = None
     ranks: dict[str, object] | None = None  # of a plan: which ranks are run
+    full_step: dict[str, object] | None = None  # of a plan: the largest batches that it ran
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
 
     @property
@@ -159,8 +165,8 @@ class EngineProgress:
     def workers(self) -> list[ProcessProgress]:
         return [process for process in self.processes if process.is_worker]
 
-    def is_ready(self, mode: str) -> bool:
-        return READY_WHAT[mode] in self.ready_t_ns
+    def is_ready(self, info: RunInfo) -> bool:
+        return ready_what(info) in self.ready_t_ns
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
         return next((process for process in self.by_file.values() if process.pid == pid), None)
@@ -190,6 +196,8 @@ class EngineProgress:
             self._fold_phase(process, event, t_ns)
         elif kind == "ranks":
             self.ranks = {name: event.get(name) for name in RANKS}
+        elif kind == "full_step":
+            self.full_step = {name: event.get(name) for name in FULL_STEP}
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
         elif kind == "figures":

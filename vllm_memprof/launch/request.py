@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.launch.engines import engine_row
+from vllm_memprof.launch.engines import engine_row, refuse
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
 DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
@@ -15,6 +15,8 @@ DEFAULT_PROFILE = "910b"
 DEFAULT_STARTUP_TIMEOUT_S = 600.0
 #: Which ranks a plan runs; "auto" is all of them where they fit this machine, else one.
 RANKS = ("auto", "one", "all", "edges")
+#: Where a plan stops: at the KV plan, or when the largest batches have run.
+UNTIL = ("kv", "ready")
 #: What an offline run does with a prompt that cannot be read, or that the engine refuses.
 ON_ERROR = ("stop", "skip")
 
@@ -80,6 +82,7 @@ class LaunchRequest:
     empty_cache_at: list[str] = field(default_factory=list)  # phases after which memprof does it
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
+    until: str = "kv"  # of a plan: one of UNTIL
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
@@ -125,6 +128,15 @@ class LaunchRequest:
             raise UsageError(
                 f"--ranks {self.ranks!r} is not known", hint=f"one of {', '.join(RANKS)}"
             )
+        if self.until not in UNTIL:
+            raise UsageError(
+                f"--until {self.until!r} is not known", hint=f"one of {', '.join(UNTIL)}"
+            )
+        if self.until == "ready" and self.ranks == "edges":
+            raise UsageError(
+                "--until ready runs batches, for which --ranks edges has no workers",
+                hint="--ranks all or --ranks one",
+            )
         if self.rank is not None and self.rank < 0:
             raise UsageError("--rank must not be negative")
         if self.rank is not None and self.ranks not in (None, "auto", "one"):
@@ -157,7 +169,12 @@ class LaunchRequest:
                 f"memprof {self.mode} does not run {row.title} yet",
                 hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
             )
-        if self.sleep_cycles and "--sleep-cycles" in row.without:
-            raise UsageError(
-                f"--sleep-cycles has no counterpart in {row.title}", hint="leave it out"
-            )
+        given = {
+            "--sleep-cycles": self.sleep_cycles > 0,
+            f"--ranks {self.ranks}": self.ranks is not None,
+            "--rank": self.rank is not None,
+            f"--until {self.until}": self.until != "kv",
+        }
+        for option, is_given in given.items():
+            if is_given:
+                refuse(row, option)

@@ -23,7 +23,7 @@ from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.engines import VLLM, EngineRow
 from vllm_memprof.launch.folder import hold, write_run_info
-from vllm_memprof.launch.progress import READY_WHAT, EngineProgress
+from vllm_memprof.launch.progress import EngineProgress, ready_what
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.verdict import (
@@ -37,7 +37,7 @@ from vllm_memprof.launch.verdict import (
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.schema import ENGINE_LOG, RUN_FILE, PlannedRanks, RunInfo
+from vllm_memprof.record.schema import ENGINE_LOG, RUN_FILE, FullStep, PlannedRanks, RunInfo
 from vllm_memprof.record.tail import EventTail
 
 _TICK_S = 0.1
@@ -323,11 +323,11 @@ class _EngineRun:
     def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
         """Return True once: when the engine said that it is ready, by an event or in its log."""
         by_log = engine is not None and engine.pump.application_ready
-        if self._seen.ready or not (self._progress.is_ready(self._info.mode) or by_log):
+        if self._seen.ready or not (self._progress.is_ready(self._info) or by_log):
             return False
         self._seen.ready = True
         self._seen.ready_t_ns = self._progress.ready_t_ns.get(
-            READY_WHAT[self._info.mode], time.monotonic_ns()
+            ready_what(self._info), time.monotonic_ns()
         )
         return True
 
@@ -394,6 +394,8 @@ class _EngineRun:
                 self._info.engine, self._info.engine_version = engine, versions[package]
         said = self._progress.ranks
         self._info.ranks = None if said is None else from_json(PlannedRanks, said)
+        step = self._progress.full_step
+        self._info.full_step = None if step is None else from_json(FullStep, step)
         if self._progress.soc and not self._info.simulated:
             self._info.device = self._progress.soc
 

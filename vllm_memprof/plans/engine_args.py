@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vllm_memprof.compare.changes import SHORT_NAMES
 from vllm_memprof.errors import UsageError
 
-#: Options whose values multiply to the number of devices; 1 where one is not given.
-#: (vllm/config/parallel.py::ParallelConfig, vLLM 0.23.0: world_size = pp x tp x pcp, times dp)
-DEVICE_OPTIONS = (
-    "--tensor-parallel-size",
-    "--pipeline-parallel-size",
-    "--prefill-context-parallel-size",
-    "--data-parallel-size",
-)
+#: Engine -> options whose values multiply to the number of devices, 1 where none of its names is
+#: given; with each the option under which it adds none.
+#: (vllm/config/parallel.py::ParallelConfig, vLLM 0.23.0: world_size = pp x tp x pcp, times dp;
+#: sglang/srt/server_args.py::compute_world_size, 0.5.23, which takes any beginning of a name)
+DEVICE_OPTIONS: Mapping[str, tuple[tuple[tuple[str, ...], str | None], ...]] = {
+    "vllm": (
+        (("--tensor-parallel-size",), None),
+        (("--pipeline-parallel-size",), None),
+        (("--prefill-context-parallel-size",), None),
+        (("--data-parallel-size",), None),
+    ),
+    "sglang": (
+        (("--tp-size", "--tp", "--tensor-parallel-size"), None),
+        (("--pp-size", "--pp", "--pipeline-parallel-size"), None),
+        (("--dp-size", "--dp", "--data-parallel-size"), "--enable-dp-attention"),
+    ),
+}
 #: Values by which a sweep switches an option that takes none.
 ON, OFF = ("true", "on"), ("false", "off")
 
@@ -78,18 +87,18 @@ def value_of(tokens: list[str], name: str) -> str | None:
     return found
 
 
-def with_option(tokens: list[str], name: str, value: str) -> list[str]:
+def with_option(tokens: list[str], name: str, value: str, engine: str = "vllm") -> list[str]:
     """Return the arguments with one option set, in the place where it was given first, or last.
 
     ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and
-    ``--no-x``.
+    ``--no-x``, which SGLang does not have: there the option is left out.
     """
     wanted = long_name(name)
     opposite = f"--no-{wanted[2:]}"
     if value.lower() in ON:
         made = [wanted]
     elif value.lower() in OFF:
-        made = [opposite]
+        made = [opposite] if engine == "vllm" else []
     else:
         made = [f"{wanted}={value}"] if value.startswith("-") else [wanted, value]
     result: list[str] = []
@@ -103,18 +112,23 @@ def with_option(tokens: list[str], name: str, value: str) -> list[str]:
     return result if placed else [*result, *made]
 
 
-def devices_of(tokens: list[str]) -> int:
+def devices_of(tokens: list[str], engine: str = "vllm") -> int:
     """Return the number of devices of a plan.
+
+    Args:
+        tokens: arguments of the engine.
+        engine: one of ``DEVICE_OPTIONS``.
 
     Raises:
         UsageError: a size that is no number.
     """
     count = 1
-    for name in DEVICE_OPTIONS:
-        text = value_of(tokens, name)
-        if text is None:
+    for names, unless in DEVICE_OPTIONS[engine]:
+        given = [name for name, _ in options(tokens) if name in names]
+        if not given or (unless is not None and value_of(tokens, unless) is not None):
             continue
+        text = value_of(tokens, given[-1]) or ""
         if not text.isdecimal() or not int(text):
-            raise UsageError(f"{name} {text!r} is not a number of devices")
+            raise UsageError(f"{given[-1]} {text!r} is not a number of devices")
         count *= int(text)
     return count

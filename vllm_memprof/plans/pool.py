@@ -63,7 +63,8 @@ def default_jobs(plans: Sequence[Plan]) -> int:
     ranks = max(
         (1 if plan.own.get("ranks") == "one" else plan.devices for plan in plans), default=1
     )
-    each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (ranks if ranks > 1 else 0)
+    apart = ranks > 1 or any(plan.engine != "vllm" for plan in plans)
+    each = ENGINE_HOST_BYTES + RANK_HOST_BYTES * (ranks if apart else 0)
     return max(1, min(cores // ranks, psutil.virtual_memory().available // each))
 
 

@@ -32,11 +32,17 @@ class Plan:
         values = {**self.values, name: redact_value(name, value)}
         if name in OWN_OPTIONS:
             return replace(self, own={**self.own, name: value}, values=values)
-        return replace(self, engine_args=with_option(self.engine_args, name, value), values=values)
+        engine_args = with_option(self.engine_args, name, value, self.engine)
+        return replace(self, engine_args=engine_args, values=values)
 
     @property
     def devices(self) -> int:
-        return devices_of(self.engine_args)
+        return devices_of(self.engine_args, self.engine)
+
+    @property
+    def engine(self) -> str:
+        """Return the name of its engine, as ``--engine`` has it."""
+        return self.own.get("engine", "vllm")
 
     @property
     def shares_nothing(self) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from vllm_memprof.launch.engines import engine_row
 from vllm_memprof.plans.engine_args import normal_form, options
 from vllm_memprof.plans.plan_folder import copy_folder, is_complete, read_row, row_of, write_row
 from vllm_memprof.plans.request import Plan
@@ -112,7 +113,7 @@ def key_of(plan: Plan, environ: Mapping[str, str] | None = None) -> str | None:
         "arguments": normal_form(plan.engine_args),
         "own": own,
         "env": env,
-        "stack": _stack_key(plan.own.get("stack")),
+        "stack": _stack_key(plan.own.get("stack") or engine_row(plan.engine).stack),
         "profile": flat_text(load_profile(profile or "910b")),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -60,7 +60,7 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
-            devices_of(plan.engine_args)  # refuses a size that is no number
+            devices_of(plan.engine_args, plan.engine)  # refuses a size that is no number
             self.plans.append(plan)
 
 

@@ -370,6 +370,24 @@ class PlannedRanks:
     not_run: list[int]  # ranks that hold something else than any rank that is run
 
 
+@dataclass(frozen=True)
+class FullStep:
+    """The largest batches that a plan ran, and what bounds them."""
+
+    prefill_tokens: int | None  # of the largest step; None: none was run
+    decode_requests: int | None  # together in a step, each with one token
+    decode_length: int | None  # tokens of the shortest of them
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    multimodal: bool  # the model takes images, video or audio; the batches are text
+    steps: int
+    seconds: float
+    not_run: str | None  # why
+
+
+#: Keys of a ``full_step`` event and of ``full_step`` in run.json.
+FULL_STEP = tuple(key.name for key in fields(FullStep))
 #: Keys of a ``ranks`` event and of ``ranks`` in run.json.
 RANKS = tuple(key.name for key in fields(PlannedRanks))
 
@@ -445,4 +463,6 @@ class RunInfo:
     empty_cache_at: list[str] = field(default_factory=list)  # the experiment, if one was asked for
     sample: str | None = None  # as --sample says: every so many steps or seconds; None: not sampled
     ranks: PlannedRanks | None = None  # of a plan whose engine has said so
+    until: str | None = None  # of a plan: kv | ready
+    full_step: FullStep | None = None  # of a plan that went on until the engine was ready
     SCHEMA: ClassVar[str] = RUN_SCHEMA

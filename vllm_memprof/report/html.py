@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
 from vllm_memprof.report.document import (
@@ -145,6 +146,8 @@ def _is_simulated(found: Found) -> bool:
         return any(row.simulated for row in found.rows)
     if isinstance(found, Fit):
         return any(each.row.simulated for each in found.tries)
+    if isinstance(found, Who):
+        return found.simulated
     return found.run.simulated
 
 

@@ -36,7 +36,10 @@ def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRea
         SetupError: the stack is not set up, or the engine failed.
     """
     if (chosen := load_stack(stack)).engine != ENGINE:
-        raise UsageError(f"the self-test runs stacks of {ENGINE}; {chosen.name} is of another")
+        raise UsageError(
+            f"the self-test runs stacks of {ENGINE}; {chosen.name} has {chosen.engine}",
+            hint="leave --stack out for the default; `memprof sim list` shows the others",
+        )
     runtime = prepare_runtime(device, stack)
     resolved = resolve_model(model, [])
     with tempfile.TemporaryDirectory(prefix="memprof-sim-selftest-") as folder:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from vllm_memprof.accounting.model import Report, RunSummary
-from vllm_memprof.accounting.ranks import rank_notes, spans
+from vllm_memprof.accounting.ranks import rank_notes, spans, step_notes
 from vllm_memprof.compare.changes import changes
-from vllm_memprof.record.schema import PlannedRanks
+from vllm_memprof.record.schema import FullStep, PlannedRanks
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,33 @@ def test_one_rank_and_all_of_them_are_the_same_run():
         list(changes(report(["--ranks", "one", "--rank", "3"], 4), report(["--ranks=all"], 4)))
         == []
     )
+
+
+STEP = FullStep(
+    prefill_tokens=8192,
+    decode_requests=16,
+    decode_length=32644,
+    max_num_batched_tokens=8192,
+    max_num_seqs=16,
+    max_model_len=32768,
+    multimodal=False,
+    steps=12,
+    seconds=1.5,
+    not_run=None,
+)
+
+
+def test_the_batches_of_a_plan_are_named_with_what_bounds_them():
+    assert step_notes(None) == []
+    assert step_notes(STEP) == [
+        "largest batches run: a step of 8,192 tokens (max_num_batched_tokens 8,192), "
+        "a decode of 16 requests at 32,644 tokens (max_num_seqs 16, max_model_len 32,768)"
+    ]
+    assert step_notes(replace(STEP, multimodal=True))[0].endswith(
+        "; text alone, no multimodal batch"
+    )
+    assert step_notes(replace(STEP, not_run="the model generates no tokens")) == [
+        "the largest batches were not run: the model generates no tokens"
+    ]
+    [decode_unknown] = step_notes(replace(STEP, decode_requests=None, decode_length=None))
+    assert "decode" not in decode_unknown

@@ -14,7 +14,8 @@ from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.equations import evaluate, form_of
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.record.loader import Run
-from vllm_memprof.record.spans import edges_of
+from vllm_memprof.record.spans import edges_of, last_of
+from vllm_memprof.report.documents.report import verdict
 
 NAME = "recorded_sglang_tp2"
 
@@ -53,6 +54,56 @@ def test_a_figure_that_is_off_is_a_difference(figure: str, by: int) -> None:
     for rank in build_report(run).ranks:
         assert rank.budget.residual_bytes != 0
         assert any(finding.id == "equation-unbalanced" for finding in build_report(run).findings)
+
+
+def planned(*, last: str = "kv_cache_alloc") -> Run:
+    """The run as a plan leaves it: nothing is recorded after a phase."""
+    run = recorded(NAME)
+    processes = []
+    for process in run.processes:
+        span = last_of(process.phases, last)
+        end = None if span is None or span.after is None else span.after.t_ns
+        kept = [each for each in process.phases if end is None or (each.start_t_ns or 0) < end]
+        figures = {**process.figures, "graph_bytes": None} if process.is_worker else process.figures
+        processes.append(replace(process, phases=kept, figures=figures))
+    return replace(run, info=replace(run.info, mode="plan"), processes=processes)
+
+
+def test_a_plan_does_not_say_what_no_step_has_shown() -> None:
+    """Graphs and steps come after a plan: what they leave of the device is not known."""
+    whole, plan = build_report(recorded(NAME)), build_report(planned())
+    assert all(rank.budget.spare_bytes is not None for rank in whole.ranks)
+    for before, rank in zip(whole.ranks, plan.ranks, strict=True):
+        budget = rank.budget
+        assert (budget.spare_bytes, budget.fits_device_bytes, budget.fits_request_bytes) == (
+            None,
+            None,
+            None,
+        )
+        assert budget.residual_bytes == 0
+        assert budget.engine_kv_cache_bytes == before.budget.engine_kv_cache_bytes
+        assert rank.kv.tokens == before.kv.tokens
+        items = {item.name: item for item in budget.not_subtracted}
+        assert items.pop("request_pools").bytes is not None
+        assert {item.reason for item in items.values()} == {"memprof plan stops after the KV plan"}
+    assert {row.reason for row in plan.not_measured} == {"memprof plan stops after the KV plan"}
+    assert {row.phase for row in plan.not_measured} == {"graph_capture", "warm_up", "request"}
+
+
+def test_the_verdict_of_a_plan_is_what_it_leaves_of_the_device() -> None:
+    report = build_report(planned())
+    free = []
+    for rank in report.ranks:
+        span = last_of(rank.phases, "kv_cache_alloc")
+        assert span is not None
+        assert span.after is not None
+        free.append(span.after.device_free_bytes or 0)
+    said = str(verdict(report))
+    assert f"leaves {min(free) / 2**30:.2f} GiB of the device to graphs and steps" in said
+    assert "spare" not in said
+    assert "leaves" not in str(verdict(build_report(recorded(NAME))))
+    failed = build_report(planned(last="weight_load"))
+    assert "leaves" not in str(verdict(failed)), "nothing was allocated"
 
 
 def test_a_token_limit_replaces_the_equation() -> None:

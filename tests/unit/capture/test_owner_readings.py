@@ -129,7 +129,7 @@ class Driver:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> Neighbours:
-    monkeypatch.setattr(neighbours, "_load", lambda: driver)
+    monkeypatch.setattr(neighbours, "load_library", lambda: driver)
     return Neighbours()
 
 

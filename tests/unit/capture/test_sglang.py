@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .conftest import Recorded, Run
 
 START_UP = """
@@ -94,6 +96,35 @@ def test_tokens_that_the_user_has_limited(run_engine: Run) -> None:
 
     assert figures(recorded)["limited_tokens"] == 40
     assert recorded.kind("kv_plan")[-1]["num_gpu_blocks_override"] == 10
+
+
+PLAN = START_UP + "from sglang.srt.managers.scheduler import Scheduler\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "pools"),
+    [
+        ("", 1),
+        ("Scheduler.drafts = True\n", 2),
+        ("Scheduler.makes_pools = 'make_pools'\ndel Scheduler.init_memory_pools\n", 1),
+    ],
+    ids=["one model", "a draft model", "a release that makes its pools elsewhere"],
+)
+def test_a_plan_ends_when_every_pool_is_there(run_engine: Run, setup: str, pools: int) -> None:
+    recorded = run_engine(PLAN + setup + "run_scheduler_process()", MEMPROF_STOP_AFTER="kv_plan")
+
+    assert recorded.code == 0, recorded.err
+    assert "Traceback" not in recorded.err
+    ended = [event for event in recorded.edges("kv_cache_alloc") if event["edge"] == "after"]
+    assert len(ended) == pools
+    assert recorded.kind("kv_plan")[-1]["tokens"] == 192
+    assert not recorded.edges("warm_up")
+    assert not recorded.edges("graph_capture")
+    assert not recorded.kind("ready"), "the process that started all ranks says when they are ready"
+    bad = {"missing", "never_called", "error", "overwritten"}
+    required = [hook for hook in recorded.kind("hook") if hook["need"] == "required"]
+    assert len(required) >= 8
+    assert not [hook for hook in required if hook["state"] in bad]
 
 
 def test_without_graphs_nothing_is_captured(run_engine: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,14 @@ from tests.unit.launch.test_verdict import S, progress_of, seen
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import prepare
 from vllm_memprof.launch.engine import LogPump, build_command, build_env
-from vllm_memprof.launch.engines import ENGINES, SGLANG, VLLM, EngineRow, engine_row
+from vllm_memprof.launch.engines import (
+    ENGINES,
+    SGLANG,
+    VLLM,
+    EngineRow,
+    engine_row,
+    refuse,
+)
 from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.verdict import judge
@@ -39,14 +47,22 @@ def test_a_request_without_an_engine_is_for_vllm():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"mode": "plan", "engine": "sglang"}, "memprof plan does not run SGLang"),
+        ({"mode": "plan", "engine": "sglang", "ranks": "one"}, "--ranks one has no"),
+        ({"mode": "plan", "engine": "sglang", "ranks": "edges"}, "--ranks edges has no"),
+        ({"mode": "plan", "engine": "sglang", "rank": 1}, "--rank has no"),
         ({"mode": "offline", "engine": "sglang", "sleep_cycles": 1}, "--sleep-cycles"),
         ({"mode": "serve", "engine": "tgi"}, "'tgi' is not known"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(fields, said):
     with pytest.raises(UsageError, match=said):
-        LaunchRequest(model="M", **fields)
+        LaunchRequest(model="M", device=DeviceChoice("sim", "910b"), **fields)
+
+
+@pytest.mark.parametrize("ranks", ["auto", "all"])
+def test_a_plan_of_all_ranks_is_there_for_every_engine(ranks):
+    for engine in ENGINES:
+        assert LaunchRequest("plan", "M", engine=engine, ranks=ranks).ranks == ranks
 
 
 @pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
@@ -123,10 +139,30 @@ def test_the_death_of_the_detokenizer_is_told_apart():
     assert verdict.reason == "detokenizer (pid 12) was killed by SIGKILL while serving"
 
 
-def test_a_plan_of_sglang_is_refused_before_anything_is_made():
+def test_a_plan_of_sglang_runs_its_driver():
+    request = LaunchRequest("plan", "M", ["--tp-size", "2"], engine="sglang")
+    command = build_command(PYTHON, request, "/models/M", [], devices=8)
+    assert command[2:] == [
+        SGLANG.driver, "plan", "--model", "/models/M", "--ranks", "auto", "--devices", "8",
+        "--", "--tp-size", "2",
+    ]  # fmt: skip
+
+
+def test_an_option_without_a_counterpart_says_what_to_do_instead():
+    for option in SGLANG.without:
+        with pytest.raises(UsageError, match=f"{option} has no counterpart in SGLang") as caught:
+            refuse(SGLANG, option)
+        assert caught.value.hint == SGLANG.instead.get(option, "leave it out")
+    assert set(SGLANG.instead) < set(SGLANG.without)
+    refuse(VLLM, "--fit")
+
+
+def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch):
     from vllm_memprof.cli.commands.plan import require_plan
 
-    require_plan("vllm")
+    for engine in ("vllm", "sglang"):
+        require_plan(engine)
+    monkeypatch.setitem(ENGINES, "sglang", replace(SGLANG, modes=("serve", "offline")))
     with pytest.raises(UsageError, match="memprof plan does not run SGLang") as caught:
         require_plan("sglang")
     assert "memprof offline --engine sglang" in str(caught.value.hint)

@@ -90,3 +90,29 @@ def test_devices_are_the_product_of_the_parallel_sizes() -> None:
     )
     with pytest.raises(UsageError, match="--tensor-parallel-size 'two' is not a number of devices"):
         devices_of(["-tp", "two"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices"),
+    [
+        ([], 1),
+        (["--tp-size", "2", "--pp-size=2", "--dp-size", "2"], 8),
+        (["--tp", "4", "--tensor-parallel-size", "2"], 2),
+        (["--tp-size", "8", "--dp-size", "4", "--enable-dp-attention"], 8),
+        (["--dp-size", "4", "--attn-dp-size", "2"], 4),
+    ],
+)
+def test_devices_of_sglang_are_those_of_its_own_options(tokens: list[str], devices: int) -> None:
+    assert devices_of(tokens, "sglang") == devices
+    assert devices_of(["--tp-size", "8"]) == 1, "no option of vLLM"
+
+
+def test_a_size_of_sglang_that_is_no_number() -> None:
+    with pytest.raises(UsageError, match="--tp-size 'two' is not a number of devices"):
+        devices_of(["--tp-size", "two"], "sglang")
+
+
+def test_an_option_of_sglang_is_switched_off_by_leaving_it_out() -> None:
+    tokens = ["--tp-size", "2", "--disable-cuda-graph"]
+    assert with_option(tokens, "disable-cuda-graph", "false", "sglang") == ["--tp-size", "2"]
+    assert with_option(["--tp-size", "2"], "disable-cuda-graph", "on", "sglang") == tokens

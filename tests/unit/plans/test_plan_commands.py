@@ -258,6 +258,12 @@ def refused(env: dict[str, str], tmp_path: Path, monkeypatch: Any, capsys: Any) 
         (["--over", "max-num-seqs=1", "--format", "html"], "--format 'html' is not known"),
         (["--over", "device=cpu,npu", "--ray"], "--ray makes plans on simulated devices"),
         (["--over", "tensor-parallel-size=two"], "'two' is not a number of devices"),
+        (["--engine", "sglang", "--over", "tp-size=two"], "'two' is not a number of devices"),
+        (
+            ["--engine", "sglang", "--over", "tp-size=1,2", "--ranks", "one"],
+            "--ranks one has no counterpart in SGLang",
+        ),
+        (["--engine", "tgi", "--over", "tp-size=1,2"], "--engine 'tgi' is not known"),
     ],
 )
 def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], message: str) -> None:
@@ -275,6 +281,7 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
             ["--fit", "max-model-len", "--format", "trace"],
             "--format 'trace' is not known",
         ),
+        (["--engine", "sglang", "--fit", "devices"], "--fit has no counterpart in SGLang"),
         (["--want", "tokens=5"], "--want means nothing without --fit"),
         (["--headroom", "2GiB"], "--headroom means nothing without --fit"),
     ],

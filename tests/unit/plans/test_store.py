@@ -36,6 +36,9 @@ def test_the_same_plan_in_other_words_has_the_same_key() -> None:
     assert key(other) == key() is not None
     assert key(replace(PLAN, own={"device": "sim:ascend910b"})) == key()  # one profile by two names
     assert key(replace(PLAN, own={"device": "sim"})) == key()
+    sglang = {"device": "sim:910b", "engine": "sglang"}
+    by_name = key(replace(PLAN, own={**sglang, "stack": "sglang-0.5.23"}))
+    assert key(replace(PLAN, own=sglang)) == by_name, "its own stack is the default"
     assert key(MEMPROF_CACHE_DIR="/elsewhere", HOME="/root", PATH="/bin") == key()
 
 
@@ -47,6 +50,7 @@ def test_the_same_plan_in_other_words_has_the_same_key() -> None:
         replace(PLAN, model="memprof/tiny-vl"),
         replace(PLAN, own={"device": "sim:310p"}),
         replace(PLAN, own={"device": "sim:910b", "stack": "vllm-ascend-0.13.0"}),
+        replace(PLAN, own={"device": "sim:910b", "engine": "sglang"}),
         replace(PLAN, own={"device": "sim:910b", "ranks": "one"}),
     ],
 )

@@ -94,6 +94,7 @@ HOOKS: tuple[Hook, ...] = (
     _phase("request_pool", "request_pool",
            "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
            enter=sglang.begin_request_pool, need=OPTIONAL),
+    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=sglang.leave_pools, need=OPTIONAL),
     # Called without graphs, too, where it captures nothing.
     _phase("graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
            "sglang.srt.model_executor.model_runner:capture_decode_graph",

@@ -20,6 +20,14 @@ Ranks = Annotated[
         help="Ranks to run: one, all, edges (first, last, differing); auto: all if they fit.",
     ),
 ]
+Until = Annotated[
+    str,
+    typer.Option(
+        "--until",
+        metavar="U",
+        help="kv: stop at the KV plan; ready: go on, and run the largest batches.",
+    ),
+]
 Rank = Annotated[
     int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
 ]
@@ -60,6 +68,7 @@ def plan(
     stack: shared.Stack = None,
     ranks: Ranks = "auto",
     rank: Rank = None,
+    until: Until = "kv",
     share_device: shared.ShareDevice = False,
     fit: search.FitKnob = None,
     want: search.Wants = None,
@@ -70,7 +79,10 @@ def plan(
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
-    Starts the engine up to the point where the KV cache is sized, and no further.
+    Starts the engine up to the point where the KV cache is sized, and no further. With --until
+    ready it goes on: KV cache, warm-up, graph capture, a prefill of max-num-batched-tokens and a
+    decode of max-num-seqs requests at full length. What is held beside the KV cache while it serves
+    is then seen.
 
     With --fit OPTION, searches the best value of one option by planning some of its values, each
     in a run folder of its own. A plan passes if every --want is met and at least --headroom stays
@@ -88,11 +100,17 @@ def plan(
         "--no-cache": no_cache,
     }
     if fit is not None:
+        from vllm_memprof.launch.engines import engine_row, refuse
+
+        refuse(engine_row(engine), "--fit")
         if keep_secrets:
             raise UsageError("--keep-secrets is for one run: it does not go with --fit")
         if share_device:
             raise UsageError("--share-device is for one run: it does not go with --fit")
-        own = {"device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank}
+        own = {
+            "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
+            "until": None if until == "kv" else until,
+        }  # fmt: skip
         asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
             asked, fit, want or [], headroom, between, step,
@@ -105,6 +123,7 @@ def plan(
             raise UsageError(f"{name} means nothing without --fit", hint=hint)
     request = shared.request(
         "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank, share_device=share_device, engine=engine,
+        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
+        sample="1" if until == "ready" else None,
     )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -12,6 +12,7 @@ import typer
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli.commands.plan import require_plan
 from vllm_memprof.cli.fit import check_setup, plan_of
 from vllm_memprof.cli.show import Lang, check_format, draw
 from vllm_memprof.errors import MemprofError, UsageError
@@ -77,6 +78,7 @@ def sweep(
             show_default="auto",
         ),
     ] = None,
+    engine_name: engine.Engine = "vllm",
     device: engine.Device = "auto",
     format_name: Annotated[
         str,
@@ -108,6 +110,7 @@ def sweep(
     Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
     argument. 130: Ctrl-C.
     """
+    from vllm_memprof.launch.engines import engine_row, refuse
     from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep
@@ -115,8 +118,13 @@ def sweep(
     check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
         raise UsageError("--jobs must be at least 1")
+    require_plan(engine_name)
+    refuse(engine_row(engine_name), f"--ranks {ranks}")
     knobs = parse_over(over or [])
-    own = {"device": device, "stack": stack, "python": python, "ranks": ranks}
+    own = {
+        "engine": None if engine_name == "vllm" else engine_name,
+        "device": device, "stack": stack, "python": python, "ranks": ranks,
+    }  # fmt: skip
     plan = plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
     command = redact_command(["memprof", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""SGLang without a server: ``python -m vllm_memprof.engines.sglang.driver offline ...``.
+"""SGLang without a server: ``python -m vllm_memprof.engines.sglang.driver {offline|plan} ...``.
 
 Runs under the engine's interpreter. The engine's arguments go through SGLang's own parser, so that
 any of them works and a wrong one gets SGLang's own message. The schedulers and the detokenizer are
@@ -8,25 +8,40 @@ processes that SGLang spawns: this module is imported in each of them and does n
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_memprof.engines.offline import add_arguments, run_all
 from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
+from vllm_memprof.engines.vllm.rank_choice import RankError
+from vllm_memprof.record.schema import ENV_STOP_AFTER
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the prompts; returns the exit status."""
+    """Run one mode; returns the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     cut = given.index("--") if "--" in given else len(given)
     own, engine_args = given[:cut], given[cut + 1 :]
     options = _parser().parse_args(own)
     try:
+        if options.mode == "plan":
+            return run_plan(options, engine_args)
         return run_offline(options, engine_args)
-    except PromptError as error:  # a wrong argument of the driver itself
-        print(f"memprof {options.mode}: {error}", file=sys.stderr)
+    except (PromptError, RankError) as error:  # a wrong argument of the driver itself
+        print(f"memprof {options.mode}: error: {error}", file=sys.stderr)
         return 2
+
+
+def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
+    """Bring all ranks up to their KV cache and stop."""
+    os.environ[ENV_STOP_AFTER] = "kv_plan"
+    server_args = _server_args(options.model, engine_args)
+
+    from vllm_memprof.engines.sglang import plan_run
+
+    return plan_run.run(server_args, options.devices)
 
 
 def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -35,12 +50,8 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     requests = load_requests(options.prompts, options.prompt, options.images, skip=skip)
 
     from sglang.srt.entrypoints.engine import Engine
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
 
-    load_plugins()  # before the arguments are made, as SGLang's own server does
-    server_args = prepare_server_args(["--model-path", options.model, *engine_args])
-    engine = Engine(server_args=server_args)
+    engine = Engine(server_args=_server_args(options.model, engine_args))
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_tokens}
 
     def generate(batch: Sequence[Request]) -> list[tuple[int, int]]:
@@ -51,6 +62,15 @@ def run_offline(options: argparse.Namespace, engine_args: list[str]) -> int:
     finally:
         engine.shutdown()
     return 0
+
+
+def _server_args(model: str, engine_args: list[str]) -> Any:
+    """Return what SGLang's own parser makes of the arguments."""
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+
+    load_plugins()  # before the arguments are made, as SGLang's own server does
+    return prepare_server_args(["--model-path", model, *engine_args])
 
 
 def _tokens(output: Mapping[str, Any]) -> tuple[int, int]:
@@ -120,8 +140,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     modes = parser.add_subparsers(dest="mode", required=True)
+    plan = modes.add_parser("plan", help="stop when the KV cache is there", allow_abbrev=False)
     offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
-    offline.add_argument("--model", required=True, help="model folder or hub name")
+    plan.add_argument(
+        "--ranks", choices=("auto", "all"), default="all", help="every rank is run: both are one"
+    )
+    plan.add_argument("--devices", type=int, help="devices of the simulated machine")
+    for mode in (plan, offline):
+        mode.add_argument("--model", required=True, help="model folder or hub name")
     add_arguments(offline)
     return parser
 

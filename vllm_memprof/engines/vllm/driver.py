@@ -45,12 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
-    """Bring the engine up to its KV plan and stop.
+    """Bring the engine up to its KV plan and stop; or on, through its largest batches.
 
     The engine core runs in this process: the workers, and with them every figure, are the same as
     behind a server, but no front end, tokenizer or second engine process has to start.
     """
-    os.environ[ENV_STOP_AFTER] = "kv_plan"
+    if options.until == "kv":
+        os.environ[ENV_STOP_AFTER] = "kv_plan"
     with _without_collecting():
         args = _parse_engine_args("plan", options.model, engine_args, server=True)
         if options.devices is not None:
@@ -65,7 +66,9 @@ def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
             vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )
-    return kv_plan_run.run(vllm_config, options.ranks, options.rank, options.devices)
+    return kv_plan_run.run(
+        vllm_config, options.ranks, options.rank, options.devices, options.until == "ready"
+    )
 
 
 def _leave_out_swap_space(args: argparse.Namespace) -> None:
@@ -149,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
     modes = parser.add_subparsers(dest="mode", required=True)
     plan = modes.add_parser("plan", help="stop when the KV plan is known", allow_abbrev=False)
     offline = modes.add_parser("offline", help="generate for some prompts", allow_abbrev=False)
+    plan.add_argument(
+        "--until", choices=("kv", "ready"), default="kv", help="where to stop (default kv)"
+    )
     plan.add_argument(
         "--ranks", choices=MODES, default="all", help="which ranks to run (default all)"
     )

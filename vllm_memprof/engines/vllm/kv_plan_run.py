@@ -1,4 +1,5 @@
-"""A run that ends at the KV plan: one engine core per data-parallel replica.
+"""A run that ends at the KV plan, or after the largest batches: one engine core per data-parallel
+replica.
 
 Imports vLLM where it starts an engine; runs in the driver's process.
 """
@@ -13,10 +14,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from vllm_memprof.capture import plugin
+from vllm_memprof.capture import actions, plugin
 from vllm_memprof.capture.hook import StopAfterPlan
 from vllm_memprof.engines.vllm.rank_choice import (
     Choice,
+    RankError,
     RankFailure,
     Replica,
     World,
@@ -25,7 +27,9 @@ from vllm_memprof.engines.vllm.rank_choice import (
 )
 
 
-def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> int:
+def run(
+    vllm_config: Any, mode: str, rank: int | None, devices: int | None, to_the_end: bool = False
+) -> int:
     """Plan the ranks that were asked for; returns the exit status.
 
     Args:
@@ -33,22 +37,39 @@ def run(vllm_config: Any, mode: str, rank: int | None, devices: int | None) -> i
         mode: one of ``rank_choice.MODES``.
         rank: the rank of mode ``one``.
         devices: devices of the simulated machine, None on real hardware.
+        to_the_end: do not stop at the KV plan; run the largest batches and end the engine.
 
     Raises:
         RankError: these ranks cannot be run.
     """
     choice = choose(world_of(vllm_config), mode, rank, devices, free_host_bytes())
+    if to_the_end:
+        _require_batches(choice)
     if plugin.RECORDER is not None:
         if len(choice.replicas) == 1:  # the engine core will be in this process
             plugin.RECORDER.roles.add("engine_core")
         plugin.RECORDER.emit("ranks", **choice.to_event())
     try:
         if len(choice.replicas) == 1:
-            return _plan_replica(vllm_config, choice, choice.replicas[0], devices)
-        return _plan_replicas(vllm_config, choice, devices)
+            return _plan_replica(vllm_config, choice, choice.replicas[0], devices, to_the_end)
+        return _plan_replicas(vllm_config, choice, devices, to_the_end)
     except RankFailure as failure:
         print(f"memprof plan: {failure}", file=sys.stderr)
         return 1
+
+
+def _require_batches(choice: Choice) -> None:
+    """Refuse ranks that cannot take a batch without their peers.
+
+    Raises:
+        RankError: with what to do instead.
+    """
+    if choice.mode == "edges":
+        raise RankError("--until ready runs batches; --ranks edges has workers for the plan alone: "
+                        "--ranks all or one")  # fmt: skip
+    if choice.mode == "one" and choice.world.pipeline > 1:
+        raise RankError("--until ready: a pipeline stage alone gets no batch from the one before: "
+                        "--ranks all, or --until kv")  # fmt: skip
 
 
 def world_of(vllm_config: Any) -> World:
@@ -112,7 +133,9 @@ def _numbers(path: Path) -> dict[str, int]:
     }
 
 
-def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: int | None) -> int:
+def _plan_replica(
+    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None, to_the_end: bool
+) -> int:
     """One engine core in this process."""
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor import Executor
@@ -138,12 +161,30 @@ def _plan_replica(vllm_config: Any, choice: Choice, replica: Replica, devices: i
         core = EngineCore(vllm_config, executor, log_stats=False)
     except StopAfterPlan:
         return 0
+    if to_the_end:
+        alone = choice.mode != "all"  # its groups without peers cannot be taken down
+        try:
+            _run_batches(core, vllm_config)
+        finally:
+            core.model_executor.shutdown() if alone else core.shutdown()
+        return 0
     core.shutdown()
     print(
         "memprof plan: the engine came up without a KV plan hook; is MEMPROF_RUN_DIR set?",
         file=sys.stderr,
     )
     return 1
+
+
+def _run_batches(core: Any, vllm_config: Any) -> None:
+    """Announce the engine and run the largest batches."""
+    from vllm_memprof.engines.vllm import full_step
+
+    if plugin.RECORDER is not None:
+        actions.model_is_ready(plugin.RECORDER, core.scheduler)
+    done = full_step.drive(core, vllm_config)
+    if plugin.RECORDER is not None:
+        plugin.RECORDER.emit("full_step", **done)
 
 
 def _replicas_of_a_machine(world: World, devices: int | None) -> int:
@@ -170,7 +211,7 @@ def _become_replica(vllm_config: Any, index: int, of_a_machine: int) -> None:
         parallel.data_parallel_rank = 0
 
 
-def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int:
+def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None, to_the_end: bool) -> int:
     """Start one process per replica: together where all ranks are run, else one after the other."""
     from vllm.v1.engine import utils
 
@@ -181,7 +222,7 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
     for replica in choice.replicas:
         child = context.Process(
             target=_replica_process,
-            args=(vllm_config, choice, replica, devices),
+            args=(vllm_config, choice, replica, devices, to_the_end),
             name=f"EngineCore_DP{replica.index}",
         )
         devices_of: Any = contextlib.nullcontext()
@@ -203,10 +244,10 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None) -> int
 
 
 def _replica_process(
-    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None
+    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None, to_the_end: bool
 ) -> None:
     try:
-        status = _plan_replica(vllm_config, choice, replica, devices)
+        status = _plan_replica(vllm_config, choice, replica, devices, to_the_end)
     except Exception:
         traceback.print_exc()
         status = 1

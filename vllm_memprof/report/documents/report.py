@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
-from vllm_memprof.record.spans import MODELLED
+from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
@@ -159,7 +159,7 @@ def verdict(report: Report) -> Text:
     parts.append(_recomputed(report))
     if (outcome := audited(report)) is not None:
         parts.append(outcome)
-    parts += _fits_device(report)
+    parts += _fits_device(report) or _left_by_plan(report)
     return join("; ", parts)
 
 
@@ -201,6 +201,30 @@ def _fits_device(report: Report) -> list[Text]:
     if len(known) < len(report.ranks):
         return [text("{verdict} (known of {labels})", verdict=said, labels=labels_of(known))]
     return [said]
+
+
+def _left_by_plan(report: Report) -> list[Text]:
+    """Return what a plan that has allocated the KV cache leaves of the device, on the fullest rank.
+
+    It is no verdict: what graphs and steps take of it was not run.
+    """
+    if report.run.mode != "plan" or report.run.until == "ready":
+        return []
+    ends = [last_of(rank.phases, "kv_cache_alloc") for rank in report.ranks]
+    left = [
+        free
+        for span in ends
+        if span is not None
+        and span.after is not None
+        and (free := span.after.device_free_bytes) is not None
+    ]
+    if not left or len(left) < len(ends):
+        return []
+    said = text(
+        "leaves {size:gib} GiB of the device to graphs and steps, which a plan does not run",
+        size=min(left),
+    )
+    return [text("{title} (m)", title=said) if report.run.simulated else said]
 
 
 def _out_of_memory(report: Report) -> Text:

@@ -16,11 +16,24 @@ def run_scheduler_process() -> "Scheduler":
 
 
 class Scheduler:
+    drafts = False
+    makes_pools = "init_memory_pools"
+
     def __init__(self) -> None:
         bootstrap.init_parallel_runtime()
         self.model_runner = ModelRunner()
+        getattr(self, self.makes_pools)()
+        self.model_runner.init_cuda_graphs()
         self.tp_worker = TpModelWorker()
         self.running_batch = SimpleNamespace(reqs=[])
+
+    def init_memory_pools(self) -> None:
+        self.make_pools()
+
+    def make_pools(self) -> None:
+        self.model_runner.alloc_memory_pool()
+        if self.drafts:
+            self.model_runner.alloc_memory_pool(draft=True)
 
     def run_batch(self, batch: Any) -> None:
         self.tp_worker.forward_batch_generation()

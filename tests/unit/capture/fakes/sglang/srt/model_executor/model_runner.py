@@ -12,8 +12,13 @@ class ModelRunner:
     def __init__(self) -> None:
         self.init_torch_distributed()
         self.load_model()
+
+    def alloc_memory_pool(self, draft: bool = False) -> None:
         configurator = kv_cache_configurator.KVCacheConfigurator()
+        configurator.is_draft_worker = draft
         configurator.configure(pre_model_load_memory=self.pre_model_load_memory)
+
+    def init_cuda_graphs(self) -> None:
         cuda_graph_setup.capture_decode_graph(model_runner=self)
 
     def init_torch_distributed(self) -> None:

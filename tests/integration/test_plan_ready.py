@@ -1,0 +1,148 @@
+"""``memprof plan --until ready``: the engine's largest batches, and the same batches by ``vllm.LLM``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine import (
+    OLD_STACK,
+    STACK,
+    RunResult,
+    finish,
+    read_events,
+    require_stack,
+    run_in_engine,
+    start_memprof,
+)
+from vllm_memprof.sim.presets import resolve_model
+from vllm_memprof.sim.runtime import prepare_runtime
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+
+#: The batches of a plan, handed to ``vllm.LLM`` as prompts.
+OFFLINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+from vllm_memprof.engines.vllm import full_step
+
+if __name__ == "__main__":
+    llm = LLM(**json.loads(sys.argv[1]))
+    limits = full_step.Limits.of(llm.llm_engine.vllm_config)
+    for batch in full_step.batches(limits):
+        prompts = [{"prompt_token_ids": tokens} for tokens, _ in batch]
+        sampling = SamplingParams(**full_step.SAMPLING, max_tokens=batch[0][1])
+        llm.generate(prompts, sampling, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    print("RESULT {}")
+"""
+#: Peaks of a process until its end, bytes.
+PEAKS = ("allocated_run_peak_bytes", "reserved_run_peak_bytes")
+#: What serving leaves beside torch, bytes, at a moment that both runs have: before the shutdown.
+BESIDE = ("npu_workspace_bytes", "graph_pool_bytes")
+
+
+def plan(run_dir: Path, model: str, *args: str, stack: str = STACK) -> RunResult:
+    command = ["plan", model, "--device", "sim:910b", "--stack", stack, "--until", "ready", *args]
+    run = finish(start_memprof(command, run_dir), run_dir)
+    assert run.returncode == 0, run.output[-3000:] + run.engine_log[-3000:]
+    return run
+
+
+def at_the_end(run_dir: Path) -> dict[int, dict[str, int]]:
+    """Readings of each rank as its shutdown begins."""
+    ranks: dict[str, int] = {}
+    found: dict[int, dict[str, int]] = {}
+    for event in read_events(run_dir):
+        if event["kind"] == "identity":
+            ranks[event["file"]] = event["rank"]
+        if event["kind"] == "phase" and (event["phase"], event["edge"]) == ("shutdown", "before"):
+            reading = event["snapshot"]
+            found[ranks[event["file"]]] = {name: reading[name] for name in (*PEAKS, *BESIDE)}
+    return found
+
+
+def driven(model: str, stack: str, tmp_path: Path, **settings: Any) -> dict[int, dict[str, int]]:
+    """The same of ``vllm.LLM``, which got the batches as prompts."""
+    resolved = resolve_model(model, [])
+    script, run_dir = tmp_path / "offline.py", tmp_path / "driven"
+    script.write_text(OFFLINE)
+    (run_dir / "events").mkdir(parents=True)
+    env = {
+        **resolved.env,
+        "MEMPROF_SIM_STATE": str(tmp_path / "devices"),
+        "MEMPROF_RUN_DIR": str(run_dir),
+        "MEMPROF_SAMPLE": "1",
+    }
+    given = json.dumps({"model": resolved.path, "load_format": "dummy", **settings})
+    run_in_engine(prepare_runtime("910b", stack), script, given, **env)
+    return at_the_end(run_dir)
+
+
+def test_peaks_are_those_of_the_same_batches_by_llm(sim_stack: str, tmp_path: Path) -> None:
+    args = ["--max-model-len=4096", "--max-num-seqs=16", "--max-num-batched-tokens=1024"]
+    run = plan(tmp_path / "run", "memprof/tiny", *args, "--load-format=dummy")
+    step = run.info["full_step"]
+    assert (step["prefill_tokens"], step["decode_requests"]) == (1024, 16)
+    assert 4096 - 128 < step["decode_length"] <= 4096
+    report = run.report
+    assert {gap["phase"] for gap in report["not_measured"]} == set()
+    [rank] = report["ranks"]
+    assert rank["samples"], "every step was read"
+    assert all(item["bytes"] is not None for item in rank["budget"]["held_at_peak"])
+    found = at_the_end(tmp_path / "run")
+    assert found == driven(
+        "memprof/tiny", sim_stack, tmp_path,
+        max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=1024,
+    )  # fmt: skip
+    assert found[0]["graph_pool_bytes"] > 0
+
+
+CASES = {
+    "dense-eager": ("memprof/tiny", {"enforce_eager": True}),
+    "dense-tp2": ("memprof/tiny", {"tensor_parallel_size": 2}),
+    "moe-tp2-ep": (
+        "memprof/tiny-moe",
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": True},
+    ),
+    "vl": ("memprof/tiny-vl", {"enforce_eager": True}),
+    "without-prefixes": ("memprof/tiny", {"enable_prefix_caching": False, "enforce_eager": True}),
+    "8b-tp2": ("Qwen/Qwen3-8B", {"tensor_parallel_size": 2}),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
+    require_stack(stack)
+    model, settings = CASES[case]
+    settings = {**settings, "max_model_len": 4096, "max_num_seqs": 8}
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        flags.append(f"--no-{flag}" if value is False else f"--{flag}")
+        flags += [] if isinstance(value, bool) else [str(value)]
+    # as `vllm serve` has it on this device; LLM has other defaults
+    batched = {"max_num_batched_tokens": 2048}
+    flags += ["--max-num-batched-tokens", "2048", "--load-format=dummy"]
+    plan(tmp_path / "run", model, *flags, "--ranks", "all", stack=stack)
+    found = at_the_end(tmp_path / "run")
+    assert found == driven(model, stack, tmp_path, **settings, **batched)
+    if settings.get("tensor_parallel_size") == 2:  # and a rank alone is as among both
+        plan(tmp_path / "alone", model, *flags, "--ranks", "one", "--rank", "1", stack=stack)
+        assert at_the_end(tmp_path / "alone") == {1: found[1]}
+
+
+@pytest.mark.full
+def test_batches_that_a_rank_alone_cannot_have_are_refused(sim_stack: str, tmp_path: Path) -> None:
+    command = [
+        "plan", "memprof/tiny", "--device", "sim:910b", "--until", "ready", "--ranks", "one",
+        "--pipeline-parallel-size", "2",
+    ]  # fmt: skip
+    run = finish(start_memprof(command, tmp_path / "run"), tmp_path / "run")
+    assert run.returncode == 2
+    assert "a pipeline stage alone gets no batch" in run.output

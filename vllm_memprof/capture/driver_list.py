@@ -1,0 +1,176 @@
+"""The driver's management interface (DCMI): devices, what is used of each, and by which processes.
+
+Standard library alone, and nothing of memprof: worker processes import it, and ``memprof who`` runs
+it as a program of its own, so that a driver that hangs or crashes takes nobody with it. Nothing
+here opens a device or takes memory of one. Sources: Ascend HDK, "DCMI API Reference"; the
+structures are those of its ``dcmi_interface_api.h``. Process ids are those of the host. The process
+list has 32 rows at most, in bytes; memory of the device is told in MiB (the reference writes MB:
+65,536 of a 64 GiB part).
+
+    python driver_list.py     prints one JSON object: a row per device, or the reason for none
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+from typing import Any
+
+LIBRARIES = ("libdcmi.so", "/usr/local/dcmi/libdcmi.so")
+#: Processes that the driver lists at most: a list of so many may leave some out.
+LISTED_AT_MOST = 32
+#: The driver's unit where it tells the memory of a device.
+STEP_BYTES = 1 << 20
+_CAPACITY = 128
+_MOST_DEVICES = 64
+_MEMORY = ("dcmi_get_device_hbm_info", "dcmi_get_device_memory_info_v3")
+
+
+class DriverError(Exception):
+    """A call that the driver refused, or that its library lacks."""
+
+
+class Process(ctypes.Structure):
+    """``struct dcmi_proc_mem_info``."""
+
+    _fields_ = (("pid", ctypes.c_int), ("bytes", ctypes.c_ulong))
+
+
+class _Hbm(ctypes.Structure):
+    """``struct dcmi_hbm_info``; sizes in MiB."""
+
+    _fields_ = (
+        ("size", ctypes.c_ulonglong),
+        ("frequency", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("temperature", ctypes.c_int),
+        ("bandwidth", ctypes.c_uint),
+    )
+
+
+class _Ddr(ctypes.Structure):
+    """``struct dcmi_get_memory_info_stru``: of devices without HBM (310P); sizes in MiB."""
+
+    _fields_ = (
+        ("size", ctypes.c_ulonglong),
+        ("available", ctypes.c_ulonglong),
+        ("frequency", ctypes.c_uint),
+        ("huge_page_kib", ctypes.c_ulong),
+        ("huge_pages", ctypes.c_ulong),
+        ("huge_pages_free", ctypes.c_ulong),
+        ("utilization", ctypes.c_uint),
+        ("reserved", ctypes.c_ubyte * 60),
+    )
+
+
+def load_library() -> Any:
+    """Return the driver's library; None where there is none."""
+    for name in LIBRARIES:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            if hasattr(library, "dcmi_get_device_resource_info"):
+                return library
+    return None
+
+
+class DriverList:
+    """Asks the driver's library, which is initialised here.
+
+    Raises:
+        DriverError: it refuses; so do the methods.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._rows = (Process * _CAPACITY)()
+        status = library.dcmi_init()
+        if status != 0:
+            raise DriverError(f"dcmi_init returned {status}")
+
+    def place(self, logic_id: int) -> tuple[int, int]:
+        """Return the card of a device, by the driver's number, and the chip on that card."""
+        card, chip = ctypes.c_int(), ctypes.c_int()
+        name = "dcmi_get_card_id_device_id_from_logicid"
+        status = getattr(self._library, name)(
+            ctypes.byref(card), ctypes.byref(chip), ctypes.c_uint(logic_id)
+        )
+        if status != 0:
+            raise DriverError(f"{name} returned {status} for {logic_id}")
+        return card.value, chip.value
+
+    def processes(self, place: tuple[int, int]) -> list[tuple[int, int]]:
+        """Return the pid and the bytes of every process that is listed for a chip."""
+        count = ctypes.c_int(0)
+        status = self._library.dcmi_get_device_resource_info(
+            place[0], place[1], self._rows, ctypes.byref(count)
+        )
+        if status != 0:
+            raise DriverError(f"dcmi_get_device_resource_info returned {status}")
+        return [(row.pid, int(row.bytes)) for row in self._rows[: min(count.value, _CAPACITY)]]
+
+    def memory(self, place: tuple[int, int]) -> tuple[int, int]:
+        """Return the bytes of a chip in all and in use, both in steps of ``STEP_BYTES``."""
+        reasons = []
+        for name, info in zip(_MEMORY, (_Hbm(), _Ddr()), strict=True):
+            function = getattr(self._library, name, None)
+            if function is None:
+                reasons.append(f"{name} is not in the library")
+                continue
+            status = function(place[0], place[1], ctypes.byref(info))
+            if status != 0:
+                reasons.append(f"{name} returned {status}")
+            elif not info.size:
+                reasons.append(f"{name} tells no size")
+            else:
+                used = info.used if isinstance(info, _Hbm) else info.size - info.available
+                return info.size * STEP_BYTES, used * STEP_BYTES
+        raise DriverError("; ".join(reasons))
+
+
+def read_all() -> dict[str, object]:
+    """Return a row per device: ``device`` (the driver's number), ``card``, ``chip``, ``processes``,
+    ``total_bytes``, ``used_bytes``, ``reasons``; what the driver does not tell is None."""
+    library = load_library()
+    if library is None:
+        return {"reason": f"no {LIBRARIES[0]} here: the driver's management library"}
+    devices: list[dict[str, object]] = []
+    try:
+        driver = DriverList(library)
+        for device in range(_MOST_DEVICES):
+            try:
+                place = driver.place(device)
+            except DriverError as error:
+                if not devices:
+                    raise
+                del error
+                break
+            devices.append(_device(driver, device, place))
+    except (DriverError, AttributeError) as error:
+        return {"reason": str(error)}
+    return {"reason": None, "devices": devices}
+
+
+def _device(driver: DriverList, device: int, place: tuple[int, int]) -> dict[str, object]:
+    processes, total, used, reasons = None, None, None, []
+    try:
+        processes = driver.processes(place)
+    except DriverError as error:
+        reasons.append(str(error))
+    try:
+        total, used = driver.memory(place)
+    except DriverError as error:
+        reasons.append(str(error))
+    return {
+        "device": device,
+        "card": place[0],
+        "chip": place[1],
+        "processes": processes,
+        "total_bytes": total,
+        "used_bytes": used,
+        "reasons": reasons,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_all()))

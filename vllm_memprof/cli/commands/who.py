@@ -1,0 +1,193 @@
+"""``memprof who``: who holds a card, and a wait until enough of it is free."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli.show import Lang, check_format, draw, write_out
+from vllm_memprof.errors import UsageError
+from vllm_memprof.units import parse_size
+
+if TYPE_CHECKING:
+    from vllm_memprof.holders.driver import Source
+    from vllm_memprof.holders.rows import Who
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+FORMATS = ("table", "markdown", "json")
+#: Exit status when --timeout passed before the memory was free, as of timeout(1).
+TIMED_OUT = 124
+_DEFAULT_TIMEOUT = "15m"
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+@app.command()
+def who(
+    device: Annotated[
+        str, typer.Option("--device", metavar="D", help="npu, sim or sim:PROFILE.")
+    ] = "npu",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="N,N",
+            help="Numbers of the devices, as the driver counts them.",
+            show_default="all",
+        ),
+    ] = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="FREE=SIZE",
+            help="Wait until that much is free on every device, e.g. FREE=50GiB.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout",
+            metavar="T",
+            help="The longest wait: 90s, 15m, 2h.",
+            show_default=_DEFAULT_TIMEOUT,
+        ),
+    ] = None,
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="F", help="table, markdown, json.")
+    ] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    lang: Lang = "en",
+    stack: Annotated[
+        str | None,
+        typer.Option("--stack", metavar="NAME", help="Engine stack of the simulated device."),
+    ] = None,
+) -> None:
+    """Show which processes hold the memory of each device, and what is left behind.
+
+    The processes and their bytes are on the driver's list (DCMI); what a process is comes from
+    /proc and from memprof's run folders below reports/. In a container the driver lists the host's
+    process numbers, and none of them is guessed at. An engine's process whose launcher has ended
+    is named as left behind. Nothing is ended, freed or changed, and no device is opened.
+
+    With --wait, the command returns when that much is free, and says on stderr what it waits for
+    each time that this changes.
+
+    Exit status 0: shown, or the memory is free. 1: the driver's list cannot be read. 2: a wrong
+    argument, or more than a device has. 124: --timeout passed before. 130: Ctrl-C.
+    """
+    from vllm_memprof.holders.look import look
+    from vllm_memprof.holders.processes import run_parents
+    from vllm_memprof.holders.wait import wait_until_free
+
+    chosen = "json" if as_json else format_name
+    check_format(chosen, lang=lang, formats=FORMATS)
+    numbers = parse_numbers(only)
+    if wait is None and timeout is not None:
+        raise UsageError("--timeout means nothing without --wait", hint="--wait FREE=50GiB")
+    wanted = None if wait is None else parse_wait(wait)
+    limit_s = parse_seconds(timeout or _DEFAULT_TIMEOUT)
+    source = source_of(device, stack)
+
+    def looked() -> Who:
+        return look(source, numbers, run_parents())
+
+    if wanted is None:
+        found = looked()
+    else:
+        found = wait_until_free(looked, wanted, limit_s, _Sayer(wanted, lang))
+    if chosen == "json":
+        from vllm_memprof.report.results import render_result_json
+
+        write_out(render_result_json(found), None)
+    else:
+        write_out(draw(found, chosen, lang=lang), None)
+    if found.wait is not None and not found.wait.met:
+        raise typer.Exit(TIMED_OUT)
+
+
+class _Sayer:
+    """Prints what is waited for when it differs from what was printed last."""
+
+    def __init__(self, wanted: int, lang: str) -> None:
+        self._wanted = wanted
+        self._lang = lang
+        self._said: list[str] = []
+
+    def __call__(self, who: Who) -> None:
+        from vllm_memprof.report.documents.who import waiting_lines
+        from vllm_memprof.report.language import language
+
+        lines = [language(self._lang)(line) for line in waiting_lines(who, self._wanted)]
+        for line in lines:
+            if line not in self._said:
+                print(f"memprof: {line}", file=sys.stderr, flush=True)
+        self._said = lines
+
+
+def source_of(device: str, stack: str | None) -> Source:
+    """Return where the list of the devices is read.
+
+    Raises:
+        UsageError: not a kind of device whose driver lists processes, or a stack without one.
+        SetupError: the simulated device is not set up.
+    """
+    from vllm_memprof.holders.driver import npu_source, simulated_source
+    from vllm_memprof.launch.request import parse_device
+
+    choice = parse_device(device)
+    if choice.kind == "sim":
+        assert choice.profile is not None
+        return simulated_source(choice.profile, stack, os.environ)
+    if stack is not None:
+        hint = "add --device sim:910b, or leave --stack out"
+        raise UsageError("--stack names a simulated stack", hint=hint)
+    if choice.kind != "npu":
+        hint = "npu, sim or sim:PROFILE"
+        raise UsageError(f"the processes of --device {choice.kind} are not read", hint=hint)
+    return npu_source(os.environ)
+
+
+def parse_wait(text: str) -> int:
+    """Return the bytes of ``FREE=50GiB``.
+
+    Raises:
+        UsageError: anything else.
+    """
+    name, equals, size = text.partition("=")
+    try:
+        if name.strip().upper() != "FREE" or not equals:
+            raise ValueError(f"not FREE=SIZE: {text!r}")
+        return parse_size(size)
+    except ValueError as error:
+        raise UsageError(f"--wait: {error}", hint="--wait FREE=50GiB") from None
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of ``90``, ``90s``, ``15m`` or ``2h``.
+
+    Raises:
+        UsageError: anything else.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if found is None:
+        raise UsageError(f"--timeout {text!r} is no time", hint="90s, 15m or 2h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def parse_numbers(text: str | None) -> list[int]:
+    """Return the numbers of ``0,2``; none of None.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text is None:
+        return []
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--only {text!r} is no list of numbers", hint="--only 0,1")
+    return sorted(set(map(int, parts)))

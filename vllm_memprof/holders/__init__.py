@@ -1,0 +1,1 @@
+"""Who holds a device's memory, asked from outside any engine."""
