@@ -34,11 +34,11 @@ _GIB = 1 << 30
 #: Where a process of SGLang keeps its set-up. (0.5.23)
 _CONTEXT = "sglang.srt.runtime_context"
 _GRAPHS = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+#: The row of the function that makes the pools of all models of a rank.
+POOLS = "sgl.pools"
 #: Ways in which a tokenizer process hands over multimodal input in memory of the device, for which
 #: SGLang sets more aside. (kv_cache_configurator.py::mm_runtime_reservation_gb, 0.5.23)
 _TRANSPORT_POOLS = ("cuda_ipc", "cuda_vmm")
-#: The row of the function that makes the pools of all models of a rank.
-POOLS = "sgl.pools"
 #: Batches after which every communicator of the model has been used: a prefill and some decodes.
 _FIRST_BATCHES = 8
 

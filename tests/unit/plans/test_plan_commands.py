@@ -325,6 +325,7 @@ def test_the_longest_requests_are_those_of_an_exhaustive_search(
     assert len(found["tries"]) == len(starts(tmp_path)) <= 6
 
 
+@pytest.mark.full  # CI: the longest requests and the fewest devices, by the same search
 def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_path: Path) -> None:
     code, found = fit(
         env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02"
