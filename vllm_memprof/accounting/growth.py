@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory, Span
+from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory
 from vllm_memprof.units import minus, sum_or_none
 
 
@@ -43,18 +43,13 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
         if row.depth == 0 and previous is not None and before is not None:
             between, rest = difference(previous[1], before), remainders(previous[1], before)
             if any(between.values()):
-                found.append(Growth(_name(row), row.order, 0, previous[0], between, rest))
+                found.append(Growth(row.name, row.order, 0, previous[0], between, rest))
         if before is not None and after is not None:
             grown, rest = difference(before, after), remainders(before, after)
-            found.append(Growth(_name(row), row.order, row.depth, None, grown, rest))
+            found.append(Growth(row.name, row.order, row.depth, None, grown, rest))
         if row.depth == 0 and after is not None:
-            previous = _name(row), after
+            previous = row.name, after
     return found
-
-
-def _name(row: Span) -> str:
-    group = row.detail.get("group") if row.phase == "communicator" else None
-    return row.phase if group is None else f"{row.phase} {group}"
 
 
 def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
 from vllm_memprof.record.loader import ProcessRecord
+from vllm_memprof.record.schema import SGLANG_DIFFUSION
 from vllm_memprof.text import text
 
 #: Phases that every start-up passes.
@@ -30,6 +31,9 @@ _OF_SGLANG = (
     "warm_up",
     "request",
 )
+#: The same of an engine that has no KV cache.
+_OF_DIFFUSION = ("device_init", "hccl_init", "weight_load", "request")
+_OF_ENGINE = {SGLANG: _OF_SGLANG, SGLANG_DIFFUSION: _OF_DIFFUSION}
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 
@@ -62,7 +66,7 @@ def not_measured(
 
 
 def _required(summary: RunSummary) -> tuple[str, ...]:
-    return _OF_SGLANG if summary.engine == SGLANG else REQUIRED_PHASES
+    return _OF_ENGINE.get(summary.engine or "", REQUIRED_PHASES)
 
 
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:

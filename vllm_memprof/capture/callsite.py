@@ -18,6 +18,7 @@ _FORWARDERS = (
     "/vllm/platforms/interface.py",
     "/sglang/srt/utils/common.py",
     "/sglang/srt/platforms/",
+    "/sglang/multimodal_gen/runtime/platforms/",
     "/contextlib.py",
 )
 #: Path fragments of frames that a call chain leaves out.
@@ -25,7 +26,7 @@ _NOT_IN_CHAIN = (*_OURS, "/torch/", "/torch_npu/", "/contextlib.py")
 #: Frames that a call chain lists, from the innermost outwards.
 _CHAIN_LENGTH = 8
 #: Functions that a worker or a model runner runs a step in.
-_STEP = ("execute_model", "sample_tokens", "forward_batch_generation")
+_STEP = ("execute_model", "sample_tokens", "forward_batch_generation", "execute_forward")
 
 
 def find_site(frame: FrameType | None) -> tuple[str | None, str | None]:

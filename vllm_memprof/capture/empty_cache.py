@@ -22,12 +22,13 @@ from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
 #: Where a worker keeps its unfinished requests, the first that it has (vLLM: model runner v1, v2;
-#: SGLang: the scheduler, which is the worker).
+#: SGLang: the scheduler, which is the worker; its diffusion runtime: ``Notes.running``).
 _REQUESTS = (
     "model_runner.requests",
     "model_runner.req_states.req_id_to_index",
     "model_runner.input_batch.req_id_to_index",
     "running_batch.reqs",
+    "requests",
 )
 
 

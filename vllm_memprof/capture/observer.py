@@ -22,10 +22,14 @@ from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPl
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.record.schema import ENV_STRICT
+from vllm_memprof.record.schema import ENV_STRICT, SGLANG_DIFFUSION
 
 #: A child of the engine's logger: its level, format and process prefix apply.
-_LOGGERS = {name: logging.getLogger(f"{name}.memprof") for name in ("vllm", "sglang")}
+_LOGGERS = {
+    "vllm": logging.getLogger("vllm.memprof"),
+    "sglang": logging.getLogger("sglang.memprof"),
+    SGLANG_DIFFUSION: logging.getLogger("sglang.multimodal_gen.memprof"),
+}
 
 #: Backend -> where its allocator takes a function that it calls when an allocation has failed.
 _OOM_OBSERVER = {
@@ -239,7 +243,8 @@ def start(run_dir: str, engine: str = "vllm") -> Recorder:
     recorder = Recorder(Path(run_dir))
     recorder.probe.backend = detect_backend()
     recorder.roles.update(roles_by_stack(engine))
-    version = getattr(sys.modules.get(f"{engine}.version"), "__version__", None)
+    package = "sglang" if engine == SGLANG_DIFFUSION else engine
+    version = getattr(sys.modules.get(f"{package}.version"), "__version__", None)
     sampling = recorder.sampler is not None
     rows = rows_in_force(recorder.probe.backend_name, version, sampling, engine)
     observer = Observer(recorder, rows, engine)
@@ -248,6 +253,7 @@ def start(run_dir: str, engine: str = "vllm") -> Recorder:
     return recorder
 
 
+_DIFFUSION = "sglang.multimodal_gen.runtime"
 #: Engine -> module whose function is calling the plugin, with that function's name where the module
 #: has several -> role of this process.
 _ROLE_BY_CALLER: dict[str, dict[tuple[str, str | None], str]] = {
@@ -261,6 +267,12 @@ _ROLE_BY_CALLER: dict[str, dict[tuple[str, str | None], str]] = {
         ("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"): "detokenizer",
         ("sglang.srt.entrypoints.engine", None): "api",
         ("sglang.launch_server", None): "api",
+    },
+    SGLANG_DIFFUSION: {
+        (f"{_DIFFUSION}.managers.worker_bootstrap", "bootstrap_scheduler_process"): "worker",
+        (f"{_DIFFUSION}.managers.worker_bootstrap", "bootstrap_http_server_process"): "api",
+        (f"{_DIFFUSION}.entrypoints.diffusion_generator", None): "api",
+        (f"{_DIFFUSION}.launch_server", None): "api",
     },
 }
 

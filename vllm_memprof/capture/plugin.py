@@ -1,7 +1,8 @@
 """Entry points of engines: each calls its own in every process of it, maybe repeatedly.
 
-``vllm.general_plugins`` is ``register``, ``sglang.srt.plugins`` is ``register_sglang``. Without
-MEMPROF_RUN_DIR they do nothing. With it, hooks are bound to what is loaded and to what will be; no
+``vllm.general_plugins`` is ``register``, ``sglang.srt.plugins`` is ``register_sglang``,
+``sglang.multimodal_gen.plugins`` is ``register_sglang_diffusion``. Without MEMPROF_RUN_DIR they do
+nothing. With it, hooks are bound to what is loaded and to what will be; no
 module of the engine is imported for that, no device is touched, and nothing is raised: that would
 end the engine.
 """
@@ -12,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_memprof.record.schema import ENV_RUN_DIR
+from vllm_memprof.record.schema import ENV_RUN_DIR, SGLANG_DIFFUSION
 
 if TYPE_CHECKING:
     from vllm_memprof.capture.recorder import Recorder
@@ -32,6 +33,11 @@ def register() -> None:
 def register_sglang() -> None:
     """Start recording this process of SGLang if the launcher asked for it."""
     _start("sglang")
+
+
+def register_sglang_diffusion() -> None:
+    """Start recording this process of SGLang's diffusion runtime if the launcher asked for it."""
+    _start(SGLANG_DIFFUSION)
 
 
 def _start(engine: str) -> None:

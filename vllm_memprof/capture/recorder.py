@@ -78,6 +78,7 @@ class Notes:
     first_batches: int = 0  # that were run while communicators are watched (SGLang)
     rank: int | None = None  # within the replica (SGLang)
     warm_up: OpenPhase | None = None  # that no single call of the engine is (SGLang)
+    running: Any = None  # holds ``requests``, where no object of the engine does (diffusion)
     requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
     mm_merge: Any = None  # stage of the sampler under way (SGLang)
     mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)

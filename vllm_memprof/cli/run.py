@@ -35,7 +35,8 @@ Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model folder or hub name, as for the engine.")
 ]
 Engine = Annotated[
-    str, typer.Option("--engine", metavar="E", help="Engine to run: vllm or sglang.")
+    str,
+    typer.Option("--engine", metavar="E", help="Engine to run: vllm, sglang or sglang-diffusion."),
 ]
 Device = Annotated[
     str,

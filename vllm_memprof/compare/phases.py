@@ -91,11 +91,7 @@ def _passages(rows: list[Span]) -> dict[tuple[str, ...], list[Span]]:
     found: dict[tuple[str, ...], list[Span]] = {}
     for row in rows:
         parent = () if row.parent is None else paths.get(row.parent, ())
-        group = row.detail.get("group") if row.phase == "communicator" else None
-        paths[row.order] = (
-            *parent,
-            row.phase if group in (None, "undefined") else f"{row.phase} {group}",
-        )
+        paths[row.order] = (*parent, row.name)
         found.setdefault(paths[row.order], []).append(row)
     return found
 

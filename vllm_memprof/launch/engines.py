@@ -36,6 +36,8 @@ class EngineRow:
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
+    #: Packages that it needs besides, which no stack of a simulated device has.
+    needs: str | None = None
     #: Options of memprof that it has no counterpart for.
     without: tuple[str, ...] = ()
     #: One of those -> what to do, where that is not to leave it out.
@@ -90,11 +92,36 @@ SGLANG = EngineRow(
         "--ranks edges": _EVERY_RANK,
         "--rank": _EVERY_RANK,
         "--until ready": "memprof offline --engine sglang runs requests of your own",
-        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: plan some "
-        "values, e.g. of --mem-fraction-static, one by one",
+        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: memprof "
+        "sweep plans some values, e.g. --over mem-fraction-static=0.7,0.8",
     },
 )
-ENGINES = {row.name: row for row in (VLLM, SGLANG)}
+SGLANG_DIFFUSION = EngineRow(
+    name="sglang-diffusion",
+    title="SGLang's diffusion runtime",
+    package="sglang",
+    server=("-m", "sglang.multimodal_gen.runtime.launch_server", "--model-path"),
+    driver="vllm_memprof.engines.sglang_diffusion.driver",
+    modes=("offline",),
+    plugins="SGLANG_PLUGINS",
+    group="sglang.multimodal_gen.plugins",
+    known_as=(("sglang", "sglang-diffusion"),),
+    # (sglang/multimodal_gen/runtime/launch_server.py::launch_server)
+    ready_line=b"[server-load] workers_ready_monotonic_ns=",
+    # (the same, _start_scheduler_processes)
+    fatal_lines=(b"exited during initialization", b"failed to initialize:"),
+    lost_lines=(),
+    stack="sglang-0.5.23",
+    stack_engine="sglang",
+    # (0.5.23: what it imports of its extra "diffusion")
+    needs="diffusers==0.37.0 cache-dit==1.5.1 imageio==2.36.0 imageio-ffmpeg==0.5.1 addict==2.4.0 "
+    "python-dateutil",
+    without=(
+        "--sleep-cycles", "--prompts", "--images", "--at-once", "--concurrency", "--max-tokens",
+        "--trace-allocations",
+    ),
+)  # fmt: skip
+ENGINES = {row.name: row for row in (VLLM, SGLANG, SGLANG_DIFFUSION)}
 
 
 def refuse(row: EngineRow, option: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
-from vllm_memprof.launch.engines import SGLANG, VLLM, EngineRow
+from vllm_memprof.launch.engines import SGLANG, SGLANG_DIFFUSION, VLLM, EngineRow
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
 PACKAGES = (
@@ -46,9 +46,13 @@ print(json.dumps({
     "versions": {n: version(n) for n in sys.argv[1:]},
     "vllm": importable("vllm"),
     "sglang": importable("sglang"),
+    "diffusion": importable("sglang") and importable("diffusers"),
     "memprof": importable("vllm_memprof"),
     "plugins": sorted({e.name for e in m.entry_points(group="vllm.general_plugins")}),
     "sglang_plugins": sorted({e.name for e in m.entry_points(group="sglang.srt.plugins")}),
+    "diffusion_plugins": sorted(
+        {e.name for e in m.entry_points(group="sglang.multimodal_gen.plugins")}
+    ),
 }))
 """
 
@@ -67,14 +71,24 @@ class InterpreterFacts:
     plugins: tuple[str, ...] = ()  # vLLM general plugins by entry-point name
     has_sglang: bool = False
     sglang_plugins: tuple[str, ...] = ()  # the same of SGLang
+    has_diffusion: bool = False  # SGLang, and diffusers, which its diffusion runtime needs
+    diffusion_plugins: tuple[str, ...] = ()  # of that runtime
 
     def has_engine(self, row: EngineRow) -> bool:
         """Return whether an engine can be imported."""
-        return {VLLM.name: self.has_vllm, SGLANG.name: self.has_sglang}[row.name]
+        return {
+            VLLM.name: self.has_vllm,
+            SGLANG.name: self.has_sglang,
+            SGLANG_DIFFUSION.name: self.has_diffusion,
+        }[row.name]
 
     def plugins_of(self, row: EngineRow) -> tuple[str, ...]:
         """Return the plug-ins of an engine by the names of their entry points."""
-        return {VLLM.name: self.plugins, SGLANG.name: self.sglang_plugins}[row.name]
+        return {
+            VLLM.name: self.plugins,
+            SGLANG.name: self.sglang_plugins,
+            SGLANG_DIFFUSION.name: self.diffusion_plugins,
+        }[row.name]
 
 
 def find_python(given: str | None, row: EngineRow = VLLM) -> Path:
@@ -135,6 +149,8 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
         plugins=tuple(data["plugins"]),
         has_sglang=data.get("sglang", False),
         sglang_plugins=tuple(data.get("sglang_plugins", ())),
+        has_diffusion=data.get("diffusion", False),
+        diffusion_plugins=tuple(data.get("diffusion_plugins", ())),
     )
 
 
@@ -149,7 +165,9 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
         raise LaunchError(
             f"{row.title} is not importable in {facts.path}",
             hint=f"--python PATH of the interpreter that has {row.title}, or --device sim:910b "
-            "without any device; `memprof doctor` shows what is there",
+            "without any device; `memprof doctor` shows what is there"
+            if row.needs is None
+            else f"{facts.path} -m pip install --no-deps {row.needs}",
         )
     if not facts.has_memprof or "memprof" not in facts.plugins_of(row):
         raise LaunchError(

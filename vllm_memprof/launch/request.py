@@ -171,6 +171,12 @@ class LaunchRequest:
             )
         given = {
             "--sleep-cycles": self.sleep_cycles > 0,
+            "--prompts": self.prompts_file is not None,
+            "--images": self.images_dir is not None,
+            "--at-once": self.at_once,
+            "--concurrency": self.concurrency is not None,
+            "--max-tokens": self.max_tokens is not None,
+            "--trace-allocations": self.trace_allocations is not None,
             f"--ranks {self.ranks}": self.ranks is not None,
             "--rank": self.rank is not None,
             f"--until {self.until}": self.until != "kv",

@@ -94,6 +94,9 @@ ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
 
+#: ``engine`` of a run of SGLang's diffusion runtime, ``sglang.multimodal_gen``.
+SGLANG_DIFFUSION = "sglang-diffusion"
+
 ROLES = ("api", "engine_core", "worker", "detokenizer", "unknown")
 STATUSES = ("running", "ok", "failed", "oom", "truncated")
 
@@ -103,6 +106,7 @@ PHASES = (
     "hccl_init",
     "communicator",
     "weight_load",
+    "component_load",
     "draft_load",
     "lora_load",
     "model_state",
@@ -118,6 +122,7 @@ PHASES = (
     "atb_warm_up",
     "warm_up",
     "request",
+    "stage",
     "sleep",
     "wake_up",
     "weight_update",
@@ -444,7 +449,7 @@ class RunInfo:
     engine_command: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)  # memory-relevant variables, secrets redacted
     versions: dict[str, str] = field(default_factory=dict)
-    engine: str | None = None  # vllm-ascend | vllm | sglang
+    engine: str | None = None  # vllm-ascend | vllm | sglang | sglang-diffusion
     engine_version: str | None = None
     device: str | None = None  # SoC name, or profile name when simulated
     simulated: bool = False

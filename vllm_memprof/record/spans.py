@@ -25,6 +25,8 @@ MEASURED, DERIVED, ESTIMATED, MODELLED = "measured", "derived", "estimated", "mo
 #: The strongest first.
 _STRENGTH = (MEASURED, DERIVED, ESTIMATED, MODELLED)
 How = Annotated[str, Allowed(_STRENGTH)]
+#: Phases that a process passes for several things -> key of the detail that names the thing.
+_NAMED_BY = {"communicator": "group", "component_load": "name", "stage": "name"}
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,13 @@ class Span:
     def after(self) -> Snapshot | None:
         edge = self.edge(AFTER)
         return None if edge is None else edge.snapshot
+
+    @property
+    def name(self) -> str:
+        """The phase, with whose it was: of which group, part of a pipeline or stage."""
+        key = _NAMED_BY.get(self.phase)
+        name = None if key is None else self.detail.get(key)
+        return self.phase if name in (None, "undefined") else f"{self.phase} {name}"
 
     @property
     @computed

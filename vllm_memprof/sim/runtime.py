@@ -57,6 +57,8 @@ ENTRY_POINTS = (
     "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
     "[vllm.platform_plugins]\nmemprof = memprof_device_type:register\n"
     "[sglang.srt.plugins]\nmemprof = vllm_memprof.capture.plugin:register_sglang\n"
+    "[sglang.multimodal_gen.plugins]\n"
+    "memprof = vllm_memprof.capture.plugin:register_sglang_diffusion\n"
 )
 
 

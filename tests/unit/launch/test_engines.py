@@ -38,6 +38,16 @@ def test_sglang_gets_its_arguments_as_they_are():
     assert offline[2:6] == [SGLANG.driver, "offline", "--model", "M"]
 
 
+def test_the_diffusion_runtime_needs_packages_that_the_message_names():
+    from vllm_memprof.launch.engines import SGLANG_DIFFUSION
+
+    facts = InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, has_sglang=True)
+    with pytest.raises(LaunchError, match="SGLang's diffusion runtime is not importable") as caught:
+        require_engine(facts, SGLANG_DIFFUSION)
+    hint = f"{PYTHON} -m pip install --no-deps diffusers==0.37.0 cache-dit==1.5.1"
+    assert str(caught.value.hint).startswith(hint)
+
+
 def test_a_request_without_an_engine_is_for_vllm():
     command = build_command(PYTHON, LaunchRequest("serve", "M"), "M", [])
     assert command[2] == "vllm.entrypoints.cli.main"
@@ -50,8 +60,11 @@ def test_a_request_without_an_engine_is_for_vllm():
         ({"mode": "plan", "engine": "sglang", "ranks": "one"}, "--ranks one has no"),
         ({"mode": "plan", "engine": "sglang", "ranks": "edges"}, "--ranks edges has no"),
         ({"mode": "plan", "engine": "sglang", "rank": 1}, "--rank has no"),
+        ({"mode": "plan", "engine": "sglang", "until": "ready"}, "--until ready has no"),
         ({"mode": "offline", "engine": "sglang", "sleep_cycles": 1}, "--sleep-cycles"),
         ({"mode": "serve", "engine": "tgi"}, "'tgi' is not known"),
+        ({"mode": "serve", "engine": "sglang-diffusion"}, "does not run SGLang's diffusion"),
+        ({"mode": "offline", "engine": "sglang-diffusion", "max_tokens": 4}, "--max-tokens"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(fields, said):
@@ -60,8 +73,10 @@ def test_what_an_engine_cannot_do_is_refused(fields, said):
 
 
 @pytest.mark.parametrize("ranks", ["auto", "all"])
-def test_a_plan_of_all_ranks_is_there_for_every_engine(ranks):
-    for engine in ENGINES:
+def test_a_plan_of_all_ranks_is_there_for_every_engine_with_plans(ranks):
+    engines = [row.name for row in ENGINES.values() if "plan" in row.modes]
+    assert engines == ["vllm", "sglang"]
+    for engine in engines:
         assert LaunchRequest("plan", "M", engine=engine, ranks=ranks).ranks == ranks
 
 

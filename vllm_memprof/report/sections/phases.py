@@ -264,7 +264,7 @@ def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
         groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
         for row in rank.phases:
             if row.depth == depth:
-                groups.setdefault((keys[row.parent], _phase_name(row)), []).append(row)
+                groups.setdefault((keys[row.parent], row.name), []).append(row)
         for (parent, name), rows in groups.items():
             for number, bundle in enumerate(_bundles(rows)):
                 key = (*parent, f"{name}#{number}")
@@ -291,15 +291,6 @@ def _bundle(name: str, rows: list[Span]) -> _Passage:
         before=rows[0].before,
         after=rows[-1].after,
         open=rows[-1].open,
-    )
-
-
-def _phase_name(row: Span) -> str:
-    group = row.detail.get("group")
-    return (
-        f"{row.phase} {group}"
-        if row.phase == "communicator" and group not in (None, "undefined")
-        else row.phase
     )
 
 

@@ -1,0 +1,139 @@
+"""Actions of the rows of SGLang's diffusion runtime: what runs before or after a worker's call.
+
+A worker process is scheduler and GPU worker in one: its role is ``worker``. The process that
+started it hands it the requests (``api``). A request runs one pipeline, stage by stage; there is no
+KV cache and no equation. Read in 0.5.23.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from vllm_memprof.capture import empty_cache, identity
+from vllm_memprof.capture.actions import begin_phase, end_phase
+from vllm_memprof.capture.hook import (
+    DEVICE_READY,
+    END,
+    ENGINE_READY,
+    FIRST_STEPS,
+    MODEL_READY,
+    Call,
+)
+from vllm_memprof.capture.recorder import Recorder
+
+#: Requests that are recorded, each with its stages: a server runs as many as it is sent.
+RECORDED_REQUESTS = 64
+
+
+class Running:
+    """The requests under way: one at a time, where no object of the engine says which."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+
+def enter_worker(recorder: Recorder, call: Call) -> None:
+    recorder.roles.add("worker")
+
+
+def leave_worker(recorder: Recorder, call: Call) -> None:
+    """Announce the model: the pipeline is loaded, the worker waits for requests."""
+    if call.error is not None or recorder.notes.model_ready:
+        return
+    notes = recorder.notes
+    notes.model_ready = notes.serving = True
+    # one request runs at a time: calls of empty_cache are asked whether it is under way
+    notes.running = Running()
+    empty_cache.keep_worker(recorder, notes.running)
+    recorder.emit("ready", what="model")
+    recorder.hooks.self_check(MODEL_READY)
+    recorder.hooks.self_check(ENGINE_READY)
+
+
+def enter_launcher(recorder: Recorder, call: Call) -> None:
+    """Say who the process is that starts the others, so that its death is told apart."""
+    recorder.roles.add("api")
+    recorder.emit("identity", role=recorder.role, roles=sorted(recorder.roles))
+
+
+def leave_device_init(recorder: Recorder, call: Call) -> None:
+    """Groups are made and the device is chosen: identity, observer of failed allocations."""
+    backend = recorder.probe.backend
+    if call.error is None and recorder.notes.label is None and backend is not None:
+        device = recorder.probe.device = backend.current_device()
+        known = _identity(recorder, device)
+        recorder.notes.label = str(known["label"])
+        recorder.emit("identity", **known)
+    end_phase(recorder, call)
+    if call.error is None:
+        recorder.hooks.observe_oom()
+        recorder.hooks.self_check(DEVICE_READY)
+
+
+def _identity(recorder: Recorder, device: int) -> dict[str, object]:
+    """Return the keys of an identity event: the ranks are those of torch's process group."""
+    world = getattr(sys.modules.get("torch"), "distributed", None)
+    rank = size = None
+    if world is not None and getattr(world, "is_initialized", bool)():
+        rank, size = int(world.get_rank()), int(world.get_world_size())
+    backend = recorder.probe.backend
+    return {
+        "role": recorder.role,
+        "roles": sorted(recorder.roles),
+        "rank": rank,
+        "local_rank": device,
+        "dp_rank": None,
+        "pp_rank": None,
+        "tp_rank": None,
+        "ep_rank": None,
+        "device_index": device,
+        # a rank may be one of tensor, sequence or guidance parallelism: its number is what counts
+        "label": identity.label(None, None, None, None) if rank is None else f"rank {rank}",
+        "soc": None if backend is None else backend.device_name(device),
+        "world_size": size,
+    }
+
+
+def begin_component(recorder: Recorder, call: Call) -> None:
+    """Open the phase with the name of the part of the pipeline that is loaded."""
+    if recorder.notes.label is None or recorder.is_open("component_load"):
+        return
+    phase = call.hook.phase
+    assert phase is not None
+    name = call.kwargs.get("component_name", call.args[3] if len(call.args) > 3 else None)
+    detail: dict[str, object] = {"name": name} if isinstance(name, str) else {}
+    call.token = recorder.begin(phase, call.hook.id, detail)
+
+
+def begin_request(recorder: Recorder, call: Call) -> None:
+    running = recorder.notes.running
+    if running is not None:
+        running.requests.append(call.argument("batch"))
+        begin_phase(recorder, call)
+
+
+def leave_request(recorder: Recorder, call: Call) -> None:
+    """End the phase; take off the rows of requests once enough of them were recorded."""
+    running = recorder.notes.running
+    if running is None:
+        return
+    running.requests.clear()
+    end_phase(recorder, call)
+    recorder.notes.first_batches += 1
+    if recorder.notes.first_batches >= RECORDED_REQUESTS:
+        recorder.notes.worker = None  # from here on nobody knows whether one is under way
+        recorder.hooks.release(FIRST_STEPS)
+
+
+def begin_stage(recorder: Recorder, call: Call) -> None:
+    """Open the phase with the name of the stage."""
+    phase = call.hook.phase
+    assert phase is not None
+    if recorder.is_open("request") and not recorder.is_open(phase):
+        name = type(call.subject).__name__
+        call.token = recorder.begin(phase, call.hook.id, {"name": name})
+
+
+def leave_event_loop(recorder: Recorder, call: Call) -> None:
+    recorder.hooks.self_check(END)

@@ -1,0 +1,1 @@
+"""SGLang's diffusion runtime, driven: see driver.py."""
