@@ -19,6 +19,7 @@ import pytest
 from tests.integration.test_serve import free_port
 from tests.integration.test_sglang import ARGS, STACK, assert_reconciled, offline, post
 from tests.support.engine import (
+    RunResult,
     finish,
     require_stack,
     start_memprof,
@@ -68,6 +69,10 @@ def test_images_of_requests_and_their_encoder(tmp_path: Path, model: str, more: 
     )  # fmt: skip
     graphs = "--cuda-graph-max-bs-decode" in more
     assert_reconciled(run, 2, {"graph_capture"} if graphs else set())
+    assert_images(run)
+
+
+def assert_images(run: RunResult) -> None:
     for rank in run.report["ranks"]:
         for row in rank["budget"]["audit"][1:]:
             assert row["agrees"] is True, row
@@ -96,7 +101,26 @@ def test_images_of_requests_and_their_encoder(tmp_path: Path, model: str, more: 
     totals = [total for _, _, total, _ in first]
     assert totals == sorted(totals), "the more pixels, the more the encoder takes"
     assert totals == [total for _, _, total, _ in second], "both ranks run half of the same encoder"
-    assert all(peak is not None for *_, peak in first)
+    # known where torch's peak rose: the first and smallest may lie below that of a graph capture
+    peaks = [peak for *_, peak in first]
+    assert None not in peaks[1:]
+    known = [peak for peak in peaks if peak is not None]
+    assert known == sorted(known)
+    assert_explained(run)
+
+
+def assert_explained(run: RunResult) -> None:
+    """Nothing but HCCL's own buffers is unexplained at any edge, also where the driver's list of
+    processes was not read (inside a graph capture, while requests run)."""
+    edges = 0
+    for rank in run.report["ranks"]:
+        for phase in rank["phases"]:
+            for edge in filter(None, (phase["before"], phase["after"])):
+                for part in edge.get("parts") or []:
+                    own = part["component"] == "communicators_unnamed"
+                    assert own or part["part_of"] != "unexplained" or not part["bytes"], phase
+                edges += bool(edge.get("parts"))
+    assert edges > 20
 
 
 def passages(run_dir: Path, label: str) -> list[tuple[int, int, int, int | None]]:
@@ -219,6 +243,7 @@ def test_a_server_that_gets_weights_and_grammars_and_is_asked_to_end(tmp_path: P
     assert run.info["status"] == "ok", run.engine_log[-3000:]
     assert run.info["exit_reason"] == "ended by SIGTERM"
     assert_reconciled(run, 1, {"weight_update", "shutdown"})
+    assert_explained(run)
     phases = run.report["ranks"][0]["phases"]
     updates = [phase["detail"] for phase in phases if phase["phase"] == "weight_update"]
     assert [(each["kind"], each["success"]) for each in updates] == [
