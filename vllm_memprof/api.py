@@ -1,18 +1,23 @@
-"""The Python API: ``load`` and ``load_many`` give the figures of runs as DataFrames.
+"""The Python API: ``load`` gives figures of runs as DataFrames, ``plan`` and ``sweep`` make runs.
 
 ``import vllm_memprof as mp; run = mp.load("reports/x"); run.phases``. Importing the package loads
-no pandas; the first table does.
+no pandas; the first table does. A plan is made by ``memprof plan`` in a process of its own, so that
+its signals and its children are not those of the caller; ``memprof sweep`` makes its plans by
+``make_sweep``, as ``sweep`` does.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_memprof.errors import RunRecordError
+from vllm_memprof.errors import LaunchError, MemprofError, RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered, read_reports
 
 if TYPE_CHECKING:
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.frames.tables import RankSource
+    from vllm_memprof.plans.pool import Pool, Task
+    from vllm_memprof.plans.request import Plan
+    from vllm_memprof.plans.rows import PlanRow, Sweep
+    from vllm_memprof.plans.sweep import Progress, SweepJob
 
 
 class RunFrames:
@@ -204,3 +213,226 @@ def load_many(paths: Iterable[str | Path]) -> RunFrames:
             raise RunRecordError(f"{path} is a sweep, not a run", hint=hint)
         reports += found.reports
     return RunFrames(reports)
+
+
+def plan(
+    model: str,
+    *,
+    engine: str = "vllm",
+    device: str = "auto",
+    run_dir: str | Path | None = None,
+    timeout_s: float = 600.0,
+    python: str | None = None,
+    stack: str | None = None,
+    ranks: str | None = None,
+    rank: int | None = None,
+    until: str | None = None,
+    **options: object,
+) -> RunFrames:
+    """Make one plan, as ``memprof plan`` does, and return its figures.
+
+    Args:
+        model: folder or hub name, as for the engine.
+        engine, device, python, stack, ranks, rank, until: the options of ``memprof plan``.
+        run_dir: where to record; default ``reports/<time>-<model>``.
+        timeout_s: until the engine must have planned.
+        options: arguments of the engine by their names: ``tensor_parallel_size=4`` is
+            ``--tensor-parallel-size=4``, True and False switch an option, None leaves it out.
+
+    Returns:
+        The run. One that failed or ran out of memory is returned too: ``reports`` say how it ended.
+
+    Raises:
+        LaunchError: it left nothing that can be read, with the reason.
+    """
+    from vllm_memprof.launch.folder import default_run_dir
+    from vllm_memprof.plans.process import run_plan
+
+    own = {"device": device, "python": python, "stack": stack, "ranks": ranks}
+    own |= {"engine": None if engine == "vllm" else engine}
+    own |= {"rank": None if rank is None else str(rank), "until": until}
+    asked = _plan_of(model, own, options, timeout_s)
+    folder = default_run_dir(model) if run_dir is None else Path(run_dir).expanduser()
+    folder = folder.absolute()
+    if run_dir is None and folder.exists():
+        numbered_names = (folder.with_name(f"{folder.name}-{i}") for i in count(2))
+        folder = next(path for path in numbered_names if not path.exists())
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise UsageError(f"run folder {folder} is not empty", hint="give a new folder, or none")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    row = run_plan(asked, folder)
+    try:
+        return RunFrames(read_reports(str(folder)))
+    except MemprofError as error:
+        reason = row.reason or error.message
+        raise LaunchError(f"no plan of {model}: {reason}", hint=str(folder)) from error
+
+
+def sweep(
+    model: str,
+    over: Mapping[str, Sequence[object]],
+    *,
+    engine: str = "vllm",
+    device: str = "auto",
+    folder: str | Path | None = None,
+    jobs: int | None = None,
+    timeout_s: float = 600.0,
+    python: str | None = None,
+    stack: str | None = None,
+    ranks: str | None = None,
+    cache: bool = True,
+    **options: object,
+) -> SweepFrames:
+    """Plan every combination of some options' values, as ``memprof sweep`` does.
+
+    To be called in the main thread, as it takes Ctrl-C while plans are under way.
+
+    Args:
+        model: folder or hub name, as for the engine.
+        over: option of the engine -> its values: ``{"tensor_parallel_size": [2, 4]}``; ``device``
+            and ``stack`` can be varied too.
+        engine, device, python, stack, ranks: the options of ``memprof sweep``.
+        folder: of the sweep; default ``reports/sweep-<model>-<digest>``. Of a folder that is there
+            the plans that are missing are made.
+        jobs: plans at a time; default: by cores and free memory.
+        timeout_s: until the engine of a plan must have planned.
+        cache: read and write the cache of plans.
+        options: arguments of the engine, as of ``plan``.
+
+    Returns:
+        A row per plan, also of one that failed, with the reason.
+
+    Raises:
+        UsageError: an option without values, or a folder of something else.
+        KeyboardInterrupt: Ctrl-C; the plans that are made are kept.
+    """
+    from vllm_memprof.plans.pool import Interrupted, default_jobs, run_here
+    from vllm_memprof.plans.rows import Knob
+    from vllm_memprof.plans.store import Store
+    from vllm_memprof.plans.sweep import SweepJob, default_folder
+
+    if jobs is not None and jobs < 1:
+        raise UsageError("jobs must be at least 1")
+    knobs = [Knob(_option(name), [_word(value) for value in over[name]]) for name in over]
+    if not knobs or not all(knob.values for knob in knobs):
+        raise UsageError("over has no option with a value")
+    own = {"device": device, "python": python, "stack": stack, "ranks": ranks}
+    own |= {"engine": None if engine == "vllm" else engine}
+    asked = _plan_of(model, own, options, timeout_s)
+    place = default_folder(asked, knobs) if folder is None else Path(folder).expanduser()
+    command = ["mp.sweep", model, *(f"{knob.name}={','.join(knob.values)}" for knob in knobs)]
+    job = SweepJob(asked, knobs, place.absolute(), command, Store() if cache else None)
+    at_once = jobs or default_jobs(job.plans)
+    try:
+        make_sweep(job, lambda tasks, watcher: run_here(tasks, watcher, at_once), _Silent())
+    except Interrupted:
+        raise KeyboardInterrupt from None
+    return SweepFrames(job.folder / "sweep.csv")
+
+
+def make_sweep(
+    job: SweepJob,
+    pool: Pool,
+    progress: Progress,
+    lang: str = "en",
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+) -> tuple[Sweep, list[str]]:
+    """Make the plans of a sweep that are not there yet, and write its files.
+
+    Args:
+        job: the sweep.
+        pool: makes plans.
+        progress: is told of each.
+        lang: of the page.
+        say: is told why a file is not written.
+
+    Returns:
+        The sweep, and the names of the files in its folder.
+
+    Raises:
+        UsageError: the folder holds something else, or another memprof is at it.
+        Interrupted: by a signal; the files hold what is there so far.
+    """
+    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.sweep import run_sweep
+
+    try:
+        found = run_sweep(job, pool, progress)
+    except Interrupted as error:
+        if error.sweep is not None:
+            _write_sweep(error.sweep, job.folder, lang, say)
+        raise
+    return found, _write_sweep(found, job.folder, lang, say)
+
+
+def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], None]) -> list[str]:
+    """Write the files of a sweep and return their names; without the html extra, no page."""
+    from vllm_memprof.files import write_atomically
+    from vllm_memprof.report.html import render_html
+    from vllm_memprof.report.results import render_result_json, render_sweep_csv
+
+    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
+    try:
+        made["sweep.html"] = render_html(found, lang=lang)
+    except MemprofError as error:
+        say(f"memprof: no sweep.html: {error.message}")
+    for name, content in made.items():
+        write_atomically(folder / name, content)
+    return list(made)
+
+
+class _Silent:
+    """Says nothing of the plans under way."""
+
+    def started(self, task: Task) -> None:
+        pass
+
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
+        pass
+
+    def ending(self, text: str) -> None:
+        pass
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        pass
+
+
+def engine_arguments(options: Mapping[str, object]) -> list[str]:
+    """Return options of the engine by their Python names as its command line has them.
+
+    ``max_model_len=4096`` is ``--max-model-len=4096``, True ``--enforce-eager``, False
+    ``--no-enforce-eager``; a mapping is written as JSON, a list as several values; None is left
+    out.
+    """
+    tokens = []
+    for name, value in options.items():
+        option = f"--{_option(name)}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            tokens.append(option if value else f"--no-{option[2:]}")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            tokens += [option, *map(_word, value)]
+        else:
+            tokens.append(f"{option}={_word(value)}")
+    return tokens
+
+
+def _plan_of(
+    model: str, own: Mapping[str, str | None], options: Mapping[str, object], timeout_s: float
+) -> Plan:
+    from vllm_memprof.plans.request import Plan
+
+    said = {name: value for name, value in own.items() if value not in (None, "auto")}
+    own_options = {name: str(value) for name, value in said.items()}
+    return Plan(model, engine_arguments(options), own=own_options, timeout_s=timeout_s)
+
+
+def _option(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)

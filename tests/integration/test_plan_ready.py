@@ -21,7 +21,7 @@ from tests.support.engine import (
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]
 
 #: The batches of a plan, handed to ``vllm.LLM`` as prompts.
 OFFLINE = """
@@ -78,7 +78,7 @@ def driven(model: str, stack: str, tmp_path: Path, **settings: Any) -> dict[int,
         "MEMPROF_SAMPLE": "1",
     }
     given = json.dumps({"model": resolved.path, "load_format": "dummy", **settings})
-    run_in_engine(prepare_runtime("910b", stack), script, given, **env)
+    run_in_engine(prepare_runtime("910b", stack), script, given, timeout_s=400, **env)
     return at_the_end(run_dir)
 
 

@@ -146,7 +146,9 @@ def assert_nothing_left(pids: set[int]) -> None:
     assert not alive, f"still running: {alive}"
 
 
-def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[dict[str, Any], str]:
+def run_in_engine(
+    runtime: Any, script: Path, *args: str, timeout_s: float = 200, **env: str
+) -> tuple[dict[str, Any], str]:
     """Run a script in the engine's environment; return its RESULT line, and all it printed."""
     done = subprocess.run(
         [str(runtime.python), str(script), *args],
@@ -160,7 +162,7 @@ def run_in_engine(runtime: Any, script: Path, *args: str, **env: str) -> tuple[d
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=timeout_s,
     )
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     assert line, done.stdout[-4000:]

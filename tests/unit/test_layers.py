@@ -47,7 +47,17 @@ MAY_IMPORT = {
     "plans": {"record", "accounting", "compare", "sim", "launch"},
     "frames": {"record", "accounting", "compare", "check", "logs", "plans", "report"},
     "sources": {"record", "accounting", "logs", "plans"},
-    "api": {"sources", "frames", "record", "accounting", "compare", "check", "plans", "report"},
+    "api": {
+        "sources",
+        "frames",
+        "record",
+        "accounting",
+        "compare",
+        "check",
+        "launch",
+        "plans",
+        "report",
+    },
     "__init__": {"api"},
     "cli": {
         "capture",

@@ -92,8 +92,8 @@ SGLANG = EngineRow(
         "--ranks edges": _EVERY_RANK,
         "--rank": _EVERY_RANK,
         "--until ready": "memprof offline --engine sglang runs requests of your own",
-        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: plan some "
-        "values, e.g. of --mem-fraction-static, one by one",
+        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: memprof "
+        "sweep plans some values, e.g. --over mem-fraction-static=0.7,0.8",
     },
 )
 SGLANG_DIFFUSION = EngineRow(

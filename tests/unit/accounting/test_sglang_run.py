@@ -102,6 +102,9 @@ def test_the_verdict_of_a_plan_is_what_it_leaves_of_the_device() -> None:
     assert f"leaves {min(free) / 2**30:.2f} GiB of the device to graphs and steps" in said
     assert "spare" not in said
     assert "leaves" not in str(verdict(build_report(recorded(NAME))))
+    to_the_end = planned()
+    to_the_end = replace(to_the_end, info=replace(to_the_end.info, until="ready"))
+    assert "leaves" not in str(verdict(build_report(to_the_end))), "its steps were run"
     failed = build_report(planned(last="weight_load"))
     assert "leaves" not in str(verdict(failed)), "nothing was allocated"
 

@@ -60,6 +60,7 @@ def test_a_request_without_an_engine_is_for_vllm():
         ({"mode": "plan", "engine": "sglang", "ranks": "one"}, "--ranks one has no"),
         ({"mode": "plan", "engine": "sglang", "ranks": "edges"}, "--ranks edges has no"),
         ({"mode": "plan", "engine": "sglang", "rank": 1}, "--rank has no"),
+        ({"mode": "plan", "engine": "sglang", "until": "ready"}, "--until ready has no"),
         ({"mode": "offline", "engine": "sglang", "sleep_cycles": 1}, "--sleep-cycles"),
         ({"mode": "serve", "engine": "tgi"}, "'tgi' is not known"),
         ({"mode": "serve", "engine": "sglang-diffusion"}, "does not run SGLang's diffusion"),

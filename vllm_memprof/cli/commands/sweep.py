@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.commands.plan import require_plan
 from vllm_memprof.cli.fit import check_setup, plan_of
-from vllm_memprof.cli.show import Lang, check_format, draw
-from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.files import from_here, write_atomically
+from vllm_memprof.cli.show import Lang, check_format
+from vllm_memprof.errors import UsageError
+from vllm_memprof.files import from_here
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task, Watcher
-    from vllm_memprof.plans.rows import PlanRow, Sweep
+    from vllm_memprof.plans.rows import PlanRow
     from vllm_memprof.plans.sweep import SweepJob
 
 app = typer.Typer(**engine.APP_SETTINGS)
@@ -113,7 +114,7 @@ def sweep(
     from vllm_memprof.launch.engines import engine_row, refuse
     from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.store import Store
-    from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep
+    from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
 
     check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
@@ -137,11 +138,10 @@ def sweep(
     progress = shared.progress(len(job.plans), quiet)
     pool = _Pool(job, jobs, ray)
     try:
-        found = run_sweep(job, pool, progress)
+        found, written = make_sweep(job, pool, progress, lang)
     except Interrupted as error:
         progress.close()
         if error.sweep is not None:
-            _write(error.sweep, folder, lang)
             done, all_of = len(error.sweep.rows), len(job.plans)
             print(
                 f"memprof: {error}: {done} of {all_of} plans are made; the same command continues",
@@ -150,7 +150,6 @@ def sweep(
         raise typer.Exit(128 + error.number) from None
     finally:
         progress.close()
-    written = _write(found, folder, lang)
     if format_name == "csv":
         from vllm_memprof.report.results import render_sweep_csv
 
@@ -187,17 +186,3 @@ class _Pool:
         from vllm_memprof.plans.pool import default_jobs, run_here
 
         return run_here(tasks, watcher, self._jobs or default_jobs([task.plan for task in tasks]))
-
-
-def _write(found: Sweep, folder: Path, lang: str) -> list[str]:
-    """Write the files of a sweep and return their names; without the html extra, no page."""
-    from vllm_memprof.report.results import render_result_json, render_sweep_csv
-
-    made = {"sweep.csv": render_sweep_csv(found), "sweep.json": render_result_json(found)}
-    try:
-        made["sweep.html"] = draw(found, "html", lang=lang)
-    except MemprofError as error:
-        print(f"memprof: no sweep.html: {error.message}", file=sys.stderr)
-    for name, content in made.items():
-        write_atomically(folder / name, content)
-    return list(made)
