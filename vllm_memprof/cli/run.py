@@ -36,7 +36,9 @@ Model = Annotated[
 ]
 Engine = Annotated[
     str,
-    typer.Option("--engine", metavar="E", help="Engine to run: vllm, sglang or sglang-diffusion."),
+    typer.Option(
+        "--engine", metavar="E", help="Engine to run: vllm, sglang; offline also sglang-diffusion."
+    ),
 ]
 Device = Annotated[
     str,
