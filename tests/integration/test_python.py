@@ -10,7 +10,7 @@ import pytest
 import vllm_memprof as mp
 from tests.support.engine import STACK
 
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(300)]
 
 
 def test_a_plan_and_a_sweep(
