@@ -39,7 +39,7 @@ demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a 
 
 test: $(STAMP)  ## Everything CI runs: lint, types, unit tests, shim tests, the real engine on the simulated device
 	@echo "set-up of the engine stacks beside lint and unit tests: each prints when it has ended, the last in some five minutes"
-	$(MAKE) -j2 --output-sync=target sim-all checks
+	$(MAKE) -j3 --output-sync=target sim-all checks
 	$(MAKE) test-sim
 
 checks: lint test-unit test-fuzz  ## What needs no engine: lint, types, unit tests, damaged logs
@@ -50,7 +50,7 @@ test-full: sim-every  ## What CI leaves out, because other tests come through th
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "full and not alone" tests/integration
 
 test-unit: $(STAMP)  ## Unit tests: no engine, no device
-	$(BIN)/python -m pytest -n 2 -m "not full" --durations=20 tests/unit tests/golden
+	$(BIN)/python -m pytest -n 3 -m "not full" --durations=20 tests/unit tests/golden
 
 test-fuzz: $(STAMP)  ## A minute of damaged logs from a fixed seed, so that a failure can be had again
 	$(BIN)/python scripts/fuzz_explain.py --seed 0 --seconds 60

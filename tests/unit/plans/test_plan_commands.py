@@ -42,7 +42,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 def call(env: dict[str, str], folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     command = [*MEMPROF, *args[:1], "some/model", *ENGINE, *args[1:]]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, timeout=300)
 
 
 def starts(tmp_path: Path) -> list[str]:

@@ -92,4 +92,5 @@ def test_an_allow_list_of_plugins_lets_every_entry_point_in(prefix):
         "vllm.general_plugins",
         "vllm.platform_plugins",
         "sglang.srt.plugins",
+        "sglang.multimodal_gen.plugins",
     }
