@@ -82,23 +82,30 @@ def driven(model: str, stack: str, tmp_path: Path, **settings: Any) -> dict[int,
     return at_the_end(run_dir)
 
 
-def test_peaks_are_those_of_the_same_batches_by_llm(sim_stack: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "eager", [True, pytest.param(False, marks=pytest.mark.full)], ids=["eager", "graphs"]
+)
+def test_peaks_are_those_of_the_same_batches_by_llm(
+    sim_stack: str, tmp_path: Path, eager: bool
+) -> None:
     args = ["--max-model-len=4096", "--max-num-seqs=16", "--max-num-batched-tokens=1024"]
-    run = plan(tmp_path / "run", "memprof/tiny", *args, "--load-format=dummy")
+    args += ["--load-format=dummy", *(["--enforce-eager"] if eager else [])]
+    run = plan(tmp_path / "run", "memprof/tiny", *args)
     step = run.info["full_step"]
     assert (step["prefill_tokens"], step["decode_requests"]) == (1024, 16)
     assert 4096 - 128 < step["decode_length"] <= 4096
     report = run.report
-    assert {gap["phase"] for gap in report["not_measured"]} == set()
+    missing = {gap["phase"] for gap in report["not_measured"]}
+    assert missing == ({"graph_capture"} if eager else set())
     [rank] = report["ranks"]
     assert rank["samples"], "every step was read"
     assert all(item["bytes"] is not None for item in rank["budget"]["held_at_peak"])
     found = at_the_end(tmp_path / "run")
     assert found == driven(
         "memprof/tiny", sim_stack, tmp_path,
-        max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=1024,
+        max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=1024, enforce_eager=eager,
     )  # fmt: skip
-    assert found[0]["graph_pool_bytes"] > 0
+    assert (found[0]["graph_pool_bytes"] > 0) is not eager
 
 
 CASES = {
