@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.frames.tables import RankSource
     from vllm_memprof.plans.pool import Pool, Task
-    from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.rows import PlanRow, Sweep
     from vllm_memprof.plans.sweep import Progress, SweepJob
 
@@ -245,18 +243,19 @@ def plan(
     Raises:
         LaunchError: it left nothing that can be read, with the reason.
     """
-    from vllm_memprof.launch.folder import default_run_dir
+    from vllm_memprof.launch.folder import default_run_dir, other_names
     from vllm_memprof.plans.process import run_plan
+    from vllm_memprof.plans.request import Plan
 
-    own = {"device": device, "python": python, "stack": stack, "ranks": ranks}
-    own |= {"engine": None if engine == "vllm" else engine}
-    own |= {"rank": None if rank is None else str(rank), "until": until}
-    asked = _plan_of(model, own, options, timeout_s)
+    own = {
+        "engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks,
+        "rank": rank, "until": until,
+    }  # fmt: skip
+    asked = Plan.asked(model, engine_arguments(options), own, timeout_s)
     folder = default_run_dir(model) if run_dir is None else Path(run_dir).expanduser()
     folder = folder.absolute()
     if run_dir is None and folder.exists():
-        numbered_names = (folder.with_name(f"{folder.name}-{i}") for i in count(2))
-        folder = next(path for path in numbered_names if not path.exists())
+        folder = next(path for path in other_names(folder) if not path.exists())
     elif folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"run folder {folder} is not empty", hint="give a new folder, or none")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -307,6 +306,7 @@ def sweep(
         KeyboardInterrupt: Ctrl-C; the plans that are made are kept.
     """
     from vllm_memprof.plans.pool import Interrupted, default_jobs, run_here
+    from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.rows import Knob
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder
@@ -316,9 +316,8 @@ def sweep(
     knobs = [Knob(_option(name), [_word(value) for value in over[name]]) for name in over]
     if not knobs or not all(knob.values for knob in knobs):
         raise UsageError("over has no option with a value")
-    own = {"device": device, "python": python, "stack": stack, "ranks": ranks}
-    own |= {"engine": None if engine == "vllm" else engine}
-    asked = _plan_of(model, own, options, timeout_s)
+    own = {"engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks}
+    asked = Plan.asked(model, engine_arguments(options), own, timeout_s)
     place = default_folder(asked, knobs) if folder is None else Path(folder).expanduser()
     command = ["mp.sweep", model, *(f"{knob.name}={','.join(knob.values)}" for knob in knobs)]
     job = SweepJob(asked, knobs, place.absolute(), command, Store() if cache else None)
@@ -416,16 +415,6 @@ def engine_arguments(options: Mapping[str, object]) -> list[str]:
         else:
             tokens.append(f"{option}={_word(value)}")
     return tokens
-
-
-def _plan_of(
-    model: str, own: Mapping[str, str | None], options: Mapping[str, object], timeout_s: float
-) -> Plan:
-    from vllm_memprof.plans.request import Plan
-
-    said = {name: value for name, value in own.items() if value not in (None, "auto")}
-    own_options = {name: str(value) for name, value in said.items()}
-    return Plan(model, engine_arguments(options), own=own_options, timeout_s=timeout_s)
 
 
 def _option(name: str) -> str:

@@ -106,21 +106,6 @@ def assert_images(run: RunResult) -> None:
     assert None not in peaks[1:]
     known = [peak for peak in peaks if peak is not None]
     assert known == sorted(known)
-    assert_explained(run)
-
-
-def assert_explained(run: RunResult) -> None:
-    """Nothing but HCCL's own buffers is unexplained at any edge, also where the driver's list of
-    processes was not read (inside a graph capture, while requests run)."""
-    edges = 0
-    for rank in run.report["ranks"]:
-        for phase in rank["phases"]:
-            for edge in filter(None, (phase["before"], phase["after"])):
-                for part in edge.get("parts") or []:
-                    own = part["component"] == "communicators_unnamed"
-                    assert own or part["part_of"] != "unexplained" or not part["bytes"], phase
-                edges += bool(edge.get("parts"))
-    assert edges > 20
 
 
 def passages(run_dir: Path, label: str) -> list[tuple[int, int, int, int | None]]:
@@ -243,7 +228,6 @@ def test_a_server_that_gets_weights_and_grammars_and_is_asked_to_end(tmp_path: P
     assert run.info["status"] == "ok", run.engine_log[-3000:]
     assert run.info["exit_reason"] == "ended by SIGTERM"
     assert_reconciled(run, 1, {"weight_update", "shutdown"})
-    assert_explained(run)
     phases = run.report["ranks"][0]["phases"]
     updates = [phase["detail"] for phase in phases if phase["phase"] == "weight_update"]
     assert [(each["kind"], each["success"]) for each in updates] == [

@@ -85,11 +85,6 @@ def enter_encoder(recorder: Recorder, call: Call) -> None:
         call.token = recorder.sampler.begin_stage("mm_encoder", _inputs(recorder, given))
 
 
-def leave_stage(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is not None and call.token is not None:
-        recorder.sampler.end_stage(call.token, call.error)
-
-
 def enter_embedding(recorder: Recorder, call: Call) -> None:
     """End the merge under way: the items of another modality follow."""
     _end_merge(recorder, None)

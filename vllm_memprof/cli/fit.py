@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -128,18 +127,6 @@ def fit(
     if found.answer is None:
         return NO_ANSWER
     return 0 if found.ordered else NOT_IN_ORDER
-
-
-def plan_of(
-    model: str, engine_args: list[str], own: Mapping[str, object], timeout_s: float
-) -> Plan:
-    """Return a plan with those options of memprof that were given."""
-    from vllm_memprof.plans.request import Plan
-
-    said = {
-        name: str(value) for name, value in own.items() if value is not None and value != "auto"
-    }
-    return Plan(model, list(engine_args), own=said, timeout_s=timeout_s)
 
 
 def check_setup(plan: Plan) -> None:

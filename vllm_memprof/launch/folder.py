@@ -33,6 +33,12 @@ def default_run_dir(model: str, now: time.struct_time | None = None) -> Path:
     return DEFAULT_PARENT / f"{stamp}-{safe}"
 
 
+def other_names(path: Path) -> Iterator[Path]:
+    """Yield the names for a folder whose own is taken: with ``-2``, ``-3``..."""
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
 def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Path:
     """Make a run folder, and a folder within it.
 
@@ -60,12 +66,12 @@ def create_run_dir(given: Path | None, name: str, inner: str = EVENTS_DIR) -> Pa
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             first = path
-            for number in itertools.count(2):
+            for path in itertools.chain([first], other_names(first)):
                 try:
                     path.mkdir(mode=DIR_MODE)  # another process may take the name meanwhile
                     break
                 except FileExistsError:
-                    path = first.with_name(f"{first.name}-{number}")
+                    continue
         path.chmod(DIR_MODE)
         (path / inner).mkdir(mode=DIR_MODE)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from vllm_memprof.redact import redact_value
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
+#: Values of memprof's options that are those of no option; of every other one, "auto".
+_DEFAULTS = {"engine": "vllm", "until": "kv"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ class Plan:
     own: dict[str, str] = field(default_factory=dict)  # options of memprof: device, stack, ranks...
     timeout_s: float = 600.0  # until the engine must be ready
     lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
+
+    @classmethod
+    def asked(
+        cls,
+        model: str,
+        engine_args: Sequence[str],
+        own: Mapping[str, object],
+        timeout_s: float,
+    ) -> Plan:
+        """Return a plan with those options of memprof that were given and say no default."""
+        said = {
+            name: str(value)
+            for name, value in own.items()
+            if value is not None and value != _DEFAULTS.get(name, "auto")
+        }
+        return cls(model, list(engine_args), own=said, timeout_s=timeout_s)
 
     def vary(self, name: str, value: str) -> Plan:
         """Return the same plan with one option set: the engine's, or memprof's own."""

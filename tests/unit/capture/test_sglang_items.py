@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.capture.test_sampler import Worker
-from vllm_memprof.capture import sglang_items
+from vllm_memprof.capture import sglang_items, steps
 from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
 from vllm_memprof.capture.sglang_steps import Batch, _New
@@ -90,7 +90,7 @@ class Scene:
         sglang_items.enter_encoder(self.recorder, call)
         self.device.take(100)
         self.device.take(-90)
-        sglang_items.leave_stage(self.recorder, call)
+        steps.leave_stage(self.recorder, call)
 
     def embed(self, begin: int, length: int, result: Any, *encoded: Any) -> None:
         call = self.call(

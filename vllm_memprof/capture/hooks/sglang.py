@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, sglang, sglang_items, sglang_steps
+from vllm_memprof.capture import actions, sglang, sglang_items, sglang_steps, steps
 from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks import rows
 from vllm_memprof.capture.hooks.rows import CUDA, NPU
@@ -134,7 +134,7 @@ HOOKS: tuple[Hook, ...] = (
     # after the encoder.
     _step("s.mm_encoder", "<loaded>:model.get_image_feature", "<loaded>:model.get_video_feature",
           "<loaded>:model.get_audio_feature",
-          enter=sglang_items.enter_encoder, leave=sglang_items.leave_stage),
+          enter=sglang_items.enter_encoder, leave=steps.leave_stage),
     _step("s.mm_embedding", f"{_MM}:get_embedding_and_mask",
           enter=sglang_items.enter_embedding, leave=sglang_items.leave_embedding),
     _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=sglang_items.leave_embed),

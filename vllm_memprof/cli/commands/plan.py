@@ -101,6 +101,7 @@ def plan(
     }
     if fit is not None:
         from vllm_memprof.launch.engines import engine_row, refuse
+        from vllm_memprof.plans.request import Plan
 
         refuse(engine_row(engine), "--fit")
         if keep_secrets:
@@ -109,9 +110,9 @@ def plan(
             raise UsageError("--share-device is for one run: it does not go with --fit")
         own = {
             "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
-            "until": None if until == "kv" else until,
+            "until": until,
         }  # fmt: skip
-        asked = search.plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+        asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
             asked, fit, want or [], headroom, between, step,
             run_dir, format_name, lang, quiet, not no_cache,

@@ -14,7 +14,7 @@ from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.commands.plan import require_plan
-from vllm_memprof.cli.fit import check_setup, plan_of
+from vllm_memprof.cli.fit import check_setup
 from vllm_memprof.cli.show import Lang, check_format
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
@@ -113,6 +113,7 @@ def sweep(
     """
     from vllm_memprof.launch.engines import engine_row, refuse
     from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
 
@@ -123,10 +124,9 @@ def sweep(
     refuse(engine_row(engine_name), f"--ranks {ranks}")
     knobs = parse_over(over or [])
     own = {
-        "engine": None if engine_name == "vllm" else engine_name,
-        "device": device, "stack": stack, "python": python, "ranks": ranks,
+        "engine": engine_name, "device": device, "stack": stack, "python": python, "ranks": ranks,
     }  # fmt: skip
-    plan = plan_of(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+    plan = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
     command = redact_command(["memprof", *sys.argv[1:]])
     job = SweepJob(plan, knobs, folder, command, None if no_cache else Store())

@@ -162,11 +162,12 @@ def _plan_replica(
     except StopAfterPlan:
         return 0
     if to_the_end:
-        alone = choice.mode != "all"  # its groups without peers cannot be taken down
+        # groups without peers cannot be taken down
+        ended = core if choice.mode == "all" else core.model_executor
         try:
             _run_batches(core, vllm_config)
         finally:
-            core.model_executor.shutdown() if alone else core.shutdown()
+            ended.shutdown()
         return 0
     core.shutdown()
     print(
