@@ -30,6 +30,13 @@ def register() -> None:
     _start("vllm")
 
 
+def register_in_fork(role: str) -> None:
+    """Start recording a fork of a process in which vLLM has loaded its plug-ins already."""
+    _start("vllm")
+    if RECORDER is not None:
+        RECORDER.roles.add(role)
+
+
 def register_sglang() -> None:
     """Start recording this process of SGLang if the launcher asked for it."""
     _start("sglang")

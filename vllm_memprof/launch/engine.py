@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError
+from vllm_memprof.launch import warm
 from vllm_memprof.launch.engine_log import LogFilter
 from vllm_memprof.launch.engines import VLLM, EngineRow, engine_row
 from vllm_memprof.launch.folder import FILE_MODE
@@ -280,10 +281,14 @@ class EngineProcess:
         env: from ``build_env``.
         log_path: ``engine.log``.
         echo, keep_secrets, row: see ``LogPump``.
+        interrupted: where it may be a fork of a warm process: asked while waiting for that.
 
     Raises:
         LaunchError: the program cannot be executed.
     """
+
+    _process: subprocess.Popen[bytes] | warm.WarmChild
+    _guard: subprocess.Popen[bytes] | None = None
 
     def __init__(
         self,
@@ -293,24 +298,21 @@ class EngineProcess:
         echo: Callable[[bytes], None] | None = None,
         keep_secrets: bool = False,
         row: EngineRow = VLLM,
+        interrupted: Callable[[], bool] | None = None,
     ) -> None:
         read_fd, write_fd = os.pipe()
         self.pump = LogPump(read_fd, log_path, echo, keep_secrets, row)
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=write_fd,
-                stderr=write_fd,
-                start_new_session=True,
-                preexec_fn=end_with_parent(),
-            )
+            forked = None
+            if interrupted is not None:
+                forked = warm.start(command, env, write_fd, interrupted)
+            self._process = forked or _start(command, env, write_fd)
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from error
         finally:
             os.close(write_fd)
-        self._guard = _guard_group(self._process.pid)
+        if forked is None:  # a warm process ends its forks itself
+            self._guard = _guard_group(self._process.pid)
         self.pump.start()
 
     @property
@@ -326,6 +328,11 @@ class EngineProcess:
             self._guard = None
         return code
 
+    def stop_warm(self) -> None:
+        """Where this is a fork of a warm process: ask that one to end as well."""
+        if isinstance(self._process, warm.WarmChild):
+            warm.stop(self._process.name)
+
     def send_signal(self, number: int) -> None:
         """Signal the main process alone: it knows how to end its children."""
         with contextlib.suppress(ProcessLookupError):
@@ -337,6 +344,18 @@ class EngineProcess:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _start(command: list[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=end_with_parent(),
+    )
 
 
 def _guard_group(group: int) -> subprocess.Popen[bytes] | None:

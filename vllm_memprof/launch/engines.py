@@ -46,6 +46,8 @@ class EngineRow:
     #: Its server is a script that pip installs, for which Python does not look for modules in the
     #: current folder, as it does for ``python -m``.
     script: bool = False
+    #: Its driver can be forked after the engine's import; see ``launch.warm``.
+    warm: bool = False
 
 
 VLLM = EngineRow(
@@ -65,6 +67,7 @@ VLLM = EngineRow(
     lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
     stack_engine="vllm-ascend",
     script=True,
+    warm=True,
 )
 _EVERY_RANK = "leave it out: a rank waits for all others, and every rank is run"
 SGLANG = EngineRow(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
+from vllm_memprof.launch import warm
 from vllm_memprof.launch.engine import build_command, build_env
 from vllm_memprof.launch.engines import EngineRow, engine_row
 from vllm_memprof.launch.folder import create_run_dir
@@ -107,7 +108,11 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         keep_secrets=request.keep_secrets,
         device_state=target.state,
         engine=row,
-    )
+        warm=(
+            row.warm and request.mode == "plan" and request.device.simulated
+            and warm.is_wanted(environ)
+        ),
+    )  # fmt: skip
 
 
 def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:

@@ -93,6 +93,7 @@ class Job:
     keep_secrets: bool = False  # engine.log holds what the engine printed, secrets and all
     device_state: Path | None = None  # accounting of simulated devices; removed when all have ended
     engine: EngineRow = VLLM
+    warm: bool = False  # the engine may be a fork of a process that has imported it
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class _EngineRun:
                     self._view.output,
                     self._job.keep_secrets,
                     self._job.engine,
+                    (lambda: bool(self._signals)) if self._job.warm else None,
                 )
             except Exception as error:
                 self._finish(Verdict("failed", 1, str(error)))
@@ -173,6 +175,8 @@ class _EngineRun:
                 raise
             finally:
                 self._end_all(engine, watch)
+                if self._seen.interrupted_by is not None:
+                    engine.stop_warm()
                 watch.close()
                 if self._job.device_state is not None:
                     self._job.device_state.unlink(missing_ok=True)

@@ -156,12 +156,17 @@ class ProcessWatch:
             return True
 
     def walk(self) -> None:
-        """Make all descendants of this process known, also those whose parents died (see
-        ``adopt_orphans``)."""
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process().children(recursive=True):
-                if child.pid not in OWN_CHILDREN:
-                    self.track(child.pid)
+        """Make all descendants of this process and of the main one known, also those whose parents
+        died (see ``adopt_orphans``); the launcher's own children and theirs are not the
+        engine's."""
+        own = set(OWN_CHILDREN)
+        for root in (os.getpid(), self._root_pid):
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(root).children(recursive=True):  # parents first
+                    if child.pid in own or child.ppid() in own:
+                        own.add(child.pid)
+                    else:
+                        self.track(child.pid)
 
     def refresh(self) -> list[Death]:
         """Return the deaths noticed since the last call, in the order in which they were

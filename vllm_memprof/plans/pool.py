@@ -15,6 +15,7 @@ from typing import Protocol
 
 import psutil
 
+from vllm_memprof.launch import warm
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.plans.process import PlanProcess
 from vllm_memprof.plans.request import Plan
@@ -100,6 +101,7 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
                 while not process.poll():
                     time.sleep(_TICK_S)
         if signals:
+            warm.stop_all()
             raise Interrupted(signals[0])
 
 

@@ -66,6 +66,7 @@ def list_() -> None:
     """Show stacks, device profiles and model presets."""
     from rich.console import Console
 
+    from vllm_memprof.launch.warm import list_warm
     from vllm_memprof.sim.presets import list_presets
     from vllm_memprof.sim.profiles import list_profiles
     from vllm_memprof.sim.runtime import stack_state
@@ -91,6 +92,26 @@ def list_() -> None:
     for table in (stacks, profiles, presets):
         console.print(table)
         console.print()
+    if running := list_warm():
+        pids = ", ".join(str(process.pid) for process in running)
+        console.print(f"Warm processes for plans: {pids} (`memprof sim stop` ends them)")
+
+
+@app.command("stop")
+def stop() -> None:
+    """End the warm processes: they have imported the engine, and fork for each plan.
+
+    A plan leaves one behind for the next, which then starts in a third of the time; it ends by
+    itself after five minutes without a plan. Plans under way are not disturbed. MEMPROF_NO_WARM=1
+    is for plans without.
+    """
+    from vllm_memprof.launch.warm import stop_all
+
+    asked = stop_all()
+    for process in asked:
+        typer.echo(f"process {process.pid} ends, once its plans have ended")
+    if not asked:
+        typer.echo("no warm process is running")
 
 
 @app.command("calibrate")

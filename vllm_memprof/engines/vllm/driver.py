@@ -9,15 +9,19 @@ the KV plan is known; ``offline`` is ``vllm.LLM``.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import gc
+import importlib
 import inspect
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vllm_memprof.capture import plugin
 from vllm_memprof.engines.offline import add_arguments, run_all
 from vllm_memprof.engines.vllm.model_inspection import in_a_fork
 from vllm_memprof.engines.vllm.prompts import PromptError, Request, load_requests
@@ -27,6 +31,13 @@ from vllm_memprof.record.schema import ENV_STOP_AFTER
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
 #: shutdown phase.
 _SHUTDOWN_TIMEOUT_S = 30
+#: What a plan imports after its arguments are parsed, whatever the model is (0.13 to 0.23).
+_MODULES = (
+    "vllm_memprof.engines.vllm.kv_plan_run",
+    "vllm.v1.engine.core",
+    "vllm_memprof.engines.vllm.one_rank_executor",
+    "vllm_ascend.worker.worker",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +53,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PromptError, RankError) as error:  # a wrong argument of the driver itself
         print(f"memprof {options.mode}: {error}", file=sys.stderr)
         return 2
+
+
+def import_engine() -> None:
+    """Import what every plan imports, in a plan's order; no device is opened, nothing recorded.
+
+    It is the way of ``main`` up to the engine's own parser, plug-ins of the engine included, and
+    the modules of the engine core and the worker, which read no configuration when imported.
+    """
+    _parse_engine_args("plan", "model", [], server=True)
+    for name in _MODULES:
+        importlib.import_module(name)
+
+
+def main_in_fork(argv: Sequence[str]) -> int:
+    """Run one mode in a fork of a process that has called ``import_engine``; returns the status.
+
+    The fork ends with ``os._exit``, so what a process does at its end is done here.
+    """
+    plugin.register_in_fork("api")
+    status = main(argv)
+    if not _is_alone():
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    return status
 
 
 def run_plan(options: argparse.Namespace, engine_args: list[str]) -> int:
@@ -217,11 +252,14 @@ def _generate(llm: Any, requests: Sequence[Request], sampling: Any) -> list[Any]
     return outputs
 
 
+def _is_alone() -> bool:
+    """Return whether no peer waits for this process; taking a model down takes seconds."""
+    return "vllm_memprof.engines.vllm.absent_peers" in sys.modules
+
+
 if __name__ == "__main__":
     status = main()
-    if (
-        "vllm_memprof.engines.vllm.absent_peers" in sys.modules
-    ):  # no peer waits for it; taking a model down takes seconds
+    if _is_alone():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

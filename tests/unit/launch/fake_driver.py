@@ -1,0 +1,33 @@
+"""A driver for warm processes that imports no engine: what a fork is told, it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def import_engine() -> None:
+    print("imported once")
+
+
+def main_in_fork(argv: Sequence[str]) -> int:
+    what, *rest = argv
+    if what == "say":
+        told = {"env": os.environ.get("SAID"), "folder": os.getcwd(), "session": os.getsid(0)}
+        print(json.dumps(told))
+        print("to stderr", file=sys.stderr)
+    elif what == "fail":
+        raise SystemExit(int(rest[0]))
+    elif what == "raise":
+        raise RuntimeError("of the driver")
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "wait":
+        Path(rest[0]).write_text(str(os.getpid()))
+        time.sleep(60)
+    return 0
