@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.engine import (
@@ -20,7 +22,11 @@ from tests.support.engine import (
     require_stack,
     start_memprof,
 )
+from vllm_memprof.launch.warm import list_warm, stop
 from vllm_memprof.sim.stacks import cache_dir
+
+#: A variable by which the warm processes of a test process are known.
+OF_THE_TESTS = "OF_THE_TESTS_OF"
 
 
 def pytest_configure() -> None:
@@ -28,6 +34,7 @@ def pytest_configure() -> None:
 
     What vLLM notes of a model's class is shared: a file written whole, ten seconds to make.
     """
+    os.environ[OF_THE_TESTS] = str(os.getpid())
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None:
         place = (
@@ -44,6 +51,10 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
+    for process in list_warm():  # of this environment; others are of somebody else's plans
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(process.pid).environ().get(OF_THE_TESTS) == str(os.getpid()):
+                stop(process.name)
     if "PYTEST_XDIST_WORKER" in os.environ:
         shutil.rmtree(Path(os.environ["MEMPROF_SIM_STATE"]).parent, ignore_errors=True)
 

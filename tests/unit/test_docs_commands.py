@@ -40,7 +40,7 @@ NEED_ENGINE = {
     "who": "test_who.py",
 }
 #: Commands that are run here.
-NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim list")
+NEED_NOTHING = ("attach", "explain", "report", "diff", "check", "doctor", "sim list", "sim stop")
 #: What else the pages show, as a whole: how it is tested, or why not.
 OTHERS = {
     "python3 -m venv .venv && .venv/bin/pip install .": "a part of make test's own set-up",

@@ -1,0 +1,151 @@
+"""Plans that are forks of a warm process: the same figures as without one, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.engine import (
+    OLD_STACK,
+    STACK,
+    RunResult,
+    finish,
+    read_events,
+    require_stack,
+    start_memprof,
+    wait_until,
+)
+from vllm_memprof.launch import warm
+
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]
+
+TINY = ("memprof/tiny", "--enforce-eager", "--max-model-len", "4096")
+#: What two runs of one command cannot share: times, places, names.
+_OF_A_RUN = ("_s", "_ns", "_seconds")
+_OWN = {"run", "host_rss_bytes", "seconds", "pid"}
+
+
+@pytest.fixture
+def own_env(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment whose warm processes are of this test alone, and gone after it."""
+    before = {process.name for process in warm.list_warm()}
+    yield {**os.environ, "OF_THIS_TEST": str(tmp_path)}
+    for process in warm.list_warm():
+        environ = psutil.Process(process.pid).environ() if process.name not in before else {}
+        if environ.get("OF_THIS_TEST") == str(tmp_path):
+            warm.stop(process.name)
+
+
+def plan(run_dir: Path, env: dict[str, str], *args: str, stack: str = STACK) -> RunResult:
+    command = ["plan", *args, "--device", "sim:910b", "--stack", stack]
+    run = finish(start_memprof(command, run_dir, env=env), run_dir)
+    assert run.returncode == 0, run.output[-3000:] + run.engine_log[-3000:]
+    return run
+
+
+def same_values(mine: Any, other: Any, path: str = "") -> int:
+    """How many values are equal; fails at the first that is not."""
+    if isinstance(mine, dict):
+        assert mine.keys() == other.keys(), path
+        names = [name for name in mine if name not in _OWN and not name.endswith(_OF_A_RUN)]
+        return sum(same_values(mine[name], other[name], f"{path}.{name}") for name in names)
+    if isinstance(mine, list):
+        assert len(mine) == len(other), path
+        pairs = enumerate(zip(mine, other, strict=True))
+        return sum(same_values(*pair, f"{path}[{place}]") for place, pair in pairs)
+    assert mine == other, path
+    return 1
+
+
+def parent_of_engine(run: RunResult) -> int:
+    return int(next(event["ppid"] for event in read_events(run.run_dir) if "ppid" in event))
+
+
+def test_a_plan_of_a_warm_process_has_the_figures_of_a_cold_one(
+    own_env: dict[str, str], tmp_path: Path, sim_stack: str
+) -> None:
+    cold = plan(tmp_path / "cold", {**own_env, warm.ENV_NO_WARM: "1"}, *TINY)
+    runs = [plan(tmp_path / name, own_env, *TINY) for name in ("first", "second")]
+    servers = {parent_of_engine(run) for run in runs}
+    assert len(servers) == 1
+    assert servers <= {process.pid for process in warm.list_warm()}
+    assert parent_of_engine(cold) not in servers
+    for run in runs:
+        assert same_values(cold.report, run.report) > 1500
+        assert "Platform plugin ascend is activated" in run.engine_log  # printed by the import
+    assert len(runs[1].engine_log.splitlines()) == len(cold.engine_log.splitlines())
+
+    asked = start_memprof(["plan", *TINY, "--device", "sim:910b"], tmp_path / "ended", env=own_env)
+    wait_until(lambda: list((tmp_path / "ended" / "events").glob("*")), 60, "the engine records")
+    [server] = map(psutil.Process, servers)
+    children = [*map(psutil.Process, [pid.pid for pid in server.children(recursive=True)])]
+    asked.send_signal(signal.SIGINT)
+    ended = finish(asked, tmp_path / "ended")
+    assert ended.returncode == 130, ended.output
+    wait_until(lambda: not server.is_running(), 30, "the warm process ends")
+    assert not [child for child in children if child.is_running()]
+
+
+CASES = {
+    "graphs": ("memprof/tiny", "--max-model-len", "4096"),
+    "ready": ("memprof/tiny", "--max-model-len", "4096", "--until", "ready"),
+    "vl-tp2": ("memprof/tiny-vl", "--enforce-eager", "--tensor-parallel-size", "2"),
+    "moe-one": ("Qwen/Qwen3-30B-A3B", "--enforce-eager", "--tensor-parallel-size", "2",
+                "--ranks", "one", "--max-model-len", "32768"),
+    "mla-tp32": ("deepseek-ai/DeepSeek-V3", "--enforce-eager", "--tensor-parallel-size", "32",
+                 "--max-model-len", "32768"),
+    "hybrid": ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--enforce-eager", "--tensor-parallel-size",
+               "4", "--ranks", "one", "--max-model-len", "32768"),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+@pytest.mark.parametrize("case", CASES)
+def test_warm_and_cold_are_equal(
+    own_env: dict[str, str], tmp_path: Path, case: str, stack: str
+) -> None:
+    require_stack(stack)
+    if stack == OLD_STACK and case not in ("graphs", "vl-tp2", "moe-one"):
+        pytest.skip("one stack is enough for this one")
+    cold_env = {**own_env, warm.ENV_NO_WARM: "1"}
+    plan(tmp_path / "compiled", cold_env, *CASES[case], stack=stack)  # for the engine's own cache
+    cold = plan(tmp_path / "cold", cold_env, *CASES[case], stack=stack)
+    hot = plan(tmp_path / "warm", own_env, *CASES[case], stack=stack)
+    assert same_values(cold.report, hot.report) > 1000
+
+
+@pytest.mark.full
+def test_a_launcher_that_is_killed_takes_its_engine_with_it(
+    own_env: dict[str, str], tmp_path: Path, sim_stack: str
+) -> None:
+    first = plan(tmp_path / "first", own_env, *TINY)
+    server = psutil.Process(parent_of_engine(first))
+    asked = start_memprof(["plan", *TINY, "--device", "sim:910b"], tmp_path / "killed", env=own_env)
+    wait_until(lambda: server.children(), 60, "the fork is there")
+    forks = server.children(recursive=True)
+    asked.kill()
+    asked.wait()
+    wait_until(lambda: not [fork for fork in forks if fork.is_running()], 40, "the fork ends")
+    assert server.is_running()
+    again = plan(tmp_path / "again", own_env, *TINY)
+    assert parent_of_engine(again) == server.pid
+
+    asked = start_memprof(
+        ["plan", *TINY, "--device", "sim:910b"], tmp_path / "without", env=own_env
+    )
+    wait_until(lambda: server.children(), 60, "the fork is there")
+    forks = server.children(recursive=True)
+    server.kill()
+    ended = finish(asked, tmp_path / "without")
+    assert ended.returncode == 1, ended.output
+    assert not [fork for fork in forks if fork.is_running()]
+    time.sleep(0.2)
+    assert server.pid not in {process.pid for process in warm.list_warm()}
