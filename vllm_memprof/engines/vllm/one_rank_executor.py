@@ -20,6 +20,7 @@ from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_memprof.engines.vllm.absent_peers import join_alone
+from vllm_memprof.engines.vllm.asked_once import alike_questions_once
 from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
 from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
 from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
@@ -49,7 +50,7 @@ class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker, in this process, for a plan."""
 
     def determine_available_memory(self) -> list[int]:
-        with alike_pieces_once():
+        with alike_questions_once(), alike_pieces_once():
             found: list[int] = super().determine_available_memory()
         return found
 
