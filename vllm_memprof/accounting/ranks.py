@@ -46,8 +46,16 @@ def step_notes(step: FullStep | None) -> list[str]:
             f"a decode of {step.decode_requests:,} requests at {step.decode_length:,} tokens "
             f"(max_num_seqs {step.max_num_seqs:,}, max_model_len {step.max_model_len:,})"
         )
-    text_alone = "; text alone, no multimodal batch" if step.multimodal else ""
-    return [f"largest batches run: {', '.join(parts)}{text_alone}"] if parts else []
+    parts += [
+        f"{of.items:,} {of.modality} items in a step of {of.step_tokens:,} tokens "
+        f"(the encoder's {of.encoder_tokens:,} of {of.encoder_budget:,})"
+        for of in step.modalities or []
+        if of.items is not None
+    ]
+    missing = [f"no {of.modality}: {of.not_run}" for of in step.modalities or [] if of.not_run]
+    if step.multimodal and step.modalities is None:
+        missing.append("text alone, no multimodal batch")
+    return [f"largest batches run: {'; '.join([', '.join(parts), *missing])}"] if parts else []
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -376,6 +376,18 @@ class PlannedRanks:
 
 
 @dataclass(frozen=True)
+class ModalityStep:
+    """The largest batch of one kind of items (images, video, audio) that a plan ran."""
+
+    modality: str
+    items: int | None  # encoded in one step; None: none was
+    encoder_tokens: int | None  # that the encoder gave in that step
+    encoder_budget: int | None  # tokens that it may give in one
+    step_tokens: int | None  # of that step
+    not_run: str | None  # why
+
+
+@dataclass(frozen=True)
 class FullStep:
     """The largest batches that a plan ran, and what bounds them."""
 
@@ -385,10 +397,11 @@ class FullStep:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
-    multimodal: bool  # the model takes images, video or audio; the batches are text
+    multimodal: bool  # the model takes images, video or audio
     steps: int
     seconds: float
     not_run: str | None  # why
+    modalities: list[ModalityStep] | None = None  # None: of a release that ran text alone
 
 
 #: Keys of a ``full_step`` event and of ``full_step`` in run.json.
