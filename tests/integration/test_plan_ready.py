@@ -148,6 +148,21 @@ CASES = {
     "vl": ("memprof/tiny-vl", {"enforce_eager": True}),
     "without-prefixes": ("memprof/tiny", {"enable_prefix_caching": False, "enforce_eager": True}),
     "8b-tp2": ("Qwen/Qwen3-8B", {"tensor_parallel_size": 2}),
+    "moe-tp2-ep-graphs": (
+        "memprof/tiny-moe",
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    ),
+    # the largest image does not fit a request, and what fits leaves the encoder room for another
+    "vl-tp2-graphs": (
+        "memprof/tiny-vl",
+        {"tensor_parallel_size": 2, "max_model_len": 900, "max_num_batched_tokens": 2500},
+    ),
+    "mla-eager": ("memprof/tiny-mla", {"enforce_eager": True}),
+    "mla-tp2-graphs": ("memprof/tiny-mla", {"tensor_parallel_size": 2}),
+    "mla-tp8-ep": (
+        "memprof/tiny-mla",
+        {"tensor_parallel_size": 8, "enable_expert_parallel": True, "enforce_eager": True},
+    ),
 }
 
 
@@ -157,19 +172,19 @@ CASES = {
 def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
     require_stack(stack)
     model, settings = CASES[case]
-    settings = {**settings, "max_model_len": 4096, "max_num_seqs": 8}
+    # batched tokens as `vllm serve` has them on this device; LLM has other defaults
+    settings = {"max_model_len": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 2048, **settings}
     flags = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
         flags.append(f"--no-{flag}" if value is False else f"--{flag}")
         flags += [] if isinstance(value, bool) else [str(value)]
-    # as `vllm serve` has it on this device; LLM has other defaults
-    batched = {"max_num_batched_tokens": 2048}
-    flags += ["--max-num-batched-tokens", "2048", "--load-format=dummy"]
+    flags += ["--load-format=dummy"]
     plan(tmp_path / "run", model, *flags, "--ranks", "all", stack=stack)
     found = at_the_end(tmp_path / "run")
-    assert found == driven(model, stack, tmp_path, **settings, **batched)
-    if settings.get("tensor_parallel_size") == 2:  # and a rank alone is as among both
+    assert found == driven(model, stack, tmp_path, **settings)
+    assert set(found) == set(range(settings.get("tensor_parallel_size", 1)))
+    if len(found) > 1:  # and a rank alone is as among all
         plan(tmp_path / "alone", model, *flags, "--ranks", "one", "--rank", "1", stack=stack)
         assert at_the_end(tmp_path / "alone") == {1: found[1]}
 
