@@ -173,7 +173,12 @@ def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
     require_stack(stack)
     model, settings = CASES[case]
     # batched tokens as `vllm serve` has them on this device; LLM has other defaults
-    settings = {"max_model_len": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 2048, **settings}
+    settings = {
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        **settings,
+    }
     flags = []
     for name, value in settings.items():
         flag = name.replace("_", "-")

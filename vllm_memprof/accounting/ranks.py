@@ -31,8 +31,16 @@ def rank_notes(ranks: PlannedRanks | None) -> list[str]:
     return notes
 
 
-def step_notes(step: FullStep | None) -> list[str]:
-    """Return a note on the largest batches of a plan; none where it has recorded none."""
+def step_notes(step: FullStep | None, stopped_before: bool = False) -> list[str]:
+    """Return a note on the largest batches of a plan; none where it has recorded none.
+
+    Args:
+        step: of the run record.
+        stopped_before: the plan ended at its KV plan, and could have gone on.
+    """
+    if stopped_before:
+        return ["graphs, warm-up and the largest batches are not in this plan: "
+                "--until ready runs them"]  # fmt: skip
     if step is None:
         return []
     if step.not_run is not None:

@@ -10,7 +10,7 @@ import pytest
 from vllm_memprof.accounting.model import Report, RunSummary
 from vllm_memprof.accounting.ranks import rank_notes, spans, step_notes
 from vllm_memprof.compare.changes import changes
-from vllm_memprof.record.schema import FullStep, PlannedRanks
+from vllm_memprof.record.schema import FullStep, ModalityStep, PlannedRanks
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ STEP = FullStep(
 
 def test_the_batches_of_a_plan_are_named_with_what_bounds_them():
     assert step_notes(None) == []
+    assert "--until ready" in step_notes(None, stopped_before=True)[0]
     assert step_notes(STEP) == [
         "largest batches run: a step of 8,192 tokens (max_num_batched_tokens 8,192), "
         "a decode of 16 requests at 32,644 tokens (max_num_seqs 16, max_model_len 32,768)"
@@ -110,5 +111,12 @@ def test_the_batches_of_a_plan_are_named_with_what_bounds_them():
     assert step_notes(replace(STEP, not_run="the model generates no tokens")) == [
         "the largest batches were not run: the model generates no tokens"
     ]
+    images = ModalityStep("image", 2, 2048, 2500, 2400, None)
+    videos = ModalityStep("video", None, None, 2500, None, "one takes 9,000 tokens, a request 899")
+    [said] = step_notes(replace(STEP, multimodal=True, modalities=[images, videos]))
+    assert said.endswith(
+        "max_model_len 32,768), 2 image items in a step of 2,400 tokens (the encoder's 2,048 of "
+        "2,500); no video: one takes 9,000 tokens, a request 899"
+    )
     [decode_unknown] = step_notes(replace(STEP, decode_requests=None, decode_length=None))
     assert "decode" not in decode_unknown

@@ -171,7 +171,7 @@ def batches(limits: Limits) -> Iterator[list[Prompt]]:
 
 
 def with_items(requests: Sequence[multimodal_batch.Request]) -> list[Prompt]:
-    """Return the requests of a batch of one modality; what their items cost in tokens is in them."""
+    """Return the prompts of a batch of one modality."""
     return [Prompt(_tokens(text, 0), 1, items) for items, text in requests]
 
 

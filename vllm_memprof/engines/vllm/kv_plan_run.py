@@ -59,14 +59,11 @@ def run(
 
 
 def _require_batches(choice: Choice) -> None:
-    """Refuse ranks that cannot take a batch without their peers.
+    """Refuse a rank that cannot take a batch without its peers. (The launcher refuses ``edges``.)
 
     Raises:
         RankError: with what to do instead.
     """
-    if choice.mode == "edges":
-        raise RankError("--until ready runs batches; --ranks edges has workers for the plan alone: "
-                        "--ranks all or one")  # fmt: skip
     if choice.mode == "one" and choice.world.pipeline > 1:
         raise RankError("--until ready: a pipeline stage alone gets no batch from the one before: "
                         "--ranks all, or --until kv")  # fmt: skip

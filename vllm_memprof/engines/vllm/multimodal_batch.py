@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -145,12 +146,11 @@ def largest(vllm_config: Any, scheduler: Any, limits: Limits) -> Iterator[Batch]
             continue
         try:
             item = maker.make(modality, limits.longest())
-            smaller = maker.make_smaller
             room = Room(per_prompt, budget, whole)
             if len(item.tokens) > limits.longest():
                 over = len(item.tokens) - item.embeds
-                item = smaller(item, limits.longest() - over) or item
-            requests = requests_of(limits, room, item, lambda left, of=item: smaller(of, left))
+                item = maker.make_smaller(item, limits.longest() - over) or item
+            requests = requests_of(limits, room, item, partial(maker.make_smaller, item))
         except Exception as error:  # what a processor raises of data that it does not take
             yield Batch(modality, [], budget, f"it could not be made: {_said(error)}")
             continue
@@ -213,8 +213,9 @@ class _Maker:
     def allowed(self) -> Mapping[str, int]:
         """Return how many items of each modality a prompt may have."""
         of = self._processor
-        found: Mapping[str, int] | None = getattr(of, "allowed_mm_limits", None)  # 0.13
-        return of.info.allowed_mm_limits if found is None else found  # type: ignore[no-any-return]
+        of = of if hasattr(of, "allowed_mm_limits") else of.info  # 0.13: of the processor
+        found: Mapping[str, int] = of.allowed_mm_limits
+        return found
 
     def make(self, modality: str, length: int, source: Any = None) -> Item:
         """Return an item.
