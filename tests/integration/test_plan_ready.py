@@ -30,7 +30,7 @@ import json, sys
 import numpy as np
 from PIL import Image
 from vllm import LLM, SamplingParams
-from vllm_memprof.engines.vllm import full_step, multimodal_batch
+from vllm_memprof.engines.vllm import batch_limits, full_step, multimodal_batch
 
 MARKS = {"image": "image_token_id", "video": "video_token_id"}
 
@@ -57,7 +57,7 @@ def asked(prompt, config, random):
 if __name__ == "__main__":
     llm = LLM(**json.loads(sys.argv[1]))
     config, core = llm.llm_engine.vllm_config, llm.llm_engine.engine_core.engine_core
-    limits, random = full_step.Limits.of(config), np.random.default_rng(0)
+    limits, random = batch_limits.Limits.of(config), np.random.default_rng(0)
     found = multimodal_batch.largest(config, core.scheduler, limits)
     order = sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True)
     media = [full_step.with_items(batch.requests) for batch in order if batch.requests]

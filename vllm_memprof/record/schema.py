@@ -364,6 +364,17 @@ REQUEST_FIGURES = (
 
 
 @dataclass(frozen=True)
+class HoldsMore:
+    """Something that one rank holds and another does not."""
+
+    what: Annotated[
+        str, Allowed(("token_embedding", "lm_head", "layers", "experts", "contexts"))
+    ]  # contexts: of the runtime, of other ranks on its device
+    count: int | None  # layers; experts in each layer; contexts
+    bytes: int | None  # as the model's sizes give it
+
+
+@dataclass(frozen=True)
 class PlannedRanks:
     """Which ranks of a plan are run, and which they stand for; numbered over all replicas."""
 
@@ -373,6 +384,8 @@ class PlannedRanks:
     run: list[int]
     alike: dict[int, list[int]]  # rank that is run -> others that hold the same and are not run
     not_run: list[int]  # ranks that hold something else than any rank that is run
+    #: Rank of ``not_run`` -> what it holds beside what the first rank run holds.
+    more: dict[int, list[HoldsMore]] | None = None
 
 
 @dataclass(frozen=True)

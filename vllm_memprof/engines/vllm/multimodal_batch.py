@@ -15,10 +15,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm_memprof.engines.vllm.full_step import Limits
+from vllm_memprof.engines.vllm.batch_limits import Limits
 
 #: Sizes that are tried for an image of a number of tokens, each a little smaller than the last.
 _TRIES, _SMALLER = 12, 0.98

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_memprof.engines.vllm.full_step import Limits, Seen, batches
+from vllm_memprof.engines.vllm.batch_limits import Limits
+from vllm_memprof.engines.vllm.full_step import Seen, batches
 
 ROOMY = Limits(
     batched_tokens=8192,

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engines.vllm.test_full_step import ROOMY, SIZES
-from vllm_memprof.engines.vllm.full_step import Limits, with_items
+from vllm_memprof.engines.vllm.batch_limits import Limits
+from vllm_memprof.engines.vllm.full_step import with_items
 from vllm_memprof.engines.vllm.multimodal_batch import Batch, Item, Room, fill, largest, requests_of
 
 ROOM = Room(per_prompt=999, encoder_tokens=8192, whole=False)
