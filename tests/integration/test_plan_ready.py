@@ -23,18 +23,47 @@ from vllm_memprof.sim.runtime import prepare_runtime
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]
 
-#: The batches of a plan, handed to ``vllm.LLM`` as prompts.
+#: The batches of a plan, handed to ``vllm.LLM`` as prompts; images and videos of the same sizes,
+#: each of its own noise, through its own front end.
 OFFLINE = """
 import json, sys
+import numpy as np
+from PIL import Image
 from vllm import LLM, SamplingParams
-from vllm_memprof.engines.vllm import full_step
+from vllm_memprof.engines.vllm import batch_limits, full_step, multimodal_batch
+
+MARKS = {"image": "image_token_id", "video": "video_token_id"}
+
+
+def another(source, random):
+    if isinstance(source, Image.Image):
+        noise = random.integers(0, 255, (source.height, source.width, 3), dtype=np.uint8)
+        return Image.fromarray(noise)
+    frames, metadata = source
+    return random.integers(0, 255, frames.shape, dtype=np.uint8), metadata
+
+
+def asked(prompt, config, random):
+    if not prompt.items:
+        return {"prompt_token_ids": prompt.tokens}
+    modality = prompt.items[0].modality
+    one = [config.vision_start_token_id, getattr(config, MARKS[modality]), config.vision_end_token_id]
+    data = [another(item.source, random) for item in prompt.items]
+    return {
+        "prompt_token_ids": one * len(data) + prompt.text, "multi_modal_data": {modality: data}
+    }
+
 
 if __name__ == "__main__":
     llm = LLM(**json.loads(sys.argv[1]))
-    limits = full_step.Limits.of(llm.llm_engine.vllm_config)
-    for batch in full_step.batches(limits):
-        prompts = [{"prompt_token_ids": tokens} for tokens, _ in batch]
-        sampling = SamplingParams(**full_step.SAMPLING, max_tokens=batch[0][1])
+    config, core = llm.llm_engine.vllm_config, llm.llm_engine.engine_core.engine_core
+    limits, random = batch_limits.Limits.of(config), np.random.default_rng(0)
+    found = multimodal_batch.largest(config, core.scheduler, limits)
+    order = sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True)
+    media = [full_step.with_items(batch.requests) for batch in order if batch.requests]
+    for batch in [*media, *full_step.batches(limits)]:
+        prompts = [asked(prompt, config.model_config.hf_config, random) for prompt in batch]
+        sampling = SamplingParams(**full_step.SAMPLING, max_tokens=batch[0].new_tokens)
         llm.generate(prompts, sampling, use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     print("RESULT {}")
@@ -93,6 +122,7 @@ def test_peaks_are_those_of_the_same_batches_by_llm(
     run = plan(tmp_path / "run", "memprof/tiny", *args)
     step = run.info["full_step"]
     assert (step["prefill_tokens"], step["decode_requests"]) == (1024, 16)
+    assert step["modalities"] == []
     assert 4096 - 128 < step["decode_length"] <= 4096
     report = run.report
     missing = {gap["phase"] for gap in report["not_measured"]}
@@ -118,6 +148,21 @@ CASES = {
     "vl": ("memprof/tiny-vl", {"enforce_eager": True}),
     "without-prefixes": ("memprof/tiny", {"enable_prefix_caching": False, "enforce_eager": True}),
     "8b-tp2": ("Qwen/Qwen3-8B", {"tensor_parallel_size": 2}),
+    "moe-tp2-ep-graphs": (
+        "memprof/tiny-moe",
+        {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+    ),
+    # the largest image does not fit a request, and what fits leaves the encoder room for another
+    "vl-tp2-graphs": (
+        "memprof/tiny-vl",
+        {"tensor_parallel_size": 2, "max_model_len": 900, "max_num_batched_tokens": 2500},
+    ),
+    "mla-eager": ("memprof/tiny-mla", {"enforce_eager": True}),
+    "mla-tp2-graphs": ("memprof/tiny-mla", {"tensor_parallel_size": 2}),
+    "mla-tp8-ep": (
+        "memprof/tiny-mla",
+        {"tensor_parallel_size": 8, "enable_expert_parallel": True, "enforce_eager": True},
+    ),
 }
 
 
@@ -127,19 +172,24 @@ CASES = {
 def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
     require_stack(stack)
     model, settings = CASES[case]
-    settings = {**settings, "max_model_len": 4096, "max_num_seqs": 8}
+    # batched tokens as `vllm serve` has them on this device; LLM has other defaults
+    settings = {
+        "max_model_len": 4096,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        **settings,
+    }
     flags = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
         flags.append(f"--no-{flag}" if value is False else f"--{flag}")
         flags += [] if isinstance(value, bool) else [str(value)]
-    # as `vllm serve` has it on this device; LLM has other defaults
-    batched = {"max_num_batched_tokens": 2048}
-    flags += ["--max-num-batched-tokens", "2048", "--load-format=dummy"]
+    flags += ["--load-format=dummy"]
     plan(tmp_path / "run", model, *flags, "--ranks", "all", stack=stack)
     found = at_the_end(tmp_path / "run")
-    assert found == driven(model, stack, tmp_path, **settings, **batched)
-    if settings.get("tensor_parallel_size") == 2:  # and a rank alone is as among both
+    assert found == driven(model, stack, tmp_path, **settings)
+    assert set(found) == set(range(settings.get("tensor_parallel_size", 1)))
+    if len(found) > 1:  # and a rank alone is as among all
         plan(tmp_path / "alone", model, *flags, "--ranks", "one", "--rank", "1", stack=stack)
         assert at_the_end(tmp_path / "alone") == {1: found[1]}
 

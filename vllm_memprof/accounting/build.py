@@ -36,6 +36,7 @@ from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, grown_by
+from vllm_memprof.accounting.ranks import fullest_notes
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.search import Printed, device_by_total, search
@@ -99,6 +100,8 @@ def build_report(run: Run) -> Report:
         )
         ranks.append(_rank_report(run, rank))
     planned = any(process.kv_plan is not None for process in run.processes)
+    if summary.mode == "plan":
+        summary = replace(summary, notes=[*summary.notes, *fullest_notes(ranks)])
     return Report(
         run=summary,
         ranks=ranks,

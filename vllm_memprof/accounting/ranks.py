@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from vllm_memprof.record.schema import FullStep, PlannedRanks
+from vllm_memprof.accounting.model import RankReport
+from vllm_memprof.record.schema import FullStep, HoldsMore, PlannedRanks
+from vllm_memprof.units import MIB, format_gib
+
+#: Less than this a rank is not said to hold more, bytes.
+_WORTH_A_NOTE = MIB
 
 
 def rank_notes(ranks: PlannedRanks | None) -> list[str]:
@@ -28,11 +33,82 @@ def rank_notes(ranks: PlannedRanks | None) -> list[str]:
             "with other layers, experts or neighbours than any rank that was run; "
             "the KV cache is that of the rank with the least; --ranks edges runs one of each kind"
         )
+        alike_more: dict[str, list[int]] = {}
+        for rank, more in (ranks.more or {}).items():
+            alike_more.setdefault(", ".join(map(_said, more)), []).append(rank)
+        if alike_more:
+            named = "; ".join(f"{spans(those)}: {said}" for said, those in alike_more.items())
+            notes.append(
+                f"ranks not run that hold more than rank {run[0]}, as the model's sizes give it: "
+                + named
+            )
     return notes
 
 
-def step_notes(step: FullStep | None) -> list[str]:
-    """Return a note on the largest batches of a plan; none where it has recorded none."""
+#: What a rank holds more, in words.
+_MORE = {
+    "token_embedding": "first pipeline stage (token embedding{size})",
+    "lm_head": "last pipeline stage (LM head{size}, sampler)",
+    "layers": "layers of its stage (+{count}{size})",
+    "experts": "experts in each layer (+{count}{size})",
+    "contexts": "its device (+{count} contexts of other ranks{size})",
+}
+
+
+def _said(more: HoldsMore) -> str:
+    size = "" if more.bytes is None else f" {format_gib(more.bytes, 3)} GiB"
+    return _MORE[more.what].format(count=more.count, size=size)
+
+
+def fullest_notes(ranks: Sequence[RankReport]) -> list[str]:
+    """Return a note for each rank that holds more beside its KV cache than the one with the least.
+
+    Args:
+        ranks: of a plan, each of them run.
+    """
+    held = {
+        rank.label: {item.title: item.bytes or 0 for item in rank.budget.held_at_peak}
+        for rank in ranks
+        if rank.budget.held_at_peak
+        and all(item.bytes is not None for item in rank.budget.held_at_peak)
+    }
+    if len(held) < 2:
+        return []
+    least = min(held, key=lambda label: sum(held[label].values()))
+    last = max(rank.pp_rank or 0 for rank in ranks)
+    notes = []
+    for rank in ranks:
+        own = held.get(rank.label, {})
+        more = sum(own.values()) - sum(held[least].values())
+        if not own or more < _WORTH_A_NOTE:
+            continue
+        parts = [
+            f"{title} {'+' if size > 0 else '-'}{format_gib(abs(size), 3)}"
+            for title in own | held[least]
+            if abs(size := own.get(title, 0) - held[least].get(title, 0)) >= _WORTH_A_NOTE
+        ]
+        place = ""
+        if last and rank.pp_rank == last:
+            place = ", last pipeline stage (LM head, sampler),"
+        elif last and rank.pp_rank == 0:
+            place = ", first pipeline stage (token embedding),"
+        notes.append(
+            f"{rank.label}{place} holds {format_gib(more, 3)} GiB more than {least} beside its KV "
+            f"cache at the serving peak: {', '.join(parts)}"
+        )
+    return notes
+
+
+def step_notes(step: FullStep | None, stopped_before: bool = False) -> list[str]:
+    """Return a note on the largest batches of a plan; none where it has recorded none.
+
+    Args:
+        step: of the run record.
+        stopped_before: the plan ended at its KV plan, and could have gone on.
+    """
+    if stopped_before:
+        return ["graphs, warm-up and the largest batches are not in this plan: "
+                "--until ready runs them"]  # fmt: skip
     if step is None:
         return []
     if step.not_run is not None:
@@ -46,8 +122,16 @@ def step_notes(step: FullStep | None) -> list[str]:
             f"a decode of {step.decode_requests:,} requests at {step.decode_length:,} tokens "
             f"(max_num_seqs {step.max_num_seqs:,}, max_model_len {step.max_model_len:,})"
         )
-    text_alone = "; text alone, no multimodal batch" if step.multimodal else ""
-    return [f"largest batches run: {', '.join(parts)}{text_alone}"] if parts else []
+    parts += [
+        f"{of.items:,} {of.modality} items in a step of {of.step_tokens:,} tokens "
+        f"(the encoder's {of.encoder_tokens:,} of {of.encoder_budget:,})"
+        for of in step.modalities or []
+        if of.items is not None
+    ]
+    missing = [f"no {of.modality}: {of.not_run}" for of in step.modalities or [] if of.not_run]
+    if step.multimodal and step.modalities is None:
+        missing.append("text alone, no multimodal batch")
+    return [f"largest batches run: {'; '.join([', '.join(parts), *missing])}"] if parts else []
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -18,7 +18,9 @@ def summarise(run: Run) -> RunSummary:
     known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]
-    notes = [*rank_notes(info.ranks), *step_notes(info.full_step), *info.notes, *run.notes]
+    planned = any(process.kv_plan is not None for process in run.processes)
+    stopped = info.mode == "plan" and info.until == "kv" and planned
+    notes = [*rank_notes(info.ranks), *step_notes(info.full_step, stopped), *info.notes, *run.notes]
     if info.empty_cache_at:
         notes.insert(
             0,

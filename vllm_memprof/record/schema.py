@@ -364,6 +364,17 @@ REQUEST_FIGURES = (
 
 
 @dataclass(frozen=True)
+class HoldsMore:
+    """Something that one rank holds and another does not."""
+
+    what: Annotated[
+        str, Allowed(("token_embedding", "lm_head", "layers", "experts", "contexts"))
+    ]  # contexts: of the runtime, of other ranks on its device
+    count: int | None  # layers; experts in each layer; contexts
+    bytes: int | None  # as the model's sizes give it
+
+
+@dataclass(frozen=True)
 class PlannedRanks:
     """Which ranks of a plan are run, and which they stand for; numbered over all replicas."""
 
@@ -373,6 +384,20 @@ class PlannedRanks:
     run: list[int]
     alike: dict[int, list[int]]  # rank that is run -> others that hold the same and are not run
     not_run: list[int]  # ranks that hold something else than any rank that is run
+    #: Rank of ``not_run`` -> what it holds beside what the first rank run holds.
+    more: dict[int, list[HoldsMore]] | None = None
+
+
+@dataclass(frozen=True)
+class ModalityStep:
+    """The largest batch of one kind of items (images, video, audio) that a plan ran."""
+
+    modality: str
+    items: int | None  # encoded in one step; None: none was
+    encoder_tokens: int | None  # that the encoder gave in that step
+    encoder_budget: int | None  # tokens that it may give in one
+    step_tokens: int | None  # of that step
+    not_run: str | None  # why
 
 
 @dataclass(frozen=True)
@@ -385,10 +410,11 @@ class FullStep:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_model_len: int
-    multimodal: bool  # the model takes images, video or audio; the batches are text
+    multimodal: bool  # the model takes images, video or audio
     steps: int
     seconds: float
     not_run: str | None  # why
+    modalities: list[ModalityStep] | None = None  # None: of a release that ran text alone
 
 
 #: Keys of a ``full_step`` event and of ``full_step`` in run.json.

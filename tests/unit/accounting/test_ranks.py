@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.accounting.model import Report, RunSummary
-from vllm_memprof.accounting.ranks import rank_notes, spans, step_notes
+from vllm_memprof.accounting.model import Budget, Held, Kv, RankReport, Report, RunSummary
+from vllm_memprof.accounting.ranks import fullest_notes, rank_notes, spans, step_notes
 from vllm_memprof.compare.changes import changes
-from vllm_memprof.record.schema import FullStep, PlannedRanks
+from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,37 @@ def test_what_was_run_what_is_assumed_and_what_is_not_known():
         "ranks not run and not known: 8-31, with other layers, experts or neighbours than any rank that was run; "
         "the KV cache is that of the rank with the least; --ranks edges runs one of each kind",
     ]
+
+
+def test_ranks_not_run_that_hold_more_are_named_with_it():
+    head = HoldsMore("lm_head", None, 1 << 29)
+    more = {6: [head], 7: [head], 5: [HoldsMore("experts", 1, None)]}
+    ranks = planned("one", 8, [0], alike={0: [1, 2, 3, 4]}, not_run=[5, 6, 7], more=more)
+    assert rank_notes(ranks)[-1] == (
+        "ranks not run that hold more than rank 0, as the model's sizes give it: "
+        "6-7: last pipeline stage (LM head 0.500 GiB, sampler); 5: experts in each layer (+1)"
+    )
+
+
+def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -> RankReport:
+    rows = [
+        Held("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
+        Held("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
+    ]
+    numbers = (None, None, None, pp_rank, None, None, None, None)
+    return RankReport(0, label, *numbers, [], Budget(held_at_peak=rows), Kv(), [])
+
+
+def test_ranks_that_were_run_and_hold_more_are_named_with_it():
+    gib = 1 << 30
+    first, last = held("PP0", 0, gib), held("PP1", 1, 2 * gib)
+    assert fullest_notes([first, last]) == [
+        "PP1, last pipeline stage (LM head, sampler), holds 1.000 GiB more than PP0 beside its KV "
+        "cache at the serving peak: reserved, peak +1.000"
+    ]
+    assert fullest_notes([last]) == []
+    assert fullest_notes([first, held("PP1", 1, gib + 1000)]) == []
+    assert fullest_notes([first, held("PP1", 1, 2 * gib, None)]) == [], "not known, not compared"
 
 
 def test_edges():
@@ -100,6 +131,7 @@ STEP = FullStep(
 
 def test_the_batches_of_a_plan_are_named_with_what_bounds_them():
     assert step_notes(None) == []
+    assert "--until ready" in step_notes(None, stopped_before=True)[0]
     assert step_notes(STEP) == [
         "largest batches run: a step of 8,192 tokens (max_num_batched_tokens 8,192), "
         "a decode of 16 requests at 32,644 tokens (max_num_seqs 16, max_model_len 32,768)"
@@ -110,5 +142,12 @@ def test_the_batches_of_a_plan_are_named_with_what_bounds_them():
     assert step_notes(replace(STEP, not_run="the model generates no tokens")) == [
         "the largest batches were not run: the model generates no tokens"
     ]
+    images = ModalityStep("image", 2, 2048, 2500, 2400, None)
+    videos = ModalityStep("video", None, None, 2500, None, "one takes 9,000 tokens, a request 899")
+    [said] = step_notes(replace(STEP, multimodal=True, modalities=[images, videos]))
+    assert said.endswith(
+        "max_model_len 32,768), 2 image items in a step of 2,400 tokens (the encoder's 2,048 of "
+        "2,500); no video: one takes 9,000 tokens, a request 899"
+    )
     [decode_unknown] = step_notes(replace(STEP, decode_requests=None, decode_length=None))
     assert "decode" not in decode_unknown

@@ -61,6 +61,7 @@ def test_what_the_engine_says_reaches_the_record():
         "run": [0],
         "alike": {"0": [1]},
         "not_run": [],
+        "more": {},
     }
     assert tuple(said) == schema.RANKS
     progress = EngineProgress()

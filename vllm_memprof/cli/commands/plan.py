@@ -80,9 +80,9 @@ def plan(
     """Size the KV cache, show the budget, stop.
 
     Starts the engine up to the point where the KV cache is sized, and no further. With --until
-    ready it goes on: KV cache, warm-up, graph capture, a prefill of max-num-batched-tokens and a
-    decode of max-num-seqs requests at full length. What is held beside the KV cache while it serves
-    is then seen.
+    ready it goes on: KV cache, warm-up, graph capture, the largest batch of images where the model
+    takes some, a prefill of max-num-batched-tokens and a decode of max-num-seqs requests at full
+    length. What is held beside the KV cache while it serves is then seen.
 
     With --fit OPTION, searches the best value of one option by planning some of its values, each
     in a run folder of its own. A plan passes if every --want is met and at least --headroom stays

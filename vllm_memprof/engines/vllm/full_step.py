@@ -1,29 +1,31 @@
 """The largest batches that an engine may be given, run through its own scheduler.
 
 A plan that goes on until the engine is ready ends with them: what an engine holds while it serves
-is seen and not estimated. Two batches, after each other:
+is seen and not estimated. These batches, after each other:
 
+* of a model that takes images, video or audio, the largest batch of each (``multimodal_batch``);
+  they go first, so that the encoder's cache is as full in the others as in a server;
 * a prefill of ``max_num_batched_tokens`` in one step, by one long prompt or several;
 * a decode of ``max_num_seqs`` requests, each at its full length. They have the same prompt, so that
   with prefix caching they share its blocks and nearly nothing is computed again. Without it, the
   length is what the KV cache holds of so many requests, and what a bounded number of steps can
   compute.
 
-Text alone: a multimodal batch is not among them. The requests sample with temperature, top-k and
+The requests sample with temperature, top-k and
 top-p, as the generation configurations of most models ask for. Imports vLLM where it runs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: New tokens of a decoding request: the one that its prompt ends with, and steps of nothing else.
-_NEW_TOKENS = 4
-#: Prefill steps that a decode batch without prefix caching may cost.
-_PREFILL_STEPS = 64
+from vllm_memprof.engines.vllm import multimodal_batch
+from vllm_memprof.engines.vllm.batch_limits import NEW_TOKENS, Limits
+from vllm_memprof.engines.vllm.multimodal_batch import Item
+
 #: How the requests sample.
 SAMPLING = {
     "temperature": 0.7, "top_p": 0.95, "top_k": 20, "ignore_eos": True, "detokenize": False,
@@ -33,58 +35,17 @@ _FIRST_ID, _IDS = 100, 800
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What bounds a batch, from the engine's configuration."""
+class Prompt:
+    """A request of a batch."""
 
-    batched_tokens: int  # of a step
-    requests: int  # that run at once
-    length: int  # tokens of a request, prompt and answer
-    cached_tokens: int  # that the KV cache holds
-    block_size: int  # tokens
-    shares_prefixes: bool
+    text: list[int]  # token ids, after its items
+    new_tokens: int
+    items: tuple[Item, ...] = ()
 
-    @classmethod
-    def of(cls, vllm_config: Any) -> Limits:
-        """Return the limits of an engine whose KV cache is sized."""
-        scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
-        block = int(cache.block_size)
-        return cls(
-            batched_tokens=int(scheduler.max_num_batched_tokens),
-            requests=int(scheduler.max_num_seqs),
-            length=int(vllm_config.model_config.max_model_len),
-            cached_tokens=int(cache.num_gpu_blocks or 0) * block,
-            block_size=block,
-            shares_prefixes=bool(cache.enable_prefix_caching),
-        )
-
-    def prefill(self) -> list[int]:
-        """Return the lengths of the prompts of the prefill batch.
-
-        Together they fill a step where so many requests of so many tokens may run.
-        """
-        longest = max(1, min(self.length - 1, self.cached_tokens - self.block_size))
-        if longest >= self.batched_tokens:
-            return [longest]
-        count = max(1, min(self.requests, self.cached_tokens // (longest + self.block_size)))
-        lengths: list[int] = []
-        left = self.batched_tokens
-        while left > 0 and len(lengths) < count:
-            lengths.append(min(longest, left))
-            left -= lengths[-1]
-        return lengths
-
-    def decode(self) -> int:
-        """Return the length of the prompt of each request of the decode batch."""
-        longest = self.length - _NEW_TOKENS
-        if self.shares_prefixes:
-            # each request holds the shared blocks and at most two of its own
-            held = self.cached_tokens - 2 * self.requests * self.block_size
-            longest = min(longest, held)
-            # one token beyond whole blocks: the first step of a request computes nothing else
-            return max(1, (longest - 1) // self.block_size * self.block_size + 1)
-        each = self.cached_tokens // self.requests - self.block_size
-        computed = _PREFILL_STEPS * self.batched_tokens // self.requests
-        return max(1, min(longest, each, computed))
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids of the whole prompt."""
+        return multimodal_batch.prompt_of(self.items) + self.text
 
 
 @dataclass
@@ -95,6 +56,9 @@ class Seen:
     decode_requests: int = 0  # that were in a step together, each with one token
     decode_length: int = 0  # tokens of the shortest of them, at that step
     steps: int = 0
+    items: int = 0  # that were encoded in a step together
+    encoder_tokens: int = 0  # that the encoder gave in that step
+    step_tokens: int = 0  # of that step
 
     def count(self, scheduled: dict[str, int], lengths: dict[str, int]) -> None:
         """Take one step in.
@@ -109,15 +73,31 @@ class Seen:
         if len(ones) == len(scheduled) and len(ones) >= max(1, self.decode_requests):
             self.decode_requests, self.decode_length = len(ones), min(ones)
 
+    def count_items(self, embeds: Sequence[int], step_tokens: int) -> None:
+        """Take the items of one step in.
 
-def batches(limits: Limits) -> Iterator[list[tuple[list[int], int]]]:
-    """Yield the batches in their order: (token ids of the prompt, new tokens) of each request."""
+        Args:
+            embeds: tokens that the encoder gives of each.
+            step_tokens: of the step.
+        """
+        if (sum(embeds), step_tokens) > (self.encoder_tokens, self.step_tokens) and embeds:
+            self.items, self.encoder_tokens = len(embeds), sum(embeds)
+            self.step_tokens = step_tokens
+
+
+def batches(limits: Limits) -> Iterator[list[Prompt]]:
+    """Yield the batches of text in their order."""
     lengths = limits.prefill()
-    yield [(_tokens(length, index), 1) for index, length in enumerate(lengths)]
+    yield [Prompt(_tokens(length, index), 1) for index, length in enumerate(lengths)]
     shared = _tokens(limits.decode(), len(lengths))
     if limits.shares_prefixes:
-        yield [(shared, 1)]
-    yield [(shared, _NEW_TOKENS)] * limits.requests
+        yield [Prompt(shared, 1)]
+    yield [Prompt(shared, NEW_TOKENS)] * limits.requests
+
+
+def with_items(requests: Sequence[multimodal_batch.Request]) -> list[Prompt]:
+    """Return the prompts of a batch of one modality."""
+    return [Prompt(_tokens(text, 0), 1, items) for items, text in requests]
 
 
 def not_run_because(vllm_config: Any) -> str | None:
@@ -139,25 +119,28 @@ def drive(core: Any, vllm_config: Any) -> dict[str, Any]:
     Raises:
         Exception: what the engine raises, an allocation that failed among others.
     """
-    limits, seen = Limits.of(vllm_config), Seen()
+    limits = Limits.of(vllm_config)
     reason = not_run_because(vllm_config)
     began = time.monotonic()
+    modalities: list[dict[str, Any]] = []
+    driver = _Driver(core)
     if reason is None:
-        schedule = core.scheduler.schedule
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            scheduled = dict(output.num_scheduled_tokens)
-            if scheduled:
-                seen.count(scheduled, dict(_computed(output)))
-            return output
-
-        core.scheduler.schedule = counted
-        try:
-            for number, batch in enumerate(batches(limits)):
-                _run(core, number, batch)
-        finally:
-            core.scheduler.schedule = schedule
+        found = list(multimodal_batch.largest(vllm_config, core.scheduler, limits))
+        for batch in sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True):
+            seen = driver.run(with_items(batch.requests)) if batch.requests else Seen()
+            modalities.append(
+                {
+                    "modality": batch.modality,
+                    "items": seen.items or None,
+                    "encoder_tokens": seen.encoder_tokens or None,
+                    "encoder_budget": batch.encoder_tokens,
+                    "step_tokens": seen.step_tokens or None,
+                    "not_run": batch.not_run,
+                }
+            )
+        for texts in batches(limits):
+            driver.run(texts)
+    seen = driver.seen
     return {
         "prefill_tokens": seen.prefill_tokens or None,
         "decode_requests": seen.decode_requests or None,
@@ -166,6 +149,7 @@ def drive(core: Any, vllm_config: Any) -> dict[str, Any]:
         "max_num_seqs": limits.requests,
         "max_model_len": limits.length,
         "multimodal": bool(getattr(vllm_config.model_config, "is_multimodal_model", False)),
+        "modalities": modalities,
         "steps": seen.steps,
         "seconds": round(time.monotonic() - began, 3),
         "not_run": reason,
@@ -185,25 +169,61 @@ def _computed(output: Any) -> Iterator[tuple[str, int]]:
     yield from zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True)
 
 
-def _run(core: Any, number: int, batch: list[tuple[list[int], int]]) -> None:
-    """Add the requests of a batch at once, and step until all have ended."""
-    for place, (prompt, new_tokens) in enumerate(batch):
-        request = _request(f"batch-{number}-{place}", prompt, new_tokens)
-        core.add_request(*core.preprocess_add_request(request))
-    while core.scheduler.has_requests() or core.batch_queue:
-        _, executed = core.step_fn()
-        core.post_step(executed)
+class _Driver:
+    """Runs batches after each other, and counts their steps."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._batches = 0
+        self.seen = Seen()  # of all batches
+
+    def run(self, batch: Sequence[Prompt]) -> Seen:
+        """Add the requests of a batch at once, and step until all have ended."""
+        core, here = self._core, Seen()
+        requests = {f"batch-{self._batches}-{at}": prompt for at, prompt in enumerate(batch)}
+        self._batches += 1
+        schedule = core.scheduler.schedule
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            scheduled = dict(output.num_scheduled_tokens)
+            if scheduled:
+                lengths = dict(_computed(output))
+                embeds = list(_encoded(output, requests))
+                for seen in (self.seen, here):
+                    seen.count(scheduled, lengths)
+                    seen.count_items(embeds, sum(scheduled.values()))
+            return output
+
+        core.scheduler.schedule = counted
+        try:
+            for name, prompt in requests.items():
+                core.add_request(*core.preprocess_add_request(_request(name, prompt)))
+            while core.scheduler.has_requests() or core.batch_queue:
+                _, executed = core.step_fn()
+                core.post_step(executed)
+        finally:
+            core.scheduler.schedule = schedule
+        return here
 
 
-def _request(name: str, prompt: list[int], new_tokens: int) -> Any:
+def _encoded(output: Any, requests: Mapping[str, Prompt]) -> Iterator[int]:
+    """Yield the encoder's tokens of each item that a scheduler's output has encoded."""
+    for name, places in output.scheduled_encoder_inputs.items():
+        for place in places:
+            yield requests[name].items[place].embeds
+
+
+def _request(name: str, prompt: Prompt) -> Any:
     from vllm.v1.engine import EngineCoreRequest
 
     from vllm import SamplingParams
 
     given = {
         "request_id": name,
-        "prompt_token_ids": prompt,
-        "sampling_params": SamplingParams(**SAMPLING, max_tokens=new_tokens),
+        "prompt_token_ids": prompt.tokens,
+        "mm_features": multimodal_batch.features_of(name, prompt.items) if prompt.items else None,
+        "sampling_params": SamplingParams(**SAMPLING, max_tokens=prompt.new_tokens),
         "arrival_time": time.time(),
     }
     names, defaults = EngineCoreRequest.__struct_fields__, EngineCoreRequest.__struct_defaults__

@@ -26,6 +26,9 @@ from vllm_memprof.engines.vllm.rank_choice import (
     layer_kinds,
 )
 
+#: Vocabularies are padded to a multiple of it.
+_VOCABULARY_PADDING = 64
+
 
 def run(
     vllm_config: Any, mode: str, rank: int | None, devices: int | None, to_the_end: bool = False
@@ -59,14 +62,11 @@ def run(
 
 
 def _require_batches(choice: Choice) -> None:
-    """Refuse ranks that cannot take a batch without their peers.
+    """Refuse a rank that cannot take a batch without its peers. (The launcher refuses ``edges``.)
 
     Raises:
         RankError: with what to do instead.
     """
-    if choice.mode == "edges":
-        raise RankError("--until ready runs batches; --ranks edges has workers for the plan alone: "
-                        "--ranks all or one")  # fmt: skip
     if choice.mode == "one" and choice.world.pipeline > 1:
         raise RankError("--until ready: a pipeline stage alone gets no batch from the one before: "
                         "--ranks all, or --until kv")  # fmt: skip
@@ -80,13 +80,15 @@ def world_of(vllm_config: Any) -> World:
     if getattr(parallel, "enable_expert_parallel", False) and is_moe(vllm_config):
         experts = int(model.get_num_experts()) or None
     stages: tuple[tuple[str, ...], ...] = ()
+    count = int(getattr(model.hf_text_config, "num_hidden_layers", 0))
     if pipeline > 1:
         from vllm.distributed.utils import get_pp_indices
 
-        count = int(model.hf_text_config.num_hidden_layers)
         kinds = layer_kinds(model.hf_text_config, count)
         bounds = (get_pp_indices(count, stage, pipeline) for stage in range(pipeline))
         stages = tuple(kinds[start:end] for start, end in bounds)
+    elif experts is not None and count:
+        stages = (layer_kinds(model.hf_text_config, count),)
     return World(
         tensor=int(parallel.tensor_parallel_size),
         pipeline=pipeline,
@@ -94,7 +96,31 @@ def world_of(vllm_config: Any) -> World:
         data=int(parallel.data_parallel_size),
         stages=stages,
         experts=experts,
+        head_bytes=_head_bytes(model, int(parallel.tensor_parallel_size)),
+        expert_bytes=None if experts is None else _expert_bytes(model),
     )
+
+
+def _head_bytes(model: Any, tensor: int) -> int | None:
+    """Return the size of an LM head or a token embedding on one tensor rank; None: not known.
+
+    (vllm 0.23.0, ``vocab_parallel_embedding.py::pad_vocab_size``)
+    """
+    text, dtype = model.hf_text_config, getattr(model, "dtype", None)
+    vocabulary, hidden = (getattr(text, name, None) for name in ("vocab_size", "hidden_size"))
+    if not vocabulary or not hidden or dtype is None:
+        return None
+    padded = -(-vocabulary // _VOCABULARY_PADDING) * _VOCABULARY_PADDING
+    return int(-(-padded // tensor) * hidden * dtype.itemsize)
+
+
+def _expert_bytes(model: Any) -> int | None:
+    """Return the size of one expert in one layer; None: not known, as where it is quantised."""
+    text, dtype = model.hf_text_config, getattr(model, "dtype", None)
+    hidden, wide = (getattr(text, name, None) for name in ("hidden_size", "moe_intermediate_size"))
+    if not hidden or not wide or dtype is None or getattr(model, "quantization", None):
+        return None
+    return int(3 * hidden * wide * dtype.itemsize)  # gate, up and down
 
 
 def is_moe(vllm_config: Any) -> bool:

@@ -20,6 +20,8 @@ from typing import Any
 WORKER_HOST_BYTES = 1_288_490_189
 
 MODES = ("auto", "one", "all", "edges")
+#: How the kind of a layer with experts ends.
+EXPERTS = "/experts"
 
 
 class RankError(Exception):
@@ -40,6 +42,8 @@ class World:
     data: int = 1
     stages: tuple[tuple[str, ...], ...] = ()  # kinds of layers by pipeline stage; empty: not known
     experts: int | None = None  # of one layer, over all ranks; None: no expert parallelism
+    head_bytes: int | None = None  # LM head of a tensor rank, and as large its token embedding
+    expert_bytes: int | None = None  # of one expert in one layer
 
     @property
     def replica_size(self) -> int:
@@ -68,6 +72,35 @@ class World:
             experts = whole + (replica * group + rank % group < rest)
         return stage == 0, stage == self.pipeline - 1, layers, experts
 
+    def beyond(self, rank: int, other: int) -> list[dict[str, object]]:
+        """Return what a rank holds that another does not, as the model's sizes give it.
+
+        Args:
+            rank: over all replicas.
+            other: the same.
+        """
+        first, last, layers, experts = self.shard(*divmod(rank, self.replica_size))
+        not_first, not_last, few_layers, few_experts = self.shard(*divmod(other, self.replica_size))
+        found: list[dict[str, object]] = []
+        if first and not not_first:
+            found.append(_more("token_embedding", None, self.head_bytes))
+        if last and not not_last:
+            found.append(_more("lm_head", None, self.head_bytes))
+        if len(layers) > len(few_layers):
+            found.append(_more("layers", len(layers) - len(few_layers), None))
+        more = (experts or 0) - (few_experts or 0)
+        if more > 0:
+            with_experts = sum(kind.endswith(EXPERTS) for kind in layers)
+            known = self.expert_bytes is not None and with_experts
+            size = more * with_experts * (self.expert_bytes or 0) if known else None
+            found.append(_more("experts", more, size))
+        return found
+
+
+def _more(what: str, count: int | None, size: int | None) -> dict[str, object]:
+    """Return the keys of a ``record.schema.HoldsMore``."""
+    return {"what": what, "count": count, "bytes": size}
+
 
 @dataclass(frozen=True)
 class Replica:
@@ -87,6 +120,7 @@ class Choice:
     replicas: list[Replica]
     alike: dict[int, list[int]]  # rank that is run -> other ranks that hold the same
     not_run: list[int]  # ranks that hold something else than any rank that is run
+    crowded: tuple[int, int] | None = None  # (device, contexts of other ranks on it), of a machine
 
     def to_event(self) -> dict[str, object]:
         """Return the keys of a ``ranks`` event."""
@@ -97,7 +131,18 @@ class Choice:
             "run": sorted(self.alike),
             "alike": {str(rank): others for rank, others in self.alike.items() if others},
             "not_run": self.not_run,
+            "more": {str(rank): more for rank in self.not_run if (more := self._more_of(rank))},
         }
+
+    def _more_of(self, rank: int) -> list[dict[str, object]]:
+        """Return what a rank that is not run holds beside what the first rank run holds."""
+        found = self.world.beyond(rank, min(self.alike))
+        if self.crowded is not None:
+            device, contexts = self.crowded
+            devices = contexts + 1
+            if rank % self.world.replica_size % devices == device:
+                found.append(_more("contexts", contexts, None))
+        return found
 
     def with_fuller_devices(self, device: int, devices: int) -> Choice:
         """Return the choice where every worker of a machine leaves a context on one of its devices.
@@ -118,7 +163,10 @@ class Choice:
             apart = [] if is_fuller(rank) else [other for other in others if is_fuller(other)]
             alike[rank] = [other for other in others if other not in apart]
             not_run += apart
-        return replace(self, alike=alike, not_run=sorted(not_run))
+        if len(not_run) == len(self.not_run):
+            return self
+        contexts = min(self.world.replica_size, devices) - 1
+        return replace(self, alike=alike, not_run=sorted(not_run), crowded=(device, contexts))
 
 
 def choose(
@@ -227,5 +275,5 @@ def layer_kinds(config: Any, count: int) -> tuple[str, ...]:
             sparse = sparse and (i + 1 if hasattr(config, "decoder_sparse_step") else i) % step == 0
         elif isinstance(step, (list, tuple)) and i < len(step):
             sparse = bool(step[i])
-        kinds.append(f"{attention}/{'experts' if sparse else 'dense'}")
+        kinds.append(f"{attention}{EXPERTS if sparse else '/dense'}")
     return tuple(kinds)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_memprof.engines.vllm.full_step import Limits, Seen, batches
+from vllm_memprof.engines.vllm.batch_limits import Limits
+from vllm_memprof.engines.vllm.full_step import Seen, batches
 
 ROOMY = Limits(
     batched_tokens=8192,
@@ -59,18 +60,19 @@ def test_every_batch_is_within_the_limits(limits: Limits) -> None:
     assert len(made) == (3 if limits.shares_prefixes else 2)
     for batch in made:
         assert 1 <= len(batch) <= limits.requests
-        for prompt, new_tokens in batch:
-            assert new_tokens >= 1
-            assert len(prompt) >= 1
-            assert len(prompt) + new_tokens <= limits.length or len(prompt) == 1
-            assert len(prompt) <= limits.cached_tokens
+        for prompt in batch:
+            assert prompt.new_tokens >= 1
+            assert len(prompt.text) >= 1
+            assert len(prompt.text) + prompt.new_tokens <= limits.length or len(prompt.text) == 1
+            assert len(prompt.text) <= limits.cached_tokens
+            assert prompt.tokens == prompt.text
     assert len(made[-1]) == limits.requests
-    assert len({tuple(prompt) for prompt, _ in made[-1]}) == 1
+    assert len({tuple(prompt.text) for prompt in made[-1]}) == 1
 
 
 def test_prompts_of_one_batch_share_no_block() -> None:
     first, *_ = batches(replace(ROOMY, length=500))
-    beginnings = [tuple(prompt[:128]) for prompt, _ in first]
+    beginnings = [tuple(prompt.text[:128]) for prompt in first]
     assert len(set(beginnings)) == len(beginnings)
     assert len(beginnings) > 10
 
@@ -86,7 +88,16 @@ def test_what_was_run_is_counted() -> None:
     assert (seen.decode_requests, seen.decode_length) == (2, 502), "fewer requests are no larger"
 
 
+def test_items_are_counted_in_the_step_that_encodes_most() -> None:
+    seen = Seen()
+    seen.count_items([], 4096)
+    assert (seen.items, seen.encoder_tokens, seen.step_tokens) == (0, 0, 0)
+    seen.count_items([1024, 900], 2048)
+    seen.count_items([1024], 8192)
+    assert (seen.items, seen.encoder_tokens, seen.step_tokens) == (2, 1924, 2048)
+
+
 @pytest.mark.parametrize("requests", [1, 16])
 def test_the_last_batch_runs_some_steps_of_nothing_but_decode(requests: int) -> None:
     *_, last = batches(replace(ROOMY, requests=requests))
-    assert [new_tokens for _, new_tokens in last] == [4] * requests
+    assert [prompt.new_tokens for prompt in last] == [4] * requests
