@@ -114,7 +114,7 @@ def _of_refusal(value: str, report: Report, told: str) -> Beyond:
         size = text("{size:gib4} GiB short", size=short)
         lack = text("at least {short}", short=size) if at_least else size
         return Beyond(value, kind, join("; ", [told, lack]), short_bytes=short, at_least=at_least)
-    return Beyond(value, "failed", told)
+    return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
 
 
 def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[OwnerChange]:

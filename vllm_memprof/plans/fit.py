@@ -37,10 +37,14 @@ AFTER_THE_PLAN = text(
     "tries it); what comes after the plan (captured graphs, pools that are first used in the "
     "warm-up) is not in the headroom: ask for it with --headroom"
 )
-SURVIVED = text(
-    "passes: the engine starts and survives its largest batches, a prefill of "
-    "max-num-batched-tokens and a decode of max-num-seqs requests"
-)
+#: What every plan has to reach, by where it stops.
+REACHED = {
+    KV: text("the engine comes up to its KV plan"),
+    READY: text(
+        "the engine starts and survives its largest batches: a prefill of max-num-batched-tokens, "
+        "a decode of max-num-seqs requests"
+    ),
+}
 _SEARCHES = {BISECT: bisect, UNTIL_ONE: from_the_least, EACH: each}
 
 
@@ -108,7 +112,7 @@ def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
         knob=job.knob.name,
         option=job.knob.option,
         goal=job.knob.goal,
-        wanted=[want.text for want in job.wants],
+        wanted=[REACHED[job.until], *(want.text for want in job.wants)],
         low=job.space.low,
         high=job.space.high,
         step=job.space.step,
@@ -238,11 +242,16 @@ def _what_passing_means(job: FitJob, found: Found, tries: _Tries) -> list[str]:
     if job.until != READY:
         return [AFTER_THE_PLAN]
     best = next((row.row for row in tries.rows if row.value == found.answer), None)
-    if best is None or best.survived:
-        notes: list[str] = [SURVIVED]
-    else:
+    notes: list[str] = []
+    if best is not None and not best.survived:
         reason = best.not_run or text("not recorded")
-        notes = [text("the answer starts; its largest batches were not run: {why}", why=reason)]
+        notes.append(
+            text(
+                "the answer starts; whether it survives was not tried, its largest batches were "
+                "not run: {why}",
+                why=reason,
+            )
+        )
     spare = None if best is None else best.spare_bytes
     if spare is not None and spare < 0:
         note = text(

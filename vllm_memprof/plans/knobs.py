@@ -296,7 +296,7 @@ KNOBS = (
 _ALIASES = {"tensor-parallel-size": "devices", "tp": "devices"}
 
 
-def find_knob(name: str, between: str | None, goal: str | None = None) -> FitKnob:
+def find_knob(name: str, between: str | None = None, goal: str | None = None) -> FitKnob:
     """Return the knob of that name: a row of the table, or any option with a range.
 
     Args:

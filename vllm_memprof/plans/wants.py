@@ -34,6 +34,8 @@ _REFUSED = re.compile(
     r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
     re.IGNORECASE,
 )
+#: Before the reason of a run that failed: which process ended how. (launch.verdict)
+_EXIT = re.compile(r"^the engine exited with status -?\d+ \([^()]*\): ")
 _NUMBER = re.compile(r"[0-9][0-9_,]*")
 
 
@@ -139,7 +141,7 @@ def lengths(wants: list[Want]) -> tuple[int, ...]:
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
     """Return the conditions that a plan does not meet; an unknown figure meets none."""
     if not row.ok:
-        reason = row.reason or row.status
+        reason = _EXIT.sub("", row.reason or row.status)
         kind = next((kind for words, kind in _KINDS if words.search(reason)), "plan")
         return [Miss(reason, kind)]
     return [miss for want in wants if (miss := _miss(row, want)) is not None]

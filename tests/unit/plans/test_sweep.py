@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
-from vllm_memprof.plans.knobs import find_knob, parse_range
+from vllm_memprof.plans.knobs import Asked, find_knob, parse_range
 from vllm_memprof.plans.plan_folder import is_complete, row_of
 from vllm_memprof.plans.pool import Task, Watcher, default_jobs
 from vllm_memprof.plans.request import Plan
@@ -177,7 +177,8 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
     knob = find_knob("max-num-seqs")
     low, high = parse_range(f"{min(holds)}:{max(holds)}")
     wants = parse_wants(["tokens=50"], None)
-    job = FitJob(Plan("m", []), knob, knob.space(None, low, high, low), wants, tmp_path, [])
+    space = knob.values(Asked(None, low, high, low))
+    job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
     found = run_fit(job, pool, Quiet())
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
     return found.answer, found.notes, found.ordered
@@ -188,7 +189,7 @@ def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
     assert (answer, ordered, notes[0]) == (
         "2",
         True,
-        f"the next value, 3, does not pass; {ASSUMED}",
+        ASSUMED,
     )
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], True))
     assert (answer, notes[0].startswith("3 is the end of the range")) == ("3", True)
