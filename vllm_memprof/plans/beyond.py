@@ -39,18 +39,16 @@ def beyond(failed: Planned, answer: Planned | None) -> Beyond:
     """Return why a value does not pass, beside the plan of the answer, if there is one."""
     told = join("; ", [miss.text for miss in failed.missing])
     report = failed.report
-    if report is None:
-        return Beyond(failed.value, "failed", told)
-    rank = _rank_of(report)
-    found = Beyond(failed.value, "failed", told)
+    short = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
+    rank = None if report is None else _rank_of(report)
     if rank is not None and rank.oom is not None:
         found = _of_oom(failed.value, rank, rank.oom)
-    elif report.run.outcome != "ok":
+    elif report is not None and report.run.outcome != "ok":
         found = _of_refusal(failed.value, report, told)
-    elif failed.missing:
-        short = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
-        found = Beyond(failed.value, "want", told, short_bytes=max(short, default=None))
-    if rank is None:
+    else:
+        kind = "want" if report is not None or short else "failed"
+        found = Beyond(failed.value, kind, told, short_bytes=max(short, default=None))
+    if report is None or rank is None:
         return found
     like = None if answer is None else _like(rank, answer.report)
     owners = [] if like is None else _changes(like, rank, report.run.simulated)
