@@ -252,6 +252,15 @@ def _what_passing_means(job: FitJob, found: Found, tries: _Tries) -> list[str]:
                 why=reason,
             )
         )
+    elif best is not None and (best.step_tokens or 0) < (best.step_limit or 0):
+        notes.append(
+            text(
+                "the answer's largest step had {tokens:,} tokens of {limit:,}: more have no room "
+                "in the KV cache, or in max-num-seqs requests of max-model-len",
+                tokens=best.step_tokens,
+                limit=best.step_limit,
+            )
+        )
     spare = None if best is None else best.spare_bytes
     if spare is not None and spare < 0:
         note = text(

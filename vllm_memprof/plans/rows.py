@@ -64,6 +64,9 @@ class PlanRow:
     #: Of a plan until ready that came up: its largest batches were run to their end. None: unknown.
     survived: bool | None = field(default=None, metadata={"json": OPTIONAL})
     not_run: str | None = field(default=None, metadata={"json": OPTIONAL})  # why they were not
+    #: Of a plan until ready: tokens of its largest step, and ``max_num_batched_tokens``.
+    step_tokens: int | None = field(default=None, metadata={"json": OPTIONAL})
+    step_limit: int | None = field(default=None, metadata={"json": OPTIONAL})
 
     @property
     def ok(self) -> bool:
@@ -180,7 +183,7 @@ def plan_row(
         values: option -> value, as asked for.
         lengths: tokens of a request for which the concurrency is wanted.
     """
-    status = report.run.outcome
+    status, step = report.run.outcome, run.info.full_step
     row = PlanRow(
         values=dict(values),
         status="failed" if status not in ("ok", "oom") else status,
@@ -190,7 +193,9 @@ def plan_row(
         simulated=report.run.simulated,
         until=report.run.until,
         survived=_survived(run, status),
-        not_run=None if run.info.full_step is None else run.info.full_step.not_run,
+        not_run=None if step is None else step.not_run,
+        step_tokens=None if step is None else step.prefill_tokens,
+        step_limit=None if step is None else step.max_num_batched_tokens,
         device_total_bytes=next(
             (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
         ),
