@@ -209,6 +209,22 @@ def _utilization(asked: Asked) -> Space:
     return _grid(asked, *default, whole=False)
 
 
+def _capture_sizes(asked: Asked) -> Space:
+    """Return the largest sizes that the engine captures: between two of them it takes the lower.
+
+    (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
+    """
+    if asked.step is not None:
+        return _grid(asked, Decimal(8), Decimal(512), asked.step)
+    all_of = _grid(asked, Decimal(8), Decimal(512), Decimal(1))
+    low, high = int(all_of.low), int(all_of.high)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16)]
+    values = [str(size) for size in sizes if low <= size <= high]
+    if not values:
+        raise UsageError(f"--between {low}:{high} has no size that the engine captures")
+    return Space(values, values[0], values[-1], text("sizes that the engine captures"))
+
+
 def _by(low: int, high: int, step: int) -> Callable[[Asked], Space]:
     """Return a grid of whole numbers from 1 on, with what it is unless it was asked for."""
     return lambda asked: _grid(asked, Decimal(low), Decimal(high), Decimal(step))
@@ -287,7 +303,7 @@ KNOBS = (
         "--max-cudagraph-capture-size",
         LARGEST,
         (),
-        _by(8, 512, 8),
+        _capture_sizes,
         needless_with="--enforce-eager",
     ),
     FitKnob("kv-cache-dtype", "--kv-cache-dtype", LARGEST, (), _kv_dtypes, EACH),

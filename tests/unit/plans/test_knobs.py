@@ -92,7 +92,9 @@ def test_the_values_that_are_searched() -> None:
     assert space("devices", "2:4", config={"num_attention_heads": 8}).values == ["2", "4"]
     assert space("max-num-batched-tokens").values[:2] == ["1024", "2048"]
     assert space("limit-mm-per-prompt.image", "1:4").values == ["1", "2", "3", "4"]
-    assert space("max-cudagraph-capture-size").values[-1] == "512"
+    sizes = space("max-cudagraph-capture-size").values
+    assert (sizes[:2], sizes[-3:]) == (["8", "16"], ["480", "496", "512"])
+    assert space("max-cudagraph-capture-size", "3:16").values == ["4", "8", "16"]
     dtypes = space("kv-cache-dtype").values
     assert dtypes == sorted(dtypes, key=lambda name: -dict(KV_DTYPES)[name])
 
