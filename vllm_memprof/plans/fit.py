@@ -49,7 +49,7 @@ _SEARCHES = {BISECT: bisect, UNTIL_ONE: from_the_least, EACH: each}
 
 
 class _Refused(Exception):
-    """The engine knows no such option: no value of it passes."""
+    """The first plan was refused for a reason that no value changes."""
 
 
 @dataclass
@@ -193,7 +193,7 @@ def _notes(job: FitJob, found: Found, tries: _Tries, limit: Beyond | None) -> li
     notes: list[str] = []
     if found.answer is None:
         if tries.rows and _is_refused(tries.missing[tries.rows[0].value]):
-            notes.append(text("the engine refuses the option or its values"))
+            notes.append(text("the first plan was refused, for a reason that no value changes"))
         elif job.knob.search == BISECT:
             notes += [text("no value tried passes"), ASSUMED]
         else:

@@ -28,9 +28,11 @@ _TOO_SMALL = re.compile(
     r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs",
     re.IGNORECASE,
 )
-#: The engine's parser, or a field's type: an option or a value that it does not know.
+#: What no value changes: an option that the engine's parser does not know, or that takes another
+#: number of values; ranks that cannot be run. A value that it refuses is none of these.
+#: (vllm_memprof/engines/vllm/kv_plan_run.py::_require_batches)
 _REFUSED = re.compile(
-    r"unrecognized arguments|invalid choice|invalid \w+ value|ambiguous option|"
+    r"^(memprof plan: )?--until ready|unrecognized arguments|ambiguous option|"
     r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
     re.IGNORECASE,
 )
@@ -66,7 +68,7 @@ class Miss:
 
     text: str
     #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
-    #: batch; refused: the engine knows no such option or value.
+    #: batch; refused: no value would do.
     kind: str
     short_bytes: int | None = None  # None: not a matter of bytes, or not known
 

@@ -386,7 +386,7 @@ def test_an_option_that_the_engine_does_not_know_ends_the_search(
 ) -> None:
     code, found = fit(env, tmp_path, "--fit", "speed", "--between", "1:100")
     assert (code, found["answer"], len(starts(tmp_path))) == (1, None, 1)
-    assert "the engine refuses the option or its values" in found["notes"]
+    assert "the first plan was refused, for a reason that no value changes" in found["notes"]
     assert "unrecognized arguments: --speed" in found["beyond"]["text"]
 
 
