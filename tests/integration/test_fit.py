@@ -142,16 +142,22 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
     assert beyond["short_bytes"] is None or beyond["short_bytes"] > 0
     assert {max(passing), int(after)} <= {int(row["value"]) for row in found["tries"]}
     if name in SERVED:
-        served(case, tmp_path, max(passing), command, dies=False)
-        served(case, tmp_path, int(after), command, dies=True)
+        best = rows[case.values.index(max(passing))]
+        served(case, tmp_path, max(passing), command, best, dies=False)
+        served(case, tmp_path, int(after), command, best, dies=True)
 
 
-def served(case: Case, folder: Path, tokens: int, command: list[str], dies: bool) -> None:
-    """Hand the prompts of the largest prefill to ``memprof offline`` at once."""
-    limits = Limits(tokens, case.max_num_seqs, case.max_model_len, 1 << 40, 128, True)
+def served(
+    case: Case, folder: Path, tokens: int, command: list[str], best: dict[str, Any], dies: bool
+) -> None:
+    """Hand the prompts of the largest prefill to ``memprof offline`` at once.
+
+    Args:
+        best: the plan of the answer, whose KV cache bounds a step as well.
+    """
+    limits = Limits(tokens, case.max_num_seqs, case.max_model_len, best["tokens"], 128, True)
     prompts = folder / f"prompts-{tokens}.jsonl"
     lengths = limits.prefill()
-    assert sum(lengths) == tokens
     rows = [
         {"prompt": {"prompt_token_ids": [100 + (place + i) % 800 for i in range(length)]}}
         for place, length in enumerate(lengths)
@@ -165,7 +171,7 @@ def served(case: Case, folder: Path, tokens: int, command: list[str], dies: bool
     report: dict[str, Any] = json.loads((run_dir / "report.json").read_text())
     steps = [
         sum(scheduled for _, scheduled, *_ in event["requests"])
-        for path in run_dir.glob("samples/*")
+        for path in run_dir.glob("samples/*/*")
         for event in map(json.loads, path.read_text().splitlines())
         if event["kind"] == "sample"
     ]
@@ -175,4 +181,4 @@ def served(case: Case, folder: Path, tokens: int, command: list[str], dies: bool
         assert report["run"]["status"] == ("oom" if case.kind == "oom" else "failed")
     else:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        assert max(steps) == tokens
+        assert max(steps) == sum(lengths) == best["step_tokens"]

@@ -223,6 +223,9 @@ def _uneven(job: FitJob, tries: _Tries, limit: Beyond | None) -> str | None:
     order: between values that were not tried the verdict may then change more than once."""
     if limit is None or limit.short_bytes is None or job.knob.search != BISECT:
         return None
+    missing = tries.missing[limit.value]
+    if limit.kind != "oom" and all(miss.kind != "headroom" for miss in missing):
+        return None  # not short of what is spare
     known = {row.value: row.row.spare_bytes for row in tries.rows}
     sizes = [size for value in job.space.values if (size := known.get(value)) is not None]
     rise = max((b - a for i, a in enumerate(sizes) for b in sizes[i + 1 :]), default=0)
