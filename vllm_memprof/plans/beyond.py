@@ -15,6 +15,7 @@ from vllm_memprof.accounting.quantities import held_quantities, title_of
 from vllm_memprof.plans.rows import Beyond, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.text import join, text
+from vllm_memprof.units import one_line
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
 #: ``Beyond``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
@@ -22,6 +23,8 @@ _REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-ref
 #: Parts of the reserved peak of the profile run; the rest of it is ``_REST``.
 _OF_THE_PEAK = ("weights", "persistent_torch", "peak_activation")
 _REST = "reserved_at_end"
+#: Characters of what an engine said.
+_MOST = 200
 #: What is known beside them of an engine that refused to start.
 _BEFORE_KV = ("non_torch", "graph_estimate")
 
@@ -37,7 +40,8 @@ class Planned:
 
 def beyond(failed: Planned, answer: Planned | None) -> Beyond:
     """Return why a value does not pass, beside the plan of the answer, if there is one."""
-    told = join("; ", [miss.text for miss in failed.missing])
+    texts = [miss.text for miss in failed.missing]
+    told = join("; ", [one_line(each, _MOST) if len(each) > _MOST else each for each in texts])
     report = failed.report
     short = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
     rank = None if report is None else _rank_of(report)
@@ -111,7 +115,7 @@ def _of_refusal(value: str, report: Report, told: str) -> Beyond:
             return Beyond(value, kind, told)
         size = text("{size:gib4} GiB short", size=short)
         lack = text("at least {short}", short=size) if at_least else size
-        return Beyond(value, kind, join("; ", [told, lack]), short_bytes=short, at_least=at_least)
+        return Beyond(value, kind, join("; ", [lack, told]), short_bytes=short, at_least=at_least)
     return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
 
 

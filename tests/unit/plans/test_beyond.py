@@ -109,7 +109,8 @@ def test_a_refusal_lacks_what_its_finding_says(
     failing = report(rank("TP0", GIB, 0, None), status="failed", findings=(said,))
     found = beyond(Planned("9", failing, [Miss("ValueError: no", "plan")]), None)
     assert (found.kind, found.short_bytes, found.at_least) == (kind, short, at_least)
-    assert found.text.startswith("ValueError: no")
+    assert found.text.endswith("ValueError: no")
+    assert ("GiB short; " in found.text, "at least" in found.text) == (short is not None, at_least)
     assert found.owners == []
 
 

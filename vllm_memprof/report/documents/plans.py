@@ -219,7 +219,7 @@ def _notes(rows: Sequence[PlanRow]) -> list[str]:
             "spare: device total less all that is held at the serving peak, with the granted KV "
             "cache in use"
         )
-        if all(row.until == READY for row in rows)
+        if any(row.until == READY for row in rows)
         else text(
             "spare: device total less all that is held at the serving peak, with the granted KV "
             "cache in use; captured graphs and all else after the KV plan is not in it"
