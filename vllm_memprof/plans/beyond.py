@@ -7,7 +7,7 @@ of an OOM, the engine's refusal or the condition that is not met says how much i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import Oom, RankReport, Report
@@ -15,14 +15,19 @@ from vllm_memprof.accounting.quantities import held_quantities, title_of
 from vllm_memprof.plans.rows import Beyond, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.text import join, text
-from vllm_memprof.units import one_line
+from vllm_memprof.units import one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
 #: ``Beyond``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
 _REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-refused": "in-use"}
-#: Parts of the reserved peak of the profile run; the rest of it is ``_REST``.
+#: Parts of the reserved peak of the profile run. The rest of it, and all that is held beside it, is
+#: one row each: which of them a later reading belongs to differs from run to run.
 _OF_THE_PEAK = ("weights", "persistent_torch", "peak_activation")
-_REST = "reserved_at_end"
+_TITLES = {
+    "kv_cache": text("KV cache"),
+    "reserved_rest": text("the rest of the reserved peak of the profile run"),
+    "beside": text("non-torch, and what came after profiling"),
+}
 #: Characters of what an engine said.
 _MOST = 200
 #: What is known beside them of an engine that refused to start.
@@ -120,45 +125,43 @@ def _of_refusal(value: str, report: Report, told: str) -> Beyond:
 
 
 def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[OwnerChange]:
-    """Return what both ranks tell of, the owner that grew most first."""
-    at_peak = bool(failed.budget.held_at_peak)
-    left, right = (_owners(rank, at_peak, simulated) for rank in (answer, failed))
+    """Return what both ranks tell of, the owner that grew most first.
+
+    At the serving peak where both have one, else what the equation is made of.
+    """
+    held = [held_quantities(rank, simulated) for rank in (answer, failed)]
+    at_peak = all(rank.budget.held_at_peak for rank in (answer, failed))
+    names = _OF_THE_PEAK if at_peak else (*_OF_THE_PEAK, *_BEFORE_KV)
+    known = [name for name in names if all(each.get(name) is not None for each in held)]
+    sides = [{name: each[name] for name in known} for each in held]
+    if at_peak:
+        missing = [_unknown_at_peak(rank) for rank in (answer, failed)]
+        unknown = missing[0] & missing[1]
+        for side, rank in zip(sides, (answer, failed), strict=True):
+            side["kv_cache"] = rank.kv.planned_bytes
+            side |= _beside_kv(rank, sum(side[name] or 0 for name in known), unknown)
+    left, right = sides
     rows = [
-        OwnerChange(name, _title(name), size, right[name])
+        OwnerChange(name, _TITLES.get(name, title_of(name)), size, other)
         for name, size in left.items()
-        if name in right
+        if size is not None and (other := right.get(name)) is not None
     ]
     return sorted(rows, key=lambda row: -row.difference_bytes)
 
 
-def _title(name: str) -> str:
-    return text("KV cache") if name == "kv_cache" else title_of(name)
+def _unknown_at_peak(rank: RankReport) -> set[str]:
+    return {item.name for item in rank.budget.held_at_peak if item.bytes is None}
 
 
-def _owners(rank: RankReport, at_peak: bool, simulated: bool) -> dict[str, int]:
-    """Return what a rank holds by owner, bytes; what is unknown is left out.
+def _beside_kv(rank: RankReport, known: int, unknown: Collection[str]) -> dict[str, int | None]:
+    """Return what a rank holds at its serving peak, without the KV cache, bytes.
 
     Args:
         rank: of a plan.
-        at_peak: at the serving peak; else what the equation is made of.
-        simulated: the device is.
+        known: of the reserved peak, what has rows of its own.
+        unknown: items that neither plan knows, as both stop before they exist.
     """
-    held = held_quantities(rank, simulated)
-    parts = {name: held.get(name) for name in _OF_THE_PEAK}
-    found: dict[str, int | None] = dict(parts)
-    if at_peak:
-        items = {item.name: item.bytes for item in rank.budget.held_at_peak}
-        peak = items.pop("reserved_peak", None)
-        sizes = [size for size in parts.values() if size is not None]
-        if peak is not None and len(sizes) == len(parts):
-            found[_REST] = peak - sum(sizes)
-        found |= {"kv_cache": rank.kv.planned_bytes, **items}
-    else:
-        found |= {name: held.get(name) for name in _BEFORE_KV}
-    return {name: size for name, size in found.items() if size is not None}
-
-
-def grown_most(owners: Sequence[OwnerChange]) -> OwnerChange | None:
-    """Return the owner that grew most; None where none grew."""
-    first = next(iter(owners), None)
-    return first if first is not None and first.difference_bytes > 0 else None
+    items = {row.name: row.bytes for row in rank.budget.held_at_peak if row.name not in unknown}
+    peak = items.pop("reserved_peak", None)
+    rest = None if peak is None else peak - known
+    return {"reserved_rest": rest, "beside": sum_or_none(items.values())}

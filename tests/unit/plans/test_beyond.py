@@ -64,11 +64,11 @@ def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
     grown = {row.name: row.difference_bytes for row in found.owners}
     assert grown == {
-        "peak_activation": 2 * GIB, "weights": 0, "persistent_torch": 0, "reserved_at_end": 0,
-        "non_torch_peak": 0, "kv_cache": -GIB,
+        "peak_activation": 2 * GIB, "weights": 0, "persistent_torch": 0, "reserved_rest": 0,
+        "beside": 0, "kv_cache": -GIB,
     }  # fmt: skip
     assert found.owners[0].name == "peak_activation"
-    assert {row.name: row.answer_bytes for row in found.owners}["reserved_at_end"] == GIB // 2
+    assert {row.name: row.answer_bytes for row in found.owners}["reserved_rest"] == GIB // 2
 
 
 @pytest.mark.parametrize(("free", "short"), [(GIB, GIB), (3 * GIB, None)])
