@@ -173,7 +173,7 @@ def served(
         sum(scheduled for _, scheduled, *_ in event["requests"])
         for path in run_dir.glob("samples/*/*")
         for event in map(json.loads, path.read_text().splitlines())
-        if event["kind"] == "sample"
+        if event["kind"] == "sample" and event.get("requests")
     ]
     print("offline", tokens, done.returncode, report["run"]["status"], max(steps, default=None))
     if dies:
