@@ -67,10 +67,9 @@ CASES = {
         "memprof/tiny", 4 * GIB, "32768:114688", 16384, "kv-cache",
         (EAGER, "--gpu-memory-utilization=0.2"), max_model_len=32768,
     ),
-    # the profile run itself finds no room
-    "profile": Case(
-        "memprof/tiny", 4 * GIB, "262144:458752", 49152, "oom",
-        (EAGER, HALF, "--kv-cache-memory-bytes=134217728"), max_model_len=32768,
+    "images": Case(
+        "memprof/tiny-vl", 4 * GIB, "4096:40960", 9216, "oom",
+        (EAGER, HALF, "--kv-cache-memory-bytes=3400000000"),
     ),
     "headroom": Case(
         "memprof/tiny-moe", 4 * GIB, "4096:24576", 4096, "want",
