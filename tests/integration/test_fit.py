@@ -59,12 +59,12 @@ HALF = "--gpu-memory-utilization=0.5"
 CASES = {
     # a KV cache of a fixed size: a larger step finds no room beside it
     "fixed-kv": Case(
-        "memprof/tiny", 4 * GIB, "4096:28672", 4096, "oom",
+        "memprof/tiny", 4 * GIB, "4096:20480", 4096, "oom",
         (EAGER, HALF, "--kv-cache-memory-bytes=3600000000"),
     ),
     # the KV cache that is left does not hold one request
     "no-room-for-kv": Case(
-        "memprof/tiny", 4 * GIB, "32768:114688", 16384, "kv-cache",
+        "memprof/tiny", 4 * GIB, "49152:114688", 16384, "kv-cache",
         (EAGER, "--gpu-memory-utilization=0.2"), max_model_len=32768,
     ),
     "images": Case(
@@ -72,16 +72,16 @@ CASES = {
         (EAGER, HALF, "--kv-cache-memory-bytes=3400000000"),
     ),
     "headroom": Case(
-        "memprof/tiny-moe", 4 * GIB, "4096:24576", 4096, "want",
+        "memprof/tiny-moe", 4 * GIB, "4096:20480", 4096, "want",
         (EAGER, HALF, "--kv-cache-memory-bytes=3000000000"),
         conditions=("--headroom", str(GIB // 2)),
     ),
     "graphs": Case(
-        "memprof/tiny", 4 * GIB, "4096:24576", 4096, "oom",
+        "memprof/tiny", 4 * GIB, "4096:20480", 4096, "oom",
         (HALF, "--kv-cache-memory-bytes=3600000000"),
     ),
     "older": Case(
-        "memprof/tiny", 4 * GIB, "16384:98304", 16384, "kv-cache",
+        "memprof/tiny", 4 * GIB, "32768:98304", 16384, "kv-cache",
         (EAGER, "--gpu-memory-utilization=0.3"), OLD_STACK, max_model_len=32768,
     ),
 }  # fmt: skip
