@@ -138,7 +138,19 @@ def test_the_answer_is_that_of_all_values(name: str, tmp_path: Path) -> None:
     after = str(max(passing) + case.step)
     beyond = found["beyond"]
     assert (beyond["value"], beyond["kind"]) == (after, case.kind)
-    assert beyond["short_bytes"] is None or beyond["short_bytes"] > 0
+    row = rows[case.values.index(int(after))]
+    if case.kind == "oom":
+        assert beyond["short_bytes"] == beyond["requested_bytes"] - beyond["free_bytes"] > 0
+        assert row["status"] == "oom"
+    elif case.kind == "want":
+        assert headroom is not None
+        assert beyond["short_bytes"] == headroom - row["spare_bytes"] > 0
+        grown = beyond["owners"][0]
+        assert grown["name"] in ("peak_activation", "reserved_rest")
+        assert grown["difference_bytes"] > 0
+    elif beyond["short_bytes"] is not None:
+        assert beyond["at_least"]
+        assert beyond["short_bytes"] == -row["kv_cache_bytes"] > 0
     assert {max(passing), int(after)} <= {int(row["value"]) for row in found["tries"]}
     if name in SERVED:
         best = rows[case.values.index(max(passing))]
