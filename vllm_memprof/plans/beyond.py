@@ -11,9 +11,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import Oom, RankReport, Report
-from vllm_memprof.accounting.quantities import held_quantities, title_of
+from vllm_memprof.accounting.quantities import held_quantities, is_device_wide, title_of
 from vllm_memprof.plans.rows import Beyond, OwnerChange
 from vllm_memprof.plans.wants import Miss
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text
 from vllm_memprof.units import one_line, sum_or_none
 
@@ -61,7 +62,8 @@ def beyond(failed: Planned, answer: Planned | None) -> Beyond:
         return found
     like = None if answer is None else _like(rank, answer.report)
     owners = [] if like is None else _changes(like, rank, report.run.simulated)
-    return replace(found, label=rank.label, owners=owners)
+    modelled = report.run.simulated and found.kind in ("oom", "want", "in-use")
+    return replace(found, label=rank.label, owners=owners, modelled=modelled)
 
 
 def _rank_of(report: Report) -> RankReport | None:
@@ -142,11 +144,17 @@ def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[Ow
             side |= _beside_kv(rank, sum(side[name] or 0 for name in known), unknown)
     left, right = sides
     rows = [
-        OwnerChange(name, _TITLES.get(name, title_of(name)), size, other)
+        OwnerChange(name, _TITLES.get(name, title_of(name)), size, other, _how(name, simulated))
         for name, size in left.items()
         if size is not None and (other := right.get(name)) is not None
     ]
     return sorted(rows, key=lambda row: -row.difference_bytes)
+
+
+def _how(name: str, simulated: bool) -> How:
+    if simulated and (name == "beside" or is_device_wide(name)):
+        return MODELLED
+    return MEASURED if name in ("weights", "kv_cache") else DERIVED
 
 
 def _unknown_at_peak(rank: RankReport) -> set[str]:

@@ -112,6 +112,7 @@ class OwnerChange:
     title: str
     answer_bytes: int
     beyond_bytes: int
+    how: How
 
     @property
     @computed
@@ -137,6 +138,7 @@ class Beyond:
     free_bytes: int | None = None  # oom: what was free of the device then
     phase: str | None = None  # oom: what was under way
     site: str | None = None  # oom: file:line
+    modelled: bool = False  # what was free, or is spare, follows from a simulated device's profile
     #: What both plans tell of, by growth; empty where there is no answer.
     owners: list[OwnerChange] = field(default_factory=list)
 

@@ -70,8 +70,9 @@ FIT = Fit(
     beyond=Beyond(
         "2", "want", text("KV tokens {found:,} < {least:,}", found=200_000, least=300_000),
         label="TP0", owners=[
-            OwnerChange("weights", text("weights"), 8 * GIB, 15 * GIB),
-            OwnerChange("non_torch_peak", text("non-torch, peak of the profile run"), GIB, GIB),
+            OwnerChange("weights", text("weights"), 8 * GIB, 15 * GIB, "measured"),
+            OwnerChange("beside", text("non-torch, and what came after profiling"), GIB,
+                        2 * GIB, "modelled"),
         ],
     ),
 )  # fmt: skip
@@ -104,7 +105,8 @@ def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
     assert "use --tensor-parallel-size 4" in joined
     assert "KV tokens 200,000 < 300,000" in joined
     assert "fails at 2: KV tokens 200,000 < 300,000" in joined
-    assert "grew most weights +7.0000 GiB to 15.0000; compared with 4" in joined
+    grown = "weights +7.0000 GiB to 15.0000; non-torch, and what came after profiling (m) +1.0000"
+    assert f"grew most {grown} GiB to 2.0000; compared with 4" in joined
 
 
 def test_what_is_said_of_a_search_is_said_in_chinese() -> None:

@@ -163,14 +163,14 @@ def _beyond(fit: Fit) -> list[Line]:
     if fit.beyond is None:
         return []
     value = _shown(fit.beyond.value)
-    why = text("{value}: {why}", value=value, why=fit.beyond.text)
+    why = text("{value}: {why}", value=value, why=modelled(fit.beyond.text, fit.beyond.modelled))
     lines = [Line(text("fails at"), why)]
     grown = [row for row in fit.beyond.owners if row.difference_bytes > 0][:_GROWN]
     if grown and fit.answer is not None:
         parts = [
             text(
                 "{title} {growth} GiB to {size:gib4}",
-                title=row.title,
+                title=modelled(row.title, row.how == MODELLED),
                 growth=f"{row.difference_bytes / GIB:+,.4f}",
                 size=row.beyond_bytes,
             )
