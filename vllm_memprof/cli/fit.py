@@ -22,8 +22,10 @@ FitKnob = Annotated[
     typer.Option(
         "--fit",
         metavar="OPTION",
-        help="Search the best value: fewest devices, or the largest max-model-len, "
-        "max-num-seqs or gpu-memory-utilization.",
+        help="Search the best value of an option: the fewest devices, the largest "
+        "max-num-batched-tokens, max-num-seqs, max-model-len, gpu-memory-utilization, "
+        "limit-mm-per-prompt.image or max-cudagraph-capture-size, the kv-cache-dtype with most "
+        "bytes; any other numeric one with --between.",
     ),
 ]
 Wants = Annotated[
@@ -40,7 +42,8 @@ Headroom = Annotated[
     typer.Option(
         "--headroom",
         metavar="SIZE",
-        help="Device memory that must stay free at the peak (default 0).",
+        help="Device memory that must stay free at the peak.",
+        show_default="with --until kv 0, else what the largest batches need",
     ),
 ]
 Between = Annotated[
@@ -49,13 +52,19 @@ Between = Annotated[
         "--between",
         metavar="LOW:HIGH",
         help="Range that --fit searches.",
-        show_default="by the model",
+        show_default="by OPTION and the model",
     ),
 ]
 Step = Annotated[
     str | None,
     typer.Option(
         "--step", metavar="N", help="Step between two values of --fit.", show_default="by OPTION"
+    ),
+]
+Goal = Annotated[
+    str | None,
+    typer.Option(
+        "--goal", metavar="G", help="largest or smallest value of --fit.", show_default="by OPTION"
     ),
 ]
 NoCache = Annotated[
@@ -77,6 +86,7 @@ def fit(
     headroom: str | None,
     between: str | None,
     step: str | None,
+    goal: str | None,
     folder: Path | None,
     format_name: str,
     lang: str,
@@ -90,7 +100,7 @@ def fit(
     """
     from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.fit import FitJob, run_fit
-    from vllm_memprof.plans.knobs import find_knob, parse_range, parse_step
+    from vllm_memprof.plans.knobs import Asked, find_knob, parse_range, parse_step, refuse_needless
     from vllm_memprof.plans.pool import Interrupted, run_here
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.sweep import PLANS_DIR
@@ -99,11 +109,12 @@ def fit(
     from vllm_memprof.report.results import render_result_json
 
     check_format(format_name, lang=lang, formats=FORMATS)
-    knob = find_knob(knob_name)
-    wanted = parse_wants(wants, headroom)
+    knob = find_knob(knob_name, between, goal)
+    refuse_needless(knob, plan.engine_args)
+    wanted = parse_wants(wants, headroom, plan.own.get("until"))
     low_high, each = parse_range(between), parse_step(step)
     check_setup(plan)
-    space = knob.space(model_config(plan.model, plan.engine_args), *low_high, each)
+    space = knob.values(Asked(model_config(plan.model, plan.engine_args), *low_high, each))
     folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-fit-{knob.name}", PLANS_DIR)
     job = FitJob(
         replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,

@@ -32,7 +32,7 @@ _GENERIC = re.compile(
     r"Connection(Reset|Refused)"
 )
 _LOG_PREFIX = re.compile(
-    r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]|\s)+"
+    r"^(?:\x1b\[[0-9;]*m|\([^)]*\)|[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d|\[[^\]]*\]:?|\s)+"
 )
 
 

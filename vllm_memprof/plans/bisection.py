@@ -8,7 +8,7 @@ the answer passes all the same, but a value that was not tried may be better.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 TOO_LITTLE, HOLDS, TOO_MUCH = -1, 0, 1
@@ -29,9 +29,9 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
     """Find the last value that passes, in about log2 of their number of tries.
 
     The most ambitious value is tried first: where it passes, no other has to be tried. Then the
-    border below TOO_MUCH is searched; the answer's next value has been tried as well, unless the
-    answer is the last. One more try checks the order: the middle of the widest gap above the
-    answer. Where that is not too much, the search goes on from there.
+    border below TOO_MUCH is searched. One more try checks the order: the middle of the widest gap
+    above the answer. Where that is not too much, the search goes on from there. Whatever the order,
+    it ends with an answer whose next value was tried and does not pass, unless it is the last.
     """
     tried: dict[str, int] = {}
 
@@ -41,28 +41,46 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
             tried[value] = probe(value)
         return tried[value]
 
-    def border(low: int, high: int) -> int:
+    def border(low: int, high: int, above: Callable[[int], bool]) -> int:
+        """Return the index below the first that is ``above``, of those between the two."""
         while high - low > 1:
             middle = (low + high) // 2
-            if verdict(middle) == TOO_MUCH:
+            if above(verdict(middle)):
                 high = middle
             else:
                 low = middle
         return low
 
+    def too_much(found: int) -> bool:
+        return found == TOO_MUCH
+
+    def fails(found: int) -> bool:
+        return found != HOLDS
+
     if values and verdict(len(values) - 1) == TOO_MUCH:
-        low = border(-1, len(values) - 1)
+        low = border(-1, len(values) - 1, too_much)
         indices = [i for i in range(low + 1, len(values)) if values[i] in tried]
         width, start = max(
             ((right - left, left) for left, right in itertools.pairwise(indices)), default=(0, 0)
         )
         middle = start + width // 2
         if width > 1 and verdict(middle) != TOO_MUCH:
-            border(middle, start + width)
-    known = [(value, tried[value]) for value in values if value in tried]
-    passing = [value for value, found in known if found == HOLDS]
-    verdicts = [found for _, found in known]
-    return Found(passing[-1] if passing else None, tried, ordered=verdicts == sorted(verdicts))
+            border(middle, start + width, too_much)
+    best = _last(values, tried)
+    if best is not None:
+        after = next((i for i in range(best + 1, len(values)) if values[i] in tried), best)
+        border(best, after, fails)
+        best = _last(values, tried)
+    verdicts = [tried[value] for value in values if value in tried]
+    return Found(
+        None if best is None else values[best], tried, ordered=verdicts == sorted(verdicts)
+    )
+
+
+def _last(values: Sequence[str], tried: Mapping[str, int]) -> int | None:
+    """Return the index of the last value that was tried and passes."""
+    passing = (i for i, value in enumerate(values) if tried.get(value) == HOLDS)
+    return max(passing, default=None)
 
 
 def from_the_least(values: Sequence[str], probe: Probe) -> Found:
@@ -76,3 +94,10 @@ def from_the_least(values: Sequence[str], probe: Probe) -> Found:
         if tried[value] == HOLDS:
             return Found(value, tried, ordered=True)
     return Found(None, tried, ordered=True)
+
+
+def each(values: Sequence[str], probe: Probe) -> Found:
+    """Try every value, and find the first that passes."""
+    tried = {value: probe(value) for value in values}
+    answer = next((value for value, found in tried.items() if found == HOLDS), None)
+    return Found(answer, tried, ordered=True)

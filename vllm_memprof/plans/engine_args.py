@@ -37,11 +37,18 @@ _NUMBER = re.compile(r"-\.?\d")
 
 
 def long_name(token: str) -> str:
-    """Return the long option: ``--max_model_len`` as ``--max-model-len``, ``-tp`` written out."""
+    """Return the long option: ``--max_model_len`` as ``--max-model-len``, ``-tp`` written out.
+
+    What follows the first dot names a key of a JSON value and stays as it is.
+    (vllm 0.13.0 and 0.23.0, vllm/utils/argparse_utils.py::FlexibleArgumentParser.parse_args)
+    """
     name = token.partition("=")[0]
     if not name.startswith("-"):
         name = f"--{name}"
-    return name.replace("_", "-") if name.startswith("--") else SHORT_NAMES.get(name, name)
+    option, dot, key = name.partition(".")
+    if not option.startswith("--"):
+        return SHORT_NAMES.get(option, option) + dot + key
+    return option.replace("_", "-") + dot + key
 
 
 def options(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -91,25 +98,67 @@ def with_option(tokens: list[str], name: str, value: str, engine: str = "vllm") 
     """Return the arguments with one option set, in the place where it was given first, or last.
 
     ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value: ``--x`` and
-    ``--no-x``, which SGLang does not have: there the option is left out.
+    ``--no-x``, which SGLang does not have: there the option is left out. ``option.key`` sets a key
+    of an option whose value is JSON, see ``setting``.
     """
+    made = setting(tokens, name, value, engine)
     wanted = long_name(name)
-    opposite = f"--no-{wanted[2:]}"
-    if value.lower() in ON:
-        made = [wanted]
-    elif value.lower() in OFF:
-        made = [opposite] if engine == "vllm" else []
-    else:
-        made = [f"{wanted}={value}"] if value.startswith("-") else [wanted, value]
+    replaced = (wanted, f"--no-{wanted[2:]}", made[0] if "." in wanted else wanted)
     result: list[str] = []
     placed = False
     for other, held in options(tokens):
-        if other not in (wanted, opposite):
+        if other not in replaced:
             result += held
         elif not placed:
             result += made
             placed = True
     return result if placed else [*result, *made]
+
+
+def setting(tokens: list[str], name: str, value: str, engine: str = "vllm") -> list[str]:
+    """Return the tokens by which one option is set beside the others; see ``with_option``.
+
+    ``option.key`` becomes ``--option.key value``, which the engine reads as JSON and merges with
+    its other dotted keys. Beside ``--option {...}`` it would replace the whole of it: there the key
+    is set within the JSON.
+    """
+    wanted = long_name(name)
+    option, dot, key = wanted.partition(".")
+    whole = value_of(tokens, option) if dot else None
+    if whole is not None and not _has_dotted(tokens, option):
+        return [option, _with_key(whole, key.split("."), value, option)]
+    if not dot and value.lower() in ON:
+        return [wanted]
+    if not dot and value.lower() in OFF:
+        return [f"--no-{wanted[2:]}"] if engine == "vllm" else []
+    return [f"{wanted}={value}"] if value.startswith("-") else [wanted, value]
+
+
+def _has_dotted(tokens: list[str], option: str) -> bool:
+    return any(name.startswith(f"{option}.") for name, _ in options(tokens))
+
+
+def _with_key(whole: str, keys: list[str], value: str, option: str) -> str:
+    """Return a JSON object as text with one key set.
+
+    Raises:
+        UsageError: what is given is no JSON object.
+    """
+    try:
+        data = json.loads(whole)
+    except ValueError:
+        data = None
+    inner = data
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+    if not isinstance(data, dict) or not isinstance(inner, dict):
+        hint = f"{option} {json.dumps({keys[0]: 1})}"
+        raise UsageError(f"{option} {whole!r} is no JSON object to set {'.'.join(keys)} in", hint)
+    try:
+        inner[keys[-1]] = json.loads(value)
+    except ValueError:
+        inner[keys[-1]] = value
+    return json.dumps(data)
 
 
 def devices_of(tokens: list[str], engine: str = "vllm") -> int:

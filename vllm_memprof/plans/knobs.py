@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
+from vllm_memprof.plans.engine_args import long_name, value_of
 from vllm_memprof.plans.wants import Miss
+from vllm_memprof.text import text
 
 #: Sizes of tensor parallelism that are tried unless --between says otherwise.
 MOST_DEVICES = 64
+#: Types of a KV cache's elements, most bytes per element first; the bytes of each. "auto" is that
+#: of the model. Those of one accelerator or one model alone are left out.
+#: (vllm 0.23.0, vllm/config/cache.py::CacheDType; a release without one of them refuses it)
+KV_DTYPES = (
+    ("auto", 2),
+    ("bfloat16", 2),
+    ("float16", 2),
+    ("fp8", 1),
+    ("fp8_e4m3", 1),
+    ("fp8_e5m2", 1),
+    ("fp8_per_token_head", 1),
+    ("int8_per_token_head", 1),
+    ("nvfp4", 0.5),
+)
+#: Values of one search beyond this number are refused.
+_MOST_VALUES = 1_000_000
 #: ``config.json`` of a model; None where only the engine knows it.
 ModelConfig = Mapping[str, object] | None
-_RANGE = re.compile(r"([0-9.]+)\s*:\s*([0-9.]+)")
+_RANGE = re.compile(r"(-?[0-9.]+)\s*:\s*(-?[0-9.]+)")
+_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
+
+#: How the values of a knob are searched: by bisection; from the first on until one passes; each of
+#: them, the first that passes.
+BISECT, UNTIL_ONE, EACH = "bisect", "until one", "each"
+SMALLEST, LARGEST = "smallest", "largest"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the values of a search are made of, None where it was not given."""
+
+    config: ModelConfig = None
+    low: Decimal | None = None
+    high: Decimal | None = None
+    step: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -33,18 +67,35 @@ class FitKnob:
     """One option that can be searched for."""
 
     name: str
-    option: str  # of the engine
+    option: str  # of the engine; behind a dot the key of a JSON value
     goal: str  # smallest | largest
-    more: tuple[str, ...]  # kinds of misses that ask for a more ambitious value
-    #: (model, low, high, step) -> values to try
-    space: Callable[[ModelConfig, Decimal | None, Decimal | None, Decimal | None], Space]
-    each: bool = False  # every value before the answer is tried
+    #: Kinds of misses that a larger value mends; None: which way a miss points is not known, a more
+    #: modest value is tried.
+    larger_mends: tuple[str, ...] | None
+    #: The values to try, in the order of a goal "largest" where it is bisected.
+    space: Callable[[Asked], Space]
+    search: str = BISECT
+    needless_with: str | None = None  # an option that leaves nothing to search for
 
     def verdict(self, missing: list[Miss]) -> int:
         """Return the verdict on a value, from what its plan lacks."""
         if not missing:
             return HOLDS
-        return TOO_LITTLE if all(miss.kind in self.more for miss in missing) else TOO_MUCH
+        if self.larger_mends is None:
+            return TOO_MUCH
+        too_small = all(miss.kind in self.larger_mends for miss in missing)
+        return TOO_LITTLE if too_small is (self.goal == LARGEST) else TOO_MUCH
+
+    def values(self, asked: Asked) -> Space:
+        """Return the values to try, by their ambition.
+
+        Raises:
+            UsageError: a range or a step that this option does not have.
+        """
+        space = self.space(asked)
+        if self.search == BISECT and self.goal == SMALLEST:
+            return replace(space, values=space.values[::-1])
+        return space
 
 
 def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
@@ -56,7 +107,7 @@ def parse_range(text: str | None) -> tuple[Decimal | None, Decimal | None]:
     if text is None:
         return None, None
     match = _RANGE.fullmatch(text.strip())
-    low, high = (_number(part, "--between") for part in match.groups()) if match else (None, None)
+    low, high = (_number(part) for part in match.groups()) if match else (None, None)
     if low is None or high is None or low > high:
         raise UsageError(
             f"--between {text!r} is not a range", hint="LOW:HIGH, e.g. --between 1024:65536"
@@ -70,17 +121,18 @@ def parse_step(text: str | None) -> Decimal | None:
     Raises:
         UsageError: it is something else.
     """
-    return None if text is None else _number(text, "--step")
+    step = None if text is None else _number(text)
+    if text is not None and (step is None or step <= 0):
+        raise UsageError(f"--step: {text!r} is not a number above 0")
+    return step
 
 
-def _number(text: str, option: str) -> Decimal:
+def _number(text: str) -> Decimal | None:
     try:
         number = Decimal(text)
     except InvalidOperation:
-        number = Decimal(0)
-    if number <= 0 or not number.is_finite():
-        raise UsageError(f"{option}: {text!r} is not a number above 0")
-    return number
+        return None
+    return number if number.is_finite() else None
 
 
 def _text_config(config: ModelConfig) -> Mapping[str, object]:
@@ -105,9 +157,9 @@ def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list
     (vllm/config/model.py::ModelConfig.verify_with_parallel_config;
     vllm/model_executor/models/qwen3.py::Qwen3Attention)
     """
-    text = _text_config(config)
-    heads = _positive(text, "num_attention_heads")
-    kv_heads = _positive(text, "num_key_value_heads") or heads
+    of_text = _text_config(config)
+    heads = _positive(of_text, "num_attention_heads")
+    kv_heads = _positive(of_text, "num_key_value_heads") or heads
     sizes = range(1, most + 1)
     if heads is None or kv_heads is None:
         return [size for size in sizes if size & (size - 1) == 0]
@@ -118,52 +170,98 @@ def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list
     ]
 
 
-def _devices(
-    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
-) -> Space:
-    if step is not None:
+def _devices(asked: Asked) -> Space:
+    if asked.step is not None:
         hint = "the sizes are those that the heads allow"
         raise UsageError("--step means nothing with --fit devices", hint=hint)
-    least, most = int(low or 1), int(high or MOST_DEVICES)
-    sizes = [str(size) for size in tensor_parallel_sizes(config, most) if size >= least]
+    low, high = asked.low or Decimal(1), asked.high or Decimal(MOST_DEVICES)
+    _require_range(low, high, least=Decimal(1))
+    least, most = int(low), int(high)
+    sizes = [str(size) for size in tensor_parallel_sizes(asked.config, most) if size >= least]
     if not sizes:
         raise UsageError(
             f"--between {least}:{most} has no tensor-parallel size that the model's heads allow"
         )
-    return Space(sizes, sizes[0], sizes[-1], f"the sizes that the heads allow: {', '.join(sizes)}")
+    step = text("the sizes that the heads allow: {sizes}", sizes=", ".join(sizes))
+    return Space(sizes, sizes[0], sizes[-1], step)
 
 
-def _max_model_len(
-    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
+def _kv_dtypes(asked: Asked) -> Space:
+    if (asked.low, asked.high, asked.step) != (None, None, None):
+        raise UsageError(
+            "--between and --step mean nothing with --fit kv-cache-dtype",
+            hint="its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
+        )
+    names = [name for name, _ in KV_DTYPES]
+    return Space(names, names[0], names[-1], text("each of them, most bytes per element first"))
+
+
+def _max_model_len(asked: Asked) -> Space:
+    longest = _positive(_text_config(asked.config), "max_position_embeddings") or 131072
+    each = Decimal(1024 if longest > 8192 else 128)
+    return _grid(asked, min(each, Decimal(longest)), Decimal(longest), each)
+
+
+def _utilization(asked: Asked) -> Space:
+    if asked.high is not None and asked.high > 1:
+        raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {asked.high}")
+    default = Decimal("0.10"), Decimal("0.99"), Decimal("0.01")
+    return _grid(asked, *default, whole=False)
+
+
+def _capture_sizes(asked: Asked) -> Space:
+    """Return the largest sizes that the engine captures: between two of them it takes the lower.
+
+    (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
+    """
+    if asked.step is not None:
+        return _grid(asked, Decimal(8), Decimal(512), asked.step)
+    all_of = _grid(asked, Decimal(8), Decimal(512), Decimal(1))
+    low, high = int(all_of.low), int(all_of.high)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, high + 1, 16)]
+    values = [str(size) for size in sizes if low <= size <= high]
+    if not values:
+        raise UsageError(f"--between {low}:{high} has no size that the engine captures")
+    return Space(values, values[0], values[-1], text("sizes that the engine captures"))
+
+
+def _by(low: int, high: int, step: int) -> Callable[[Asked], Space]:
+    """Return a grid of whole numbers from 1 on, with what it is unless it was asked for."""
+    return lambda asked: _grid(asked, Decimal(low), Decimal(high), Decimal(step))
+
+
+def _other(asked: Asked) -> Space:
+    """Return the values of an option that the table does not have: ``--between`` was given."""
+    low, high = asked.low or Decimal(0), asked.high or Decimal(0)
+    whole = low == int(low) and high == int(high) and asked.step in (None, int(asked.step or 0))
+    step = asked.step or Decimal(1 if whole else "0.01")
+    return _grid(Asked(None, low, high, step), low, high, step, whole, least=None)
+
+
+def _grid(
+    asked: Asked,
+    low: Decimal,
+    high: Decimal,
+    step: Decimal,
+    whole: bool = True,
+    least: Decimal | None = Decimal(1),
 ) -> Space:
-    text = _text_config(config)
-    longest = _positive(text, "max_position_embeddings") or 131072
-    each = step or Decimal(1024 if longest > 8192 else 128)
-    return _grid(low or min(each, Decimal(longest)), high or Decimal(longest), each)
+    """Return the values from the lowest by a step, and the highest itself.
 
-
-def _max_num_seqs(
-    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
-) -> Space:
-    each = step or Decimal(8)
-    return _grid(low or each, high or Decimal(1024), each)
-
-
-def _utilization(
-    config: ModelConfig, low: Decimal | None, high: Decimal | None, step: Decimal | None
-) -> Space:
-    if high is not None and high > 1:
-        raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {high}")
-    return _grid(
-        low or Decimal("0.10"), high or Decimal("0.99"), step or Decimal("0.01"), whole=False
-    )
-
-
-def _grid(low: Decimal, high: Decimal, step: Decimal, whole: bool = True) -> Space:
-    """Return the values from ``low`` by ``step``, and ``high`` itself."""
+    Args:
+        asked: what replaces the following three.
+        low, high, step: unless they were asked for.
+        whole: numbers must be.
+        least: that a whole number may be.
+    """
+    low = low if asked.low is None else asked.low
+    high = high if asked.high is None else asked.high
+    step = asked.step or step
     if whole and any(number != int(number) for number in (low, high, step)):
         raise UsageError("--between and --step take whole numbers here")
-    if (high - low) / step > 1_000_000:
+    if least is not None:
+        _require_range(low, high, least if whole else None)
+    if (high - low) / step > _MOST_VALUES:
         raise UsageError(f"--step {step} is too small for a range from {low} to {high}")
     count = int((high - low) / step)
     numbers = [low + step * i for i in range(count + 1)]
@@ -172,31 +270,87 @@ def _grid(low: Decimal, high: Decimal, step: Decimal, whole: bool = True) -> Spa
     return Space(values, values[0], values[-1], f"{step.normalize():,f}")
 
 
+def _require_range(low: Decimal, high: Decimal, least: Decimal | None) -> None:
+    """Check a range of an option whose values have a smallest one; None: anything above 0."""
+    if low > high or low <= 0 or (least is not None and low < least):
+        what = f"--between {low:f}:{high:f} is not a range of this option"
+        raise UsageError(what, hint=f"its values are {'above 0' if least is None else 'from 1 on'}")
+
+
+#: A plan that did not start for a value that is too small, by the engine's words.
+_SMALL = ("small",)
 KNOBS = (
-    FitKnob("devices", "--tensor-parallel-size", "smallest", (), _devices, each=True),
-    FitKnob("max-model-len", "--max-model-len", "largest", ("length",), _max_model_len),
-    FitKnob("max-num-seqs", "--max-num-seqs", "largest", (), _max_num_seqs),
+    FitKnob("devices", "--tensor-parallel-size", SMALLEST, None, _devices, UNTIL_ONE),
+    FitKnob("max-model-len", "--max-model-len", LARGEST, ("length",), _max_model_len),
+    FitKnob("max-num-seqs", "--max-num-seqs", LARGEST, (), _by(8, 1024, 8)),
+    FitKnob(
+        "max-num-batched-tokens",
+        "--max-num-batched-tokens",
+        LARGEST,
+        _SMALL,
+        _by(1024, 131072, 1024),
+    ),
     FitKnob(
         "gpu-memory-utilization",
         "--gpu-memory-utilization",
-        "largest",
+        LARGEST,
         ("tokens", "concurrency", "kv-cache", "room"),
         _utilization,
     ),
+    FitKnob("limit-mm-per-prompt.image", "--limit-mm-per-prompt.image", LARGEST, (), _by(1, 64, 1)),
+    FitKnob(
+        "max-cudagraph-capture-size",
+        "--max-cudagraph-capture-size",
+        LARGEST,
+        (),
+        _capture_sizes,
+        needless_with="--enforce-eager",
+    ),
+    FitKnob("kv-cache-dtype", "--kv-cache-dtype", LARGEST, (), _kv_dtypes, EACH),
 )
+#: Other names of the same options.
+_ALIASES = {"tensor-parallel-size": "devices", "tp": "devices"}
 
 
-def find_knob(name: str) -> FitKnob:
-    """Return the knob of that name.
+def find_knob(name: str, between: str | None = None, goal: str | None = None) -> FitKnob:
+    """Return the knob of that name: a row of the table, or any option with a range.
+
+    Args:
+        name: as typed.
+        between: ``LOW:HIGH`` as typed; an option that the table does not have needs it.
+        goal: smallest or largest; None: that of the row, else largest.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no such goal; or an option that is not in the table, and no range.
     """
-    asked = name.strip().lower().replace("_", "-").removeprefix("--")
-    asked = {"tensor-parallel-size": "devices", "tp": "devices"}.get(asked, asked)
+    if goal not in (None, SMALLEST, LARGEST):
+        raise UsageError(f"--goal {goal!r} is not known", hint="largest or smallest")
+    option, dot, key = long_name(name.strip()).removeprefix("--").partition(".")
+    asked = option.lower() + dot + key
+    asked = _ALIASES.get(asked, asked)
     found = next((knob for knob in KNOBS if knob.name == asked), None)
-    if found is None:
+    if found is not None:
+        if goal not in (None, found.goal) and found.search != BISECT:
+            raise UsageError(f"--goal {goal} does not go with --fit {found.name}")
+        return replace(found, goal=goal or found.goal)
+    known = ", ".join(knob.name for knob in KNOBS)
+    if not _NAME.fullmatch(asked):
+        raise UsageError(f"--fit {name!r} is no option", hint=known)
+    if between is None:
         raise UsageError(
-            f"--fit {name!r} is not known", hint=", ".join(knob.name for knob in KNOBS)
+            f"--fit {asked}: which values to try is not known; a numeric option of the engine "
+            "takes --between LOW:HIGH",
+            hint=f"known without it: {known}; names instead of numbers: memprof sweep --over "
+            f"{asked}=A,B",
         )
-    return found
+    return FitKnob(asked, f"--{asked}", goal or LARGEST, None, _other)
+
+
+def refuse_needless(knob: FitKnob, engine_args: list[str]) -> None:
+    """Refuse a search of an option that another one of the command switches off.
+
+    Raises:
+        UsageError: with which.
+    """
+    if knob.needless_with is not None and value_of(engine_args, knob.needless_with) is not None:
+        raise UsageError(f"--fit {knob.name} has no effect with {knob.needless_with}")

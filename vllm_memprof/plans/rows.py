@@ -13,13 +13,15 @@ from typing import ClassVar
 from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.kv import concurrency_at
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.record.codec import computed
+from vllm_memprof.record.codec import OPTIONAL, computed
 from vllm_memprof.record.loader import Run
 from vllm_memprof.record.spans import How, weakest
 from vllm_memprof.units import one_line
 
 SWEEP_SCHEMA = "memprof.sweep/2"
 FIT_SCHEMA = "memprof.fit/2"
+#: Where a plan stops: at the KV plan; or it goes on, and runs its largest batches.
+KV, READY = "kv", "ready"
 #: Terms of the budget that a row has, of the rank with the least KV cache.
 TERMS = ("weights", "peak_activation", "non_torch")
 
@@ -58,6 +60,13 @@ class PlanRow:
     simulated: bool = False
     equation: str | None = None
     balanced: bool | None = None
+    until: str | None = field(default=None, metadata={"json": OPTIONAL})  # kv | ready
+    #: Of a plan until ready that came up: its largest batches were run to their end. None: unknown.
+    survived: bool | None = field(default=None, metadata={"json": OPTIONAL})
+    not_run: str | None = field(default=None, metadata={"json": OPTIONAL})  # why they were not
+    #: Of a plan until ready: tokens of its largest step, and ``max_num_batched_tokens``.
+    step_tokens: int | None = field(default=None, metadata={"json": OPTIONAL})
+    step_limit: int | None = field(default=None, metadata={"json": OPTIONAL})
 
     @property
     def ok(self) -> bool:
@@ -96,6 +105,45 @@ class Try:
 
 
 @dataclass(frozen=True)
+class OwnerChange:
+    """An owner of device memory in the plan of the answer and in one that does not pass."""
+
+    name: str  # of ``accounting.quantities``, or kv_cache
+    title: str
+    answer_bytes: int
+    beyond_bytes: int
+    how: How
+
+    @property
+    @computed
+    def difference_bytes(self) -> int:
+        return self.beyond_bytes - self.answer_bytes
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """The first value that does not pass, and why."""
+
+    value: str
+    #: oom: an allocation failed. kv-cache: the engine refused to start with so small a KV cache.
+    #: in-use: it refused because the device is in use. want: a condition is not met. failed:
+    #: anything else, in the engine's words.
+    kind: str
+    text: str  # why, in one line
+    label: str | None = None  # of the rank that the figures are of
+    #: Bytes that it lacks; None: not a matter of bytes, not known, or free in pieces.
+    short_bytes: int | None = None
+    at_least: bool = False  # short_bytes is what is known to lack: it may be more
+    requested_bytes: int | None = None  # oom: what was asked for
+    free_bytes: int | None = None  # oom: what was free of the device then
+    phase: str | None = None  # oom: what was under way
+    site: str | None = None  # oom: file:line
+    modelled: bool = False  # what was free, or is spare, follows from a simulated device's profile
+    #: What both plans tell of, by growth; empty where there is no answer.
+    owners: list[OwnerChange] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Fit:
     """A search for the best value of one option."""
 
@@ -115,13 +163,11 @@ class Fit:
     )
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+    flag: str | None = None  # what to give the engine for the answer
+    #: What a plan had to reach: kv, its KV plan; ready, the end of its largest batches.
+    until: str = field(default=KV, metadata={"json": OPTIONAL})
+    beyond: Beyond | None = field(default=None, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = FIT_SCHEMA
-
-    @property
-    @computed
-    def flag(self) -> str | None:
-        """What to give the engine."""
-        return None if self.answer is None else f"{self.option} {self.answer}"
 
     @property
     def best(self) -> Try | None:
@@ -139,7 +185,7 @@ def plan_row(
         values: option -> value, as asked for.
         lengths: tokens of a request for which the concurrency is wanted.
     """
-    status = report.run.outcome
+    status, step = report.run.outcome, run.info.full_step
     row = PlanRow(
         values=dict(values),
         status="failed" if status not in ("ok", "oom") else status,
@@ -147,6 +193,11 @@ def plan_row(
         run_id=report.run.id,
         seconds=report.run.seconds,
         simulated=report.run.simulated,
+        until=report.run.until,
+        survived=_survived(run, status),
+        not_run=None if step is None else step.not_run,
+        step_tokens=None if step is None else step.prefill_tokens,
+        step_limit=None if step is None else step.max_num_batched_tokens,
         device_total_bytes=next(
             (rank.device_total_bytes for rank in report.ranks if rank.device_total_bytes), None
         ),
@@ -182,6 +233,14 @@ def plan_row(
         equation=budget.equation,
         balanced=None if None in balanced else all(balanced),
     )
+
+
+def _survived(run: Run, status: str) -> bool | None:
+    """Return whether the largest batches of a plan were run to their end; None: not known."""
+    step = run.info.full_step
+    if run.info.until != READY or status != "ok" or step is None:
+        return None
+    return step.not_run is None and step.prefill_tokens is not None
 
 
 def _least(sizes: Sequence[int | None]) -> int | None:

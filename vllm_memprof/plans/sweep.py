@@ -74,7 +74,7 @@ def parse_over(texts: list[str]) -> list[Knob]:
     for text in texts:
         name, equals, values = text.partition("=")
         name = long_name(name.strip()).removeprefix("--")
-        if not equals or not re.fullmatch(r"[a-z][a-zA-Z0-9.-]*", name):
+        if not equals or not re.fullmatch(r"[a-z][a-zA-Z0-9-]*(\.[a-zA-Z0-9_.-]+)?", name):
             hint = "--over OPTION=VALUE,VALUE, e.g. --over tensor-parallel-size=2,4,8"
             raise UsageError(f"--over {text!r} names no option and its values", hint=hint)
         found = split_values(values)

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.units import format_bytes, format_gib, parse_size
+from vllm_memprof.plans.rows import READY, PlanRow
+from vllm_memprof.text import text
+from vllm_memprof.units import format_gib, parse_size
 
 HINT = (
     "tokens=500000 (KV cache), concurrency=8@32768 (8 requests of 32768 tokens at once), "
@@ -19,6 +20,24 @@ _MORE_ROOM = re.compile(
     r"larger than the available KV cache memory",
     re.IGNORECASE,
 )
+#: The engine's words where a batch of ``--max-num-batched-tokens`` is too small for the rest.
+#: (vllm 0.23.0, vllm/config/scheduler.py::SchedulerConfig.verify_max_model_len;
+#: vllm/v1/core/encoder_cache_manager.py::compute_mm_encoder_budget)
+_TOO_SMALL = re.compile(
+    r"increase max_num_batched_tokens|"
+    r"max_num_batched_tokens \(\d+\) must be greater than or equal to max_num_seqs",
+    re.IGNORECASE,
+)
+#: What no value changes: an option that the engine's parser does not know, or that takes another
+#: number of values; ranks that cannot be run. A value that it refuses is none of these.
+#: (vllm_memprof/engines/vllm/kv_plan_run.py::_require_batches)
+_REFUSED = re.compile(
+    r"^(memprof plan: )?--until ready|unrecognized arguments|ambiguous option|"
+    r"expected (one|at least one|0|\d+) argument|ignored explicit argument",
+    re.IGNORECASE,
+)
+#: Before the reason of a run that failed: which process ended how. (launch.verdict)
+_EXIT = re.compile(r"^the engine exited with status -?\d+ \([^()]*\)[:\s]+")
 _NUMBER = re.compile(r"[0-9][0-9_,]*")
 
 
@@ -33,11 +52,14 @@ class Want:
     @property
     def text(self) -> str:
         if self.kind == "tokens":
-            return f"KV tokens >= {self.least:,}"
+            return text("KV tokens >= {least:,}", least=self.least)
         if self.kind == "concurrency":
-            return f"concurrency >= {self.least:,} at {_length(self.length)}"
-        name = "KV cache" if self.kind == "kv-cache" else "headroom"
-        return f"{name} >= {format_gib(self.least, _digits(self.least))} GiB"
+            return text("concurrency >= {least:,} at {length}", least=self.least,
+                       length=_length(self.length))  # fmt: skip
+        size = format_gib(self.least, _digits(self.least))
+        if self.kind == "kv-cache":
+            return text("KV cache >= {size} GiB", size=size)
+        return text("headroom >= {size} GiB", size=size)
 
 
 @dataclass(frozen=True)
@@ -45,11 +67,26 @@ class Miss:
     """A condition that a plan does not meet."""
 
     text: str
-    kind: str  # of the want; length: of requests; plan: it failed; room: none for a KV cache
+    #: Of the want; length: of requests; plan: it failed; room: none for a KV cache; small: of a
+    #: batch; refused: no value would do.
+    kind: str
+    short_bytes: int | None = None  # None: not a matter of bytes, or not known
 
 
-def parse_wants(texts: list[str], headroom: str | None) -> list[Want]:
-    """Parse ``--want``, as often as given, and ``--headroom``, which is at least 0.
+#: What the engine says of a plan that failed -> the kind of the miss; the first match counts.
+_KINDS = ((_MORE_ROOM, "room"), (_TOO_SMALL, "small"), (_REFUSED, "refused"))
+
+
+def parse_wants(texts: list[str], headroom: str | None, until: str | None = None) -> list[Want]:
+    """Parse ``--want``, as often as given, and ``--headroom``.
+
+    Without ``--headroom`` a plan that stops at its KV plan must leave at least 0: what it holds
+    beside must fit the device. One that goes on until the engine is ready has shown it.
+
+    Args:
+        texts: of ``--want``.
+        headroom: of ``--headroom``.
+        until: where the plans stop.
 
     Raises:
         UsageError: a want that is none, or the same one twice.
@@ -58,12 +95,12 @@ def parse_wants(texts: list[str], headroom: str | None) -> list[Want]:
     for i, want in enumerate(wants):
         if any((other.kind, other.length) == (want.kind, want.length) for other in wants[:i]):
             raise UsageError(f"--want {want.kind} is given twice")
-    size = 0
-    if headroom is not None:
-        try:
-            size = parse_size(headroom)
-        except ValueError as error:
-            raise UsageError(f"--headroom: {error}", hint="e.g. --headroom 2GiB") from error
+    if headroom is None:
+        return wants if until == READY else [*wants, Want("headroom", 0)]
+    try:
+        size = parse_size(headroom)
+    except ValueError as error:
+        raise UsageError(f"--headroom: {error}", hint="e.g. --headroom 2GiB") from error
     return [*wants, Want("headroom", size)]
 
 
@@ -106,47 +143,59 @@ def lengths(wants: list[Want]) -> tuple[int, ...]:
 def misses(row: PlanRow, wants: list[Want]) -> list[Miss]:
     """Return the conditions that a plan does not meet; an unknown figure meets none."""
     if not row.ok:
-        reason = row.reason or row.status
-        return [Miss(reason, "room" if _MORE_ROOM.search(reason) else "plan")]
+        reason = _EXIT.sub("", row.reason or row.status)
+        kind = next((kind for words, kind in _KINDS if words.search(reason)), "plan")
+        return [Miss(reason, kind)]
     return [miss for want in wants if (miss := _miss(row, want)) is not None]
 
 
 def _miss(row: PlanRow, want: Want) -> Miss | None:
     if want.kind == "tokens":
-        return _short("KV tokens", row.tokens, want)
+        if row.tokens is None:
+            return Miss(text("KV tokens not known"), want.kind)
+        if row.tokens >= want.least:
+            return None
+        short = text("KV tokens {found:,} < {least:,}", found=row.tokens, least=want.least)
+        return Miss(short, want.kind)
     if want.kind == "kv-cache":
-        return _short("KV cache", row.kv_cache_bytes, want)
+        return _short(text("KV cache"), row.kv_cache_bytes, want)
     if want.kind == "headroom":
-        return _short("headroom", row.spare_bytes, want)
+        return _short(text("headroom"), row.spare_bytes, want)
     if (
         want.length is not None
         and row.max_model_len is not None
         and want.length > row.max_model_len
     ):
-        return Miss(
-            f"requests of {want.length:,} tokens are above --max-model-len {row.max_model_len:,}",
-            "length",
+        above = text(
+            "requests of {length:,} tokens are above --max-model-len {limit:,}",
+            length=want.length,
+            limit=row.max_model_len,
         )
+        return Miss(above, "length")
     found = row.max_concurrency if want.length is None else row.concurrency_at.get(want.length)
     if found is None:
-        return Miss(f"concurrency at {_length(want.length)} is not known", want.kind)
+        unknown = text("concurrency at {length} is not known", length=_length(want.length))
+        return Miss(unknown, want.kind)
     if found >= want.least:
         return None
-    return Miss(f"concurrency {found:,.2f} < {want.least:,}", want.kind)
+    below = text("concurrency {found:,.2f} < {least:,}", found=found, least=want.least)
+    return Miss(below, want.kind)
 
 
 def _short(name: str, found: int | None, want: Want) -> Miss | None:
     if found is None:
-        return Miss(f"{name} not known", want.kind)
+        return Miss(text("{name} not known", name=name), want.kind)
     if found >= want.least:
         return None
-    if want.kind == "tokens":
-        return Miss(f"{name} {format_bytes(found)} < {want.least:,}", want.kind)
     digits = max(_digits(want.least), 2)
     shown, limit = format_gib(found, digits), format_gib(want.least, digits)
+    missing = want.least - found
     if shown == limit:
-        return Miss(f"{name} {format_bytes(found)} < {want.least:,} bytes", want.kind)
-    return Miss(f"{name} {shown} < {limit} GiB", want.kind)
+        told = text("{name} {found:bytes} < {least:bytes} bytes", name=name, found=found,
+                   least=want.least)  # fmt: skip
+        return Miss(told, want.kind, missing)
+    told = text("{name} {found} < {least} GiB", name=name, found=shown, least=limit)
+    return Miss(told, want.kind, missing)
 
 
 def _digits(size: int) -> int:
@@ -156,4 +205,4 @@ def _digits(size: int) -> int:
 
 
 def _length(length: int | None) -> str:
-    return "max_model_len" if length is None else f"{length:,} tokens"
+    return "max_model_len" if length is None else text("{tokens:,} tokens", tokens=length)

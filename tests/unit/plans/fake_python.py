@@ -24,6 +24,8 @@ WEIGHTS = 100 * GIB
 CONTEXT = GIB // 2
 BYTES_PER_TOKEN = 65536
 BLOCK = 128
+#: Taken by the largest batches, bytes.
+SERVING = 3 * GIB
 
 
 def option(args: list[str], name: str, default: str) -> str:
@@ -72,7 +74,13 @@ class Events:
         self._file.write(json.dumps({"kind": kind, "t_ns": time.monotonic_ns(), **fields}) + "\n")
         self._file.flush()
 
-    def phase(self, phase: str, held: tuple[int, int], error: str | None = None) -> None:
+    def phase(
+        self,
+        phase: str,
+        held: tuple[int, int],
+        error: str | None = None,
+        detail: dict[str, object] | None = None,
+    ) -> None:
         """``held``: allocated and non-torch bytes at its end; the peak is the same."""
         self._id += 1
         allocated, non_torch = held
@@ -85,7 +93,7 @@ class Events:
         for edge in ("before", "after"):
             self.write("phase", phase=phase, edge=edge, id=self._id, parent=None, hook="fake",
                        snapshot=snapshot,
-                       error=error if edge == "after" else None, detail=None)  # fmt: skip
+                       error=error if edge == "after" else None, detail=detail)  # fmt: skip
 
 
 def plan(args: list[str]) -> int:
@@ -118,6 +126,9 @@ def plan(args: list[str]) -> int:
     values = figures_of(args)
     weights = int(values["weights_bytes"])
     events.phase("device_init", (0, CONTEXT))
+    if refused := next((token for token in args if token.startswith("--speed")), None):
+        print(f"driver.py: error: unrecognized arguments: {refused}", flush=True)
+        return 2
     if weights + CONTEXT > TOTAL:
         message = f"RuntimeError: NPU out of memory. Tried to allocate {weights / GIB:.2f} GiB"
         events.phase("weight_load", (0, CONTEXT), error=message)
@@ -146,6 +157,31 @@ def plan(args: list[str]) -> int:
                  group_count=1, tokens_rule="concurrency", context_parallel=1,
                  max_num_batched_tokens=2048)  # fmt: skip
     events.write("ready", what="plan")
+    return largest_batches(args, events, values) if "ready" in sys.argv else 0
+
+
+def largest_batches(args: list[str], events: Events, values: dict[str, float]) -> int:
+    """What serving takes beyond the profile run: ``SERVING`` bytes; it may not be there."""
+    beside = int(values["profile_after_allocated_peak_bytes"])
+    kv_cache = int(values["kv_cache_bytes"]) // (BLOCK * BYTES_PER_TOKEN) * BLOCK * BYTES_PER_TOKEN
+    allocated, non_torch = beside + kv_cache, int(values["profile_after_non_torch_bytes"])
+    events.phase("kv_cache_alloc", (allocated, non_torch))
+    events.phase("warm_up", (allocated, non_torch))
+    free = TOTAL - allocated - non_torch
+    if free < SERVING:
+        message = f"RuntimeError: NPU out of memory. Tried to allocate {SERVING / GIB:.2f} GiB"
+        detail = {"device": 0, "requested_bytes": SERVING, "device_total_bytes": TOTAL,
+                  "device_free_bytes": free}  # fmt: skip
+        events.phase("oom", (allocated, non_torch), detail=detail)
+        print(message, flush=True)
+        return 1
+    batch, seqs = (
+        option(args, "max-num-batched-tokens", "2048"),
+        option(args, "max-num-seqs", "256"),
+    )
+    events.write("full_step", prefill_tokens=int(batch), decode_requests=int(seqs),
+                 decode_length=4096, max_num_batched_tokens=int(batch), max_num_seqs=int(seqs),
+                 max_model_len=4096, multimodal=False, steps=3, seconds=0.1, not_run=None)  # fmt: skip
     return 0
 
 

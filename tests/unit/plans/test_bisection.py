@@ -9,7 +9,15 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH, Found, bisect, from_the_least
+from vllm_memprof.plans.bisection import (
+    HOLDS,
+    TOO_LITTLE,
+    TOO_MUCH,
+    Found,
+    bisect,
+    each,
+    from_the_least,
+)
 
 
 def values_of(verdicts: list[int]) -> dict[str, int]:
@@ -55,8 +63,9 @@ def test_in_any_order_the_answer_holds_and_no_answer_means_that_none_tried_does(
     assert found.tried == {value: table[value] for value in asked}
     holding = [int(value) for value in asked if table[value] == HOLDS]
     assert (None if found.answer is None else int(found.answer)) == max(holding, default=None)
-    if found.ordered and found.answer is not None and int(found.answer) < len(verdicts) - 1:
-        assert table[str(int(found.answer) + 1)] == TOO_MUCH  # tried, so that the step is exact
+    if found.answer is not None and int(found.answer) < len(verdicts) - 1:
+        after = found.tried[str(int(found.answer) + 1)]  # tried, so that the step is exact
+        assert after == TOO_MUCH if found.ordered else after != HOLDS
 
 
 @given(st.lists(st.sampled_from([HOLDS, TOO_MUCH]), min_size=2, max_size=60))
@@ -86,3 +95,11 @@ def test_from_the_least_tries_each_until_one_holds(verdicts: list[int]) -> None:
     assert (
         list(found.tried) == list(table)[: list(table).index(holding[0]) + 1 if holding else None]
     )
+
+
+@given(st.lists(st.sampled_from([HOLDS, TOO_MUCH]), max_size=10))
+def test_each_value_is_tried_and_the_first_that_holds_is_found(verdicts: list[int]) -> None:
+    table = values_of(verdicts)
+    found = each(list(table), table.__getitem__)
+    assert found.tried == table
+    assert found.answer == next((value for value in table if table[value] == HOLDS), None)

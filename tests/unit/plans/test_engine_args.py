@@ -7,7 +7,13 @@ from __future__ import annotations
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.engine_args import devices_of, normal_form, value_of, with_option
+from vllm_memprof.plans.engine_args import (
+    devices_of,
+    normal_form,
+    setting,
+    value_of,
+    with_option,
+)
 
 SAME = [
     ["--max-model-len", "4096", "--enforce-eager", "-tp", "2"],
@@ -116,3 +122,34 @@ def test_an_option_of_sglang_is_switched_off_by_leaving_it_out() -> None:
     tokens = ["--tp-size", "2", "--disable-cuda-graph"]
     assert with_option(tokens, "disable-cuda-graph", "false", "sglang") == ["--tp-size", "2"]
     assert with_option(["--tp-size", "2"], "disable-cuda-graph", "on", "sglang") == tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "made"),
+    [
+        ([], ["--limit-mm-per-prompt.image", "8"]),
+        (["--limit_mm_per_prompt.image=2"], ["--limit-mm-per-prompt.image", "8"]),
+        (
+            ["--limit-mm-per-prompt.video", "1"],
+            ["--limit-mm-per-prompt.video", "1", "--limit-mm-per-prompt.image", "8"],
+        ),
+        (
+            ["--limit-mm-per-prompt", '{"image": 2, "video": 0}', "--enforce-eager"],
+            ["--limit-mm-per-prompt", '{"image": 8, "video": 0}', "--enforce-eager"],
+        ),
+    ],
+)
+def test_a_key_of_a_json_option(tokens: list[str], made: list[str]) -> None:
+    assert with_option(tokens, "limit-mm-per-prompt.image", "8") == made
+
+
+def test_a_key_within_a_key_keeps_its_underscores() -> None:
+    given = ["--compilation_config.pass_config.size", "1"]
+    assert with_option(given, "compilation-config.pass_config.size", "2") == [
+        "--compilation-config.pass_config.size", "2",
+    ]  # fmt: skip
+    given = ["--cc", '{"a": {"b": 1}, "c": 2}']
+    assert with_option(given, "cc.a.b", "[1, 2]") == ["--cc", '{"a": {"b": [1, 2]}, "c": 2}']
+    assert setting([], "offset", "-1") == ["--offset=-1"]
+    with pytest.raises(UsageError, match="is no JSON object to set image in"):
+        with_option(["--limit", "image=2"], "limit.image", "8")

@@ -10,13 +10,17 @@ from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.knobs import (
     KNOBS,
+    KV_DTYPES,
+    Asked,
+    Space,
     find_knob,
     parse_range,
     parse_step,
+    refuse_needless,
     tensor_parallel_sizes,
 )
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.wants import misses, parse_wants
+from vllm_memprof.plans.wants import Miss, misses, parse_wants
 
 GIB = 1 << 30
 
@@ -26,6 +30,9 @@ ROW = PlanRow(
     max_concurrency=15.26,
     concurrency_at={8192: 61.0, 65536: None}, spare_bytes=2 * GIB, spare_how="derived",
 )  # fmt: skip
+
+
+SMALL_BATCH = "Value error, max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024)."
 
 
 @pytest.mark.parametrize(
@@ -44,10 +51,13 @@ ROW = PlanRow(
          "ValueError: Free memory on device is less than desired GPU "
          "memory utilization"), [], TOO_MUCH),
         ("max-model-len", PlanRow({}, "oom", "TP0 ran out of device memory"), [], TOO_MUCH),
+        ("max-num-batched-tokens", PlanRow({}, "failed", SMALL_BATCH), [], TOO_LITTLE),
+        ("max-num-seqs", PlanRow({}, "failed", SMALL_BATCH), [], TOO_MUCH),
+        ("max-num-batched-tokens", PlanRow({}, "oom", "out of device memory"), [], TOO_MUCH),
     ],
 )  # fmt: skip
 def test_which_way_to_go(knob: str, row: PlanRow, wants: list[str], verdict: int) -> None:
-    assert find_knob(knob).verdict(misses(row, parse_wants(wants, None))) == verdict
+    assert find_knob(knob, None).verdict(misses(row, parse_wants(wants, None))) == verdict
 
 
 def test_tensor_parallel_sizes_are_those_that_the_heads_allow() -> None:
@@ -66,8 +76,8 @@ def space(
     between: str | None = None,
     step: str | None = None,
     config: dict[str, int] | None = None,
-):
-    return find_knob(name).space(config, *parse_range(between), parse_step(step))
+) -> Space:
+    return find_knob(name, between).values(Asked(config, *parse_range(between), parse_step(step)))
 
 
 def test_the_values_that_are_searched() -> None:
@@ -80,12 +90,63 @@ def test_the_values_that_are_searched() -> None:
     wanted = [f"0.{i:02d}".rstrip("0") for i in range(10, 100)]
     assert space("gpu-memory-utilization").values == wanted
     assert space("devices", "2:4", config={"num_attention_heads": 8}).values == ["2", "4"]
+    assert space("max-num-batched-tokens").values[:2] == ["1024", "2048"]
+    assert space("limit-mm-per-prompt.image", "1:4").values == ["1", "2", "3", "4"]
+    sizes = space("max-cudagraph-capture-size").values
+    assert (sizes[:2], sizes[-3:]) == (["8", "16"], ["480", "496", "512"])
+    assert space("max-cudagraph-capture-size", "3:16").values == ["4", "8", "16"]
+    dtypes = space("kv-cache-dtype").values
+    assert dtypes == sorted(dtypes, key=lambda name: -dict(KV_DTYPES)[name])
+
+
+def test_any_numeric_option_with_a_range_and_a_goal() -> None:
+    assert space("block-size", "16:64", "16").values == ["16", "32", "48", "64"]
+    assert space("swap-space", "0:2").values == ["0", "1", "2"]
+    assert space("offload", "0.5:0.6", "0.05").values == ["0.5", "0.55", "0.6"]
+    knob = find_knob("compilation_config.max_size", "1:9", "smallest")
+    assert (knob.name, knob.option) == (
+        "compilation-config.max_size",
+        "--compilation-config.max_size",
+    )
+    assert knob.values(Asked(None, *parse_range("1:3"))).values == ["3", "2", "1"]
+    assert knob.verdict([Miss("out of memory", "plan")]) == TOO_MUCH
+
+
+def test_the_smallest_utilization_is_searched_from_above() -> None:
+    knob = find_knob("gpu-memory-utilization", None, "smallest")
+    values = knob.values(Asked(None, *parse_range("0.5:0.7"), parse_step("0.1"))).values
+    assert values == ["0.7", "0.6", "0.5"]
+    assert knob.verdict([Miss("KV tokens 1 < 2", "tokens")]) == TOO_MUCH
+    assert knob.verdict([Miss("headroom", "headroom")]) == TOO_LITTLE
+
+
+def test_a_search_that_another_option_leaves_without_effect_is_refused() -> None:
+    knob = find_knob("max-cudagraph-capture-size", None)
+    refuse_needless(knob, ["--max-model-len", "4096"])
+    with pytest.raises(UsageError, match="has no effect with --enforce-eager"):
+        refuse_needless(knob, ["--enforce-eager"])
+
+
+@pytest.mark.parametrize(
+    ("name", "goal", "message"),
+    [
+        ("devices", "largest", "--goal largest does not go with --fit devices"),
+        ("max-num-seqs", "best", "--goal 'best' is not known"),
+    ],
+)
+def test_a_goal_that_is_none_is_refused(name: str, goal: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_knob(name, None, goal)
 
 
 @pytest.mark.parametrize(
     ("name", "between", "step", "message"),
     [
-        ("speed", None, None, "--fit 'speed' is not known"),
+        ("speed", None, None, "a numeric option of the engine takes --between LOW:HIGH"),
+        ("what is it", "1:9", None, "is no option"),
+        ("max-num-seqs", "0:9", None, "--between 0:9 is not a range of this option"),
+        ("gpu-memory-utilization", "0:0.5", None, "is not a range of this option"),
+        ("kv-cache-dtype", "1:9", None, "mean nothing with --fit kv-cache-dtype"),
         ("max-model-len", "1024", None, "is not a range"),
         ("max-model-len", "9:1", None, "is not a range"),
         ("max-model-len", "1:x", None, "is not a range"),

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, figures_of
+from tests.unit.plans.fake_python import BLOCK, BYTES_PER_TOKEN, GIB, SERVING, figures_of
 from vllm_memprof.cli import main
 
 Refused = Callable[..., str]
@@ -273,7 +273,14 @@ def test_a_sweep_that_is_none_is_refused(refused: Refused, args: list[str], mess
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--fit", "speed"], "--fit 'speed' is not known"),
+        (["--fit", "speed"], "a numeric option of the engine takes --between LOW:HIGH"),
+        (["--fit", "devices", "--goal", "largest"], "does not go with --fit devices"),
+        (["--fit", "devices", "--until", "done"], "--until 'done' is not known"),
+        (
+            ["--fit", "max-cudagraph-capture-size", "--enforce-eager"],
+            "has no effect with --enforce-eager",
+        ),
+        (["--goal", "largest"], "--goal means nothing without --fit"),
         (["--fit", "max-model-len", "--want", "tokens=many"], "'many' is not a whole number"),
         (["--fit", "max-model-len", "--headroom", "2GB"], "not a size"),
         (["--fit", "max-model-len", "--between", "5"], "is not a range"),
@@ -328,8 +335,9 @@ def test_the_longest_requests_are_those_of_an_exhaustive_search(
 @pytest.mark.full  # CI: the longest requests and the fewest devices, by the same search
 def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_path: Path) -> None:
     code, found = fit(
-        env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02"
-    )
+        env, tmp_path, "--fit", "gpu-memory-utilization", "--headroom", "5GiB", "--step", "0.02",
+        "--until", "kv",
+    )  # fmt: skip
     values = figures_of([])
     beside = values["profile_after_allocated_peak_bytes"] + values["profile_after_non_torch_bytes"]
     holding = []
@@ -339,6 +347,47 @@ def test_the_highest_utilization_leaves_the_headroom(env: dict[str, str], tmp_pa
         if planned > 0 and 64 * GIB - beside - planned >= 5 * GIB:
             holding.append(hundredth / 100)
     assert (code, float(found["answer"])) == (0, max(holding))
+
+
+def test_a_value_passes_if_it_survives_its_largest_batches(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """The plan of the answer was served; that of the next value ran out of memory in a batch."""
+    args = ["--fit", "gpu-memory-utilization", "--between", "0.9:0.99", "--max-num-seqs", "8"]
+    code, found = fit(env, tmp_path, *args)
+    values = figures_of(["--max-num-seqs", "8"])
+    beside = values["profile_after_allocated_peak_bytes"] + values["profile_after_non_torch_bytes"]
+    surviving, free = [], {}
+    for hundredth in range(90, 100):
+        share = f"--gpu-memory-utilization={hundredth / 100}"
+        kv_cache = int(figures_of(["--max-num-seqs", "8", share])["kv_cache_bytes"])
+        planned = kv_cache // (BLOCK * BYTES_PER_TOKEN) * BLOCK * BYTES_PER_TOKEN
+        free[f"0.{hundredth}"] = int(64 * GIB - beside - planned)
+        surviving += [hundredth] * (free[f"0.{hundredth}"] >= SERVING)
+    assert 90 < max(surviving) < 99
+    answer, after = f"0.{max(surviving)}", f"0.{max(surviving) + 1}"
+    assert (code, found["answer"], found["until"]) == (0, answer, "ready")
+    by_value = {row["value"]: row["plan"] for row in found["tries"]}
+    assert (by_value[answer]["survived"], by_value[after]["status"]) == (True, "oom")
+    beyond = found["beyond"]
+    assert (beyond["value"], beyond["kind"], beyond["phase"]) == (after, "oom", "request")
+    assert (beyond["requested_bytes"], beyond["free_bytes"]) == (SERVING, free[after])
+    assert beyond["short_bytes"] == SERVING - free[after]
+    assert beyond["owners"][0]["name"] == "kv_cache"
+    assert beyond["owners"][0]["difference_bytes"] > 0
+
+    code, planned_only = fit(env, tmp_path, *args, "--until", "kv")
+    assert (code, planned_only["answer"], planned_only.get("until", "kv")) == (0, "0.99", "kv")
+    assert "whether a value survives serving was not tried" in " ".join(planned_only["notes"])
+
+
+def test_an_option_that_the_engine_does_not_know_ends_the_search(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    code, found = fit(env, tmp_path, "--fit", "speed", "--between", "1:100")
+    assert (code, found["answer"], len(starts(tmp_path))) == (1, None, 1)
+    assert "the first plan was refused, for a reason that no value changes" in found["notes"]
+    assert "unrecognized arguments: --speed" in found["beyond"]["text"]
 
 
 def test_ctrl_c_ends_a_search_and_its_plan(env: dict[str, str], tmp_path: Path) -> None:
@@ -372,5 +421,5 @@ def test_no_answer_is_said_and_is_exit_status_1(env: dict[str, str], tmp_path: P
     done = call(env, tmp_path, "plan", *args)
     assert done.returncode == 1
     assert re.search(r"^answer +none$", done.stdout, re.MULTILINE)
-    assert "no value tried passes every --want" in done.stdout
+    assert "no value tried passes" in done.stdout
     assert json.loads((tmp_path / "fit" / "fit.json").read_text())["answer"] is None

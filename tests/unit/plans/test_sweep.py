@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
-from vllm_memprof.plans.knobs import find_knob, parse_range
+from vllm_memprof.plans.knobs import Asked, find_knob, parse_range
 from vllm_memprof.plans.plan_folder import is_complete, row_of
 from vllm_memprof.plans.pool import Task, Watcher, default_jobs
 from vllm_memprof.plans.request import Plan
@@ -177,7 +178,8 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
     knob = find_knob("max-num-seqs")
     low, high = parse_range(f"{min(holds)}:{max(holds)}")
     wants = parse_wants(["tokens=50"], None)
-    job = FitJob(Plan("m", []), knob, knob.space(None, low, high, low), wants, tmp_path, [])
+    space = knob.values(Asked(None, low, high, low))
+    job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
     found = run_fit(job, pool, Quiet())
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
     return found.answer, found.notes, found.ordered
@@ -188,12 +190,40 @@ def test_notes_say_what_the_answer_rests_on(tmp_path: Path) -> None:
     assert (answer, ordered, notes[0]) == (
         "2",
         True,
-        f"the next value, 3, does not pass; {ASSUMED}",
+        ASSUMED,
     )
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], True))
     assert (answer, notes[0].startswith("3 is the end of the range")) == ("3", True)
     answer, notes, _ = fitted(tmp_path, dict.fromkeys([1, 2, 3], False))
     assert (answer, notes[0].startswith("no value tried passes")) == (None, True)
+
+
+def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
+    tmp_path: Path,
+) -> None:
+    spare = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
+
+    def notes_with(headroom: int) -> tuple[str | None, str]:
+        def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+            for task in tasks:
+                size = spare[int(task.plan.values["max-num-seqs"])]
+                yield task, PlanRow(dict(task.plan.values), "ok", spare_bytes=size)
+
+        knob = find_knob("max-num-seqs")
+        space = knob.values(Asked(None, *parse_range("1:8"), Decimal(1)))
+        wants = parse_wants([], str(headroom))
+        job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
+        found = run_fit(job, pool, Quiet())
+        assert found.ordered
+        return found.answer, " ".join(found.notes)
+
+    answer, notes = notes_with(50)
+    assert answer == "3"
+    assert "not even: what is spare rises by up to 0.0000 GiB" in notes  # 20 bytes, and 5 short
+    answer, notes = notes_with(5)
+    assert (answer, "not even" in notes) == ("5", False)  # no rise among those tried
+    spare[2] = 90
+    assert "not even" not in notes_with(50)[1]
 
 
 def test_values_out_of_order_are_said(tmp_path: Path) -> None:

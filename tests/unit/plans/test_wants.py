@@ -36,6 +36,34 @@ def test_wants_are_read() -> None:
         "KV cache >= 40 GiB", "headroom >= 1.5 GiB",
     ]  # fmt: skip
     assert parse_wants([], None) == [Want("headroom", 0)]
+    assert parse_wants([], None, "ready") == []  # it has shown what it needs
+    assert parse_wants([], "0", "ready") == [Want("headroom", 0)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("driver.py: error: unrecognized arguments: --speed 5", "refused"),
+        ("driver.py: error: argument --x: expected one argument", "refused"),
+        ("memprof plan: --until ready: a pipeline stage alone gets no batch", "refused"),
+        ("error: argument --dtype: invalid choice: '5' (choose from auto)", "plan"),
+        ("Value error, max_num_batched_tokens (512) must be greater than or equal to max_num_seqs "
+         "(1024).", "small"),
+        ("ValueError: No available memory for the cache blocks. Try increasing "
+         "`gpu_memory_utilization`", "room"),
+    ],
+)  # fmt: skip
+def test_what_the_engine_says_of_a_plan_that_failed(reason: str, kind: str) -> None:
+    prefix = "the engine exited with status 1 (TP0 after the plan): "
+    [miss] = misses(PlanRow({}, "failed", reason), [])
+    assert (miss.text, miss.kind) == (reason, kind)
+    [miss] = misses(PlanRow({}, "failed", prefix + reason), [])
+    assert miss.text == reason
+
+
+def test_what_is_short_in_bytes() -> None:
+    wants = parse_wants(["kv-cache=41GiB", "tokens=500001"], "3GiB")
+    assert [miss.short_bytes for miss in misses(ROW, wants)] == [GIB, None, GIB]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +15,14 @@ from rich.console import Console
 from scripts.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
-from vllm_memprof.plans.rows import Fit, Knob, PlanRow, Sweep, Try
+from vllm_memprof.plans.rows import Beyond, Fit, Knob, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
 from vllm_memprof.report.curves import FIGURES, curves
 from vllm_memprof.report.html import render_html
+from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
+from vllm_memprof.text import text
 
 GIB = 1 << 30
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -63,7 +66,15 @@ FIT = Fit(
         Try("2", SWEEP.rows[2], False, ["KV tokens 200,000 < 300,000"]),
         Try("4", SWEEP.rows[4], True, []),
     ],
-    answer="4", seconds=31.0, notes=["a note"],
+    answer="4", seconds=31.0, notes=["a note"], flag="--tensor-parallel-size 4", until="ready",
+    beyond=Beyond(
+        "2", "want", text("KV tokens {found:,} < {least:,}", found=200_000, least=300_000),
+        label="TP0", owners=[
+            OwnerChange("weights", text("weights"), 8 * GIB, 15 * GIB, "measured"),
+            OwnerChange("beside", text("non-torch, and what came after profiling"), GIB,
+                        2 * GIB, "modelled"),
+        ],
+    ),
 )  # fmt: skip
 
 
@@ -93,12 +104,22 @@ def test_tables_fit_and_have_a_line_for_each_plan(width: int) -> None:
     assert "answer smallest devices 4 (the sizes that the heads allow: 1, 2, 4)" in joined
     assert "use --tensor-parallel-size 4" in joined
     assert "KV tokens 200,000 < 300,000" in joined
+    assert "fails at 2: KV tokens 200,000 < 300,000" in joined
+    grown = "weights +7.0000 GiB to 15.0000; non-torch, and what came after profiling (m) +1.0000"
+    assert f"grew most {grown} GiB to 2.0000; compared with 4" in joined
+
+
+def test_what_is_said_of_a_search_is_said_in_chinese() -> None:
+    page = render_markdown(FIT, lang="zh")
+    assert "不通过" in page
+    assert "KV token 数 200,000 &lt; 300,000" in page
+    assert "与 4 相比" in page
 
 
 def test_no_answer_has_no_flag() -> None:
-    nothing = replace(FIT, answer=None, tries=FIT.tries[:2])
+    nothing = replace(FIT, answer=None, tries=FIT.tries[:2], flag=None)
     text = drawn(nothing, 100)
-    assert "answer  none" in text
+    assert re.search(r"^answer +none", text, re.MULTILINE)
     assert "use" not in text.split("answer")[1]
     assert json.loads(render_result_json(nothing))["flag"] is None
 
@@ -121,7 +142,11 @@ def test_the_columns_are_documented() -> None:
 
 
 def test_json_obeys_its_schema() -> None:
-    for name, found in (("sweep", SWEEP), ("fit", FIT), ("fit", replace(FIT, answer=None))):
+    for name, found in (
+        ("sweep", SWEEP),
+        ("fit", FIT),
+        ("fit", replace(FIT, answer=None, beyond=None)),
+    ):
         assert_obeys(name, render_result_json(found))
     bent = json.loads(render_result_json(SWEEP))
     bent["rows"][0]["tokens"] = "many"

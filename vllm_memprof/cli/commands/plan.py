@@ -21,11 +21,12 @@ Ranks = Annotated[
     ),
 ]
 Until = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--until",
         metavar="U",
         help="kv: stop at the KV plan; ready: go on, and run the largest batches.",
+        show_default="kv; with --fit ready, with --ranks edges kv",
     ),
 ]
 Rank = Annotated[
@@ -68,13 +69,14 @@ def plan(
     stack: shared.Stack = None,
     ranks: Ranks = "auto",
     rank: Rank = None,
-    until: Until = "kv",
+    until: Until = None,
     share_device: shared.ShareDevice = False,
     fit: search.FitKnob = None,
     want: search.Wants = None,
     headroom: search.Headroom = None,
     between: search.Between = None,
     step: search.Step = None,
+    goal: search.Goal = None,
     no_cache: search.NoCache = False,
 ) -> None:
     """Size the KV cache, show the budget, stop.
@@ -85,36 +87,48 @@ def plan(
     length. What is held beside the KV cache while it serves is then seen.
 
     With --fit OPTION, searches the best value of one option by planning some of its values, each
-    in a run folder of its own. A plan passes if every --want is met and at least --headroom stays
-    free at the peak. Plans on a simulated device that were made before are taken from the cache.
+    in a run folder of its own. A plan passes if the engine starts and survives its largest batches
+    (with --until kv: if it comes up to its KV plan), every --want is met, and at least --headroom
+    stays free at the peak. The first value that does not pass is shown with what it lacks. Plans on
+    a simulated device that were made before are taken from the cache.
 
     Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
     but larger and smaller values do not pass in order, so a better value may exist.
     """
+    from vllm_memprof.plans.rows import KV, READY
+
     require_plan(engine)
     given = {
         "--want": want,
         "--headroom": headroom,
         "--between": between,
         "--step": step,
+        "--goal": goal,
         "--no-cache": no_cache,
     }
     if fit is not None:
         from vllm_memprof.launch.engines import engine_row, refuse
-        from vllm_memprof.plans.request import Plan
 
         refuse(engine_row(engine), "--fit")
-        if keep_secrets:
-            raise UsageError("--keep-secrets is for one run: it does not go with --fit")
-        if share_device:
-            raise UsageError("--share-device is for one run: it does not go with --fit")
+        for name, one_run in (("--keep-secrets", keep_secrets), ("--share-device", share_device)):
+            if one_run:
+                raise UsageError(f"{name} is for one run: it does not go with --fit")
+    until = until or (KV if fit is None or ranks == "edges" else READY)
+    request = shared.request(
+        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
+        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
+        sample="1" if until == READY else None,
+    )  # fmt: skip
+    if fit is not None:
+        from vllm_memprof.plans.request import Plan
+
         own = {
             "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
             "until": until,
         }  # fmt: skip
         asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
         status = search.fit(
-            asked, fit, want or [], headroom, between, step,
+            asked, fit, want or [], headroom, between, step, goal,
             run_dir, format_name, lang, quiet, not no_cache,
         )  # fmt: skip
         raise typer.Exit(status)
@@ -122,9 +136,4 @@ def plan(
         if value:
             hint = "e.g. --fit devices; see memprof plan --help"
             raise UsageError(f"{name} means nothing without --fit", hint=hint)
-    request = shared.request(
-        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
-        sample="1" if until == "ready" else None,
-    )  # fmt: skip
     raise typer.Exit(shared.run(request, format_name, lang))

@@ -95,6 +95,9 @@ def sweep(
     ranks: Annotated[
         str, typer.Option("--ranks", metavar="R", help="Ranks to run, as for memprof plan.")
     ] = "auto",
+    until: Annotated[
+        str, typer.Option("--until", metavar="U", help="Where to stop, as for memprof plan.")
+    ] = "kv",
     no_cache: Annotated[
         bool,
         typer.Option("--no-cache", help="Do not read or write the cache of plans."),
@@ -112,6 +115,7 @@ def sweep(
     argument. 130: Ctrl-C.
     """
     from vllm_memprof.launch.engines import engine_row, refuse
+    from vllm_memprof.launch.request import UNTIL
     from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.store import Store
@@ -122,9 +126,13 @@ def sweep(
         raise UsageError("--jobs must be at least 1")
     require_plan(engine_name)
     refuse(engine_row(engine_name), f"--ranks {ranks}")
+    refuse(engine_row(engine_name), f"--until {until}")
+    if until not in UNTIL:
+        raise UsageError(f"--until {until!r} is not known", hint=f"one of {', '.join(UNTIL)}")
     knobs = parse_over(over or [])
     own = {
         "engine": engine_name, "device": device, "stack": stack, "python": python, "ranks": ranks,
+        "until": until,
     }  # fmt: skip
     plan = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vllm_memprof.plans.rows import Fit, PlanRow, Sweep, Try
+from vllm_memprof.plans.rows import READY, Fit, PlanRow, Sweep, Try
 from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import (
     BAD,
@@ -22,12 +22,14 @@ from vllm_memprof.report.document import (
 )
 from vllm_memprof.report.sections.base import modelled, number
 from vllm_memprof.text import join, text
-from vllm_memprof.units import format_bytes, format_gib, one_line
+from vllm_memprof.units import GIB, format_bytes, format_gib, one_line
 
 #: From these widths on the tables have all their columns, and all names in one line.
 _WIDE, _PAGE = 100, 200
 #: Characters of an option's name in a narrower table, and of a reason below any table.
 _NARROW_COLUMN, _REASON = 11, 200
+#: Owners that grew which are shown below a search.
+_GROWN = 3
 _STATUS = {"ok": text("ok"), "oom": text("oom"), "failed": text("failed")}
 _GOALS = {"smallest": text("smallest"), "largest": text("largest")}
 
@@ -143,6 +145,7 @@ def fit_document(fit: Fit, width: int) -> Document:
     tail = [Line(text("tried"), tried), Line(text("answer"), answer, TOTAL)]
     if fit.flag is not None:
         tail.append(Line(text("use"), fit.flag, CODE))
+    tail += _beyond(fit)
     tail += [Line(text("note"), note) for note in fit.notes]
     return Document(
         kind="fit",
@@ -153,6 +156,30 @@ def fit_document(fit: Fit, width: int) -> Document:
         tail=tail,
         whole="fit.json",
     )
+
+
+def _beyond(fit: Fit) -> list[Line]:
+    """Return the first value that does not pass, why, and the owners that grew most up to it."""
+    if fit.beyond is None:
+        return []
+    value = _shown(fit.beyond.value)
+    why = text("{value}: {why}", value=value, why=modelled(fit.beyond.text, fit.beyond.modelled))
+    lines = [Line(text("fails at"), why)]
+    grown = [row for row in fit.beyond.owners if row.difference_bytes > 0][:_GROWN]
+    if grown and fit.answer is not None:
+        parts = [
+            text(
+                "{title} {growth} GiB to {size:gib4}",
+                title=modelled(row.title, row.how == MODELLED),
+                growth=f"{row.difference_bytes / GIB:+,.4f}",
+                size=row.beyond_bytes,
+            )
+            for row in grown
+        ]
+        grew = text("{owners}; compared with {answer}", owners=join("; ", parts),
+                    answer=_shown(fit.answer))  # fmt: skip
+        lines.append(Line(text("grew most"), grew))
+    return lines
 
 
 def _columns(wide: bool) -> list[Column]:
@@ -189,6 +216,11 @@ def _notes(rows: Sequence[PlanRow]) -> list[str]:
             length=length,
         ),
         text(
+            "spare: device total less all that is held at the serving peak, with the granted KV "
+            "cache in use"
+        )
+        if any(row.until == READY for row in rows)
+        else text(
             "spare: device total less all that is held at the serving peak, with the granted KV "
             "cache in use; captured graphs and all else after the KV plan is not in it"
         ),

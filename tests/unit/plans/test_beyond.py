@@ -1,0 +1,121 @@
+"""Why a value does not pass, from the reports of two plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_memprof.accounting.model import (
+    Budget,
+    Finding,
+    Held,
+    Kv,
+    Oom,
+    RankReport,
+    Report,
+    RunSummary,
+    TermRow,
+)
+from vllm_memprof.plans.beyond import Planned, beyond
+from vllm_memprof.plans.wants import Miss
+
+GIB = 1 << 30
+RUN = RunSummary(
+    id="1", source="hooks", status="ok", model="m", mode="plan", engine="vllm-ascend",
+    engine_version="0.23.0", device=None, simulated=False, device_profile=None, command=[],
+    started=None, seconds=None, until="ready",
+)  # fmt: skip
+
+
+def rank(label: str, activation: int, kv_cache: int, spare: int | None) -> RankReport:
+    held = [
+        Held("reserved_peak", "", 5 * GIB + activation, "measured", ""),
+        Held("non_torch_peak", "", GIB, "measured", ""),
+        Held("late_device", "", None, "derived", "", "not reached"),
+    ]
+    budget = Budget(
+        spare_bytes=spare,
+        held_at_peak=held,
+        terms=[
+            TermRow("weights", 4 * GIB, True),
+            TermRow("persistent_torch", GIB // 2, False),
+            TermRow("peak_activation", activation, True),
+        ],
+    )
+    return RankReport(
+        rank=0, label=label, pid=None, host=None, dp_rank=None, pp_rank=None, tp_rank=None,
+        ep_rank=None, device_total_bytes=64 * GIB, initial_free_bytes=None, phases=[],
+        budget=budget, kv=Kv(planned_bytes=kv_cache), empty_cache=[],
+    )  # fmt: skip
+
+
+def report(*ranks: RankReport, status: str = "ok", findings: tuple[Finding, ...] = ()) -> Report:
+    return Report(replace(RUN, status=status), list(ranks), list(findings))
+
+
+ANSWER = Planned("8", report(rank("TP0", GIB, 40 * GIB, 9 * GIB),
+                             rank("TP1", GIB, 40 * GIB, 3 * GIB)), [])  # fmt: skip
+
+
+def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -> None:
+    failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
+    found = beyond(Planned("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
+    assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
+    grown = {row.name: row.difference_bytes for row in found.owners}
+    assert grown == {
+        "peak_activation": 2 * GIB, "weights": 0, "persistent_torch": 0, "reserved_rest": 0,
+        "beside": 0, "kv_cache": -GIB,
+    }  # fmt: skip
+    assert found.owners[0].name == "peak_activation"
+    assert {row.name: row.answer_bytes for row in found.owners}["reserved_rest"] == GIB // 2
+
+
+@pytest.mark.parametrize(("free", "short"), [(GIB, GIB), (3 * GIB, None)])
+def test_an_oom_is_short_of_what_was_asked_for_less_what_was_free(
+    free: int, short: int | None
+) -> None:
+    oom = Oom(
+        requested_bytes=2 * GIB, device_total_bytes=64 * GIB, allocated_bytes=None,
+        reserved_bytes=None, free_bytes=free, active_bytes=None, device=None,
+        fragmentation_bytes=None, other_bytes=None, components=None, phase="request",
+        site="linear.py:58",
+    )  # fmt: skip
+    failing = report(rank("TP0", GIB, 41 * GIB, 2 * GIB),
+                     replace(rank("TP1", GIB, 41 * GIB, 2 * GIB), oom=oom), status="oom")  # fmt: skip
+    found = beyond(Planned("9", failing, [Miss("ran out", "plan")]), ANSWER)
+    assert (found.kind, found.label, found.phase, found.site) == (
+        "oom", "TP1", "request", "linear.py:58",
+    )  # fmt: skip
+    assert (found.short_bytes, found.free_bytes) == (short, free)  # enough, in pieces: not known
+    assert ("GiB short" in found.text) is (short is not None)
+    assert (found.owners[0].name, found.owners[0].difference_bytes) == ("kv_cache", GIB)
+
+
+@pytest.mark.parametrize(
+    ("finding", "size", "kind", "short", "at_least"),
+    [
+        ("kv-too-small", GIB, "kv-cache", GIB, False),
+        ("negative-kv", -GIB, "kv-cache", GIB, True),
+        ("negative-kv", 0, "kv-cache", None, False),
+        ("startup-refused", 2 * GIB, "in-use", 2 * GIB, False),
+        ("another", GIB, "failed", None, False),
+    ],
+)
+def test_a_refusal_lacks_what_its_finding_says(
+    finding: str, size: int, kind: str, short: int | None, at_least: bool
+) -> None:
+    said = Finding(finding, "error", 0, "TP0", "title", "evidence", size)
+    failing = report(rank("TP0", GIB, 0, None), status="failed", findings=(said,))
+    found = beyond(Planned("9", failing, [Miss("ValueError: no", "plan")]), None)
+    assert (found.kind, found.short_bytes, found.at_least) == (kind, short, at_least)
+    assert found.text.endswith("ValueError: no")
+    assert ("GiB short; " in found.text, "at least" in found.text) == (short is not None, at_least)
+    assert found.owners == []
+
+
+def test_a_plan_without_a_report_has_its_reason_alone() -> None:
+    found = beyond(Planned("9", None, [Miss("unrecognized arguments: --x", "refused")]), ANSWER)
+    assert (found.kind, found.text, found.short_bytes) == (
+        "failed", "unrecognized arguments: --x", None,
+    )  # fmt: skip

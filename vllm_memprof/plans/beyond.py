@@ -1,0 +1,175 @@
+"""Why a value does not pass: the reports of two plans enter, a ``Beyond`` leaves.
+
+The plan of the answer and that of the first value that does not pass differ in one option. What is
+held at the serving peak of both, owner by owner, says what took the memory; the failed allocation
+of an OOM, the engine's refusal or the condition that is not met says how much is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from vllm_memprof.accounting.model import Oom, RankReport, Report
+from vllm_memprof.accounting.quantities import held_quantities, is_device_wide, title_of
+from vllm_memprof.plans.rows import Beyond, OwnerChange
+from vllm_memprof.plans.wants import Miss
+from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
+from vllm_memprof.text import join, text
+from vllm_memprof.units import one_line, sum_or_none
+
+#: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
+#: ``Beyond``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
+_REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-refused": "in-use"}
+#: Parts of the reserved peak of the profile run. The rest of it, and all that is held beside it, is
+#: one row each: which of them a later reading belongs to differs from run to run.
+_OF_THE_PEAK = ("weights", "persistent_torch", "peak_activation")
+_TITLES = {
+    "kv_cache": text("KV cache"),
+    "reserved_rest": text("the rest of the reserved peak of the profile run"),
+    "beside": text("non-torch, and what came after profiling"),
+}
+#: Characters of what an engine said.
+_MOST = 200
+#: What is known beside them of an engine that refused to start.
+_BEFORE_KV = ("non_torch", "graph_estimate")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan that was tried: its value, its report if there is one, and what it lacks."""
+
+    value: str
+    report: Report | None
+    missing: list[Miss]
+
+
+def beyond(failed: Planned, answer: Planned | None) -> Beyond:
+    """Return why a value does not pass, beside the plan of the answer, if there is one."""
+    texts = [miss.text for miss in failed.missing]
+    told = join("; ", [one_line(each, _MOST) if len(each) > _MOST else each for each in texts])
+    report = failed.report
+    short = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
+    rank = None if report is None else _rank_of(report)
+    if rank is not None and rank.oom is not None:
+        found = _of_oom(failed.value, rank, rank.oom)
+    elif report is not None and report.run.outcome != "ok":
+        found = _of_refusal(failed.value, report, told)
+    else:
+        kind = "want" if report is not None or short else "failed"
+        found = Beyond(failed.value, kind, told, short_bytes=max(short, default=None))
+    if report is None or rank is None:
+        return found
+    like = None if answer is None else _like(rank, answer.report)
+    owners = [] if like is None else _changes(like, rank, report.run.simulated)
+    modelled = report.run.simulated and found.kind in ("oom", "want", "in-use")
+    return replace(found, label=rank.label, owners=owners, modelled=modelled)
+
+
+def _rank_of(report: Report) -> RankReport | None:
+    """Return the rank of the failed allocation; without one, that with the least spare memory."""
+    failed = next((rank for rank in report.ranks if rank.oom is not None), None)
+    known = [rank for rank in report.ranks if rank.budget.spare_bytes is not None]
+    least = min(known, key=lambda rank: rank.budget.spare_bytes or 0, default=None)
+    return failed or least or next(iter(report.ranks), None)
+
+
+def _like(rank: RankReport, report: Report | None) -> RankReport | None:
+    """Return the rank of the same label in another report; the one that decides, without one."""
+    if report is None:
+        return None
+    same = next((other for other in report.ranks if other.label == rank.label), None)
+    return same or _rank_of(report)
+
+
+def _of_oom(value: str, rank: RankReport, oom: Oom) -> Beyond:
+    where = oom.phase or oom.last_phase
+    parts: list[str] = [
+        text("{label} ran out of device memory in {phase}", label=rank.label, phase=where)
+        if where is not None
+        else text("{label} ran out of device memory", label=rank.label)
+    ]
+    if oom.requested_bytes is not None:
+        parts.append(text("asked for {size:gib4} GiB", size=oom.requested_bytes))
+    if oom.free_bytes is not None:
+        parts.append(text("free {size:gib4} GiB", size=oom.free_bytes))
+    if oom.missing_bytes is not None:
+        parts.append(text("{size:gib4} GiB short", size=oom.missing_bytes))
+    if oom.site is not None:
+        parts.append(text("called at {site}", site=oom.site))
+    return Beyond(
+        value=value,
+        kind="oom",
+        text=join(", ", parts),
+        short_bytes=oom.missing_bytes,
+        requested_bytes=oom.requested_bytes,
+        free_bytes=oom.free_bytes,
+        phase=where,
+        site=oom.site,
+    )
+
+
+def _of_refusal(value: str, report: Report, told: str) -> Beyond:
+    """Return what an engine lacks that refused to start, where a finding has the figure."""
+    for finding in report.findings:
+        kind = _REFUSALS.get(finding.id)
+        if kind is None:
+            continue
+        short, at_least = finding.bytes, False
+        if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
+            short, at_least = None if short is None else max(0, -short), True
+        if not short:
+            return Beyond(value, kind, told)
+        size = text("{size:gib4} GiB short", size=short)
+        lack = text("at least {short}", short=size) if at_least else size
+        return Beyond(value, kind, join("; ", [lack, told]), short_bytes=short, at_least=at_least)
+    return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
+
+
+def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[OwnerChange]:
+    """Return what both ranks tell of, the owner that grew most first.
+
+    At the serving peak where both have one, else what the equation is made of.
+    """
+    held = [held_quantities(rank, simulated) for rank in (answer, failed)]
+    at_peak = all(rank.budget.held_at_peak for rank in (answer, failed))
+    names = _OF_THE_PEAK if at_peak else (*_OF_THE_PEAK, *_BEFORE_KV)
+    known = [name for name in names if all(each.get(name) is not None for each in held)]
+    sides = [{name: each[name] for name in known} for each in held]
+    if at_peak:
+        missing = [_unknown_at_peak(rank) for rank in (answer, failed)]
+        unknown = missing[0] & missing[1]
+        for side, rank in zip(sides, (answer, failed), strict=True):
+            side["kv_cache"] = rank.kv.planned_bytes
+            side |= _beside_kv(rank, sum(side[name] or 0 for name in known), unknown)
+    left, right = sides
+    rows = [
+        OwnerChange(name, _TITLES.get(name, title_of(name)), size, other, _how(name, simulated))
+        for name, size in left.items()
+        if size is not None and (other := right.get(name)) is not None
+    ]
+    return sorted(rows, key=lambda row: -row.difference_bytes)
+
+
+def _how(name: str, simulated: bool) -> How:
+    if simulated and (name == "beside" or is_device_wide(name)):
+        return MODELLED
+    return MEASURED if name in ("weights", "kv_cache") else DERIVED
+
+
+def _unknown_at_peak(rank: RankReport) -> set[str]:
+    return {item.name for item in rank.budget.held_at_peak if item.bytes is None}
+
+
+def _beside_kv(rank: RankReport, known: int, unknown: Collection[str]) -> dict[str, int | None]:
+    """Return what a rank holds at its serving peak, without the KV cache, bytes.
+
+    Args:
+        rank: of a plan.
+        known: of the reserved peak, what has rows of its own.
+        unknown: items that neither plan knows, as both stop before they exist.
+    """
+    items = {row.name: row.bytes for row in rank.budget.held_at_peak if row.name not in unknown}
+    peak = items.pop("reserved_peak", None)
+    rest = None if peak is None else peak - known
+    return {"reserved_rest": rest, "beside": sum_or_none(items.values())}
