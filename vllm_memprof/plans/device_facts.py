@@ -34,9 +34,8 @@ def engine_args_of(run: RunInfo) -> list[str]:
 
 def base_of(run: RunInfo) -> str:
     """Return the name of the profile of a run's device; without a SoC name the default's."""
-    if run.device_profile:
-        if run.device_profile in {profile.name for profile in list_profiles()}:
-            return run.device_profile
+    if run.device_profile in {profile.name for profile in list_profiles()}:
+        return run.device_profile or _DEFAULT
     return profile_of_soc(run.device) or _DEFAULT
 
 
