@@ -17,7 +17,7 @@ from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.files import write_atomically
-from vllm_memprof.plans.calibrated_rows import NON_TORCH, Calibrated
+from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.corrections import Corrected, Side, correct, figures_of
 from vllm_memprof.plans.device_facts import DECIDING
 from vllm_memprof.plans.hardware import Hardware, counted_of, is_same, own_plan, unlike
@@ -90,7 +90,7 @@ def run_calibrated(job: CalibratedJob, pool: Pool, progress: Progress) -> Calibr
         )
     if not corrected.any:
         notes.append(text("nothing was corrected: both answers are one"))
-    elif any(each.owner == NON_TORCH and each.applied_bytes for each in corrected.rows):
+    else:
         notes.append(
             text("corrections are estimates for any other command than that of the hardware run")
         )

@@ -279,7 +279,8 @@ def unlike(hardware: Hardware, own: Plan | None, asked: Plan) -> list[str]:
     if None not in kinds and kinds[0] != kinds[1]:
         notes.append(
             text(
-                "it is of another family of models: {own}, the plan {asked}",
+                "it is of another family of models, {own}; the plan is of {asked}: with published "
+                "runs such corrections made more plans worse than better (docs/accuracy.md)",
                 own=str(kinds[0]),
                 asked=str(kinds[1]),
             )

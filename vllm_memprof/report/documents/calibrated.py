@@ -132,7 +132,7 @@ def _told(each: Correction) -> Text | str:
         return "-"
     how = _HOW.get(each.hardware_how or "", UNKNOWN)
     if each.half_unit_bytes:
-        return text("{source}; {how}, printed", source=each.source, how=how)
+        return text("{source}; {how}, from the log", source=each.source, how=how)
     return text("{source}; {how}", source=each.source, how=how)
 
 
