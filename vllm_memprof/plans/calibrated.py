@@ -183,6 +183,7 @@ def _side_of(report: Report, rank: RankReport) -> Side:
         rank.budget.equation,
         counted_of(report),
         sum(span.phase == "communicator" and span.error is None for span in rank.phases),
+        report.run.engine_version,
     )
 
 
@@ -193,4 +194,5 @@ def _hardware_side(hardware: Hardware, own: PlanRow | None) -> Side:
         figures_of(hardware.rank, simulated=False, requested_bytes=requested),
         hardware.rank.budget.equation,
         hardware.counted,
+        release=hardware.report.run.engine_version,
     )

@@ -150,6 +150,12 @@ class Side:
     #: What ``sim.calibrate`` reads from it; None: no counters, as of a log.
     counted: Calibration | None = None
     communicators: int = 0  # that had a collective
+    release: str | None = None  # of the engine
+
+    @property
+    def minor(self) -> list[str] | None:
+        """Return the release as major and minor number; None where it is not known."""
+        return None if self.release is None else self.release.split(".")[:2]
 
 
 @dataclass(frozen=True)
@@ -380,6 +386,12 @@ def _graph(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
         return row
     difference = held.bytes - modelled.bytes
     reason = _within_rounding(held, difference)
+    if reason is None and (hardware.minor is None or hardware.minor != simulated.minor):
+        reason = text(
+            "another release captures other graphs: {hardware} and {simulated}",
+            hardware=hardware.release or text("not known"),
+            simulated=simulated.release or text("not known"),
+        )
     runtime = simulated.told.get("graph_runtime")
     if reason is None and (runtime is None or runtime.bytes <= 0):
         reason = text("the simulated graphs hold nothing in the runtime")

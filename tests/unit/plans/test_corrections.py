@@ -52,7 +52,8 @@ def row(found: Corrected, owner: str) -> Correction:
 
 
 def only(**sizes: int) -> Side:
-    return Side({name: Told(size) for name, size in sizes.items()}, "E4", communicators=1)
+    told = {name: Told(size) for name, size in sizes.items()}
+    return Side(told, "E4", communicators=1, release="0.23.0")
 
 
 # --- a log of hardware, against the recorded plan of its command ------------------------------------
@@ -167,6 +168,10 @@ def test_graphs_are_corrected_by_one_factor_of_their_part_in_the_runtime() -> No
     graph = row(found, "graph")
     assert graph.applied_bytes == 30 * MIB
     assert {each.after / each.before for each in graph.constants} == {1.25}
+    older = replace(hardware, release="0.18.0")
+    kept = row(correct(older, only(graph=130 * MIB, graph_runtime=120 * MIB), PROFILE), "graph")
+    assert kept.applied_bytes == 0
+    assert "another release captures other graphs: 0.18.0 and 0.23.0" in str(kept.reason)
     stopped = row(correct(hardware, only(), PROFILE), "graph")
     assert stopped.applied_bytes == 0
     assert "--until ready" in str(stopped.reason)

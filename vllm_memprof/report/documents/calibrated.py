@@ -50,7 +50,7 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
     engine = " ".join(part for part in (source.engine, source.engine_version) if part)
     said = [source.model, engine, source.device or text("device not named")]
     if source.devices is not None:
-        said.append(text("{count} devices", count=source.devices))
+        said.append(text("devices: {count}", count=source.devices))
     if source.rank:
         said.append(source.rank)
     head = [
