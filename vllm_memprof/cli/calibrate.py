@@ -111,12 +111,14 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
     from vllm_memprof.accounting.build import build_report
     from vllm_memprof.plans.engine_args import value_of, with_option
     from vllm_memprof.plans.hardware import hardware_of
-    from vllm_memprof.record.schema import RUN_FILE
+    from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
     from vllm_memprof.sources import build_run, numbered, read_report
 
     path, _ = numbered(name)
-    folder = next((p for p in (Path(path), Path(path).parent) if (p / RUN_FILE).is_file()), None)
-    if folder is not None:
+    folder = Path(path)
+    if folder.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG):  # it may lie in a run folder
+        folder = folder.parent
+    if (folder / RUN_FILE).is_file():
         from vllm_memprof.plans.device_facts import engine_args_of
         from vllm_memprof.record.loader import load_run
 

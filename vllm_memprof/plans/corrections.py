@@ -340,7 +340,8 @@ def _as_one(
         base, rest = draft.move("hccl_base_bytes", each)
         constants.append(base)
         left = rest * simulated.communicators + left % simulated.communicators
-        scales = _PER_COMMUNICATOR
+        changed = kernels.before != kernels.after
+        scales = join(", ", [_PER_PROCESS, _PER_COMMUNICATOR]) if changed else _PER_COMMUNICATOR
     notes = [measure.assumes] if measure.assumes is not None else []
     notes.append(
         text("not told apart: kernels and what the runtime loads, communicators, ATB's pool")
