@@ -365,7 +365,9 @@ def _workspace(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
     pattern = next(
         (key for key, size in draft.rules.items() if abs(size - modelled.bytes) <= _PAGES), None
     )
-    if reason is None and pattern is None:
+    if reason is None and modelled.bytes <= 0:
+        reason = text("the plan gives none back there: not known whose it is")
+    elif reason is None and pattern is None:
         reason = text("no single operator has this workspace: not known whose it is")
     if reason is not None or pattern is None:
         return _row(WORKSPACE, held, modelled, reason=reason)

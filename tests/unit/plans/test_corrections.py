@@ -157,7 +157,9 @@ def test_workspace_is_corrected_where_one_operator_has_it() -> None:
     found = correct(only(cleared=rule.base_bytes - 18 * MIB), plan, PROFILE)
     (constant,) = row(found, "npu_workspace").constants
     assert (constant.key, constant.after) == ("AtbSelfAttention", rule.base_bytes - 20 * MIB)
-    other = row(correct(only(cleared=GIB), only(cleared=0), PROFILE), "npu_workspace")
+    none = row(correct(only(cleared=GIB), only(cleared=0), PROFILE), "npu_workspace")
+    assert none.reason == "the plan gives none back there: not known whose it is"
+    other = row(correct(only(cleared=GIB), only(cleared=3 * GIB), PROFILE), "npu_workspace")
     assert other.applied_bytes == 0
     assert "not known whose it is" in str(other.reason)
 

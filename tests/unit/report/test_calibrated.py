@@ -81,7 +81,7 @@ def test_each_correction_has_both_sides_and_the_answer_both_profiles(width: int)
     assert "context 0.3500 ±0.0050 0.3500 (m) +0.0000 -" in joined
     assert "kernels_bytes 0 -> 102,173,245, per process and device" in joined
     assert "KV cache, GiB 40.0000 39.9043 -0.0957" in joined
-    assert "Spare, GiB 0.0879 -0.0078 -0.0957" in joined
+    assert "Spare, GiB 0.0879 (m) -0.0078 (m) -0.0957" in joined
     assert "fits the device yes no" in joined
     assert "With, estimated" in joined
 

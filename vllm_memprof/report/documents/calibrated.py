@@ -14,6 +14,7 @@ from vllm_memprof.plans.calibrated_rows import (
     Correction,
 )
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.record.spans import MODELLED
 from vllm_memprof.report.document import (
     BAD,
     CODE,
@@ -162,7 +163,11 @@ def _answer(found: Calibrated) -> Section:
         (text("Spare, GiB"), "spare_bytes"),
     ):
         sizes = [getattr(side, name) for side in sides]
-        cells = [format_gib(size, 4) for size in sizes]
+        marked = name != "kv_cache_bytes"
+        cells = [
+            modelled(format_gib(size, 4), marked and side.spare_how == MODELLED)
+            for size, side in zip(sizes, sides, strict=True)
+        ]
         rows.append(Row([title, *cells, _signed(minus(sizes[1], sizes[0]))]))
     tokens = [side.tokens for side in sides]
     change = minus(tokens[1], tokens[0])
@@ -173,7 +178,8 @@ def _answer(found: Calibrated) -> Section:
         if not side.ok:
             reason = side.reason or side.status
             rows.append(Row([title, text("failed"), reason, ""], style=BAD))
-    return Section(text("Answer with and without the corrections"), columns, rows, [])
+    notes = [text("(m): with non-torch memory set by the profile of a simulated device")]
+    return Section(text("Answer with and without the corrections"), columns, rows, [*notes])
 
 
 def _fits(row: PlanRow) -> Text | str:
