@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from scripts import accuracy_calibration
 from vllm_memprof.accuracy.errors import (
     TARGETS,
     Error,
@@ -73,6 +74,7 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
         _by_device(errors),
         "## Outside the targets\n",
         _outside(errors),
+        accuracy_calibration.section([run for run, _ in done], kept),
         "## Taken from a run\n",
         _taken(done),
         "## Every figure\n",

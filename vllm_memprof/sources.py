@@ -65,6 +65,15 @@ def read_reports(path: str) -> list[Report]:
         raise RunRecordError(f"{path} is not a report of memprof: {exc}", hint=hint) from exc
 
 
+def is_report(path: str) -> bool:
+    """Return True for a ``report.json``, or an array of them; False for a log.
+
+    Raises:
+        RunRecordError: it cannot be read.
+    """
+    return _read_json(Path(path)) is not None
+
+
 def _redacted(row: Any) -> Any:
     """Replace secrets where a report of another release may hold them: the run, the findings."""
     if not isinstance(row, dict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -109,6 +111,7 @@ class Config:
     num_gpu_blocks_override: int | None = None
     enforce_eager: bool | None = None
     command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # of the line "non-default args", as a command has them
     vllm_version: str | None = None
     ascend_version: str | None = None
     engine: str | None = None  # vllm | vllm-ascend | sglang
@@ -182,7 +185,8 @@ class ConfigReader:
             return ConfigLine("api", Config(vllm_version=match["version"]))
         if "non-default args" in text and (match := _NON_DEFAULT.search(text)):
             pattern = r"'{key}': ?(?P<v>'[^']*'|[^,'{{}}]+)(?=[,}}])"
-            return ConfigLine("args", _pairs(match["rest"], _ARG_KEYS, pattern))
+            pairs = _pairs(match["rest"], _ARG_KEYS, pattern)
+            return ConfigLine("args", replace(pairs, arguments=arguments_of(match["rest"])))
         if "vllm" in text and (match := _COMMAND.search(text)):
             command = match["serve"] or f"python -m {match['module']}"
             if command.endswith("\\"):
@@ -232,6 +236,40 @@ def _pairs(text: str, keys: Iterable[str], pattern: str) -> Config:
         if value is not None:
             values[field] = value
     return Config(**values)  # type: ignore[arg-type]  # _value returns the field's type
+
+
+#: Keys that are no option of a plan: the model, which stands alone, and how weights are read.
+_NO_OPTIONS = ("model", "model_tag", "served_model_name", "load_format")
+
+
+def arguments_of(text: str) -> tuple[str, ...]:
+    """Return the options that a line "non-default args" says, secrets redacted.
+
+    Args:
+        text: from its ``{`` on. A line that is cut, or holds what is no plain value, gives none:
+            half of a command is another command.
+    """
+    try:
+        found = ast.literal_eval(text[: text.rfind("}") + 1])
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        return ()
+    words: list[str] = []
+    for key, value in found.items():
+        option = key.replace("_", "-")
+        if key in _NO_OPTIONS or value in (None, "", [], {}):
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (dict, float, int, str)):
+            said = json.dumps(value) if isinstance(value, dict) else str(value)
+            words += [f"--{option}={said}"] if said.startswith("-") else [f"--{option}", said]
+        elif isinstance(value, list):
+            words += [f"--{option}", *(str(each) for each in value)]
+        else:
+            return ()
+    return tuple(redact_command(words))
 
 
 def _value(text: str, field: str) -> str | int | float | bool | None:

@@ -204,7 +204,7 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         mode="log",
         model=config.served_model_name or config.model or "unknown",
         command=list(config.command),
-        engine_command=["--enforce-eager"] if config.enforce_eager else [],
+        engine_command=_engine_command(config),
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
@@ -232,6 +232,12 @@ def _to_run(start: Start, name: str, number: int, count: int) -> Run:
         source="log",
         forms=_equations(start, engine),
     )
+
+
+def _engine_command(config: Config) -> list[str]:
+    """Return the engine's arguments as its own line says them, with what another line adds."""
+    eager = config.enforce_eager and "--enforce-eager" not in config.arguments
+    return [*config.arguments, *(["--enforce-eager"] if eager else [])]
 
 
 def _equations(start: Start, engine: str | None) -> list[str]:

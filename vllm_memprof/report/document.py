@@ -78,7 +78,7 @@ class FindingView:
 class Document:
     """A report of any kind, in the order in which it is read."""
 
-    kind: str  # report | diff | check | sweep | fit | who
+    kind: str  # report | diff | check | sweep | fit | who | calibrated
     title: str
     head: list[Line]
     sections: list[Section]

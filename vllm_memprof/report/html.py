@@ -21,6 +21,7 @@ from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.holders.rows import Who
+from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
 from vllm_memprof.report.document import (
@@ -148,6 +149,8 @@ def _is_simulated(found: Found) -> bool:
         return any(each.row.simulated for each in found.tries)
     if isinstance(found, Who):
         return found.simulated
+    if isinstance(found, Calibrated):
+        return True
     return found.run.simulated
 
 

@@ -9,6 +9,7 @@ import json
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
+from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
 from vllm_memprof.record.codec import to_json
 
@@ -42,7 +43,7 @@ COLUMNS = (
 )
 
 
-def render_result_json(found: Diff | CheckResult | Sweep | Fit | Who) -> str:
+def render_result_json(found: Diff | CheckResult | Sweep | Fit | Who | Calibrated) -> str:
     """Return it as text; the first key names the schema."""
     return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

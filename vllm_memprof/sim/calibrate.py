@@ -221,7 +221,14 @@ def _largest_stream(rank: RankFacts, edges: list[EdgeMemory], pattern: str) -> l
 _LINE = re.compile(r"^(?P<key>\w+|\"[^\"]+\") *= *(?P<value>[^#]*?) *(?:# *(?P<comment>.*))?$")
 
 
-def render(calibration: Calibration, base_name: str, base_text: str, name: str, run: str) -> str:
+def render(
+    calibration: Calibration,
+    base_name: str,
+    base_text: str,
+    name: str,
+    run: str,
+    by: str = "memprof sim calibrate",
+) -> str:
     """Return the profile as text: the base's, with the run's values in the place of its own.
 
     Args:
@@ -230,11 +237,12 @@ def render(calibration: Calibration, base_name: str, base_text: str, name: str, 
         base_text: its file's text.
         name: of the profile that is made.
         run: the run, in words.
+        by: the command that writes it.
     """
     settings = {setting.key: setting for setting in calibration.settings}
     title = run.replace("\\", "/").replace('"', "'")
     lines = [
-        f"# Written by memprof sim calibrate from {run}.",
+        f"# Written by {by} from {run}.",
         f'# Each line names its source; "from {base_name}": '
         "the run does not tell, the value is that profile's.",
     ]

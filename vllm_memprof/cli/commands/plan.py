@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vllm_memprof.cli import calibrate as hardware
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
@@ -78,6 +79,7 @@ def plan(
     step: search.Step = None,
     goal: search.Goal = None,
     no_cache: search.NoCache = False,
+    calibrate: hardware.Calibrate = None,
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
@@ -91,6 +93,11 @@ def plan(
     (with --until kv: if it comes up to its KV plan), every --want is met, and at least --headroom
     stays free at the peak. The first value that does not pass is shown with what it lacks. Plans on
     a simulated device that were made before are taken from the cache.
+
+    With --calibrate RUN_OR_LOG, corrects what a simulated device models outside torch by a run or
+    log of the same family of models from an NPU: plans that run's own command, compares owner by
+    owner, and gives the answer with and without the corrections. The corrected profile is kept for
+    further plans, --fit and sweep.
 
     Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
     but larger and smaller values do not pass in order, so a better value may exist.
@@ -106,6 +113,12 @@ def plan(
         "--goal": goal,
         "--no-cache": no_cache,
     }
+    if fit is not None and calibrate is not None:
+        raise UsageError(
+            "--fit and --calibrate do not go together",
+            hint="--calibrate keeps the corrected profile: --fit with --device "
+            "sim:<folder>/calibrated.toml",
+        )
     if fit is not None:
         from vllm_memprof.launch.engines import engine_row, refuse
 
@@ -132,8 +145,26 @@ def plan(
             run_dir, format_name, lang, quiet, not no_cache,
         )  # fmt: skip
         raise typer.Exit(status)
+    if calibrate is not None:
+        from vllm_memprof.plans.request import Plan
+
+        if keep_secrets or share_device:
+            name = "--keep-secrets" if keep_secrets else "--share-device"
+            raise UsageError(f"{name} is for one run: it does not go with --calibrate")
+        del given["--no-cache"]
     for name, value in given.items():
         if value:
             hint = "e.g. --fit devices; see memprof plan --help"
             raise UsageError(f"{name} means nothing without --fit", hint=hint)
+    if calibrate is not None:
+        from vllm_memprof.plans.request import Plan
+
+        own = {
+            "engine": engine, "device": device, "stack": stack, "python": python, "ranks": ranks,
+            "rank": rank, "until": until,
+        }  # fmt: skip
+        asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+        raise typer.Exit(
+            hardware.calibrated(asked, calibrate, run_dir, format_name, lang, quiet, not no_cache)
+        )
     raise typer.Exit(shared.run(request, format_name, lang))

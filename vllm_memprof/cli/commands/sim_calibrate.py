@@ -9,13 +9,8 @@ from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
 from vllm_memprof.files import write_atomically
 
 if TYPE_CHECKING:
-    from vllm_memprof.accounting.model import RankReport, Report
+    from vllm_memprof.accounting.model import Report
     from vllm_memprof.record.schema import RunInfo
-    from vllm_memprof.sim.calibrate import RankFacts
-
-#: Beginning of a SoC name -> the profile of such devices.
-_BY_SOC = {"Ascend910_93": "ascend910_93", "Ascend310P": "ascend310p", "Ascend910B": "ascend910b"}
-_DEFAULT = "ascend910b"
 
 
 def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
@@ -27,6 +22,7 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         MemprofError: the file cannot be written.
     """
     from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.plans.device_facts import base_of, best_rank, facts_of
     from vllm_memprof.record.loader import load_run
     from vllm_memprof.sim.calibrate import calibrate, profile_name, render
     from vllm_memprof.sim.profiles import find_profile, load_profile
@@ -39,10 +35,10 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     report = build_report(record)
     if report.run.engine == "vllm":
         raise RunRecordError(f"{run_dir} is a run on CUDA: there is no simulated CUDA device")
-    base_name = base or _base_of(record.info)
+    base_name = base or base_of(record.info)
     base_path = find_profile(base_name)
     base_name = load_profile(str(base_path)).name
-    calibration = calibrate(_facts(_best_rank(report), record.info))
+    calibration = calibrate(facts_of(best_rank(report), record.info.env))
     name = profile_name(output)
     if name == base_name:
         name = f"{name}-calibrated"
@@ -62,10 +58,6 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
         lines.append(f"{key:<{width}}  {'-':>15}  from {base_name}: {why}")
     rest = f"written: {output}; everything else is from {base_name}. "
     return [*lines, f"{rest}Use it: --device sim:{output}"]
-
-
-#: Variables of a run that its figures depend on; the others of the record name places.
-_DECIDING = ("HCCL_", "P2P_HCCL_", "PYTORCH_NPU_", "TASK_QUEUE_", "ATB_", "VLLM_ASCEND_")
 
 
 def write_row(run_dir: Path, table: Path) -> list[str]:
@@ -109,6 +101,8 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
 
 def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
     """Return a row; its figures are of the rank that was granted the least KV cache."""
+    from vllm_memprof.plans.device_facts import DECIDING, base_of, engine_args_of
+
     ranks = [rank for rank in report.ranks if rank.budget.engine_kv_cache_bytes is not None]
     if not ranks:
         raise RunRecordError(f"no KV cache was sized in the run {run.id}: it has no figure to add")
@@ -127,10 +121,10 @@ def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
         "id": f"{run.model.rstrip('/').rpartition('/')[2]}-{run.id[:8]}".lower(),
         "source": f"recorded by memprof, {run.started or 'at an unknown time'}: {versions}",
         "release": run.engine_version or "unknown",
-        "device": _base_of(run),
+        "device": base_of(run),
         "model": run.model,
-        "args": _engine_args(run),
-        "env": {name: each for name, each in run.env.items() if name.startswith(_DECIDING)},
+        "args": engine_args_of(run),
+        "env": {name: each for name, each in run.env.items() if name.startswith(DECIDING)},
         "published": {name: size for name, size in figures.items() if size is not None},
     }
     if rank.device_total_bytes is not None:
@@ -138,79 +132,3 @@ def _row_of(report: Report, run: RunInfo) -> dict[str, Any]:
     if rank.rank:
         row["rank"] = rank.rank
     return row
-
-
-def _engine_args(run: RunInfo) -> list[str]:
-    """Return the arguments of the engine, without the model that it serves."""
-    command = run.engine_command
-    if "--" in command:
-        return command[command.index("--") + 1 :]
-    if "serve" in command:
-        return command[command.index("serve") + 2 :]
-    raise RunRecordError(f"the run {run.id} does not name the engine's arguments")
-
-
-def _base_of(run: RunInfo) -> str:
-    if run.device_profile:
-        from vllm_memprof.sim.profiles import list_profiles
-
-        if run.device_profile in {profile.name for profile in list_profiles()}:
-            return run.device_profile
-    return next(
-        (name for soc, name in _BY_SOC.items() if (run.device or "").startswith(soc)), _DEFAULT
-    )
-
-
-def _best_rank(report: Report) -> RankReport:
-    """Return the first rank with non-torch readings, if possible one alone on its device."""
-
-    from vllm_memprof.record.spans import edges_of
-
-    def sizes(rank: RankReport, owner: str) -> list[int | None]:
-        rows = (row for _, e in edges_of(rank.phases) if e.owners for row in e.owners.rows)
-        return [row.bytes for row in rows if row.component == owner]
-
-    told = [
-        rank for rank in report.ranks if any(size is not None for size in sizes(rank, "context"))
-    ]
-    if not told:
-        raise RunRecordError(
-            f"the run {report.run.id} has no reading of non-torch memory to calibrate from",
-            "runs of memprof offline, serve and plan on an Ascend or simulated device have it",
-        )
-    return next((rank for rank in told if not any(sizes(rank, "other_processes"))), told[0])
-
-
-def _facts(rank: RankReport, run: RunInfo) -> RankFacts:
-    from vllm_memprof.record.spans import edges_of
-    from vllm_memprof.sim.calibrate import EdgeMemory, RankFacts
-
-    edges = []
-    for span, edge in sorted(edges_of(rank.phases), key=lambda pair: pair[1].snapshot.t_ns or 0):
-        if edge.owners is not None:
-            streams = [
-                row.bytes
-                for row in edge.owners.parts
-                if row.bytes and row.component.startswith("npu_workspace_stream_")
-            ]
-            held = [*edge.owners.rows, *edge.owners.remainders()]
-            rows = {row.component: row.bytes for row in held}
-            how = {row.component: row.how for row in held}
-            largest_first = tuple(sorted(streams, reverse=True))
-            edges.append(EdgeMemory(span.phase, edge.side, rows, how, largest_first))
-    opened = [span for span in rank.phases if span.phase == "communicator" and span.error is None]
-    graphs = [span.integer("graphs") for span in rank.phases if span.phase == "graph_capture"]
-    counted = [count for count in graphs if count is not None]
-    return RankFacts(
-        label=rank.label,
-        device_total_bytes=rank.device_total_bytes,
-        edges=edges,
-        communicators=[span.integer("buffer_bytes") for span in opened],
-        graphs=sum(counted) if counted and len(counted) == len(graphs) else None,
-        task_queue_level=_number(run.env.get("TASK_QUEUE_ENABLE"), 1),
-        atb_blocks=_number(run.env.get("ATB_DEVICE_TILING_BUFFER_BLOCK_NUM"), 32),
-    )
-
-
-def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdigit() and int(text) > 0 else default

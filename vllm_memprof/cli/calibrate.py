@@ -1,0 +1,173 @@
+"""``memprof plan --calibrate``: a plan with and without what hardware says of modelled memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_memprof.cli import plans as shared
+from vllm_memprof.cli.fit import FORMATS, check_setup
+from vllm_memprof.cli.show import check_format, draw, write_out
+from vllm_memprof.errors import RunRecordError, UsageError
+from vllm_memprof.files import from_here, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm_memprof.plans.hardware import Hardware
+    from vllm_memprof.plans.request import Plan
+    from vllm_memprof.record.loader import Run
+    from vllm_memprof.sim.profiles import DeviceProfile
+
+Calibrate = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrate",
+        metavar="RUN_OR_LOG",
+        help="A run or log from an NPU that corrects what the simulated device models; LOG#2 is "
+        "its second start.",
+    ),
+]
+#: Of a calibrated plan, in its folder.
+RESULT_FILE = "calibrated.json"
+#: Exit status: one of the two plans did not come up.
+NOT_UP = 1
+
+
+def calibrated(
+    plan: Plan,
+    name: str,
+    folder: Path | None,
+    format_name: str,
+    lang: str,
+    quiet: bool,
+    use_store: bool,
+) -> int:
+    """Plan with and without corrections, print the result, and return the exit status.
+
+    Raises:
+        MemprofError: a wrong argument, or a run or log that cannot correct.
+    """
+    from vllm_memprof.launch.folder import create_run_dir
+    from vllm_memprof.launch.request import parse_device
+    from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
+    from vllm_memprof.plans.pool import Interrupted, run_here
+    from vllm_memprof.plans.store import Store
+    from vllm_memprof.plans.sweep import PLANS_DIR
+    from vllm_memprof.redact import redact_command
+    from vllm_memprof.report.results import render_result_json
+    from vllm_memprof.sim.profiles import load_profile
+
+    check_format(format_name, lang=lang, formats=FORMATS)
+    device = parse_device(plan.own.get("device", "auto"))
+    if device.profile is None:
+        raise UsageError(
+            "--calibrate corrects what a simulated device models; a plan on hardware measures it",
+            hint="--device sim:910b",
+        )
+    if plan.engine != "vllm":
+        raise UsageError(
+            f"--calibrate has no {plan.engine} yet: its logs print free memory at other moments"
+        )
+    profile = load_profile(device.profile)
+    hardware = read_hardware(name, profile)
+    check_setup(plan)
+    folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-calibrated", PLANS_DIR)
+    job = CalibratedJob(
+        plan, hardware, profile, folder.absolute(),
+        redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
+    )  # fmt: skip
+    progress = shared.progress(None, quiet)
+    try:
+        found = run_calibrated(
+            job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress
+        )
+    except Interrupted as error:
+        progress.close()
+        print(f"memprof: {error}; plans that are made are kept in the cache", file=sys.stderr)
+        return 128 + error.number
+    finally:
+        progress.close()
+    json_text = render_result_json(found)
+    write_atomically(folder / RESULT_FILE, json_text)
+    write_out(json_text if format_name == "json" else draw(found, format_name, lang=lang), None)
+    print(
+        f"memprof: {RESULT_FILE}, {found.profile} and the plans are in {from_here(folder)}; "
+        f"further plans: --device sim:{from_here(folder / found.profile)}",
+        file=sys.stderr,
+    )
+    return 0 if found.without.ok and found.corrected.ok else NOT_UP
+
+
+def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
+    """Read a run folder, its report.json or its engine.log, or a log from elsewhere.
+
+    Raises:
+        RunRecordError: it cannot be read, holds several starts, or cannot correct the profile.
+    """
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.plans.engine_args import value_of, with_option
+    from vllm_memprof.plans.hardware import hardware_of
+    from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
+    from vllm_memprof.sources import build_run, numbered, read_report
+
+    path, _ = numbered(name)
+    folder = Path(path)
+    if folder.name in (RUN_FILE, REPORT_JSON, ENGINE_LOG):  # it may lie in a run folder
+        folder = folder.parent
+    if (folder / RUN_FILE).is_file():
+        from vllm_memprof.plans.device_facts import engine_args_of
+        from vllm_memprof.record.loader import load_run
+
+        info = load_run(folder).info
+        report = build_run(folder)
+        try:
+            given: list[str] | None = engine_args_of(info)
+        except RunRecordError:
+            given = None
+        return hardware_of(name, report, given, info.env, profile)
+    run = _start_of(name)
+    if run is None:
+        report = read_report(name)
+        return hardware_of(name, report, None, report.run.env, profile)
+    report = build_report(run)
+    found = _arguments(run)
+    used = next((r.budget.gpu_memory_utilization for r in report.ranks), None)
+    option = "--gpu-memory-utilization"
+    if found is not None and used is not None and value_of(found, option) != f"{used:g}":
+        found = with_option(found, option, f"{used:g}")
+    return hardware_of(name, report, found, None, profile)
+
+
+def _start_of(name: str) -> Run | None:
+    """Return the one start of a log; None where the file is a report.
+
+    Raises:
+        RunRecordError: it has several starts, and no number says which.
+    """
+    from vllm_memprof.logs.to_record import read_log
+    from vllm_memprof.sources import chosen, is_report, numbered
+
+    path, number = numbered(name)
+    if is_report(path):
+        return None
+    runs = read_log(path)
+    if number is None and len(runs) > 1:
+        hint = f"name one of them: {path}#1 to {path}#{len(runs)}"
+        raise RunRecordError(f"{path} holds {len(runs)} starts", hint=hint)
+    return chosen(path, number, runs)[0]
+
+
+def _arguments(run: Run) -> list[str] | None:
+    """Return the engine's arguments of a start in a log; None where it does not tell them.
+
+    The command as typed counts; else the line "non-default args".
+    """
+    words: Sequence[str] = run.info.command
+    if list(words[:2]) == ["vllm", "serve"]:
+        return list(words[3:] if len(words) > 2 and not words[2].startswith("-") else words[2:])
+    said = [word for word in run.info.engine_command if word != "--enforce-eager"]
+    return list(run.info.engine_command) if said else None
