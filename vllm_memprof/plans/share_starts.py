@@ -160,7 +160,8 @@ def run_share(job: ShareJob, progress: Progress) -> Share:
         starts = [
             _start_all(job, number, way.flags, order or names, moment, progress)
             for order in (orders if way.flags else [])
-            for moment in card.rule.moments
+            # a number of blocks is the same whatever those before have done
+            for moment in (card.rule.moments if way.name == "utilization" else (SERVED,))
         ]
         found.append(replace(way, starts=starts))
     notes = _notes(rows, found, card)

@@ -8,7 +8,8 @@ import typer
 
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli import share as division
+from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.show import Lang
 from vllm_memprof.errors import UsageError
 
@@ -52,7 +53,7 @@ def require_plan(engine: str) -> None:
         )
 
 
-@app.command(cls=EngineCommand, epilog=shared.EPILOG)
+@app.command(cls=division.PlanCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
     model: shared.Model,
@@ -76,6 +77,8 @@ def plan(
     between: search.Between = None,
     step: search.Step = None,
     no_cache: search.NoCache = False,
+    share: division.ShareFlag = False,
+    beside: division.Beside = None,
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
@@ -90,6 +93,11 @@ def plan(
 
     Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
     but larger and smaller values do not pass in order, so a better value may exist.
+
+    With --share, divides one simulated device between instances, MODEL_A [arguments] -- MODEL_B
+    [arguments]: plans each alone, computes utilizations with which all start and survive, and
+    starts all beside each other with them. Each gets what its --want says, and the rest in equal
+    parts of bytes. Exit status: 0 found; 1 none; 2 a wrong argument.
     """
     require_plan(engine)
     given = {
@@ -99,6 +107,23 @@ def plan(
         "--step": step,
         "--no-cache": no_cache,
     }
+    if share:
+        from vllm_memprof.launch.engines import engine_row, refuse
+
+        refuse(engine_row(engine), "--share")
+        refused = {
+            "--fit": fit, "--keep-secrets": keep_secrets, "--share-device": share_device,
+            "--rank": rank is not None, "--between": between, "--step": step,
+        }  # fmt: skip
+        for name in (name for name, value in refused.items() if value):
+            raise UsageError(f"{name} does not go with --share")
+        status = division.share(
+            ctx.meta[division.INSTANCES], {"device": device, "stack": stack, "python": python},
+            startup_timeout, beside, headroom, run_dir, format_name, lang, quiet, not no_cache,
+        )  # fmt: skip
+        raise typer.Exit(status)
+    if beside is not None:
+        raise UsageError("--beside means nothing without --share")
     if fit is not None:
         from vllm_memprof.launch.engines import engine_row, refuse
         from vllm_memprof.plans.request import Plan
