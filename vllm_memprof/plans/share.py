@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.plans.share_rows import Alone, Flags, More, Way
 from vllm_memprof.record.schema import READY, SERVED
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, text
 
 #: Equations for which shares are computed. E4p (310P) halves what is left and E5, E6 are of vLLM on
 #: CUDA devices: neither can be started here.
@@ -112,24 +112,34 @@ class Problem:
 
     @property
     def why(self) -> Text:
-        order = join(", ", self.order)
-        parts = {"order": order, "name": self.name, "size": self.short}
+        order, name, size = ", ".join(self.order), self.name, self.short
         if self.kind == "refused":
             return text(
                 "{order}: {name} is refused at its start, {size:gib} GiB less are free than it "
-                "requests", **parts,
-            )  # fmt: skip
+                "requests",
+                order=order,
+                name=name,
+                size=size,
+            )
         if self.kind == "no-room":
             return text(
-                "{order}: {name} is granted {size:gib} GiB less KV cache than it needs", **parts
+                "{order}: {name} is granted {size:gib} GiB less KV cache than it needs",
+                order=order,
+                name=name,
+                size=size,
             )
         if self.kind == "share":
             return text(
-                "{order}: {name} would need a utilization above 1, by {size:gib} GiB", **parts
+                "{order}: {name} would need a utilization above 1, by {size:gib} GiB",
+                order=order,
+                name=name,
+                size=size,
             )
         return text(
             "{order}: all together need {size:gib} GiB more than there is, once {name} serves",
-            **parts,
+            order=order,
+            name=name,
+            size=size,
         )
 
 
@@ -267,6 +277,10 @@ def _way(
 
     _, first = attempt(0)
     if isinstance(first, Problem):
+        needed = sum(each.need + each.peak for each in figures) + card.beside + card.headroom
+        if needed > card.total:  # in any order, by any shares
+            names = tuple(each.name for each in figures)
+            first = Problem("device", names[-1], needed - card.total, names)
         return Way(name, order, [], first.why, first.short)
     low, high = 0, card.total
     while high - low > 1:

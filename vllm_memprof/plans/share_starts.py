@@ -47,7 +47,7 @@ from vllm_memprof.sim.runtime import (
     prepare_runtime,
 )
 from vllm_memprof.text import text
-from vllm_memprof.units import minus, one_line
+from vllm_memprof.units import format_gib, minus, one_line
 
 #: Options that fix the KV cache, which is what is to be divided.
 FIXED_SIZE = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
@@ -392,7 +392,11 @@ def _start_all(
         frees += _free_readings(each.process.run_dir)
         progress.finished(0, row, "made")
     results += [Started(name, "not started") for name in order[len(under) :]]
-    return Start(list(order), moment, results, min(frees, default=None))
+    least = min(frees, default=None)
+    if least is not None and least < job.headroom:
+        short = f"headroom {format_gib(least)} < {format_gib(job.headroom)} GiB"
+        results[-1] = replace(results[-1], missing=[*results[-1].missing, short])
+    return Start(list(order), moment, results, least)
 
 
 def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
