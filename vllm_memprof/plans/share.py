@@ -421,7 +421,7 @@ def _none_in_any_order(figures: Sequence[Figures]) -> Way:
     )
     why = text(
         "the equation subtracts what a neighbour holds, so that the later one needs the larger "
-        "share: with one share each, the two orders together are {size:gib} GiB short",
+        "share; with the same shares in both orders {size:gib} GiB are missing",
         size=short,
     )
     return Way("utilization", None, [], why, short)

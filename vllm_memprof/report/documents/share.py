@@ -125,11 +125,11 @@ def _alone(share: Share, wide: bool) -> Section:
 def _title(way: Way) -> Text:
     if way.order is not None:
         if len(way.order) == 1:
-            return text("by utilization")
-        return text("by utilization, started in the order {order}", order=", ".join(way.order))
+            return text("By utilization")
+        return text("By utilization, started in the order {order}", order=", ".join(way.order))
     if way.name == "blocks":
-        return text("by number of blocks, in any order of starting")
-    return text("by utilization, in any order of starting")
+        return text("By number of blocks, in any order of starting")
+    return text("By utilization, in any order of starting")
 
 
 def _way(way: Way, wide: bool) -> Section:
