@@ -68,6 +68,7 @@ class Started:
     name: str
     status: str  # ok | oom | failed | not started
     reason: str | None = None
+    #: Of the blocks that the engine made; where it made none, what its equation gives.
     kv_cache_bytes: int | None = None
     tokens: int | None = None
     missing: list[str] = field(default_factory=list)  # of what it wants, in words

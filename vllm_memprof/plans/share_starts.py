@@ -158,7 +158,7 @@ def run_share(job: ShareJob, progress: Progress) -> Share:
             [each.name for each in order] for order in rotations(figures)
         ]  # fmt: skip
         starts = [
-            _start_all(job, number, way.flags, order or names, moment, progress)
+            start_all(job, number, way.flags, order or names, moment, progress)
             for order in (orders if way.flags else [])
             # a number of blocks is the same whatever those before have done
             for moment in (card.rule.moments if way.name == "utilization" else (SERVED,))
@@ -324,7 +324,7 @@ class _Under:
             time.sleep(_TICK_S)
 
 
-def _start_all(
+def start_all(
     job: ShareJob,
     number: int,
     flags: Sequence[Flags],
@@ -388,8 +388,9 @@ def _start_all(
     for each in under:
         row = each.process.row()
         write_row(each.process.run_dir, None, row)
-        results.append(_started(each, row, job.folder))
-        frees += _free_readings(each.process.run_dir)
+        rank = _rank(each.process.run_dir)
+        results.append(_started(each, row, rank, job.folder))
+        frees += () if rank is None else _free_readings(rank)
         progress.finished(0, row, "made")
     results += [Started(name, "not started") for name in order[len(under) :]]
     least = min(frees, default=None)
@@ -411,26 +412,32 @@ def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
     return replace(plan, own=own, values=values, timeout_s=timeout_s)
 
 
-def _started(under: _Under, row: PlanRow, folder: Path) -> Started:
+def _started(under: _Under, row: PlanRow, rank: RankReport | None, folder: Path) -> Started:
     missing = [miss.text for miss in misses(row, under.instance.wants)] if row.ok else []
+    planned = None if rank is None else rank.kv.planned_bytes
     return Started(
         under.instance.name,
         row.status,
         row.reason,
-        row.kv_cache_bytes,
+        row.kv_cache_bytes if planned is None else planned,
         row.tokens,
         missing,
         str(under.process.run_dir.relative_to(folder)),
     )
 
 
-def _free_readings(run_dir: Path) -> Iterator[int]:
-    """Yield what was free on the device at the phases of a run, bytes."""
+def _rank(run_dir: Path) -> RankReport | None:
+    """Return the report of the only rank of a run; None where there is none."""
     with suppress(MemprofError):
-        for rank in build_report(load_run(run_dir)).ranks:
-            for _, edge in edges_of(rank.phases):
-                if edge.snapshot.device_free_bytes is not None:
-                    yield edge.snapshot.device_free_bytes
+        return next(iter(build_report(load_run(run_dir)).ranks), None)
+    return None
+
+
+def _free_readings(rank: RankReport) -> Iterator[int]:
+    """Yield what was free on the device at the phases of a rank, bytes."""
+    for _, edge in edges_of(rank.phases):
+        if edge.snapshot.device_free_bytes is not None:
+            yield edge.snapshot.device_free_bytes
 
 
 @contextmanager
