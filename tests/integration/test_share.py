@@ -12,7 +12,8 @@ from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_
 from vllm_memprof.cli.plans import PlainProgress
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.share_rows import More, Share, Start, Way
-from vllm_memprof.plans.share_starts import Instance, ShareJob, start_all
+from vllm_memprof.plans.share_starts import Instance, ShareJob, compute, start_all
+from vllm_memprof.plans.store import Store
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.units import GIB
 
@@ -37,20 +38,23 @@ def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = T
     return from_json(Share, json.loads((folder / "share.json").read_text()))
 
 
-def with_more(folder: Path, stack: str, way: Way, more: More) -> tuple[Start, dict[str, int]]:
-    """Start all with the flags of a way, one of them a step higher; in the order that was told."""
-    flags = [
-        replace(each, gpu_memory_utilization=more.gpu_memory_utilization)
-        if each.name == more.name
-        else each
-        for each in way.flags
-    ]
+def job_of(folder: Path, stack: str) -> ShareJob:
+    """The same division as ``share`` asks for, of plans that may have been made."""
     own = {"device": "sim:910b", "stack": stack, "until": "ready"}
     instances = [Instance(name, Plan(MODELS[name], ARGS[name], own=own)) for name in "AB"]
-    job = ShareJob(instances, 0, 0, folder / f"more-{more.name}", [])
+    return ShareJob(instances, 0, 0, folder, [], Store())
+
+
+def with_more(job: ShareJob, way: Way, more: More) -> Start:
+    """Start all with the flags of a way, one of them a step higher; in the order that was told."""
+    share = more.gpu_memory_utilization
+    flags = [
+        replace(each, gpu_memory_utilization=share) if each.name == more.name else each
+        for each in way.flags
+    ]
     order = way.order or more.why.partition(":")[0].split(", ")
-    start = start_all(job, 0, flags, order, "served", PlainProgress(None))
-    return start, {each.name: each.kv_cache_bytes or 0 for each in start.results}
+    job = replace(job, folder=job.folder / f"{more.name}-{share}")
+    return start_all(job, 0, flags, order, "served", PlainProgress(None))
 
 
 def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_path: Path) -> None:
@@ -67,7 +71,7 @@ def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_pat
             assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
     assert [more.starts for more in way.more] == [False, False]
     for more in way.more:
-        start, _ = with_more(tmp_path, STACK, way, more)
+        start = with_more(job_of(tmp_path, STACK), way, more)
         assert not start.passes
         assert "less than desired GPU memory utilization" in (start.results[-1].reason or "")
 
@@ -91,15 +95,24 @@ def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path)
         for each in blocks.flags:
             result = by_name[each.name]
             assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
-    earlier, later = first_a.more
+
+
+def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path: Path) -> None:
+    require_stack(OLD_STACK)
+    job = job_of(tmp_path, OLD_STACK)
+    _, way, *_ = compute(job, PlainProgress(None)).ways
+    earlier, later = way.more
     assert (earlier.starts, later.starts) == (True, False)
-    served = first_a.starts[0].results[1].kv_cache_bytes or 0
-    start, sizes = with_more(tmp_path, OLD_STACK, first_a, earlier)
-    assert start.passes  # and the report says why: the later one pays
-    assert served - sizes["B"] == pytest.approx(STEP_BYTES, abs=1 << 20)
-    assert "GiB of KV cache of B" in earlier.why
-    start, _ = with_more(tmp_path, OLD_STACK, first_a, later)
+    assert "1.22 GiB of KV cache of B" in earlier.why
+    start = with_more(job, way, earlier)
+    assert start.passes  # and the report says why
+    before, after = way.flags[1].kv_cache_bytes or 0, start.results[1].kv_cache_bytes or 0
+    assert before - STEP_BYTES <= after < before - STEP_BYTES + GIB // 2
+    assert later.gpu_memory_utilization > 1  # refused by the engine's own check of its arguments
+    start = with_more(job, way, later)
     assert not start.passes
+    assert "gpu_memory_utilization" in (start.results[-1].reason or "")
+    start = with_more(job, way, replace(later, gpu_memory_utilization=1.0))
     assert start.results[-1].status == "oom"
 
 

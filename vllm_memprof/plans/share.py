@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.plans.share_rows import Alone, Flags, More, Way
@@ -130,7 +131,7 @@ class Problem:
             )
         if self.kind == "share":
             return text(
-                "{order}: {name} would need a utilization above 1, by {size:gib} GiB",
+                "{order}: {name}: a utilization above 1 is refused, {size:gib} GiB too much",
                 order=order,
                 name=name,
                 size=size,
@@ -143,6 +144,7 @@ class Problem:
         )
 
 
+_Instance = TypeVar("_Instance")
 #: KV cache of each instance, or why there is none.
 Outcome = dict[str, int] | Problem
 #: What gives each instance its KV cache, from the bytes wanted; or why it cannot be had.
@@ -187,12 +189,13 @@ def predict(
     return granted
 
 
-def rotations(figures: Sequence[Figures]) -> list[list[Figures]]:
+def rotations(instances: Sequence[_Instance]) -> list[list[_Instance]]:
     """Return orders in which each instance is the last once, the others as they are.
 
     Whoever is last meets the most: what passes there passes earlier as well.
     """
-    return [[*(f for f in figures if f is not last), last] for last in reversed(figures)]
+    return [[*(each for each in instances if each is not last), last]
+            for last in reversed(instances)]  # fmt: skip
 
 
 def predict_all(

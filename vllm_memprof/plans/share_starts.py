@@ -30,7 +30,7 @@ from vllm_memprof.plans.pool import Interrupted, Task, run_here
 from vllm_memprof.plans.process import PlanProcess
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.share import Card, Figures, Rule, rotations, ways
+from vllm_memprof.plans.share import EQUATIONS, Card, Figures, Rule, rotations, ways
 from vllm_memprof.plans.share_rows import Alone, Flags, Share, Start, Started, Way
 from vllm_memprof.plans.store import Store, key_of
 from vllm_memprof.plans.sweep import PLANS_DIR, Progress
@@ -137,36 +137,52 @@ def run_share(job: ShareJob, progress: Progress) -> Share:
         Interrupted: by a signal; what was started has ended.
     """
     started_s = time.monotonic()
-    reports = [_plan_alone(job, place, progress) for place in range(len(job.instances))]
-    rows = [alone for alone, _, _ in reports]
-    total = next((rank.device_total_bytes for _, rank, _ in reports if rank is not None), None)
-    equations = {rank.budget.equation for _, rank, _ in reports if rank is not None}
+    share = compute(job, progress)
+    every = [[each.name for each in order] for order in rotations(job.instances)]
+    found = []
+    for number, way in enumerate(share.ways):
+        moments = moments_of(share.equation, way)
+        starts = [
+            start_all(job, number, way.flags, order, moment, progress)
+            for order in ((every if way.order is None else [way.order]) if way.flags else [])
+            for moment in moments
+        ]
+        found.append(replace(way, starts=starts))
+    seconds = round(time.monotonic() - started_s, 1)
+    return replace(share, ways=found, notes=_notes(share, found), seconds=seconds)
+
+
+def compute(job: ShareJob, progress: Progress) -> Share:
+    """Plan each instance alone and compute the shares; start nothing with them.
+
+    Raises:
+        Interrupted: by a signal.
+    """
+    planned = [_plan_alone(job, place, progress) for place in range(len(job.instances))]
+    rows = [alone for alone, _ in planned]
+    ranks = [rank for _, rank in planned if rank is not None]
+    equations = {rank.budget.equation for rank in ranks}
+    total = next((rank.device_total_bytes for rank in ranks if rank.device_total_bytes), None)
     share = Share(
         job.command, rows, next(iter(equations), None), total, job.beside, job.headroom,
         simulated=True,
     )  # fmt: skip
-    known = [Figures.of(row) for row in rows]
-    figures = [each for each in known if each is not None]
+    figures = [each for row in rows if (each := Figures.of(row)) is not None]
     why = _why_not(rows, figures, equations)
     if why is not None or total is None or share.equation is None:
-        return replace(share, why_none=why, seconds=round(time.monotonic() - started_s, 1))
+        return replace(share, why_none=why)
     card = Card(total, Rule.of(share.equation), job.beside, job.headroom)
-    found = []
-    for number, way in enumerate(ways(card, figures)):
-        names = [each.name for each in figures]
-        orders = [way.order] if way.order is not None else [
-            [each.name for each in order] for order in rotations(figures)
-        ]  # fmt: skip
-        starts = [
-            start_all(job, number, way.flags, order or names, moment, progress)
-            for order in (orders if way.flags else [])
-            # a number of blocks is the same whatever those before have done
-            for moment in (card.rule.moments if way.name == "utilization" else (SERVED,))
-        ]
-        found.append(replace(way, starts=starts))
-    notes = _notes(rows, found, card)
-    seconds = round(time.monotonic() - started_s, 1)
-    return replace(share, ways=found, notes=notes, seconds=seconds)
+    return replace(share, ways=ways(card, figures))
+
+
+def moments_of(equation: str | None, way: Way) -> tuple[str, ...]:
+    """Return what those before have done in the starts of a way.
+
+    A number of blocks is the same whatever they have done.
+    """
+    if equation is None or way.name == "blocks":
+        return (SERVED,)
+    return Rule.of(equation).moments
 
 
 def _why_not(rows: list[Alone], figures: list[Figures], equations: set[str | None]) -> str | None:
@@ -177,7 +193,7 @@ def _why_not(rows: list[Alone], figures: list[Figures], equations: set[str | Non
                 name=row.name,
                 reason=row.reason or row.status,
             )
-    if len(equations) > 1 or not equations <= {"E2", "E3", "E4"}:
+    if len(equations) > 1 or not equations <= set(EQUATIONS):
         names = ", ".join(sorted(name or "-" for name in equations))
         return text("shares are computed for E2, E3 and E4, not for {names}", names=names)
     if len(figures) < len(rows):
@@ -186,27 +202,26 @@ def _why_not(rows: list[Alone], figures: list[Figures], equations: set[str | Non
     return None
 
 
-def _notes(rows: Sequence[Alone], found: Sequence[Way], card: Card) -> list[str]:
+def _notes(share: Share, found: Sequence[Way]) -> list[str]:
+    if not found:
+        return []
     notes: list[str] = [
         text(
             "the next instance is started when the one before is ready; starts at the same time "
             "see each other's memory half made, and are not answered for"
         )
     ]
-    if len(rows) > 2 and not card.rule.subtracts:
+    if len(share.instances) > 2:
         notes.append(text("orders: each instance was the last once"))
-    if len(rows) > 2 and card.rule.subtracts:
-        notes.append(text("by utilization: the order as typed; another one has other shares"))
-    unsure = [way for way in found if way.flags and not way.holds]
-    if unsure:
+        if any(way.order is not None for way in found):
+            notes.append(text("by utilization: the order as typed; another one has other shares"))
+    if any(way.flags and not way.holds for way in found):
         notes.append(text("computed to pass, and did not: flags whose starts failed are no answer"))
     return notes
 
 
-def _plan_alone(
-    job: ShareJob, place: int, progress: Progress
-) -> tuple[Alone, RankReport | None, PlanRow]:
-    """Return the row of an instance that has the device to itself, with its report and its plan."""
+def _plan_alone(job: ShareJob, place: int, progress: Progress) -> tuple[Alone, RankReport | None]:
+    """Return the row of an instance that has the device to itself, with its report."""
     instance = job.instances[place]
     plan = replace(instance.plan, values={"instance": instance.name})
     row, run_dir = _plan(job, plan, instance.name, place, progress)
@@ -224,9 +239,9 @@ def _plan_alone(
         instance.fixed,
     )
     if not row.ok:
-        return alone, None, row
+        return alone, None
     rank = build_report(load_run(run_dir)).ranks[0]
-    return _with_figures(alone, rank, row, instance.wants), rank, row
+    return _with_figures(alone, rank, row, instance.wants), rank
 
 
 def _plan(
