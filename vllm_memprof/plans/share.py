@@ -413,11 +413,10 @@ def _by_blocks(card: Card, figures: Sequence[Figures]) -> Giving:
 
 
 def _none_in_any_order(figures: Sequence[Figures]) -> Way:
-    """Each share would have to contain the other.
+    """Return why one share each does not serve both orders, and the bytes that are missing.
 
-    The later of two is granted its request less its own and less what the earlier holds, so that
-    its request has to be the larger one, by what both hold beside their KV cache and the KV cache
-    that it needs. In the other order it has to be the smaller one.
+    With B later, (uB - uA) x total >= own B - own A + held A + need B; with A later the same, the
+    names changed. Added up: 0 >= held A + held B + need A + need B.
     """
     short = min(
         a.peak + b.peak + a.need + b.need for i, a in enumerate(figures) for b in figures[:i]

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from vllm_memprof.accounting import equations as engines
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.kv import blocks_per_request
 from vllm_memprof.accounting.model import RankReport
@@ -56,6 +57,8 @@ UTILIZATION = "--gpu-memory-utilization"
 #: is found with less of it.
 LESS = "0.75"
 STARTS_DIR = "starts"
+#: What newer releases make of the budget; with one of them a share is not computed.
+STAGES = {stage.name for row in engines.EQUATIONS for stage in row.stages}
 _BESIDE_S = 60.0
 _TICK_S = 0.05
 
@@ -265,6 +268,8 @@ def _with_figures(alone: Alone, rank: RankReport, row: PlanRow, wants: Sequence[
     """Return the row with what the engine's record says of its memory."""
     budget, kv, total = rank.budget, rank.kv, rank.device_total_bytes
     terms = [term.bytes for term in budget.terms if term.subtracted]
+    if any(term.name in STAGES for term in budget.terms):
+        terms = [None]  # the engine counts other bytes than the device holds
     warm_up = last_of(rank.phases, "warm_up")
     free = None if warm_up is None or warm_up.after is None else warm_up.after.device_free_bytes
     return replace(
@@ -418,7 +423,7 @@ def start_all(
 def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
     """Return the plan of an instance among others."""
     values = {"start": ",".join(order), "instance": flags.name}
-    plan = plan.vary(UTILIZATION, f"{flags.gpu_memory_utilization:.4f}".rstrip("0"))
+    plan = plan.vary(UTILIZATION, f"{flags.gpu_memory_utilization:g}")
     if flags.num_gpu_blocks_override is not None:
         plan = plan.vary("--num-gpu-blocks-override", str(flags.num_gpu_blocks_override))
     # those before wait while the others come up
