@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.accounting.builders import recorded
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import TermRow
 from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.rows import plan_row
 from vllm_memprof.plans.share import (
     Card,
     Figures,
@@ -22,8 +26,9 @@ from vllm_memprof.plans.share import (
     ways,
 )
 from vllm_memprof.plans.share_file import Typed, read_instances
-from vllm_memprof.plans.share_rows import Way
-from vllm_memprof.plans.share_starts import Instance, check
+from vllm_memprof.plans.share_rows import Alone, Way
+from vllm_memprof.plans.share_starts import Instance, _with_figures, check, moments_of
+from vllm_memprof.plans.wants import Want
 from vllm_memprof.record.schema import READY, SERVED
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -247,3 +252,45 @@ def test_what_has_no_answer_is_refused(args, own, beside, said) -> None:
     ]
     with pytest.raises(UsageError, match=said):
         check(given, beside)
+
+
+def test_figures_of_a_recorded_start() -> None:
+    run = recorded("recorded_tp1")
+    rank = build_report(run).ranks[0]
+    kv, total = rank.kv, rank.device_total_bytes
+    assert kv.bytes_per_block
+    assert kv.blocks
+    assert kv.tokens
+    assert kv.max_concurrency
+    row = plan_row(run, build_report(run), {}, (1024,))
+    alone = Alone("A", "m", [], [], "ok")
+    found = _with_figures(alone, rank, row, [])
+    assert Figures.of(found) is not None
+    request = round(kv.blocks / kv.max_concurrency)
+    assert found.need_bytes == request * kv.bytes_per_block
+    budget = rank.budget
+    # what is subtracted and what is granted are the request
+    assert budget.requested_bytes is not None
+    left = budget.requested_bytes - (found.subtracted_bytes or 0)
+    assert left - (budget.engine_kv_cache_bytes or 0) in (0, 1)
+    assert (found.held_peak_bytes or 0) >= (found.held_ready_bytes or 0) > 0
+    assert found.context_bytes == (total or 0) - (rank.initial_free_bytes or 0)
+    for want, blocks in (
+        (Want("tokens", kv.tokens), kv.blocks),
+        (Want("concurrency", 3), 3 * request),
+        (Want("kv-cache", 12345 * request * kv.bytes_per_block), 12345 * request),
+    ):
+        needed = _with_figures(alone, rank, row, [want]).need_bytes
+        assert needed == max(blocks, request) * kv.bytes_per_block, want
+    staged = replace(
+        rank, budget=replace(budget, terms=[*budget.terms, TermRow("multi_group", 1, True, 0)])
+    )
+    assert Figures.of(_with_figures(alone, staged, row, [])) is None
+
+
+def test_moments_of_starts() -> None:
+    (e4,) = ways(card("E4"), [A, B])
+    _, in_order, _, blocks = ways(card("E2"), [A, B])
+    assert moments_of("E4", e4) == (SERVED,)
+    assert moments_of("E2", in_order) == (SERVED, READY)
+    assert moments_of("E2", blocks) == (SERVED,)
