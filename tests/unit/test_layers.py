@@ -86,7 +86,7 @@ ONLY = {
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},
-    ("report", "plans"): {"rows", "calibrated_rows"},
+    ("report", "plans"): {"rows", "calibrated_rows", "share_rows"},
     ("report", "accuracy"): {"spread"},
 }
 #: layer -> packages that none of its modules imports at module level.

@@ -14,6 +14,7 @@ from vllm_memprof.units import format_bytes, format_gib, one_line
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
     from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
+    from vllm_memprof.plans.share_rows import Share
 
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
@@ -117,8 +118,8 @@ def describe(row: PlanRow, how: str) -> str:
     return f"{title}: {text} ({how if how != 'made' else took or how})"
 
 
-def print_plans(found: Sweep | Fit, format_name: str, lang: str) -> None:
-    """Print a sweep or a search: as a table, as markdown, or as JSON."""
+def print_plans(found: Sweep | Fit | Share, format_name: str, lang: str) -> None:
+    """Print a sweep, a search or a division: as a table, as markdown, or as JSON."""
     if format_name == "json":
         from vllm_memprof.report.results import render_result_json
 

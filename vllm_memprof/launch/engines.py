@@ -89,7 +89,15 @@ SGLANG = EngineRow(
     lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
     stack="sglang-0.5.23",
     stack_engine="sglang",
-    without=("--sleep-cycles", "--ranks one", "--ranks edges", "--rank", "--fit", "--until ready"),
+    without=(
+        "--sleep-cycles",
+        "--ranks one",
+        "--ranks edges",
+        "--rank",
+        "--fit",
+        "--share",
+        "--until ready",
+    ),
     instead={
         "--ranks one": _EVERY_RANK,
         "--ranks edges": _EVERY_RANK,

@@ -25,7 +25,8 @@ class Plan:
     engine_args: list[str]
     #: Option -> value, for the row; secrets redacted.
     values: dict[str, str] = field(default_factory=dict)
-    own: dict[str, str] = field(default_factory=dict)  # options of memprof: device, stack, ranks...
+    #: Options of memprof: device, stack, ranks...; "" is the value of one that takes none.
+    own: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0  # until the engine must be ready
     lengths: tuple[int, ...] = ()  # tokens of requests whose concurrency is wanted
 
@@ -73,7 +74,7 @@ class Plan:
 
     def command(self, run_dir: Path) -> list[str]:
         """Return the command of its process: ``memprof plan`` of this installation."""
-        own = [f"--{name}={value}" for name, value in self.own.items()]
+        own = [f"--{name}={value}" if value else f"--{name}" for name, value in self.own.items()]
         own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
         memprof = [sys.executable, "-m", "vllm_memprof", "plan"]
         return [*memprof, self.model, *own, "--", *self.engine_args]

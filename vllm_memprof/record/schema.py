@@ -84,6 +84,12 @@ ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 ENV_TRACE_ALLOCATIONS = "MEMPROF_TRACE_ALLOCATIONS"
 #: How often the engine's steps are sampled: "16" (every 16th step) or "5s". Without it never.
 ENV_SAMPLE = "MEMPROF_SAMPLE"
+#: Folder in which ``plan --share`` says where a plan stops and waits (``engines.vllm.hold``).
+ENV_HOLD = "MEMPROF_HOLD"
+#: Moments at which a plan to the end can wait: its largest batches are ahead, or have run.
+READY, SERVED = MOMENTS = ("ready", "served")
+#: Files of a moment in that folder: it is asked to wait; it waits until the file is gone.
+HOLD_SUFFIX, HELD_SUFFIX = ".hold", ".held"
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"

@@ -23,6 +23,7 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
+from vllm_memprof.plans.share_rows import Share
 from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
 from vllm_memprof.report.document import (
     MUTED,
@@ -147,7 +148,7 @@ def _is_simulated(found: Found) -> bool:
         return any(row.simulated for row in found.rows)
     if isinstance(found, Fit):
         return any(each.row.simulated for each in found.tries)
-    if isinstance(found, Who):
+    if isinstance(found, (Share, Who)):
         return found.simulated
     if isinstance(found, Calibrated):
         return True

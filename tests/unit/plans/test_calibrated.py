@@ -133,7 +133,7 @@ def test_the_plan_of_the_run_itself_is_no_evidence(tmp_path: Path) -> None:
         (["--device", "npu"], "--calibrate corrects what a simulated device models"),
         (["--share-device"], "--share-device is for one run"),
         (["--keep-secrets"], "--keep-secrets is for one run"),
-        (["--want", "tokens=5"], "--want means nothing without --fit"),
+        (["--want", "tokens=5"], "--want does not go with --calibrate"),
         (["--engine", "sglang"], "--calibrate has no sglang yet"),
     ],
 )

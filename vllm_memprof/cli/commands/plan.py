@@ -9,7 +9,8 @@ import typer
 from vllm_memprof.cli import calibrate as hardware
 from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
-from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
+from vllm_memprof.cli import share as division
+from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.show import Lang
 from vllm_memprof.errors import UsageError
 
@@ -54,7 +55,52 @@ def require_plan(engine: str) -> None:
         )
 
 
-@app.command(cls=EngineCommand, epilog=shared.EPILOG)
+#: Question to many plans -> the options that it takes beside those of every plan.
+_TAKES = {
+    "--fit": {"--want", "--headroom", "--between", "--step", "--goal", "--no-cache", "--rank"},
+    "--calibrate": {"--no-cache", "--rank"},
+    "--share": {"--want", "--headroom", "--no-cache", "--beside"},
+}
+_OF_ONE_RUN = {"--keep-secrets", "--share-device", "--rank"}
+
+
+def require_one_question(given: dict[str, object], engine: str) -> str | None:
+    """Return the question that is asked of many plans; None: it is one plan.
+
+    Args:
+        given: option -> its value; false where it is not given.
+        engine: of the plans.
+
+    Raises:
+        UsageError: two questions, an option that belongs to another one, or an engine without.
+    """
+    from vllm_memprof.launch.engines import engine_row, refuse
+
+    asked = [name for name in _TAKES if given[name]]
+    if asked == ["--fit", "--calibrate"]:
+        raise UsageError(
+            "--fit and --calibrate do not go together",
+            hint="--calibrate keeps the corrected profile: --fit with --device "
+            "sim:<folder>/calibrated.toml",
+        )
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} does not go with {asked[1]}")
+    question = asked[0] if asked else None
+    takes = _OF_ONE_RUN if question is None else _TAKES[question]
+    for name in (name for name, value in given.items() if value and name not in (*takes, question)):
+        owners = [owner for owner, options in _TAKES.items() if name in options]
+        if question is None:
+            hint = "e.g. --fit devices; see memprof plan --help"
+            raise UsageError(f"{name} means nothing without {owners[0]}", hint=hint)
+        if name in ("--keep-secrets", "--share-device"):
+            raise UsageError(f"{name} is for one run: it does not go with {question}")
+        raise UsageError(f"{name} does not go with {question}")
+    if question is not None:
+        refuse(engine_row(engine), question)
+    return question
+
+
+@app.command(cls=division.PlanCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
     model: shared.Model,
@@ -80,6 +126,8 @@ def plan(
     goal: search.Goal = None,
     no_cache: search.NoCache = False,
     calibrate: hardware.Calibrate = None,
+    share: division.ShareFlag = False,
+    beside: division.Beside = None,
 ) -> None:
     """Size the KV cache, show the budget, stop.
 
@@ -101,70 +149,54 @@ def plan(
 
     Exit status of --fit: 0 found; 1 no value that was tried passes; 2 a wrong argument; 4 found,
     but larger and smaller values do not pass in order, so a better value may exist.
+
+    With --share, divides one simulated device between instances, MODEL_A [arguments] -- MODEL_B
+    [arguments]: plans each alone, computes utilizations with which all start and survive, and
+    starts all beside each other with them. Each gets what its --want says, and the rest in equal
+    parts of bytes. Exit status: 0 found; 1 none; 2 a wrong argument.
     """
     from vllm_memprof.plans.rows import KV, READY
 
     require_plan(engine)
-    given = {
-        "--want": want,
-        "--headroom": headroom,
-        "--between": between,
-        "--step": step,
-        "--goal": goal,
-        "--no-cache": no_cache,
-    }
-    if fit is not None and calibrate is not None:
-        raise UsageError(
-            "--fit and --calibrate do not go together",
-            hint="--calibrate keeps the corrected profile: --fit with --device "
-            "sim:<folder>/calibrated.toml",
-        )
-    if fit is not None:
-        from vllm_memprof.launch.engines import engine_row, refuse
-
-        refuse(engine_row(engine), "--fit")
-        for name, one_run in (("--keep-secrets", keep_secrets), ("--share-device", share_device)):
-            if one_run:
-                raise UsageError(f"{name} is for one run: it does not go with --fit")
-    until = until or (KV if fit is None or ranks == "edges" else READY)
+    question = require_one_question(
+        {
+            "--fit": fit, "--calibrate": calibrate, "--share": share, "--want": want,
+            "--headroom": headroom, "--between": between, "--step": step, "--goal": goal,
+            "--no-cache": no_cache, "--beside": beside, "--keep-secrets": keep_secrets,
+            "--share-device": share_device, "--rank": rank is not None,
+        },
+        engine,
+    )  # fmt: skip
+    if question == "--share":
+        shared_by_all: dict[str, object] = {"device": device, "stack": stack, "python": python}
+        status = division.share(
+            ctx.meta[division.INSTANCES], shared_by_all, startup_timeout, beside, headroom,
+            run_dir, format_name, lang, quiet, not no_cache,
+        )  # fmt: skip
+        raise typer.Exit(status)
+    until = until or (READY if question == "--fit" and ranks != "edges" else KV)
     request = shared.request(
         "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
         ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
         sample="1" if until == READY else None,
     )  # fmt: skip
-    if fit is not None:
-        from vllm_memprof.plans.request import Plan
+    if question is None:
+        raise typer.Exit(shared.run(request, format_name, lang))
+    from vllm_memprof.plans.request import Plan
 
-        own = {
-            "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
-            "until": until,
-        }  # fmt: skip
-        asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
+    own: dict[str, object] = {
+        "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
+        "until": until,
+    }  # fmt: skip
+    asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], {"engine": engine, **own}, startup_timeout)
+    if fit is not None:
         status = search.fit(
             asked, fit, want or [], headroom, between, step, goal,
             run_dir, format_name, lang, quiet, not no_cache,
         )  # fmt: skip
-        raise typer.Exit(status)
-    if calibrate is not None:
-        from vllm_memprof.plans.request import Plan
-
-        if keep_secrets or share_device:
-            name = "--keep-secrets" if keep_secrets else "--share-device"
-            raise UsageError(f"{name} is for one run: it does not go with --calibrate")
-        del given["--no-cache"]
-    for name, value in given.items():
-        if value:
-            hint = "e.g. --fit devices; see memprof plan --help"
-            raise UsageError(f"{name} means nothing without --fit", hint=hint)
-    if calibrate is not None:
-        from vllm_memprof.plans.request import Plan
-
-        own = {
-            "engine": engine, "device": device, "stack": stack, "python": python, "ranks": ranks,
-            "rank": rank, "until": until,
-        }  # fmt: skip
-        asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
-        raise typer.Exit(
-            hardware.calibrated(asked, calibrate, run_dir, format_name, lang, quiet, not no_cache)
+    else:
+        assert calibrate is not None
+        status = hardware.calibrated(
+            asked, calibrate, run_dir, format_name, lang, quiet, not no_cache
         )
-    raise typer.Exit(shared.run(request, format_name, lang))
+    raise typer.Exit(status)

@@ -16,6 +16,7 @@ from typing import Any
 
 from vllm_memprof.capture import actions, plugin
 from vllm_memprof.capture.hook import StopAfterPlan
+from vllm_memprof.engines.vllm.hold import hold
 from vllm_memprof.engines.vllm.rank_choice import (
     Choice,
     RankError,
@@ -25,6 +26,7 @@ from vllm_memprof.engines.vllm.rank_choice import (
     choose,
     layer_kinds,
 )
+from vllm_memprof.record.schema import READY, SERVED
 
 #: Vocabularies are padded to a multiple of it.
 _VOCABULARY_PADDING = 64
@@ -209,9 +211,11 @@ def _run_batches(core: Any, vllm_config: Any) -> None:
 
     if plugin.RECORDER is not None:
         actions.model_is_ready(plugin.RECORDER, core.scheduler)
+    hold(READY)
     done = full_step.drive(core, vllm_config)
     if plugin.RECORDER is not None:
         plugin.RECORDER.emit("full_step", **done)
+    hold(SERVED)
 
 
 def _replicas_of_a_machine(world: World, devices: int | None) -> int:

@@ -1,0 +1,132 @@
+"""``plan A -- B --share``: its flags start both on one simulated device, and a step more does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_memprof
+from vllm_memprof.cli.plans import PlainProgress
+from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.share_rows import More, Share, Start, Way
+from vllm_memprof.plans.share_starts import Instance, ShareJob, compute, start_all
+from vllm_memprof.plans.store import Store
+from vllm_memprof.record.codec import from_json
+from vllm_memprof.units import GIB
+
+# CI: plans/test_share.py on figures, engines/test_hold.py; each test here starts a dozen engines
+pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(1800)]
+
+#: One step more of the device, bytes; of it a block and the rounding to hundredths may be missing.
+STEP_BYTES, ROUNDING = 0.02 * 60.96 * GIB, 0.01 * 60.96 * GIB
+ARGS = {
+    "A": ["--enforce-eager", "--max-model-len", "4096"],
+    "B": ["--enforce-eager", "--max-model-len", "2048"],
+}
+MODELS = {"A": "memprof/tiny", "B": "memprof/tiny-moe"}
+
+
+def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = True) -> Share:
+    command = ["plan", MODELS["A"], *ARGS["A"]]
+    command += ["--", MODELS["B"], *ARGS["B"]] if second else []
+    command += ["--share", "--device", "sim:910b", "--stack", stack, *own]
+    run = finish(start_memprof(command, folder), folder, 1500)
+    assert run.returncode == status, run.output[-4000:]
+    return from_json(Share, json.loads((folder / "share.json").read_text()))
+
+
+def job_of(folder: Path, stack: str) -> ShareJob:
+    """The same division as ``share`` asks for, of plans that may have been made."""
+    own = {"device": "sim:910b", "stack": stack, "until": "ready"}
+    instances = [Instance(name, Plan(MODELS[name], ARGS[name], own=own)) for name in "AB"]
+    return ShareJob(instances, 0, 0, folder, [], Store())
+
+
+def with_more(job: ShareJob, way: Way, more: More) -> Start:
+    """Start all with the flags of a way, one of them a step higher; in the order that was told."""
+    share = more.gpu_memory_utilization
+    flags = [
+        replace(each, gpu_memory_utilization=share) if each.name == more.name else each
+        for each in way.flags
+    ]
+    order = way.order or more.why.partition(":")[0].split(", ")
+    job = replace(job, folder=job.folder / f"{more.name}-{share}")
+    return start_all(job, 0, flags, order, "served", PlainProgress(None))
+
+
+def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_path: Path) -> None:
+    found = share(tmp_path / "run", require_stack(STACK))
+    assert (found.equation, found.found) == ("E4", True)
+    (way,) = found.ways
+    assert [start.order for start in way.starts] == [["A", "B"], ["B", "A"]]
+    flags = {each.name: each for each in way.flags}
+    for start in way.starts:
+        assert start.passes
+        assert 0 < (start.least_free_bytes or 0) < ROUNDING + GIB // 2
+        for result in start.results:  # what was computed, to the byte
+            each = flags[result.name]
+            assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
+    assert [more.starts for more in way.more] == [False, False]
+    for more in way.more:
+        start = with_more(job_of(tmp_path, STACK), way, more)
+        assert not start.passes
+        assert "less than desired GPU memory utilization" in (start.results[-1].reason or "")
+
+
+def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path) -> None:
+    found = share(tmp_path / "run", require_stack(OLD_STACK))
+    assert (found.equation, found.found) == ("E2", True)
+    none, first_a, first_b, blocks = found.ways
+    assert (none.flags, first_a.order, first_b.order) == ([], ["A", "B"], ["B", "A"])
+    assert (blocks.order, blocks.holds) == (None, True)
+    for way in (first_a, first_b):
+        assert [start.neighbours for start in way.starts] == ["served", "ready"]
+        for start in way.starts:
+            assert start.passes
+            assert 0 < (start.least_free_bytes or 0) < ROUNDING + GIB // 2
+            for each, result in zip(way.flags, start.results, strict=True):
+                # a further context is smaller than the first, which the alone plan has
+                assert 0 <= (result.kv_cache_bytes or 0) - (each.kv_cache_bytes or 0) < GIB // 2
+    for start in blocks.starts:
+        by_name = {result.name: result for result in start.results}
+        for each in blocks.flags:
+            result = by_name[each.name]
+            assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
+
+
+def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path: Path) -> None:
+    require_stack(OLD_STACK)
+    job = job_of(tmp_path, OLD_STACK)
+    _, way, *_ = compute(job, PlainProgress(None)).ways
+    earlier, later = way.more
+    assert (earlier.starts, later.starts) == (True, False)
+    assert "1.22 GiB of KV cache of B" in earlier.why
+    start = with_more(job, way, earlier)
+    assert start.passes  # and the report says why
+    before, after = way.flags[1].kv_cache_bytes or 0, start.results[1].kv_cache_bytes or 0
+    assert before - STEP_BYTES <= after < before - STEP_BYTES + GIB // 2
+    assert later.gpu_memory_utilization > 1  # refused by the engine's own check of its arguments
+    start = with_more(job, way, later)
+    assert not start.passes
+    assert "gpu_memory_utilization" in (start.results[-1].reason or "")
+    start = with_more(job, way, replace(later, gpu_memory_utilization=1.0))
+    assert start.results[-1].status == "oom"
+
+
+def test_memory_of_a_process_that_is_no_engine(tmp_path: Path) -> None:
+    """A single instance, and 20 GiB of a trainer: with headroom for 10 GiB that come later."""
+    own = ["--beside", "20GiB", "--headroom", "10GiB", "--want", "tokens=10000000"]
+    found = share(tmp_path / "run", require_stack(STACK), *own, second=False)
+    (way,) = found.ways
+    assert way.holds
+    (start,) = way.starts
+    assert 10 * GIB <= (start.least_free_bytes or 0) < 10 * GIB + ROUNDING + GIB // 2
+    none = share(
+        tmp_path / "none", STACK, "--beside", "50GiB", "--want", "kv-cache=20GiB",
+        second=False, status=1,
+    )  # fmt: skip
+    assert not none.found
+    assert none.ways[0].short_bytes == pytest.approx(9.6 * GIB, abs=GIB // 4)

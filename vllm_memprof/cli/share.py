@@ -1,0 +1,175 @@
+"""``memprof plan A -- B --share``: several instances on one device, from real plans and starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_memprof.cli import plans as shared
+from vllm_memprof.cli.arguments import EngineCommand, OwnOption, split_arguments
+from vllm_memprof.cli.show import check_format
+from vllm_memprof.errors import UsageError
+from vllm_memprof.files import from_here, write_atomically
+
+if TYPE_CHECKING:
+    from vllm_memprof.plans.share_file import Typed
+
+ShareFlag = Annotated[
+    bool,
+    typer.Option(
+        "--share",
+        help="Divide one device: MODEL_A [arguments] -- MODEL_B [arguments] --share, or a TOML "
+        "file of instances as MODEL.",
+    ),
+]
+Beside = Annotated[
+    str | None,
+    typer.Option(
+        "--beside",
+        metavar="SIZE",
+        help="With --share: held on the device by a process that is no engine, from before the "
+        "first start.",
+    ),
+]
+
+FORMATS = ("table", "markdown", "json")
+#: Exit status: there are no flags with which all start and survive.
+NO_ANSWER = 1
+#: Key in the context's ``meta`` under which ``plan`` finds the instances.
+INSTANCES = "vllm_memprof.instances"
+_SHARE = "--share"
+
+
+class PlanCommand(EngineCommand):
+    """``plan``: with ``--share`` anywhere, a lone ``--`` stands between two instances.
+
+    Options of memprof hold for all of them, wherever they stand; ``--want`` for the instance among
+    whose arguments it is.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if _SHARE not in args:
+            return super().parse_args(ctx, args)
+        from vllm_memprof.plans.share_file import Typed
+
+        groups: list[list[str]] = [[]]
+        for token in args:
+            if token == "--":
+                groups.append([])
+            else:
+                groups[-1].append(token)
+        options = [
+            OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
+            for param in self.get_params(ctx)
+            if param.param_type_name == "option"
+        ]
+        own, instances = list[str](), list[Typed]()
+        for number, group in enumerate(groups):
+            split = split_arguments(group, options)
+            wants = [token for token in split.own if token.startswith("--want=")]
+            own += [token for token in split.own if token not in wants]
+            if split.model is not None:
+                texts = [token.removeprefix("--want=") for token in wants]
+                instances.append(Typed(split.model, split.engine, texts))
+            elif number and (split.engine or wants or len(groups) > 2):
+                raise UsageError(
+                    f"--share: there is no MODEL behind `--` number {number}",
+                    hint="MODEL_A [arguments] -- MODEL_B [arguments] --share",
+                )
+        ctx.meta[INSTANCES] = instances
+        first = [] if not instances else [instances[0].model, *instances[0].engine_args]
+        return super().parse_args(ctx, [*own, *(["--", *first] if first else [])])
+
+
+def share(
+    instances: list[Typed],
+    own: dict[str, object],
+    timeout_s: float,
+    beside: str | None,
+    headroom: str | None,
+    folder: Path | None,
+    format_name: str,
+    lang: str,
+    quiet: bool,
+    use_store: bool,
+) -> int:
+    """Divide the device, print the result, and return the exit status.
+
+    Raises:
+        MemprofError: a wrong argument, or a start that cannot be begun.
+    """
+    from vllm_memprof.cli.fit import check_setup
+    from vllm_memprof.launch.folder import create_run_dir
+    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.request import Plan
+    from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
+    from vllm_memprof.plans.store import Store
+    from vllm_memprof.plans.sweep import PLANS_DIR
+    from vllm_memprof.plans.wants import lengths, parse_wants
+    from vllm_memprof.redact import redact_command
+    from vllm_memprof.report.results import render_result_json
+
+    check_format(format_name, lang=lang, formats=FORMATS)
+    found = []
+    for number, typed in enumerate(_from_file(instances)):
+        wants = parse_wants(typed.wants, None)[:-1]  # the headroom is that of the device
+        plan = Plan.asked(typed.model, typed.engine_args, own, timeout_s)
+        plan = Plan(
+            plan.model, plan.engine_args, own={**plan.own, "until": "ready"},
+            timeout_s=plan.timeout_s, lengths=lengths(wants),
+        )  # fmt: skip
+        found.append(Instance(_name(number), plan, wants))
+    held, kept = _size("--beside", beside), _size("--headroom", headroom)
+    check(found, held)
+    check_setup(found[0].plan)
+    names = "-".join(each.plan.model.rstrip("/").rpartition("/")[2] for each in found)
+    folder = create_run_dir(folder, f"{names[:80]}-share", PLANS_DIR)
+    job = ShareJob(
+        found, held, kept, folder, redact_command(["memprof", *sys.argv[1:]]),
+        Store() if use_store else None,
+    )  # fmt: skip
+    progress = shared.progress(None, quiet)
+    try:
+        answer = run_share(job, progress)
+    except Interrupted as error:
+        print(f"memprof: {error}", file=sys.stderr)
+        return 128 + error.number
+    finally:
+        progress.close()
+    write_atomically(folder / "share.json", render_result_json(answer))
+    shared.print_plans(answer, format_name, lang)
+    print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
+    return 0 if answer.found else NO_ANSWER
+
+
+def _from_file(instances: list[Typed]) -> list[Typed]:
+    """Return the instances, or those of the TOML file that stands in the place of the only one."""
+    from vllm_memprof.plans.share_file import SUFFIX, read_instances
+
+    if len(instances) != 1 or not instances[0].model.endswith(SUFFIX):
+        return instances
+    if instances[0].engine_args or instances[0].wants:
+        raise UsageError(
+            f"{instances[0].model} has the instances: arguments and --want belong into it"
+        )
+    return read_instances(Path(instances[0].model))
+
+
+def _name(number: int) -> str:
+    """Return A, B, ... Z, A1, B1, ..."""
+    letter = chr(ord("A") + number % 26)
+    return letter if number < 26 else f"{letter}{number // 26}"
+
+
+def _size(option: str, text: str | None) -> int:
+    from vllm_memprof.units import parse_size
+
+    if text is None:
+        return 0
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 20GiB") from error

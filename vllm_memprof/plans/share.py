@@ -1,0 +1,429 @@
+"""Several instances on one device, computed: figures of each alone enter, their shares leave. Pure.
+
+Equations treat neighbours in three ways (``accounting.equations``):
+
+* E4 subtracts its own memory alone, and refuses to start where less is free than it requests;
+* E2 subtracts all that is used on the device, and checks nothing at its start;
+* E3 does both.
+
+One prediction, ``predict``, follows instances through their starts, one after the other. The shares
+are found by asking it: each instance gets the KV cache that it needs and the same bytes more, as
+much as still passes. Then they are rounded to hundredths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from vllm_memprof.accounting.equations import form_of
+from vllm_memprof.plans.share_rows import Alone, Flags, More, Way
+from vllm_memprof.record.schema import READY, SERVED
+from vllm_memprof.text import Text, text
+
+#: Equations for which shares are computed. E4p (310P) halves what is left and E5, E6 are of vLLM on
+#: CUDA devices: neither can be started here.
+EQUATIONS = ("E2", "E3", "E4")
+#: A step more, of which ``More`` tells the effect; in hundredths.
+STEP = 2
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an equation treats the memory of others on the device."""
+
+    subtracts: bool  # from the KV cache
+    checks: bool  # at the start: that the request is free
+
+    @classmethod
+    def of(cls, equation: str) -> Rule:
+        row = form_of(equation)
+        assert row is not None
+        return cls(row.subtracts_neighbours, row.checks_free)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What neighbours may have done that makes a difference to the next start.
+
+        Where a neighbour is subtracted, one that has only become ready leaves more for the KV cache
+        and grows afterwards. Elsewhere, one that has served is the harder case.
+        """
+        return (SERVED, READY) if self.subtracts else (SERVED,)
+
+
+@dataclass(frozen=True)
+class Card:
+    """The device that is shared; bytes."""
+
+    total: int
+    rule: Rule
+    beside: int = 0  # held by somebody else from before the first start
+    headroom: int = 0  # to stay free at the end
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One instance, all known; bytes as in ``Alone``."""
+
+    name: str
+    subtracted: int
+    ready: int
+    peak: int
+    context: int
+    need: int
+    block: int
+    block_tokens: float | None = None
+    fixed: float | None = None  # utilization
+
+    @classmethod
+    def of(cls, row: Alone) -> Figures | None:
+        """Return the figures of a row; None where one is unknown."""
+        subtracted, ready, peak = row.subtracted_bytes, row.held_ready_bytes, row.held_peak_bytes
+        context, need, block = row.context_bytes, row.need_bytes, row.bytes_per_block
+        if subtracted is None or ready is None or peak is None or context is None:
+            return None
+        if need is None or not block:
+            return None
+        tokens, fixed = row.tokens_per_block, row.fixed_utilization
+        return cls(row.name, subtracted, ready, peak, context, need, block, tokens, fixed)
+
+    def whole(self, size: int) -> int:
+        """Return the bytes of the whole blocks in a size."""
+        return size // self.block * self.block
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an instance is started with: utilization, and blocks where they are fixed."""
+
+    utilization: float
+    blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why starts in one order do not pass."""
+
+    kind: str  # refused | no-room | device | share
+    name: str  # of the instance at which it is seen
+    short: int  # bytes
+    order: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> Text:
+        order, name, size = ", ".join(self.order), self.name, self.short
+        if self.kind == "refused":
+            return text(
+                "{order}: {name} is refused at its start, {size:gib} GiB less are free than it "
+                "requests",
+                order=order,
+                name=name,
+                size=size,
+            )
+        if self.kind == "no-room":
+            return text(
+                "{order}: {name} is granted {size:gib} GiB less KV cache than it needs",
+                order=order,
+                name=name,
+                size=size,
+            )
+        if self.kind == "share":
+            return text(
+                "{order}: {name}: a utilization above 1 is refused, {size:gib} GiB too much",
+                order=order,
+                name=name,
+                size=size,
+            )
+        return text(
+            "{order}: all together need {size:gib} GiB more than there is, once {name} serves",
+            order=order,
+            name=name,
+            size=size,
+        )
+
+
+_Instance = TypeVar("_Instance")
+#: KV cache of each instance, or why there is none.
+Outcome = dict[str, int] | Problem
+#: What gives each instance its KV cache, from the bytes wanted; or why it cannot be had.
+Giving = Callable[[Mapping[str, int]], "dict[str, Given] | Problem"]
+
+
+def predict(
+    card: Card, order: Sequence[Figures], given: Mapping[str, Given], moment: str
+) -> Outcome:
+    """Follow instances through their starts, one after the other.
+
+    Args:
+        card: that they share.
+        order: the instances in the order of starting.
+        given: by name.
+        moment: what those before have done when the next is started: READY or SERVED.
+
+    Returns:
+        The KV cache of each, bytes of whole blocks; or the first problem.
+    """
+    names = tuple(each.name for each in order)
+    held, granted = card.beside, dict[str, int]()
+    for each in order:
+        setting = given[each.name]
+        asked = card.total * setting.utilization
+        if setting.utilization > 1:
+            return Problem("share", each.name, math.ceil(asked - card.total), names)
+        free = card.total - held - each.context
+        if card.rule.checks and asked > free:
+            return Problem("refused", each.name, math.ceil(asked - free), names)
+        available = int(asked - each.subtracted - (held if card.rule.subtracts else 0))
+        if available < each.need:
+            return Problem("no-room", each.name, each.need - available, names)
+        fixed = setting.blocks
+        granted[each.name] = each.whole(available) if fixed is None else fixed * each.block
+        if granted[each.name] < each.need:
+            return Problem("no-room", each.name, each.need - granted[each.name], names)
+        held += granted[each.name] + (each.peak if moment == SERVED else each.ready)
+    most = card.beside + sum(granted[each.name] + each.peak for each in order)
+    if most + card.headroom > card.total:
+        return Problem("device", order[-1].name, most + card.headroom - card.total, names)
+    return granted
+
+
+def rotations(instances: Sequence[_Instance]) -> list[list[_Instance]]:
+    """Return orders in which each instance is the last once, the others as they are.
+
+    Whoever is last meets the most: what passes there passes earlier as well.
+    """
+    return [[*(each for each in instances if each is not last), last]
+            for last in reversed(instances)]  # fmt: skip
+
+
+def predict_all(
+    card: Card, orders: Iterable[Sequence[Figures]], given: Mapping[str, Given]
+) -> Outcome:
+    """Return the least KV cache of each over orders and moments; or the first problem."""
+    least: dict[str, int] = {}
+    for order in orders:
+        for moment in card.rule.moments:
+            found = predict(card, order, given, moment)
+            if isinstance(found, Problem):
+                return found
+            for name, size in found.items():
+                least[name] = min(size, least.get(name, size))
+    return least
+
+
+def ways(card: Card, figures: Sequence[Figures]) -> list[Way]:
+    """Return the ways in which instances can share a device, each with its flags or without.
+
+    By utilization alone: in any order of starting where the equation subtracts no neighbour; else
+    the shares are those of one order (of two instances, of both). There the number of blocks, given
+    as a flag, divides the device in any order.
+    """
+    every = rotations(figures)
+    if not card.rule.subtracts:
+        return [_way(card, figures, every, "utilization", None, _by_utilization(card, figures))]
+    found = [_none_in_any_order(figures)] if len(figures) > 1 else []
+    for order in every if len(figures) == 2 else [list(figures)]:
+        names = [each.name for each in order]
+        found.append(_way(card, order, [order], "utilization", names, _one_order(card, order)))
+    if len(figures) > 1:
+        found.append(_way(card, figures, every, "blocks", None, _by_blocks(card, figures)))
+    return found
+
+
+def more_of(
+    card: Card, orders: Sequence[Sequence[Figures]], given: Mapping[str, Given]
+) -> list[More]:
+    """Return what ``STEP`` more does to each instance, all else as it is."""
+    before = predict_all(card, orders, given)
+    rows = []
+    for name, setting in given.items():
+        utilization = round(setting.utilization + STEP / 100, 2)
+        after = predict_all(
+            card, orders, {**given, name: replace(setting, utilization=utilization)}
+        )
+        if isinstance(after, Problem):
+            rows.append(More(name, utilization, False, after.why))
+            continue
+        assert not isinstance(before, Problem)
+        losers = [other for other in after if other != name and after[other] < before[other]]
+        if setting.blocks is not None:
+            why = text("still starts: the number of blocks is fixed")
+        elif losers:
+            why = text(
+                "still starts, at the cost of others: {size:gib} GiB of KV cache of {names}",
+                size=sum(before[other] - after[other] for other in losers),
+                names=", ".join(losers),
+            )
+        else:
+            why = text("still starts")
+        rows.append(More(name, utilization, True, why))
+    return rows
+
+
+def _way(
+    card: Card,
+    figures: Sequence[Figures],
+    orders: Sequence[Sequence[Figures]],
+    name: str,
+    order: list[str] | None,
+    giving: Giving,
+) -> Way:
+    """Return the largest equal addition to what each needs that passes, rounded to hundredths."""
+
+    def attempt(addition: int) -> tuple[dict[str, Given], Outcome]:
+        found = giving({each.name: each.need + addition for each in figures})
+        if isinstance(found, Problem):
+            return {}, found
+        return found, predict_all(card, orders, found)
+
+    _, first = attempt(0)
+    if isinstance(first, Problem):
+        needed = sum(each.need + each.peak for each in figures) + card.beside + card.headroom
+        if needed > card.total:  # in any order, by any shares
+            names = tuple(each.name for each in figures)
+            first = Problem("device", names[-1], needed - card.total, names)
+        return Way(name, order, [], first.why, first.short)
+    low, high = 0, card.total
+    while high - low > 1:
+        middle = (low + high) // 2
+        passes = not isinstance(attempt(middle)[1], Problem)
+        low, high = (middle, high) if passes else (low, middle)
+    exact, _ = attempt(low)
+    given = _rounded(card, figures, orders, exact)
+    if isinstance(given, Problem):
+        return Way(name, order, [], given.why, given.short)
+    sizes = predict_all(card, orders, given)
+    assert not isinstance(sizes, Problem)
+    flags = [
+        Flags(
+            each.name,
+            given[each.name].utilization,
+            given[each.name].blocks,
+            sizes[each.name],
+            None
+            if each.block_tokens is None
+            else int(sizes[each.name] // each.block * each.block_tokens),
+        )
+        for each in figures
+    ]
+    return Way(name, order, flags, more=more_of(card, orders, given))
+
+
+def _rounded(
+    card: Card,
+    figures: Sequence[Figures],
+    orders: Sequence[Sequence[Figures]],
+    exact: Mapping[str, Given],
+) -> dict[str, Given] | Problem:
+    """Return utilizations in hundredths: rounded down, or up where an instance then lacks what it
+    needs; then each a hundredth more where that costs no other any KV cache."""
+    given = {
+        each.name: exact[each.name]
+        if each.fixed is not None
+        else replace(
+            exact[each.name], utilization=_down(exact[each.name].utilization)
+        )
+        for each in figures
+    }  # fmt: skip
+    free = [each.name for each in figures if each.fixed is None]
+
+    def raised(name: str) -> dict[str, Given]:
+        utilization = round(given[name].utilization + 0.01, 2)
+        return {**given, name: replace(given[name], utilization=utilization)}
+
+    sizes = predict_all(card, orders, given)
+    for _ in figures:
+        if isinstance(sizes, Problem) and sizes.kind == "no-room" and sizes.name in free:
+            given = raised(sizes.name)
+            sizes = predict_all(card, orders, given)
+    if isinstance(sizes, Problem):
+        return sizes
+    for name in reversed(free):
+        if given[name].blocks is not None:
+            continue
+        while not isinstance(after := predict_all(card, orders, raised(name)), Problem):
+            if any(after[other] < size for other, size in sizes.items()):
+                break
+            given, sizes = raised(name), after
+    return given
+
+
+def _down(share: float) -> float:
+    """Return a share in hundredths, rounded down; 0.58 is not 0.57 for its last binary digit."""
+    return math.floor(share * 100 + 1e-9) / 100
+
+
+def _by_utilization(card: Card, figures: Sequence[Figures]) -> Giving:
+    """The equation grants what it is asked for, whoever else is there."""
+
+    def giving(wanted: Mapping[str, int]) -> dict[str, Given]:
+        return {
+            each.name: Given(
+                (each.subtracted + wanted[each.name]) / card.total
+                if each.fixed is None
+                else each.fixed
+            )
+            for each in figures
+        }
+
+    return giving
+
+
+def _one_order(card: Card, order: Sequence[Figures]) -> Giving:
+    """A share contains all that those before hold."""
+
+    def giving(wanted: Mapping[str, int]) -> dict[str, Given]:
+        held, given = card.beside, dict[str, Given]()
+        for each in order:
+            asked: float = each.subtracted + held + wanted[each.name]
+            share = asked / card.total if each.fixed is None else each.fixed
+            given[each.name] = Given(share)
+            held += int(card.total * share - each.subtracted - held) + each.peak
+        return given
+
+    return giving
+
+
+def _by_blocks(card: Card, figures: Sequence[Figures]) -> Giving:
+    """The KV cache is a number of blocks; the share is what lets the instance start as the last."""
+
+    def giving(wanted: Mapping[str, int]) -> dict[str, Given] | Problem:
+        blocks = {each.name: wanted[each.name] // each.block for each in figures}
+        for each in figures:  # what it needs may be no whole blocks
+            if blocks[each.name] * each.block < each.need:
+                blocks[each.name] += 1
+        held = {each.name: each.peak + blocks[each.name] * each.block for each in figures}
+        given = {}
+        for each in figures:
+            others = card.beside + sum(size for name, size in held.items() if name != each.name)
+            share = (each.subtracted + others + each.need) / card.total
+            if each.fixed is None:
+                share = math.ceil(share * 100 - 1e-9) / 100
+                if share > 1:
+                    short = math.ceil((share - 1) * card.total)
+                    return Problem("share", each.name, short, tuple(f.name for f in figures))
+            else:
+                share = each.fixed
+            given[each.name] = Given(share, blocks[each.name])
+        return given
+
+    return giving
+
+
+def _none_in_any_order(figures: Sequence[Figures]) -> Way:
+    """Return why one share each does not serve both orders, and the bytes that are missing.
+
+    With B later, (uB - uA) x total >= own B - own A + held A + need B; with A later the same, the
+    names changed. Added up: 0 >= held A + held B + need A + need B.
+    """
+    short = min(
+        a.peak + b.peak + a.need + b.need for i, a in enumerate(figures) for b in figures[:i]
+    )
+    why = text(
+        "the equation subtracts what a neighbour holds, so that the later one needs the larger "
+        "share; with the same shares in both orders {size:gib} GiB are missing",
+        size=short,
+    )
+    return Way("utilization", None, [], why, short)

@@ -1,0 +1,61 @@
+"""Instances of ``plan --share`` in a TOML file: ``[[instance]]`` with ``model``, and ``args`` and
+``want`` where they are needed."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_memprof.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SUFFIX = ".toml"
+_KEYS = ("model", "args", "want")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One instance, as the user wrote it."""
+
+    model: str
+    engine_args: list[str] = field(default_factory=list)
+    wants: list[str] = field(default_factory=list)
+
+
+def read_instances(path: Path) -> list[Typed]:
+    """Return the instances of a file, in their order.
+
+    Raises:
+        UsageError: it cannot be read, or has something else than instances.
+    """
+    hint = '[[instance]] with model = "...", and optional args = [...] and want = [...]'
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--share cannot read {path}: {error}", hint=hint) from error
+    rows = content.pop("instance", None)
+    if content or not isinstance(rows, list) or not rows:
+        what = ", ".join(content) if content else "no [[instance]]"
+        raise UsageError(f"{path}: {what}", hint=hint)
+    return [_typed(row, f"{path}, instance {number}", hint) for number, row in enumerate(rows, 1)]
+
+
+def _typed(row: object, where: str, hint: str) -> Typed:
+    if not isinstance(row, dict) or not isinstance(row.get("model"), str):
+        raise UsageError(f"{where}: model is missing", hint=hint)
+    unknown = [name for name in row if name not in _KEYS]
+    if unknown:
+        raise UsageError(f"{where}: {', '.join(unknown)} is not known", hint=hint)
+    return Typed(row["model"], *(_texts(row, name, where) for name in _KEYS[1:]))
+
+
+def _texts(row: dict[str, object], name: str, where: str) -> list[str]:
+    found = row.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{where}: {name} is not a list of strings")
+    return list(found)
