@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,18 @@ import pytest
 
 from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_memprof
 from vllm_memprof.cli.plans import PlainProgress
+from vllm_memprof.errors import LaunchError
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.share_rows import More, Share, Start, Way
-from vllm_memprof.plans.share_starts import Instance, ShareJob, compute, start_all
+from vllm_memprof.plans.share_starts import Instance, ShareJob, beside, compute, start_all
 from vllm_memprof.plans.store import Store
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.sim.runtime import ENV_STATE
 from vllm_memprof.units import GIB
 
-# CI: plans/test_share.py on figures, engines/test_hold.py; each test here starts a dozen engines
-pytestmark = [pytest.mark.sim, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.sim, pytest.mark.timeout(1800)]
+# CI: plans/test_share.py on figures, engines/test_hold.py; each of these starts up to a dozen engines
+full = pytest.mark.full
 
 #: One step more of the device, bytes; of it a block and the rounding to hundredths may be missing.
 STEP_BYTES, ROUNDING = 0.02 * 60.96 * GIB, 0.01 * 60.96 * GIB
@@ -57,6 +61,7 @@ def with_more(job: ShareJob, way: Way, more: More) -> Start:
     return start_all(job, 0, flags, order, "served", PlainProgress(None))
 
 
+@full
 def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_path: Path) -> None:
     found = share(tmp_path / "run", require_stack(STACK))
     assert (found.equation, found.found) == ("E4", True)
@@ -76,6 +81,7 @@ def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_pat
         assert "less than desired GPU memory utilization" in (start.results[-1].reason or "")
 
 
+@full
 def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path) -> None:
     found = share(tmp_path / "run", require_stack(OLD_STACK))
     assert (found.equation, found.found) == ("E2", True)
@@ -97,6 +103,7 @@ def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path)
             assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
 
 
+@full
 def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path: Path) -> None:
     require_stack(OLD_STACK)
     job = job_of(tmp_path, OLD_STACK)
@@ -116,6 +123,7 @@ def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path:
     assert start.results[-1].status == "oom"
 
 
+@full
 def test_memory_of_a_process_that_is_no_engine(tmp_path: Path) -> None:
     """A single instance, and 20 GiB of a trainer: with headroom for 10 GiB that come later."""
     own = ["--beside", "20GiB", "--headroom", "10GiB", "--want", "tokens=10000000"]
@@ -130,3 +138,21 @@ def test_memory_of_a_process_that_is_no_engine(tmp_path: Path) -> None:
     )  # fmt: skip
     assert not none.found
     assert none.ways[0].short_bytes == pytest.approx(9.6 * GIB, abs=GIB // 4)
+
+
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_memory_beside_is_on_the_device(stack: str, tmp_path: Path) -> None:
+    require_stack(stack)
+    state = {**os.environ, ENV_STATE: str(tmp_path / "devices")}
+    first = replace(job_of(tmp_path, stack), beside=20 * GIB)
+    with beside(first, state) as in_use:
+        assert 20 * GIB <= in_use < 20 * GIB + (4 << 20)
+        with beside(replace(first, beside=30 * GIB), state) as both:  # 10 GiB beside the first
+            assert 30 * GIB <= both < 30 * GIB + (4 << 20)
+        with (
+            pytest.raises(LaunchError, match=r"--beside: aclrtMallocAlign32 failed"),
+            beside(replace(first, beside=90 * GIB), state),
+        ):
+            pass
+    with beside(replace(first, beside=2 * GIB), state) as in_use:  # and gone with its process
+        assert in_use < 3 * GIB

@@ -375,7 +375,7 @@ def start_all(
     with catch_signals(signals.append), tempfile.TemporaryDirectory() as holds:
         environ = {**os.environ, ENV_STATE: str(state)}
         try:
-            with _beside(job, environ):
+            with beside(job, environ):
                 for name in order:
                     waits = Path(holds, name)
                     waits.mkdir()
@@ -461,14 +461,14 @@ def _free_readings(rank: RankReport) -> Iterator[int]:
 
 
 @contextmanager
-def _beside(job: ShareJob, environ: dict[str, str]) -> Iterator[None]:
-    """Have a process that is no engine hold memory of the device.
+def beside(job: ShareJob, environ: dict[str, str]) -> Iterator[int]:
+    """Have a process that is no engine hold memory of the device; give the bytes in use then.
 
     Raises:
         MemprofError: it did not get it.
     """
     if not job.beside:
-        yield
+        yield 0
         return
     own = job.instances[0].plan.own
     runtime: SimRuntime = prepare_runtime(
@@ -488,10 +488,11 @@ def _beside(job: ShareJob, environ: dict[str, str]) -> Iterator[None]:
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        if said.strip() != "MEMPROF held":
-            rest = said + process.stdout.read()
+        in_use = said.removeprefix("MEMPROF ").strip()
+        if not in_use.isdigit() or int(in_use) < job.beside:
+            rest = said + ("" if in_use.isdigit() else process.stdout.read())
             raise LaunchError(f"--beside: {one_line(rest.strip() or 'no memory')}")
-        yield
+        yield int(in_use)
     finally:
         with suppress(OSError):
             process.communicate("", timeout=_BESIDE_S)

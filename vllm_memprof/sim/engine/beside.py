@@ -1,7 +1,8 @@
 """Run by the engine's interpreter beside engines: hold memory of a simulated device.
 
-Argument: bytes that the process holds on device 0, its context included. Prints one line
-``MEMPROF held`` when it does, and holds them until its standard input ends.
+Argument: bytes that are in use on device 0 once the process holds its own, its context included;
+it is the first on the device. Prints one line ``MEMPROF {bytes in use}``, and holds them until its
+standard input ends.
 """
 
 import ctypes
@@ -22,13 +23,16 @@ def main() -> None:
         if code != 0:
             sys.exit(f"{name} failed with {code}: {free.value} bytes of {total.value} are free")
 
+    def used() -> int:
+        call("aclrtGetMemInfo", HBM, ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
     call("aclrtSetDevice", 0)
-    call("aclrtGetMemInfo", HBM, ctypes.byref(free), ctypes.byref(total))
-    size = int(sys.argv[1]) - (total.value - free.value)
+    size = int(sys.argv[1]) - used()
     block = ctypes.c_void_p()
     if size > 0:
         call("aclrtMallocAlign32", ctypes.byref(block), ctypes.c_size_t(size), HUGE_FIRST)
-    print("MEMPROF held", flush=True)
+    print(f"MEMPROF {used()}", flush=True)
     sys.stdin.read()
 
 
