@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_memprof.logs.config import Config, ConfigReader
+from vllm_memprof.logs.config import Config, ConfigReader, arguments_of
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,11 @@ from vllm_memprof.logs.config import Config, ConfigReader
         (
             "non-default args: {'model_tag': 'org/m', 'gpu_memory_utilization': 0.92}",
             "args",
-            Config(model="org/m", gpu_memory_utilization=0.92),
+            Config(
+                model="org/m",
+                gpu_memory_utilization=0.92,
+                arguments=("--gpu-memory-utilization", "0.92"),
+            ),
         ),
         (
             "$ vllm serve org/m -tp 4 --max_model_len=8192",
@@ -60,3 +64,23 @@ def test_allocator_settings_are_kept_in_their_order():
     for value in ("a:1", "b:2", "a:1"):
         reader.read(f'export PYTORCH_NPU_ALLOC_CONF="{value}"')
     assert reader.exports == {"PYTORCH_NPU_ALLOC_CONF": ["a:1", "b:2"]}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("{'model': 'm', 'max_num_seqs': 8, 'seed': None}", ["--max-num-seqs", "8"]),
+        ("{'enforce_eager': True, 'async_scheduling': False}",
+         ["--enforce-eager", "--no-async-scheduling"]),
+        ("{'speculative_config': {'method': 'mtp', 'n': 1}}",
+         ["--speculative-config", '{"method": "mtp", "n": 1}']),
+        ("{'cudagraph_capture_sizes': [1, 8], 'api_key': ['sk-abcdefgh12345678']}",
+         ["--cudagraph-capture-sizes", "1", "8", "--api-key", "***"]),
+        ("{'seed': -1}", ["--seed=-1"]),
+        ("{'max_model_len': 4096, 'max_num_se", []),  # cut: half of a command is another command
+        ("{'kv_transfer_config': KVTransferConfig(kv_role='kv_both')}", []),
+        ("{'limit': (1, 2)}", []),
+    ],
+)  # fmt: skip
+def test_non_default_args_are_a_command_or_none(said, words):
+    assert list(arguments_of(said)) == words
