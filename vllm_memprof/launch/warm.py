@@ -25,6 +25,7 @@ from pathlib import Path
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
+    ENV_HOLD,
     ENV_RUN_DIR,
     ENV_SAMPLE,
     ENV_STOP_AFTER,
@@ -48,6 +49,7 @@ _OF_A_RUN = (
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
     ENV_EMPTY_CACHE_AT,
+    ENV_HOLD,
 )
 #: Variables of a terminal or a shell, which no import reads. Any other is part of the key.
 _OF_A_SHELL = re.compile(
