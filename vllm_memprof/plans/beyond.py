@@ -57,7 +57,9 @@ def beyond(failed: Planned, answer: Planned | None) -> Beyond:
         found = _of_refusal(failed.value, report, told)
     else:
         kind = "want" if report is not None or short else "failed"
-        found = Beyond(failed.value, kind, told, short_bytes=max(short, default=None))
+        most = max(short, default=None)
+        lack = [] if most is None else [text("{size:gib4} GiB short", size=most)]
+        found = Beyond(failed.value, kind, join("; ", [*lack, told]), short_bytes=most)
     if report is None or rank is None:
         return found
     like = None if answer is None else _like(rank, answer.report)

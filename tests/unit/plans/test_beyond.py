@@ -62,6 +62,7 @@ def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -
     failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
     found = beyond(Planned("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
+    assert found.text == "1.0000 GiB short; headroom"
     grown = {row.name: row.difference_bytes for row in found.owners}
     assert grown == {
         "peak_activation": 2 * GIB, "weights": 0, "persistent_torch": 0, "reserved_rest": 0,
