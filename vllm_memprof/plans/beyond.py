@@ -7,16 +7,18 @@ of an OOM, the engine's refusal or the condition that is not met says how much i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from vllm_memprof.accounting.kv import blocks_per_request
 from vllm_memprof.accounting.model import Oom, RankReport, Report
 from vllm_memprof.accounting.quantities import held_quantities, is_device_wide, title_of
 from vllm_memprof.plans.rows import Beyond, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text
-from vllm_memprof.units import one_line, sum_or_none
+from vllm_memprof.units import GIB, format_gib, one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
 #: ``Beyond``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
@@ -29,6 +31,11 @@ _TITLES = {
     "reserved_rest": text("the rest of the reserved peak of the profile run"),
     "beside": text("non-torch, and what came after profiling"),
 }
+#: What one request needs where the KV cache is too small for it, GiB with two digits. The plan of
+#: the answer has it exactly, where the option that is searched does not change it.
+#: (vllm 0.13.0 and 0.23.0, vllm/v1/core/kv_cache_utils.py::_check_enough_kv_cache_memory)
+_NEEDED = re.compile(r"\(([0-9.]+) GiB KV cache is needed")
+_HALF_DIGIT_GIB = 0.005
 #: Characters of what an engine said.
 _MOST = 200
 #: What is known beside them of an engine that refused to start.
@@ -54,10 +61,12 @@ def beyond(failed: Planned, answer: Planned | None) -> Beyond:
     if rank is not None and rank.oom is not None:
         found = _of_oom(failed.value, rank, rank.oom)
     elif report is not None and report.run.outcome != "ok":
-        found = _of_refusal(failed.value, report, told)
+        found = _of_refusal(failed, report, told, None if answer is None else answer.report)
     else:
         kind = "want" if report is not None or short else "failed"
-        found = Beyond(failed.value, kind, told, short_bytes=max(short, default=None))
+        most = max(short, default=None)
+        lack = [] if most is None else [text("{size:gib4} GiB short", size=most)]
+        found = Beyond(failed.value, kind, join("; ", [*lack, told]), short_bytes=most)
     if report is None or rank is None:
         return found
     like = None if answer is None else _like(rank, answer.report)
@@ -109,8 +118,9 @@ def _of_oom(value: str, rank: RankReport, oom: Oom) -> Beyond:
     )
 
 
-def _of_refusal(value: str, report: Report, told: str) -> Beyond:
-    """Return what an engine lacks that refused to start, where a finding has the figure."""
+def _of_refusal(failed: Planned, report: Report, told: str, answer: Report | None) -> Beyond:
+    """Return what an engine lacks that refused to start, where a figure says it."""
+    value = failed.value
     for finding in report.findings:
         kind = _REFUSALS.get(finding.id)
         if kind is None:
@@ -118,12 +128,34 @@ def _of_refusal(value: str, report: Report, told: str) -> Beyond:
         short, at_least = finding.bytes, False
         if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
             short, at_least = None if short is None else max(0, -short), True
-        if not short:
-            return Beyond(value, kind, told)
-        size = text("{size:gib4} GiB short", size=short)
-        lack = text("at least {short}", short=size) if at_least else size
-        return Beyond(value, kind, join("; ", [lack, told]), short_bytes=short, at_least=at_least)
-    return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
+        return _lacking(Beyond(value, kind, told), short, at_least)
+    needed = next((m for miss in failed.missing if (m := _NEEDED.search(miss.text))), None)
+    rank = _rank_of(report)
+    granted = None if rank is None else rank.budget.engine_kv_cache_bytes
+    if needed is None or rank is None or granted is None:
+        return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
+    like = _like(rank, answer)
+    exact = None if like is None else _bytes_per_request(like)
+    if exact is not None and format_gib(exact) == needed[1]:
+        return _lacking(Beyond(value, "kv-cache", told), exact - granted, False)
+    least = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
+    return _lacking(Beyond(value, "kv-cache", told), least - granted, True)
+
+
+def _lacking(found: Beyond, short: int | None, at_least: bool) -> Beyond:
+    """Return the same with what is short, where that is more than nothing."""
+    if short is None or short <= 0:
+        return found
+    size = text("{size:gib4} GiB short", size=short)
+    lack = text("at least {short}", short=size) if at_least else size
+    said = join("; ", [lack, found.text])
+    return replace(found, text=said, short_bytes=short, at_least=at_least)
+
+
+def _bytes_per_request(rank: RankReport) -> int | None:
+    """Return the KV cache of one request of ``max_model_len`` tokens."""
+    blocks, size = blocks_per_request(rank.kv), rank.kv.bytes_per_block
+    return None if blocks is None or size is None else blocks * size
 
 
 def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[OwnerChange]:

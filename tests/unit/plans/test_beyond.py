@@ -62,6 +62,7 @@ def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -
     failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
     found = beyond(Planned("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
+    assert found.text == "1.0000 GiB short; headroom"
     grown = {row.name: row.difference_bytes for row in found.owners}
     assert grown == {
         "peak_activation": 2 * GIB, "weights": 0, "persistent_torch": 0, "reserved_rest": 0,
@@ -119,3 +120,22 @@ def test_a_plan_without_a_report_has_its_reason_alone() -> None:
     assert (found.kind, found.text, found.short_bytes) == (
         "failed", "unrecognized arguments: --x", None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("per_block", "short", "at_least"),
+    [(1 << 21, (64 << 20) - (32 << 20), False), (1 << 22, round(0.055 * GIB) - (32 << 20), True)],
+)
+def test_a_kv_cache_that_is_too_small_for_a_request_lacks_the_rest_of_it(
+    per_block: int, short: int, at_least: bool
+) -> None:
+    """Exact where the answer's plan agrees with the engine's two digits, else at least so much."""
+    said = "ValueError: To serve (0.06 GiB KV cache is needed, which is larger than the available"
+    refused = rank("TP0", GIB, 0, None)
+    refused = replace(refused, budget=replace(refused.budget, engine_kv_cache_bytes=32 << 20))
+    served = rank("TP0", GIB, 640 << 20, 9 * GIB)
+    kv = Kv(blocks=320, max_concurrency=10.0, bytes_per_block=per_block, planned_bytes=640 << 20)
+    answer = Planned("8", report(replace(served, kv=kv)), [])
+    failing = Planned("9", report(refused, status="failed"), [Miss(said, "room")])
+    found = beyond(failing, answer)
+    assert (found.kind, found.short_bytes, found.at_least) == ("kv-cache", short, at_least)
