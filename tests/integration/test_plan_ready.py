@@ -157,6 +157,15 @@ CASES = {
         "memprof/tiny-vl",
         {"tensor_parallel_size": 2, "max_model_len": 900, "max_num_batched_tokens": 2500},
     ),
+    # prompts of two steps: the second reads the cached part
+    "mla-eager": (
+        "memprof/tiny-mla",
+        {"enforce_eager": True, "max_model_len": 4096, "max_num_batched_tokens": 2048},
+    ),
+    "mla-tp2-graphs": (
+        "memprof/tiny-mla",
+        {"tensor_parallel_size": 2, "max_model_len": 4096, "max_num_batched_tokens": 2048},
+    ),
 }
 
 #: A rank alone is not as among all there: its peaks are 77 MiB (allocated) and 94 MiB (reserved)

@@ -24,7 +24,7 @@ else:
 
 RULES_FILE = Path(__file__).parent / "native" / "symbols.toml"
 #: The first stage of an operator; its group is the operator's name.
-_STAGE_ONE = re.compile(r"aclnn(\w+?)Get(?:Max)?WorkspaceSize")
+_STAGE_ONE = re.compile(r"(?:aclnn(\w+?)|(Atb\w+?))Get(?:Max)?WorkspaceSize")
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,19 @@ def make_plan(
 
 
 def operator_names(plan: SymbolPlan) -> tuple[dict[str, str], list[str]]:
-    """Return the operators' first and second stages, a second one for every first."""
+    """Return the operators' first and second stages, a second one for every first.
+
+    Those of ATB keep their prefix in the operator's name: ``AtbMLA`` beside ``aclnnMLA``.
+    """
     names = {symbol.name for symbol in plan.by_state("operator")}
-    first = {name: match[1] for name in sorted(names) if (match := _STAGE_ONE.fullmatch(name))}
-    second = (names - set(first)) | {f"aclnn{operator}" for operator in first.values()}
+    first = {
+        name: match[1] or match[2]
+        for name in sorted(names)
+        if (match := _STAGE_ONE.fullmatch(name))
+    }
+    second = (names - set(first)) | {
+        name[: name.index(operator)] + operator for name, operator in first.items()
+    }
     return first, sorted(second - {symbol.name for symbol in plan.by_state("implemented")})
 
 
@@ -279,18 +288,22 @@ def generate_assembly(plan: SymbolPlan) -> str:
         "#define OBJECT %function",
         "#define PLAN(index) mov w16, #index; b memprof_sim_aclnn_entry",
         "#define RUN b memprof_sim_aclnn_run",
+        "#define RUN_ATB b memprof_sim_atb_run",
         "#else",
         "#define OBJECT @function",
         "#define PLAN(index) movl $index, %eax; jmp memprof_sim_aclnn_entry",
         "#define RUN jmp memprof_sim_aclnn_run",
+        "#define RUN_ATB jmp memprof_sim_atb_run",
         "#endif",
         ".text",
         ".hidden memprof_sim_aclnn_entry",
         ".hidden memprof_sim_aclnn_run",
+        ".hidden memprof_sim_atb_run",
     ]
     for index, name in enumerate(first):
         lines.append(f".globl {name}; .type {name}, OBJECT\n{name}: PLAN({index})")
     for name in second:
-        lines.append(f".globl {name}; .type {name}, OBJECT\n{name}: RUN")
+        run = "RUN_ATB" if name.startswith("Atb") else "RUN"
+        lines.append(f".globl {name}; .type {name}, OBJECT\n{name}: {run}")
     lines.append('#if defined(__linux__)\n.section .note.GNU-stack,"",%progbits\n#endif')
     return "\n".join(lines) + "\n"

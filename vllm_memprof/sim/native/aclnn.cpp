@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "accounting.h"
+#include "atb.h"
 #include "communicator.h"
 #include "device.h"
 #include "error.h"
@@ -150,12 +151,16 @@ const StackBounds &stack_bounds() {
 // The caller's `uint64_t workspace_size = 0; aclOpExecutor *executor = nullptr;` live on its stack:
 // the last two arguments are the first neighbouring pair of pointers to zeroed words of the calling
 // thread's stack.
-bool is_result_pair(const uint64_t *words) {
+// ATB's are `uint64_t size = 0; atb::Operation *operation`, which is null or one of an earlier
+// call.
+bool is_result_pair(const uint64_t *words, bool atb) {
   const StackBounds &bounds = stack_bounds();
   for (int index = 0; index < 2; ++index) {
     uint64_t address = words[index];
     if (address % 8 || address < bounds.low || address + 8 > bounds.high) return false;
-    if (*reinterpret_cast<const uint64_t *>(address) != 0) return false;
+    uint64_t value = *reinterpret_cast<const uint64_t *>(address);
+    bool kept = atb && index == 1 && is_atb_operation(reinterpret_cast<void *>(value));
+    if (value != 0 && !kept) return false;
   }
   return words[0] != words[1];
 }
@@ -242,12 +247,17 @@ int memprof_sim_aclnn_plan(int index, const uint64_t *registers, const uint64_t 
   uintptr_t room = (stack_bounds().high - reinterpret_cast<uintptr_t>(stack)) / sizeof(uint64_t);
   int count = kRegisterWords;
   for (uintptr_t word = 0; word < room && count < kMostWords; ++word) words[count++] = stack[word];
+  bool atb = !strncmp(name, "Atb", 3);
   int results = 0;
-  while (results + 1 < count && !is_result_pair(words + results)) ++results;
+  while (results + 1 < count && !is_result_pair(words + results, atb)) ++results;
   if (results + 1 >= count)
-    return fail(
-        ACL_ERROR_INVALID_PARAM,
-        "aclnn%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments", name);
+    return fail(ACL_ERROR_INVALID_PARAM,
+                "%s%sGetWorkspaceSize: no zeroed workspace size and executor among the arguments",
+                atb ? "" : "aclnn", name);
+  if (atb)
+    return plan_atb_operation(name, largest_tensor_bytes(words, results),
+                              reinterpret_cast<uint64_t *>(words[results]),
+                              reinterpret_cast<void **>(words[results + 1]));
 
   if (communicates(name))
     if (aclError status = touch_communicators(words, results)) return status;

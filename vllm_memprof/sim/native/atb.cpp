@@ -2,11 +2,14 @@
 // here. An operation is an object whose virtual table follows atb::Operation: destructors, GetName,
 // InferShape, GetInputNum, GetOutputNum, Setup, Execute.
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "accounting.h"
+#include "atb.h"
 #include "device.h"
 #include "error.h"
 #include "kernels/attention.h"
@@ -166,10 +169,44 @@ class Context {
   bool async_copy_ = false;
 };
 
+// Operations of two stages by their address; a caller that keeps one hands it in again.
+struct Kept {
+  std::mutex mutex;
+  std::set<const void *> operations;
+};
+Kept &kept() { return forked_state<Kept>(); }
+
 }  // namespace
+
+bool is_atb_operation(const void *operation) {
+  std::lock_guard<std::mutex> guard(kept().mutex);
+  return kept().operations.count(operation) != 0;
+}
+
+aclError plan_atb_operation(const char *name, uint64_t largest_tensor_bytes, uint64_t *bytes,
+                            void **operation) {
+  if (!*operation) {
+    *operation = hand_out<Operation>(name + strlen("Atb"));
+    std::lock_guard<std::mutex> guard(kept().mutex);
+    kept().operations.insert(*operation);
+  }
+  *bytes = workspace_bytes_for(name, largest_tensor_bytes);
+  return charge_pool();
+}
+
 }  // namespace memprof_sim
 
 using namespace memprof_sim;
+
+extern "C" int memprof_sim_atb_run(void *workspace, uint64_t bytes, void *operation, void *context)
+    __attribute__((visibility("hidden")));
+
+int memprof_sim_atb_run(void *workspace, uint64_t bytes, void *operation, void *context) {
+  if (!is_atb_operation(operation))
+    return fail(ACL_ERROR_INVALID_PARAM, "an operator of ATB was run without its operation");
+  return static_cast<Operation *>(operation)->Execute(nullptr, static_cast<uint8_t *>(workspace),
+                                                      bytes, context);
+}
 
 SHIM_INTERNAL int memprof_sim_atb_create_operation(const void *, void **operation,
                                                    const char *family) {
@@ -179,6 +216,10 @@ SHIM_INTERNAL int memprof_sim_atb_create_operation(const void *, void **operatio
 }
 
 SHIM_INTERNAL int memprof_sim_atb_destroy_operation(void *operation) {
+  {
+    std::lock_guard<std::mutex> guard(kept().mutex);
+    kept().operations.erase(operation);
+  }
   take_back(static_cast<Operation *>(operation));
   return ACL_SUCCESS;
 }
