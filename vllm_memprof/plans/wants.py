@@ -37,7 +37,9 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 #: Before the reason of a run that failed: which process ended how. (launch.verdict)
-_EXIT = re.compile(r"^the engine exited with status -?\d+ \([^()]*\)[:\s]+")
+_EXIT = re.compile(
+    r"^the engine exited with status -?\d+( \([^()]*\)| before any worker reported)[:\s]+"
+)
 _NUMBER = re.compile(r"[0-9][0-9_,]*")
 
 
