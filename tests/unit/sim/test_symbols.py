@@ -146,6 +146,16 @@ def test_states() -> None:
     }
 
 
+def test_operators_of_atb_keep_their_prefix_and_run_as_its_own() -> None:
+    made = plan([], ["AtbMLAGetWorkspaceSize", "AtbMLA", "aclnnMLAGetWorkspaceSize"], set())
+    first, second = symbols.operator_names(made)
+    assert first == {"AtbMLAGetWorkspaceSize": "AtbMLA", "aclnnMLAGetWorkspaceSize": "MLA"}
+    assert second == ["AtbMLA", "aclnnMLA"]
+    code = symbols.generate_assembly(made)
+    assert "AtbMLA: RUN_ATB" in code
+    assert "aclnnMLA: RUN\n" in code
+
+
 def test_operators_come_in_two_stages() -> None:
     made = plan([], ["aclnnFooGetWorkspaceSize", "aclnnBarGetMaxWorkspaceSize", "aclnnFoo"], set())
     first, second = symbols.operator_names(made)
