@@ -94,7 +94,7 @@ def fit_document(fit: Fit, width: int) -> Document:
     wide = width >= _WIDE
     columns = [
         Column(text("Try")),
-        Column(fit.knob if wide else _broken(fit.knob)),
+        Column(fit.knob if width >= _PAGE else _broken(fit.knob)),
         *_columns(wide),
         Column(text("Passes"), right=False),
     ]
