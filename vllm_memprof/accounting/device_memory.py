@@ -95,7 +95,11 @@ def device_memory(
         )
     )
     moment = EdgeTime(snapshot.t_ns or 0, span.order, edge.side)
-    parts = [replace(row, part_of=UNEXPLAINED) for row in remainders] + _parts(snapshot)
+    parts = [  # replace() takes thrice as long
+        ComponentRow(row.component, row.bytes, row.how, row.source, UNEXPLAINED)
+        for row in remainders
+    ]
+    parts += _parts(snapshot)
     parts += divide_allocated(torch, snapshot.allocated_bytes, moment)
     if simulated:
         rows, parts = [_modelled(row) for row in rows], [_modelled(row) for row in parts]

@@ -114,7 +114,7 @@ def _core_of(run: Run, process: ProcessRecord) -> Served:
     """Return what the engine core of a worker's replica wrote; the worker may be in it."""
     if process.served.requests or process.served.kv_samples:
         return process.served
-    cores = [other for other in run.processes if other.served.requests or other.served.kv_samples]
+    cores = run.serving
     if len(cores) == 1:
         return cores[0].served
     # replicas do not name their engine cores: a core is known by being the parent of its workers

@@ -260,11 +260,7 @@ def _cores_of(run: Run, process: ProcessRecord) -> list[ProcessRecord]:
     API server serves those of all.
     """
     who = process.identity
-    cores = [
-        other
-        for other in run.processes
-        if (other.served.requests or other.served.kv_samples) and other.identity.host == who.host
-    ]
+    cores = [other for other in run.serving if other.identity.host == who.host]
     if process in cores:
         return [process]
     if len(cores) == 1 or not process.is_worker:

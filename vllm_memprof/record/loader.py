@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,16 @@ class Run:
     #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
     #: named none -> name of ``schema.KV_PLAN`` -> value.
     printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
+
+    @cached_property
+    def serving(self) -> list[ProcessRecord]:
+        """Return the processes that recorded requests or samples of the KV cache."""
+        return [each for each in self.processes if each.served.requests or each.served.kv_samples]
+
+    @cached_property
+    def pids(self) -> frozenset[str]:
+        """Return the ids of its processes."""
+        return frozenset(str(process.identity.pid) for process in self.processes)
 
 
 def load_run(run_dir: Path) -> Run:

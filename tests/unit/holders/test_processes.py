@@ -54,6 +54,9 @@ def sleeper() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     def start(*words: str, **named: str) -> subprocess.Popen[bytes]:
         started.append(subprocess.Popen([*words], **named))  # type: ignore[call-overload]
+        until_s = time.monotonic() + 10
+        while not psutil.Process(started[-1].pid).cmdline() and time.monotonic() < until_s:
+            time.sleep(0.01)  # it is being executed
         return started[-1]
 
     yield start

@@ -58,7 +58,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
     """
     own = {str(rank.pid) for rank in context.ranks}
     # a front end of the engine may hold a context of its own (SGLang's main process does)
-    own |= {str(process.identity.pid) for process in context.run.processes}
+    own |= context.run.pids
     yield from _at_the_start(context.rank, own, context.ranks)
     yield from _later(context.rank, own)
 
