@@ -169,12 +169,20 @@ std::vector<int64_t> order(const std::vector<Value> &line, size_t count, bool de
                            bool nan_first) {
   std::vector<int64_t> positions(line.size());
   std::iota(positions.begin(), positions.end(), 0);
+  if (count >= positions.size()) {  // all of them: what is in order already is found at once
+    auto earlier = [&](int64_t left, int64_t right) {
+      return before(line[static_cast<size_t>(left)], line[static_cast<size_t>(right)], descending,
+                    nan_first);
+    };
+    if (!std::is_sorted(positions.begin(), positions.end(), earlier))
+      std::stable_sort(positions.begin(), positions.end(), earlier);
+    return positions;
+  }
   auto first = [&](int64_t left, int64_t right) {
     Value a = line[static_cast<size_t>(left)], b = line[static_cast<size_t>(right)];
     return before(a, b, descending, nan_first) ||
            (!before(b, a, descending, nan_first) && left < right);
   };
-  count = std::min(count, positions.size());
   std::partial_sort(positions.begin(), positions.begin() + static_cast<int64_t>(count),
                     positions.end(), first);
   positions.resize(count);
