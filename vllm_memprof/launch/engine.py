@@ -43,11 +43,15 @@ _TAIL_BYTES = 256 * 1024
 _ERROR_LINES = 60
 _READ_BYTES = 1 << 16
 #: A line of the engine's log that may tell why it ended.
-#: pydantic names the error on one line and says what is wrong on the next: "  Value error, …".
+#: pydantic names the error on one line and says what is wrong on the next: "  Value error, …"; or
+#: the argument on the next, and what is wrong on the one after it: "  Input should be …".
 _ERROR_LINE = re.compile(
-    rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, ",
+    rb"\b\w*(?:Error|Exception)\b: |out of memory|^[\w.-]+(?: \w+)?: error: |\bValue error, "
+    rb"|^(?:\([^)]*\))?\s*Input should be ",
     re.IGNORECASE,
 )
+_OF_AN_ARGUMENT = re.compile(rb"^(?:\([^)]*\))?\s*(?=Input should be )")
+_PROCESS = re.compile(rb"^\([^)]*\)\s*")
 #: What the simulated device answered without computing, where it decides about memory.
 #: (sim/native/error.cpp, note_answer)
 ANSWER_LINE = re.compile(
@@ -196,6 +200,7 @@ class LogPump:
         self._echo = echo
         self._tail = bytearray()
         self._partial = b""
+        self._line_before = b""
         self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
         self.last_line = ""
         self.application_ready = False
@@ -266,7 +271,11 @@ class LogPump:
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
             if _ERROR_LINE.search(line):
+                if _OF_AN_ARGUMENT.search(line):
+                    argument = _PROCESS.sub(b"", self._line_before)
+                    line = argument + b": " + _OF_AN_ARGUMENT.sub(b"", line)
                 self._error_lines.append(line.decode(errors="replace").strip()[:500])
+            self._line_before = line.strip()
             if found := ANSWER_LINE.search(line):
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:

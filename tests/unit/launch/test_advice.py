@@ -23,6 +23,13 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, Model architectures ['BarForCausalLM'] are not supported for now. \
 Supported architectures: dict_keys([])
 """
+#: As vLLM 0.13.0 and pydantic 2.14 refuse --gpu-memory-utilization 1.01.
+OUT_OF_RANGE = """\
+{process}pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig
+{process}gpu_memory_utilization
+{process}  Input should be less than or equal to 1 [type=less_than_equal, input_value=1.01]
+{process}    For further information visit https://errors.pydantic.dev/2.14/v/less_than_equal
+"""
 
 
 def error_lines(log, tmp_path):
@@ -55,6 +62,13 @@ def test_the_line_that_says_what_is_wrong(tmp_path, log, found, advice):
     line = find_error_line(error_lines(log, tmp_path))
     assert line.startswith(found)
     assert advice in advise(f"the engine exited with status 1 before any worker reported: {line}")
+
+
+@pytest.mark.parametrize("process", ["", "(APIServer pid=7) "])
+def test_an_argument_out_of_its_range_is_named(tmp_path, process):
+    line = find_error_line(error_lines(OUT_OF_RANGE.format(process=process), tmp_path))
+    said = "gpu_memory_utilization: Input should be less than or equal to 1 ["
+    assert line.startswith(said)
 
 
 def test_tensor_parallel_size():
