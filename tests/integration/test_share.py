@@ -44,6 +44,7 @@ def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = T
 
 def job_of(folder: Path, stack: str) -> ShareJob:
     """The same division as ``share`` asks for, of plans that may have been made."""
+    (folder / "plans").mkdir(exist_ok=True)
     own = {"device": "sim:910b", "stack": stack, "until": "ready"}
     instances = [Instance(name, Plan(MODELS[name], ARGS[name], own=own)) for name in "AB"]
     return ShareJob(instances, 0, 0, folder, [], Store())

@@ -46,8 +46,9 @@ class EngineRow:
     #: Its server is a script that pip installs, for which Python does not look for modules in the
     #: current folder, as it does for ``python -m``.
     script: bool = False
-    #: Its driver can be forked after the engine's import; see ``launch.warm``.
-    warm: bool = False
+    #: First release whose plans can be forked after the engine's import; see ``launch.warm``. None:
+    #: no release.
+    warm_since: tuple[int, int] | None = None
 
 
 VLLM = EngineRow(
@@ -67,7 +68,8 @@ VLLM = EngineRow(
     lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
     stack_engine="vllm-ascend",
     script=True,
-    warm=True,
+    # With 0.13.0 the import of a worker opens a device, so that a fork has one context less.
+    warm_since=(0, 23),
 )
 _EVERY_RANK = "leave it out: a rank waits for all others, and every rank is run"
 SGLANG = EngineRow(

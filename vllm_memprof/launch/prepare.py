@@ -6,6 +6,7 @@ Starts nothing yet.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -108,11 +109,23 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         keep_secrets=request.keep_secrets,
         device_state=target.state,
         engine=row,
-        warm=(
-            row.warm and request.mode == "plan" and request.device.simulated
-            and warm.is_wanted(environ)
-        ),
-    )  # fmt: skip
+        warm=warm.is_wanted(environ) and _can_fork(request, row, facts.versions.get(row.package)),
+    )
+
+
+def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
+    """Return whether an engine may be a fork of a warm process.
+
+    Only for what was seen to have the same figures: a plan up to its KV plan, on a simulated
+    device. The hooks of served requests are bound before the engine replaces their class, which a
+    warm process has done already.
+    """
+    if row.warm_since is None or not request.device.simulated:
+        return False
+    if (request.mode, request.until) != ("plan", "kv"):
+        return False
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return found is not None and (int(found[1]), int(found[2])) >= row.warm_since
 
 
 def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
