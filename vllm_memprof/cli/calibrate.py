@@ -54,7 +54,7 @@ def calibrated(
     from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.launch.request import parse_device
     from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
-    from vllm_memprof.plans.pool import Interrupted, run_here
+    from vllm_memprof.plans.pool import run_here
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import PLANS_DIR
     from vllm_memprof.redact import redact_command
@@ -80,17 +80,15 @@ def calibrated(
         plan, hardware, profile, folder.absolute(),
         redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
     )  # fmt: skip
-    progress = shared.progress(None, quiet)
-    try:
-        found = run_calibrated(
+    found = shared.make_plans(
+        lambda progress: run_calibrated(
             job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress
-        )
-    except Interrupted as error:
-        progress.close()
-        print(f"memprof: {error}; plans that are made are kept in the cache", file=sys.stderr)
-        return 128 + error.number
-    finally:
-        progress.close()
+        ),
+        quiet,
+        shared.KEPT,
+    )
+    if isinstance(found, int):
+        return found
     json_text = render_result_json(found)
     write_atomically(folder / RESULT_FILE, json_text)
     write_out(json_text if format_name == "json" else draw(found, format_name, lang=lang), None)

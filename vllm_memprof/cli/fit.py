@@ -101,7 +101,7 @@ def fit(
     from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.fit import FitJob, run_fit
     from vllm_memprof.plans.knobs import Asked, find_knob, parse_range, parse_step, refuse_needless
-    from vllm_memprof.plans.pool import Interrupted, run_here
+    from vllm_memprof.plans.pool import run_here
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.sweep import PLANS_DIR
     from vllm_memprof.plans.wants import lengths, parse_wants
@@ -120,15 +120,15 @@ def fit(
         replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,
         redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
     )  # fmt: skip
-    progress = shared.progress(None, quiet)
-    try:
-        found = run_fit(job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress)
-    except Interrupted as error:
-        progress.close()
-        print(f"memprof: {error}; plans that are made are kept in the cache", file=sys.stderr)
-        return 128 + error.number
-    finally:
-        progress.close()
+    found = shared.make_plans(
+        lambda progress: run_fit(
+            job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress
+        ),
+        quiet,
+        shared.KEPT,
+    )
+    if isinstance(found, int):
+        return found
     write_atomically(folder / "fit.json", render_result_json(found))
     shared.print_plans(found, format_name, lang)
     best = found.best

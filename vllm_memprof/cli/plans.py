@@ -1,12 +1,12 @@
-"""Shared by ``plan --fit`` and ``sweep``: progress, and how the result is printed."""
+"""Shared by the commands of many plans: progress, signals, and how the result is printed."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from vllm_memprof.cli.show import draw, write_out
 from vllm_memprof.units import format_bytes, format_gib, one_line
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
     from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
     from vllm_memprof.plans.share_rows import Share
+    from vllm_memprof.plans.sweep import Progress
 
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
+#: Said after a signal, where the plans that ended before it are in the cache.
+KEPT = "; plans that are made are kept in the cache"
+_Found = TypeVar("_Found")
 
 
 class PlainProgress:
@@ -126,3 +130,24 @@ def print_plans(found: Sweep | Fit | Share, format_name: str, lang: str) -> None
         write_out(render_result_json(found), None)
     else:
         write_out(draw(found, format_name, lang=lang), None)
+
+
+def make_plans(make: Callable[[Progress], _Found], quiet: bool, kept: str = "") -> _Found | int:
+    """Show the progress of what makes many plans; return its result, or a signal's exit status.
+
+    Args:
+        make: makes them.
+        quiet: plain lines.
+        kept: what is said after a signal, of what was made before it.
+    """
+    from vllm_memprof.plans.pool import Interrupted
+
+    shown = progress(None, quiet)
+    try:
+        return make(shown)
+    except Interrupted as error:
+        shown.close()
+        print(f"memprof: {error}{kept}", file=sys.stderr)
+        return 128 + error.number
+    finally:
+        shown.close()

@@ -103,7 +103,6 @@ def share(
     """
     from vllm_memprof.cli.fit import check_setup
     from vllm_memprof.launch.folder import create_run_dir
-    from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
     from vllm_memprof.plans.store import Store
@@ -131,14 +130,9 @@ def share(
         found, held, kept, folder, redact_command(["memprof", *sys.argv[1:]]),
         Store() if use_store else None,
     )  # fmt: skip
-    progress = shared.progress(None, quiet)
-    try:
-        answer = run_share(job, progress)
-    except Interrupted as error:
-        print(f"memprof: {error}", file=sys.stderr)
-        return 128 + error.number
-    finally:
-        progress.close()
+    answer = shared.make_plans(lambda progress: run_share(job, progress), quiet)
+    if isinstance(answer, int):
+        return answer
     write_atomically(folder / "share.json", render_result_json(answer))
     shared.print_plans(answer, format_name, lang)
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)

@@ -31,7 +31,8 @@ from vllm_memprof.record.schema import ENV_STOP_AFTER
 #: How long the engine may take to end itself. vLLM's default kills it at once, and with it the
 #: shutdown phase.
 _SHUTDOWN_TIMEOUT_S = 30
-#: What a plan imports after its arguments are parsed, whatever the model is (0.13 to 0.23).
+#: What a plan imports after its arguments are parsed, whatever the model is. With 0.23 it opens no
+#: device; with 0.13.0 it does, so that no plan of it is a fork (``EngineRow.warm_since``).
 _MODULES = (
     "vllm_memprof.engines.vllm.kv_plan_run",
     "vllm.v1.engine.core",
