@@ -81,7 +81,7 @@ MAY_IMPORT = {
 }
 #: (layer, imported layer) -> the only modules of it that it may import.
 ONLY = {
-    ("capture", "record"): {"schema", "failures"},
+    ("capture", "record"): {"schema", "failures", "host"},
     ("engines", "record"): {"schema"},
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import ALLOCATIONS_DIR
 
 Frame = tuple[str, int, str]  # file, line, function
@@ -80,7 +81,7 @@ class Device:
         if last is None:
             return None
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        path = self._folder / f"{os.uname().nodename}-{os.getpid()}.pickle"
+        path = self._folder / f"{host_name()}-{os.getpid()}.pickle"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with os.fdopen(os.open(path, flags, _FILE_MODE), "wb") as out:
             pickle.dump(last, out, _PICKLE_PROTOCOL)

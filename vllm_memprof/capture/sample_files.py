@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import (
     FILES,
     FOLD,
@@ -169,7 +169,7 @@ class SampleFiles:
         largest: Callable[[], Sequence[Mapping[str, object]]] = lambda: (),
         losses: Losses | None = None,
     ) -> None:
-        self._folder = run_dir / SAMPLES_DIR / f"{socket.gethostname()}-{os.getpid()}"
+        self._folder = run_dir / SAMPLES_DIR / f"{host_name()}-{os.getpid()}"
         self._largest = largest
         self._lock = threading.RLock()  # of the steps' thread and the one that reads the device
         self._losses = losses

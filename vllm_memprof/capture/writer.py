@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 
@@ -81,7 +81,7 @@ class EventWriter:
 
     @property
     def path(self) -> Path:
-        return self._events_dir / f"{socket.gethostname()}-{os.getpid()}.jsonl"
+        return self._events_dir / f"{host_name()}-{os.getpid()}.jsonl"
 
     def emit(self, kind: str, fields: Mapping[str, object], role: str) -> None:
         """Write one event.
@@ -255,7 +255,7 @@ def _process_event(role: str) -> dict[str, object]:
         "kind": "process",
         "t_ns": time.monotonic_ns(),
         "schema": EVENTS_SCHEMA,
-        "host": socket.gethostname(),
+        "host": host_name(),
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "role": role,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -34,6 +33,7 @@ from vllm_memprof.holders.rows import (
     HolderRow,
 )
 from vllm_memprof.launch.folder import DEFAULT_PARENT
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import ENV_RUN_DIR, EVENTS_DIR
 from vllm_memprof.redact import redact_command
 from vllm_memprof.text import text
@@ -161,7 +161,7 @@ def _record_of(process: psutil.Process, started: float, folders: Iterable[Path])
         try:
             with path.open("rb") as stream:
                 first = json.loads(stream.readline())
-            same = first["pid"] == process.pid and first["host"] == socket.gethostname()
+            same = first["pid"] == process.pid and first["host"] == host_name()
             if same and first["wall"] >= started - _CLOCK_SLACK_S:
                 return _Record(path.absolute().parents[1], str(first["role"]), first.get("ppid"))
         except (OSError, ValueError, KeyError, TypeError):

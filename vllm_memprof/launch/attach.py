@@ -6,7 +6,6 @@ Events enter as they are written; a view gets what is known. The run goes on wha
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from vllm_memprof.launch.folder import is_held
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.run import View
 from vllm_memprof.launch.status import RankBudget
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
 from vllm_memprof.record.schema import RunInfo
 from vllm_memprof.record.tail import EventTail
@@ -56,7 +56,7 @@ class Attached:
 
     def clock(self) -> int:
         """Return CLOCK_MONOTONIC of the run: of another host, or after its end, its last event."""
-        if self.info.status == "running" and self.info.host == socket.gethostname():
+        if self.info.status == "running" and self.info.host == host_name():
             return time.monotonic_ns()
         times = [process.last_t_ns or 0 for process in self.progress.processes]
         return max(times, default=self.info.start_t_ns or 0)

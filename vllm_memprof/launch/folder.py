@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import replace_file
 from vllm_memprof.record.codec import to_json
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, RunInfo
 from vllm_memprof.redact import redact_data
 
@@ -124,6 +124,6 @@ def is_held(run_dir: Path, host: str | None) -> bool | None:
     except OSError:
         return None
     else:
-        return False if host == socket.gethostname() else None
+        return False if host == host_name() else None
     finally:
         os.close(fd)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +36,7 @@ from vllm_memprof.launch.verdict import (
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import ENGINE_LOG, RUN_FILE, FullStep, PlannedRanks, RunInfo
 from vllm_memprof.record.tail import EventTail
 
@@ -140,7 +140,7 @@ class _EngineRun:
         self._next_walk_s = 0.0
         self._last_event_s = time.monotonic()
         self._late_note: tuple[float, str] | None = None  # when, what
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> Outcome:

@@ -470,6 +470,25 @@ class Snapshot:
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
 
+@dataclass(frozen=True)
+class DeploymentPart:
+    """Which part of a deployment on several hosts a run is, by its arguments. None: not said."""
+
+    #: Name that all parts have: of ``--deployment``, else what the arguments have in common, as
+    #: ``10.0.0.5:13345``.
+    deployment: str | None
+    source: Annotated[str, Allowed(("option", "arguments"))]
+    #: Engines with a budget of their own within it, as prefill and decode; None: there is one.
+    group: str | None = None
+    headless: bool = False  # no API server here
+    nodes: int | None = None  # hosts that one engine core spans
+    node_rank: int | None = None
+    dp_size: int | None = None  # engine cores of the deployment
+    dp_start: int | None = None  # the first of them that runs here
+    dp_local: int | None = None  # how many run here
+    world_size: int | None = None  # workers of an engine core
+
+
 @dataclass
 class RunInfo:
     """``run.json``. Written by the launcher at the start (status running) and at the end."""
@@ -487,6 +506,7 @@ class RunInfo:
     simulated: bool = False
     device_profile: str | None = None
     host: str | None = None
+    part: DeploymentPart | None = None  # of a deployment on several hosts
     started: str | None = None  # ISO 8601 UTC
     ended: str | None = None
     seconds: float | None = None
