@@ -149,6 +149,18 @@ class Run:
         return [each for each in self.processes if each.served.requests or each.served.kv_samples]
 
     @cached_property
+    def planners(self) -> list[ProcessRecord]:
+        """Return the processes that recorded a KV plan."""
+        return [each for each in self.processes if each.kv_plan is not None]
+
+    @cached_property
+    def first_ready_t_ns(self) -> int | None:
+        """Return when the first thing but a plan was ready; None: nothing was."""
+        ready = (each.ready_t_ns for each in self.processes if each.ready_t_ns)
+        times = [t_ns for each in ready for what, t_ns in each.items() if what != "plan"]
+        return min(times, default=None)
+
+    @cached_property
     def pids(self) -> frozenset[str]:
         """Return the ids of its processes."""
         return frozenset(str(process.identity.pid) for process in self.processes)
