@@ -25,6 +25,9 @@ from vllm_memprof.units import minus
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
 _NEVER_MODELLED = frozenset(NEVER_MODELLED_ROWS)
+_OF_GRAPH = f"growth of the {RUNTIME} counter in graph_capture"
+_OF_RUNTIME = f"{RUNTIME} counter, less graph"
+_OF_HCCL = f"{HCCL} counter, less the named"
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 
@@ -143,15 +146,13 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     rows += _application(snapshot, at)
     runtime = counter(snapshot, RUNTIME)
     graph = None if runtime is None else at.graph(runtime)
-    rows.append(
-        at.row("graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture")
-    )
+    rows.append(at.row("graph", graph, DERIVED, _OF_GRAPH))
     rows.append(
         at.row(
             "runtime",
             minus(runtime, graph),
             DERIVED if graph else MEASURED,
-            f"{RUNTIME} counter, less graph",
+            _OF_RUNTIME,
         )
     )
     for name in sorted(counters or ()):
@@ -221,8 +222,8 @@ def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
         at.row(
             "communicators_unnamed",
             shares.rest,
-            weakest([MEASURED, *(row.how for row in rows if row.bytes)]),
-            f"{HCCL} counter, less the named",
+            weakest([MEASURED, *[row.how for row in rows if row.bytes]]),
+            _OF_HCCL,
         ),
     ]
 
