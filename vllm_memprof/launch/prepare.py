@@ -116,13 +116,11 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
 def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
     """Return whether an engine may be a fork of a warm process.
 
-    Only for what was seen to have the same figures: a plan up to its KV plan, on a simulated
-    device. The hooks of served requests are bound before the engine replaces their class, which a
-    warm process has done already.
+    Only for what was seen to have the same figures: plans on a simulated device.
     """
     if row.warm_since is None or not request.device.simulated:
         return False
-    if (request.mode, request.until) != ("plan", "kv"):
+    if request.mode != "plan":
         return False
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return found is not None and (int(found[1]), int(found[2])) >= row.warm_since
