@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
+from vllm_memprof.record.failures import is_out_of_memory
 from vllm_memprof.units import one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
@@ -24,7 +25,6 @@ _SHUTDOWN_NS = 2_000_000_000
 
 #: Characters of an error's text in a reason.
 _MOST = 400
-_OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
@@ -193,7 +193,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     """Return the reason, and True if it is device memory that ran out."""
     error = progress.first_error
     line = find_error_line(seen.error_lines)
-    oom = progress.oom_message is not None or any(_OOM.search(text) for text in seen.error_lines)
+    oom = progress.oom_message is not None or any(map(_says_oom, seen.error_lines))
     if culprit is not None and (error is None or culprit.t_ns <= error[0]):
         ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
         reason = describe_death(culprit, progress, ready, seen.mode)
@@ -210,7 +210,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
-        oom = bool(_OOM.search(message)) or progress.oom_message is not None
+        oom = _says_oom(message) or progress.oom_message is not None
         what = "ran out of device memory" if oom else "failed"
         return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
     if seen.hung or seen.failed_before:
@@ -225,6 +225,10 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
     return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
+
+
+def _says_oom(text: str) -> bool:
+    return "OutOfMemoryError" in text or is_out_of_memory("", text)
 
 
 def find_error_line(lines: list[str]) -> str | None:

@@ -167,6 +167,8 @@ def test_host_memory_is_named_when_the_kernel_killed():
     [
         ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB", "oom"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
+        ("Failed to allocate resource[DeviceMemory] with info [size:2147483648]. Reason: x", "oom"),
+        ("E: [memprof simulated device] device 0 has 3 of 9 bytes free, 4 requested", "oom"),
         ("ValueError: To serve at least one request, 8.0 GiB KV cache is needed", "failed"),
     ],
 )
