@@ -17,6 +17,8 @@ from typing import Any
 
 from vllm_memprof.capture.writer import EventWriter
 
+#: Reason of a ``ray_lost`` event that is about a whole node.
+NODE_LOST = "the node does not answer"
 _LOOK_S = 1.0
 #: Files of a run folder that a worker may add to.
 _NAME = re.compile(r"(events|samples/[\w.-]*\w)/[\w-][\w.-]*\.jsonl")
@@ -35,11 +37,13 @@ class Collector:
         self._run_dir = Path(run_dir)
         self._writer = EventWriter(self._run_dir)
         self._nodes: dict[str, bool] = {}  # id -> told that it is gone
-        threading.Thread(target=self._watch, name="memprof-nodes", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
 
     def greet(self, node: str, process: str) -> None:
         """Note a node that a process of the run is on."""
         self._nodes.setdefault(node, False)
+        if self._thread.ident is None:
+            self._thread.start()
 
     def append(self, name: str, offset: int, lines: bytes) -> int:
         """Add whole lines to a file of the run folder.
@@ -82,5 +86,5 @@ class Collector:
                 continue
             for node in [node for node, told in self._nodes.items() if not told and node in dead]:
                 self._nodes[node] = True
-                fields = {"node": node, "rank": None, "reason": "Ray lost the node"}
+                fields = {"node": node, "rank": None, "reason": NODE_LOST}
                 self._writer.emit("ray_lost", fields, "collector")

@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vllm_memprof.capture import ray_package
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.ray_collector import Collector
+from vllm_memprof.capture.ray_collector import NODE_LOST, Collector
 from vllm_memprof.capture.ray_worker import COLLECTOR
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import ENV_RAY_SHIP, ENV_RUN_ID, TRAVELS
@@ -28,6 +30,7 @@ _PREFIX = "MEMPROF_"
 #: second one with the same field is refused.
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _MESSAGE_LENGTH = 300
+_CONNECT_S = 2.0
 
 
 def enter_executor(recorder: Recorder, call: Call) -> None:
@@ -82,17 +85,30 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
     if not getattr(executor, "is_failed", False) or getattr(executor, "shutting_down", False):
         return
     ray: Any = sys.modules["ray"]
-    dead = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
-    said: set[str] = set()
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    answers: dict[str, bool] = {}
     for handle in getattr(executor, "ray_worker_handles", []):
-        if handle.node_id in dead:
-            if handle.node_id not in said:
-                said.add(handle.node_id)
-                recorder.emit("ray_lost", node=handle.node_id, rank=None,
-                              reason="Ray lost the node")  # fmt: skip
-        elif handle.run_ref is not None and ray.wait([handle.run_ref], timeout=0)[0]:
-            recorder.emit("ray_lost", node=handle.node_id, rank=handle.rank,
-                          reason=_why(ray, handle.run_ref))  # fmt: skip
+        node, run = handle.node_id, handle.run_ref
+        if run is None or not ray.wait([run], timeout=0)[0]:
+            continue
+        if node not in answers:
+            answers[node] = node_answers(nodes.get(node))
+            if not answers[node]:
+                recorder.emit("ray_lost", node=node, rank=None, reason=NODE_LOST)
+        if answers[node]:
+            recorder.emit("ray_lost", node=node, rank=handle.rank, reason=_why(ray, run))
+
+
+def node_answers(node: Mapping[str, Any] | None) -> bool:
+    """Return whether a node of ``ray.nodes()`` takes connections; Ray itself needs many seconds to
+    see that one does not."""
+    if node is None or not node["Alive"]:
+        return False
+    with contextlib.suppress(OSError):
+        address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+        socket.create_connection(address, _CONNECT_S).close()
+        return True
+    return False
 
 
 def keep_at_home() -> None:

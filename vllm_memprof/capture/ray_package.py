@@ -13,9 +13,9 @@ from pathlib import Path
 from vllm_memprof.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent.parent
-#: What capture imports; all of it needs the standard library alone.
-PARTS = ("__init__.py", "errors.py", "redact.py", "version.py", "capture", "record")
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.md", "ruff.toml", "loader.py", "tail.py")
+#: What capture imports: modules, and packages of modules. All of it needs the standard library
+#: alone.
+PARTS = ("__init__.py", "redact.py", "version.py", "capture", "capture/hooks", "record")
 _MARK = "memprof-ray-"
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
 _ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"
@@ -24,14 +24,12 @@ _ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:re
 def stage() -> Path:
     """Write the folders into a new temporary one, and return that."""
     staged = Path(tempfile.mkdtemp(prefix=_MARK))
-    package = staged / PACKAGE.name
-    package.mkdir()
     for part in PARTS:
-        source = PACKAGE / part
-        if source.is_dir():
-            shutil.copytree(source, package / part, ignore=_LEFT_OUT)
-        else:
-            shutil.copy(source, package / part)
+        source, target = PACKAGE / part, staged / PACKAGE.name / part
+        modules = source.glob("*.py") if source.is_dir() else [source]
+        (target if source.is_dir() else target.parent).mkdir(parents=True, exist_ok=True)
+        for module in modules:
+            shutil.copy(module, staged / PACKAGE.name / module.relative_to(PACKAGE))
     metadata = staged / _METADATA
     metadata.mkdir()
     (metadata / "METADATA").write_text(

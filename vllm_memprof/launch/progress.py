@@ -153,6 +153,7 @@ class ProcessProgress:
 class EngineProgress:
     """All processes of the engine, in the order of their ranks."""
 
+    host: str | None = None  # of the launcher: process ids are those of its own host
     by_file: dict[str, ProcessProgress] = field(default_factory=dict)
     ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
     versions: dict[str, str] = field(default_factory=dict)
@@ -180,7 +181,16 @@ class EngineProgress:
         return ready_what(info) in self.ready_t_ns
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
-        return next((process for process in self.by_file.values() if process.pid == pid), None)
+        """Return the process of that id on the launcher's host."""
+        here = (None, self.host)
+        return next(
+            (
+                process
+                for process in self.by_file.values()
+                if process.pid == pid and (self.host is None or process.host in here)
+            ),
+            None,
+        )
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""

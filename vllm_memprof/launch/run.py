@@ -131,7 +131,8 @@ class _EngineRun:
         self._job = job
         self._view = view
         self._on_ready = on_ready
-        self._progress = EngineProgress()
+        self._host = host_name()
+        self._progress = EngineProgress(self._host)
         self._tail = EventTail(job.run_dir)
         self._info = job.info
         self._seen = Seen(mode=job.info.mode, engine_code=None)
@@ -142,7 +143,6 @@ class _EngineRun:
         self._next_walk_s = 0.0
         self._last_event_s = time.monotonic()
         self._late_note: tuple[float, str] | None = None  # when, what
-        self._host = host_name()
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> Outcome:
