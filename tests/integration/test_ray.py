@@ -88,11 +88,13 @@ def assert_complete(run: Any, cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_both_nodes_are_recorded(cluster: RayCluster, tmp_path: Path, executor: str):
+    (tmp_path / "tmp").mkdir()
     env = {**cluster.env, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": EXECUTORS[executor]}
+    env["TMPDIR"] = str(tmp_path / "tmp")
     process = start_memprof(["offline", MODEL, *ARGS], tmp_path / "run", env=env)
     run = finish(process, tmp_path / "run", START_UP_S)
     assert_complete(run, cluster)
-    assert not list(Path("/tmp").glob("memprof-ray-*/vllm_memprof"))  # what was sent is not left
+    assert not list((tmp_path / "tmp").glob("memprof-*"))  # what was sent is not left
 
 
 def test_an_older_release_of_vllm(tmp_path: Path):

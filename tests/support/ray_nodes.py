@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,8 @@ from vllm_memprof.sim.runtime import ENV_STATE, SITE_DIR, own_state_file, prepar
 
 #: A start of Ray on a slow two-core machine, with room.
 START_S = 120.0
+#: Of this machine as well.
+SECOND_IP = "127.0.0.2"
 
 
 def require_ray(stack: str) -> str:
@@ -134,11 +137,15 @@ def two_nodes(
     nodes: list[RayNode] = []
     try:
         nodes.append(start_node(stack, "node-a", folder / "node-a.log", *head))
-        address = f"{nodes[0].wait()}:{ports[0]}"
-        given = {"folder": folder / "node-b", "VLLM_HOST_IP": "127.0.0.2", **kwargs}
-        log = folder / "node-b.log"
-        nodes.append(start_node(stack, "node-b", log, f"--address={address}", **given))
+        ip = nodes[0].wait()
+        address = f"{ip}:{ports[0]}"
+        given = {"folder": folder / "node-b", "VLLM_HOST_IP": SECOND_IP, **kwargs}
+        options = (f"--address={address}", f"--node-ip-address={SECOND_IP}")
+        nodes.append(start_node(stack, "node-b", folder / "node-b.log", *options, **given))
         nodes[1].wait()
+        # one file for this machine says which node a new job belongs to; the second one wrote it
+        note = temporary / "session_latest" / "node_ip_address.json"
+        note.write_text(json.dumps({"node_ip_address": ip}))
         yield RayCluster(address, *nodes)
     finally:
         for node in nodes:

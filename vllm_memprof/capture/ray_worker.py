@@ -73,6 +73,7 @@ def send_back(recorder: Recorder, place: Place) -> None:
     """Say on which node this process is; send its lines where it does not see the run folder."""
     if place.node is None:
         return
+    _bind_actor(recorder)
     sender = Sender(sys.modules["ray"], recorder, place)
     if place.sent:
         recorder.writer.written = sender.wake
@@ -161,6 +162,21 @@ class Sender:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(1.0)
+
+
+def _bind_actor(recorder: Recorder) -> None:
+    """Bind the methods of the actor that is loading the plug-in.
+
+    Ray gives an actor a class with copies of all inherited methods (``_inject_tracing_into_class``
+    in ray/util/tracing/tracing_helper.py): wrappers of the base class are not called.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        subject = frame.f_locals.get("self")
+        if hasattr(type(subject), "__ray_actor_class__"):
+            recorder.hooks.bind_instance(subject)
+            return
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _whole_lines(data: bytes) -> bytes:

@@ -115,7 +115,10 @@ def as_actor(collector: Collector) -> Any:
 # --- the package ----------------------------------------------------------------------------------
 
 
-def test_what_is_sent_is_enough_for_the_plug_in_and_no_more():
+def test_what_is_sent_is_enough_for_the_plug_in_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     staged = ray_package.stage()
     files = [path for path in staged.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} == {".py", ".txt", ""}
@@ -246,6 +249,28 @@ def test_a_folder_that_the_node_names_comes_first(
     (tmp_path / "run.json").write_text(json.dumps({"id": "id-of-run"}))
     monkeypatch.setenv(ENV_NODE_DIR, str(tmp_path / "node"))
     assert (tmp_path / "node") in find_place(str(tmp_path)).folder.parents
+
+
+def test_methods_that_ray_copied_into_the_class_of_an_actor_are_hooked(
+    ray: FakeRay, tmp_path: Path
+):
+    bound: list[object] = []
+    recorder = Recorder(tmp_path)
+    recorder.hooks = SimpleNamespace(bind_instance=bound.append)  # type: ignore[assignment]
+
+    class Actor:
+        __ray_actor_class__ = object
+
+        def init_worker(self) -> None:
+            ray_worker.send_back(recorder, Place(tmp_path, "n1"))
+
+    actor = Actor()
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(Sender, "start", lambda self: None)
+    actor.init_worker()
+    monkey.undo()
+    assert bound == [actor]
+    assert events_of(recorder)[-1]["node"] == "n1"
 
 
 # --- how lines come back --------------------------------------------------------------------------
