@@ -81,7 +81,10 @@ def assert_complete(run: Any, cluster: RayCluster) -> None:
     assert here is None
     assert cluster.second.folder in Path(there).parents
     kept, came = Path(there) / "events" / file, run.run_dir / "events" / file
-    assert kept.read_bytes().startswith(came.read_bytes())
+    assert kept.read_bytes() == came.read_bytes()
+    samples = Path(there) / "samples"
+    for path in samples.rglob("*.jsonl"):  # up to the end of the last request
+        assert (run.run_dir / path.relative_to(there)).read_bytes() == path.read_bytes()
     phases = [event for event in events if event["kind"] == "phase" and event["file"] == file]
     assert phases[-1]["phase"] in ("warm_up", "request", "shutdown")
 

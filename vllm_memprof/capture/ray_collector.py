@@ -37,13 +37,19 @@ class Collector:
         self._run_dir = Path(run_dir)
         self._writer = EventWriter(self._run_dir)
         self._nodes: dict[str, bool] = {}  # id -> told that it is gone
+        self._senders = 0
         self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
 
-    def greet(self, node: str, process: str) -> None:
-        """Note a node that a process of the run is on."""
+    def greet(self, node: str, sends: bool) -> None:
+        """Note a node that a process of the run is on, and whether it sends its lines here."""
+        self._senders += sends
         self._nodes.setdefault(node, False)
         if self._thread.ident is None:
             self._thread.start()
+
+    def senders(self) -> int:
+        """Return how many processes send their lines here."""
+        return self._senders
 
     def append(self, name: str, offset: int, lines: bytes) -> int:
         """Add whole lines to a file of the run folder.

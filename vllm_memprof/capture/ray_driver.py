@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from vllm_memprof.capture import ray_package
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.ray_collector import NODE_LOST, Collector
-from vllm_memprof.capture.ray_worker import COLLECTOR
+from vllm_memprof.capture.ray_worker import COLLECTOR, SENT_WITHIN_S
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import ENV_RAY_SHIP, ENV_RUN_ID, TRAVELS
 from vllm_memprof.redact import redact_text
@@ -31,6 +32,7 @@ _PREFIX = "MEMPROF_"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _MESSAGE_LENGTH = 300
 _CONNECT_S = 2.0
+_ANSWER_S = 2.0
 
 
 def enter_executor(recorder: Recorder, call: Call) -> None:
@@ -80,11 +82,16 @@ def enter_workers(recorder: Recorder, call: Call) -> None:
 
 
 def enter_shutdown(recorder: Recorder, call: Call) -> None:
-    """Say which workers are gone, before the executor ends the others."""
-    executor = call.subject
-    if not getattr(executor, "is_failed", False) or getattr(executor, "shutting_down", False):
+    """Say which workers are gone, before the executor ends the others; let these send the rest."""
+    executor, collector = call.subject, recorder.notes.collector
+    recorder.notes.collector = None
+    if getattr(executor, "shutting_down", False) or collector is None:
         return
     ray: Any = sys.modules["ray"]
+    if not getattr(executor, "is_failed", False):
+        if ray.is_initialized() and ray.get(collector.senders.remote(), timeout=_ANSWER_S):
+            time.sleep(SENT_WITHIN_S)  # the executor kills its workers, whatever they have to say
+        return
     nodes = {node["NodeID"]: node for node in ray.nodes()}
     answers: dict[str, bool] = {}
     for handle in getattr(executor, "ray_worker_handles", []):

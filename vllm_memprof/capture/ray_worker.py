@@ -3,7 +3,7 @@
 A worker that sees the run folder of the launcher (``run.json`` there has the id of this run) writes
 to it. Any other writes to a folder on its own node, and a thread sends whole lines to the collector
 (``ray_collector``) through Ray: at most a moment after an event, which stands at the edge of a
-phase; samples every few seconds; never in the path of a step. What could not be sent stays in that
+phase; samples every second; never in the path of a step. What could not be sent stays in that
 folder. Ray is looked up, never imported.
 """
 
@@ -30,7 +30,9 @@ COLLECTOR = "memprof-{run_id}"
 BATCH_BYTES = 1 << 20
 #: Seconds that a batch waits for more lines; between two looks at samples; of one call at most;
 #: in which the collector has to appear.
-_GATHER_S, _LOOK_S, _CALL_S, _APPEAR_S = 0.2, 5.0, 30.0, 180.0
+_GATHER_S, _LOOK_S, _CALL_S, _APPEAR_S = 0.2, 1.0, 30.0, 180.0
+#: Seconds after which what was written last has been sent, where the collector answers at once.
+SENT_WITHIN_S = 1.5
 #: Calls that fail in a row before sending ends.
 _MOST_FAILURES = 3
 
@@ -110,7 +112,7 @@ class Sender:
         failures = 0
         try:
             collector = self._find_collector()
-            self._call(collector.greet, self._place.node, f"{host_name()}-{os.getpid()}")
+            self._call(collector.greet, self._place.node, self._place.sent)
             while self._place.sent and failures < _MOST_FAILURES:
                 if self._news.wait(_LOOK_S):
                     self._news.clear()

@@ -361,8 +361,21 @@ def _no_actor(self: FakeRay, name: str) -> Any:
 # --- what is lost ---------------------------------------------------------------------------------
 
 
-def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(ray_driver.time, "sleep", found.append)
+    return found
+
+
+def with_collector(tmp_path: Path, senders: int) -> Recorder:
     recorder = Recorder(tmp_path)
+    recorder.notes.collector = SimpleNamespace(senders=SimpleNamespace(remote=lambda: senders))
+    return recorder
+
+
+def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path, slept: list[float]):
+    recorder = with_collector(tmp_path, 1)
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -372,16 +385,24 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         ray.port = server.getsockname()[1]
         ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    recorder.notes.collector = object()
     ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
+    assert slept == []
     of_worker, of_node = events_of(recorder)[-2:]
     said = "RuntimeError: The actor died unexpectedly"
     assert (of_worker["node"], of_worker["rank"], of_worker["reason"]) == ("n1", 1, said)
     assert (of_node["node"], of_node["rank"], of_node["reason"]) == ("n1", None, NODE_LOST)
 
 
-def test_an_end_in_good_order_loses_nothing(ray: FakeRay, tmp_path: Path):
-    recorder = Recorder(tmp_path)
+@pytest.mark.parametrize("senders", [0, 2])
+def test_an_end_in_good_order_leaves_time_for_what_is_not_sent_yet(
+    ray: FakeRay, tmp_path: Path, slept: list[float], senders: int
+):
+    recorder = with_collector(tmp_path, senders)
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
-    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    ray.started = True
+    for _ in range(2):  # vLLM calls it more than once
+        ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    assert slept == ([ray_worker.SENT_WITHIN_S] if senders else [])
     assert not recorder.writer.path.exists()

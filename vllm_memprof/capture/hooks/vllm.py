@@ -82,7 +82,7 @@ HOOKS: tuple[Hook, ...] = (
            need=OPTIONAL, role="engine_core", due=ENGINE_READY),
     marker("ray.workers", f"{_RAY}._init_workers_ray", f"{_RAY_V2}._build_runtime_env",
            enter=ray_driver.enter_workers, need=OPTIONAL, role="engine_core", due=ENGINE_READY),
-    marker("ray.shutdown", f"{_RAY_V2}.shutdown",
+    marker("ray.shutdown", f"{_RAY}.shutdown", f"{_RAY_V2}.shutdown",
            enter=ray_driver.enter_shutdown, need=OPTIONAL, role="engine_core", due=END),
 
     # --- Start-up of a worker.
