@@ -7,6 +7,7 @@ that one is gone until its next request.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
@@ -37,19 +38,33 @@ class Collector:
         self._run_dir = Path(run_dir)
         self._writer = EventWriter(self._run_dir)
         self._nodes: dict[str, bool] = {}  # id -> told that it is gone
-        self._senders = 0
+        self._unfinished: set[str] = set()  # processes that send their lines here
+        self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._watch, name="memprof-nodes", daemon=True)
 
-    def greet(self, node: str, sends: bool) -> None:
+    def greet(self, node: str, process: str, sends: bool) -> None:
         """Note a node that a process of the run is on, and whether it sends its lines here."""
-        self._senders += sends
+        if sends:
+            self._unfinished.add(process)
         self._nodes.setdefault(node, False)
         if self._thread.ident is None:
             self._thread.start()
 
-    def senders(self) -> int:
-        """Return how many processes send their lines here."""
-        return self._senders
+    async def end_asked(self) -> None:
+        """Return when the engine is about to end: the caller sends its last lines."""
+        await self._end.wait()
+
+    async def end(self) -> None:
+        """Ask all senders for their last lines."""
+        self._end.set()
+
+    def finished(self, process: str) -> None:
+        """Note that a process has sent its last lines."""
+        self._unfinished.discard(process)
+
+    def unfinished(self) -> int:
+        """Return how many processes have not."""
+        return len(self._unfinished)
 
     def append(self, name: str, offset: int, lines: bytes) -> int:
         """Add whole lines to a file of the run folder.

@@ -21,7 +21,7 @@ from typing import Any
 from vllm_memprof.capture import ray_package
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.ray_collector import NODE_LOST, Collector
-from vllm_memprof.capture.ray_worker import COLLECTOR, SENT_WITHIN_S
+from vllm_memprof.capture.ray_worker import COLLECTOR
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.record.schema import ENV_RAY_SHIP, ENV_RUN_ID, TRAVELS
 from vllm_memprof.redact import redact_text
@@ -33,6 +33,8 @@ _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _MESSAGE_LENGTH = 300
 _CONNECT_S = 2.0
 _ANSWER_S = 2.0
+#: Seconds that workers have for their last lines, when the engine ends.
+_FINISH_S = 3.0
 
 
 def enter_executor(recorder: Recorder, call: Call) -> None:
@@ -84,13 +86,12 @@ def enter_workers(recorder: Recorder, call: Call) -> None:
 def enter_shutdown(recorder: Recorder, call: Call) -> None:
     """Say which workers are gone, before the executor ends the others; let these send the rest."""
     executor, collector = call.subject, recorder.notes.collector
-    recorder.notes.collector = None
     if getattr(executor, "shutting_down", False) or collector is None:
         return
     ray: Any = sys.modules["ray"]
     if not getattr(executor, "is_failed", False):
-        if ray.is_initialized() and ray.get(collector.senders.remote(), timeout=_ANSWER_S):
-            time.sleep(SENT_WITHIN_S)  # the executor kills its workers, whatever they have to say
+        if ray.is_initialized():
+            _let_senders_finish(ray, collector)
         return
     nodes = {node["NodeID"]: node for node in ray.nodes()}
     answers: dict[str, bool] = {}
@@ -104,6 +105,14 @@ def enter_shutdown(recorder: Recorder, call: Call) -> None:
                 recorder.emit("ray_lost", node=node, rank=None, reason=NODE_LOST)
         if answers[node]:
             recorder.emit("ray_lost", node=node, rank=handle.rank, reason=_why(ray, run))
+
+
+def _let_senders_finish(ray: Any, collector: Any) -> None:
+    """Wait for last lines: the executor is about to kill its workers."""
+    ray.get(collector.end.remote(), timeout=_ANSWER_S)
+    until_s = time.monotonic() + _FINISH_S
+    while ray.get(collector.unfinished.remote(), timeout=_ANSWER_S) and time.monotonic() < until_s:
+        time.sleep(0.05)
 
 
 def node_answers(node: Mapping[str, Any] | None) -> bool:

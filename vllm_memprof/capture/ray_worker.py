@@ -31,8 +31,6 @@ BATCH_BYTES = 1 << 20
 #: Seconds that a batch waits for more lines; between two looks at samples; of one call at most;
 #: in which the collector has to appear.
 _GATHER_S, _LOOK_S, _CALL_S, _APPEAR_S = 0.2, 1.0, 30.0, 180.0
-#: Seconds after which what was written last has been sent, where the collector answers at once.
-SENT_WITHIN_S = 1.5
 #: Calls that fail in a row before sending ends.
 _MOST_FAILURES = 3
 
@@ -98,6 +96,8 @@ class Sender:
         self._recorder = recorder
         self._place = place
         self._news = threading.Event()
+        self._process = f"{host_name()}-{os.getpid()}"
+        self._ending = threading.Event()
         self._sent: dict[Path, tuple[int, int]] = {}  # file -> inode, bytes
         self._thread = threading.Thread(target=self._run, name="memprof-ray", daemon=True)
 
@@ -112,13 +112,19 @@ class Sender:
         failures = 0
         try:
             collector = self._find_collector()
-            self._call(collector.greet, self._place.node, self._place.sent)
+            self._call(collector.greet, self._place.node, self._process, self._place.sent)
+            if self._place.sent:
+                collector.end_asked.remote().future().add_done_callback(self._end)
             while self._place.sent and failures < _MOST_FAILURES:
                 if self._news.wait(_LOOK_S):
                     self._news.clear()
                     time.sleep(_GATHER_S)
                 try:
+                    ending = self._ending.is_set()
                     self.send_news(collector)
+                    if ending:
+                        self._ending.clear()
+                        self._call(collector.finished, self._process)
                     failures = 0
                 except Exception:
                     failures += 1
@@ -128,6 +134,10 @@ class Sender:
             with contextlib.suppress(Exception):
                 self._recorder.writer.written = None
                 self._recorder.error(f"lines are kept in {self._place.folder}", error)
+
+    def _end(self, asked: object) -> None:
+        self._ending.set()
+        self._news.set()
 
     def send_news(self, collector: Any) -> None:
         """Send the whole lines that were added since the last time, batch by batch."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +112,9 @@ def as_actor(collector: Collector) -> Any:
     def method(name: str) -> Any:
         return SimpleNamespace(remote=lambda *args: getattr(collector, name)(*args))
 
-    return SimpleNamespace(append=method("append"), greet=method("greet"))
+    return SimpleNamespace(
+        **{name: method(name) for name in ("append", "greet", "finished", "unfinished")}
+    )
 
 
 # --- the package ----------------------------------------------------------------------------------
@@ -361,21 +366,24 @@ def _no_actor(self: FakeRay, name: str) -> Any:
 # --- what is lost ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    found: list[float] = []
-    monkeypatch.setattr(ray_driver.time, "sleep", found.append)
-    return found
+class Counting:
+    """A collector whose senders finish one by one, each time that somebody asks."""
+
+    def __init__(self, unfinished: int) -> None:
+        self.asked: list[str] = []
+        self.end = SimpleNamespace(remote=lambda: self.asked.append("end"))
+        self.unfinished = SimpleNamespace(remote=lambda: self.count("unfinished"))
+        self.left = unfinished
+
+    def count(self, name: str) -> int:
+        self.asked.append(name)
+        self.left -= 1
+        return self.left + 1
 
 
-def with_collector(tmp_path: Path, senders: int) -> Recorder:
+def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path):
     recorder = Recorder(tmp_path)
-    recorder.notes.collector = SimpleNamespace(senders=SimpleNamespace(remote=lambda: senders))
-    return recorder
-
-
-def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path, slept: list[float]):
-    recorder = with_collector(tmp_path, 1)
+    recorder.notes.collector = collector = Counting(1)
     died = RuntimeError("The actor died\nunexpectedly")
     handles = [
         SimpleNamespace(rank=0, node_id="n0", run_ref="runs"),
@@ -385,24 +393,52 @@ def test_a_lost_node_is_told_from_a_lost_worker(ray: FakeRay, tmp_path: Path, sl
     with socket.create_server(("127.0.0.1", 0)) as server:
         ray.port = server.getsockname()[1]
         ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    recorder.notes.collector = object()
     ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))  # nothing listens now
-    assert slept == []
+    assert collector.asked == []
     of_worker, of_node = events_of(recorder)[-2:]
     said = "RuntimeError: The actor died unexpectedly"
     assert (of_worker["node"], of_worker["rank"], of_worker["reason"]) == ("n1", 1, said)
     assert (of_node["node"], of_node["rank"], of_node["reason"]) == ("n1", None, NODE_LOST)
 
 
-@pytest.mark.parametrize("senders", [0, 2])
-def test_an_end_in_good_order_leaves_time_for_what_is_not_sent_yet(
-    ray: FakeRay, tmp_path: Path, slept: list[float], senders: int
-):
-    recorder = with_collector(tmp_path, senders)
+def test_an_end_in_good_order_waits_for_last_lines(ray: FakeRay, tmp_path: Path):
+    recorder = Recorder(tmp_path)
+    recorder.notes.collector = collector = Counting(2)
     handles = [SimpleNamespace(rank=0, node_id="n1", run_ref=RuntimeError("ended"))]
     executor = SimpleNamespace(is_failed=False, shutting_down=False, ray_worker_handles=handles)
     ray.started = True
-    for _ in range(2):  # vLLM calls it more than once
-        ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
-    assert slept == ([ray_worker.SENT_WITHIN_S] if senders else [])
+    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    assert collector.asked == ["end", *["unfinished"] * 3]
+    executor.shutting_down = True  # vLLM calls it more than once
+    ray_driver.enter_shutdown(recorder, call_of(executor, "ray.shutdown"))
+    assert len(collector.asked) == 4
     assert not recorder.writer.path.exists()
+
+
+def test_a_sender_sends_its_last_lines_when_it_is_asked(
+    ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The request comes while it waits; what was written before it has come when it is done."""
+    monkeypatch.setattr(ray_worker, "_LOOK_S", 60.0)
+    ray.node = "n1"
+    there, here = tmp_path / "there", tmp_path / "here"
+    collector = Collector(str(here))
+    actor = as_actor(collector)
+    asked: concurrent.futures.Future[None] = concurrent.futures.Future()
+    actor.end_asked = SimpleNamespace(remote=lambda: SimpleNamespace(future=lambda: asked))
+    monkeypatch.setattr(FakeRay, "get_actor", lambda self, name: actor, raising=False)
+    monkeypatch.setattr(Collector, "_watch", lambda self: None)
+    sender = Sender(ray, Recorder(there), Place(there, "n1", sent=True))
+    sender.start()
+    until_s = time.monotonic() + 20
+    while not collector.unfinished() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    (there / "events").mkdir(parents=True)
+    (there / "events/b-1.jsonl").write_text("last\n")
+    asked.set_result(None)
+    while collector.unfinished() and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert (here / "events/b-1.jsonl").read_text() == "last\n"
+    shutil.rmtree(there)
+    sender._place = Place(there, "n1")  # the thread ends
+    sender.wake()
