@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -220,6 +221,13 @@ def test_variables_of_this_host_stay_here(monkeypatch: pytest.MonkeyPatch):
     assert {*own, "OF_THE_USER"} <= left_out
     assert not left_out & set(TRAVELS)
     assert {"HF_TOKEN", *TRAVELS} == executor.ADDITIONAL_ENV_VARS
+
+
+def test_the_docs_list_what_travels():
+    text = (ray_package.PACKAGE.parent / "docs/concepts/observing.md").read_text()
+    section = text.partition("## Workers on Ray nodes")[2].partition("\n## ")[0]
+    listed = re.findall(r"`([A-Z_]+)`", section.partition("travel, which are")[2].partition(".")[0])
+    assert [f"MEMPROF_{name}" for name in listed] == [*TRAVELS]
 
 
 # --- where a worker writes ------------------------------------------------------------------------
