@@ -329,3 +329,10 @@ def test_a_death_is_looked_up_among_the_processes_of_the_own_host():
     process = progress.by_pid(10)
     assert process is not None
     assert process.host == "node-a"
+
+
+def test_seconds_are_told_of_the_own_host_alone():
+    progress = of_two_nodes()
+    assert describe_stuck(progress, 5 * S) == (
+        "TP0 before its first phase for 4 s, TP1 before its first phase"
+    )
