@@ -130,10 +130,11 @@ def two_nodes(
     head = (
         "--head",
         f"--port={ports[0]}",
-        f"--ray-client-server-port={ports[1]}",
         "--include-dashboard=false",
         f"--temp-dir={temporary}",
     )
+    if list(_ray_of(stack).parent.parent.glob("lib/python3*/site-packages/grpc")):
+        head += (f"--ray-client-server-port={ports[1]}",)  # Ray starts its server of clients then
     nodes: list[RayNode] = []
     try:
         nodes.append(start_node(stack, "node-a", folder / "node-a.log", *head))
