@@ -7,6 +7,7 @@ ENGINE ?= vllm
 STACK  ?= $(if $(filter sglang,$(ENGINE)),sglang-0.5.23,vllm-ascend-0.23.0)
 CI_STACKS := vllm-ascend-0.13.0 sglang-0.5.23
 MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2
+RAY_STACKS := vllm-ascend-0.23.0 vllm-ascend-0.13.0
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
@@ -33,6 +34,7 @@ sim-all: sim  ## The same, and the other engine stacks that make test runs
 
 sim-every: sim-all  ## The same, and those that make test-full alone runs
 	for stack in $(MORE_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
+	for stack in $(RAY_STACKS); do $(BIN)/memprof sim setup --stack $$stack --with ray || exit 1; done
 
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B; ENGINE=sglang runs SGLang
 	$(BIN)/memprof offline $(MODEL) --engine $(ENGINE) --device sim:910b --stack $(STACK) $(DEMO_$(ENGINE)) --prompt "Where did the memory go?"

@@ -22,6 +22,7 @@ from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
+    ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
     RunInfo,
@@ -82,8 +83,9 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         target.python, request, target.model_path, target.model_args, devices, facts.python
     )
     env = build_env(environ, run_dir, request.mode, env_extra, row, request.until)
+    run_id = uuid.uuid4().hex
     info = RunInfo(
-        id=uuid.uuid4().hex,
+        id=run_id,
         mode=request.mode,
         model=request.model,
         command=redact_command(request.typed),
@@ -103,7 +105,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         info,
         run_dir,
         command,
-        env,
+        {**env, ENV_RUN_ID: run_id},
         request.startup_timeout_s,
         shutdown_timeout_s=timeout_s,
         keep_secrets=request.keep_secrets,

@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass, field
 
-from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
+from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
 from vllm_memprof.record.failures import is_out_of_memory
@@ -50,6 +50,7 @@ class Seen:
     lost_core: bool = False  # the API server says that its engine core ended unasked
     timed_out_s: float | None = None  # the start-up deadline, when it passed
     deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
+    lost: list[Lost] = field(default_factory=list)  # the same of workers on Ray nodes
     forced: bool = False  # memprof had to signal the processes itself
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
@@ -78,10 +79,15 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
-    broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
+    lost = find_lost(seen, progress)
+    gone = seen.mode == "serve" and not (culprit is None and lost is None)
+    broken = seen.hung or seen.failed_before or gone
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
-    reason, oom = _first_cause(seen, progress, culprit)
+    if lost is None:
+        reason, oom = _first_cause(seen, progress, culprit)
+    else:
+        reason, oom = describe_lost(lost, progress, seen.ready, seen.mode), False
     if seen.hung or seen.interrupted_by is not None:
         ended_by = (
             signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
@@ -152,6 +158,34 @@ def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: st
     return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
 
 
+def find_lost(seen: Seen, progress: EngineProgress) -> Lost | None:
+    """Return the loss on a Ray node that caused the end: a node's before that of one worker, whose
+    own error says more."""
+    nodes = [lost for lost in seen.lost if lost.rank is None]
+    own = [] if progress.first_error or progress.oom_message else seen.lost
+    return next(iter(nodes or own), None)
+
+
+def describe_lost(lost: Lost, progress: EngineProgress, ready: bool, mode: str) -> str:
+    """``worker TP1 on node-b (pid 123) was lost with its node while serving``."""
+    workers = [
+        process
+        for process in progress.workers
+        if process.node == lost.node and lost.rank in (None, process.rank)
+    ]
+    how = "was lost with its node" if lost.rank is None else "was lost"
+    parts = [
+        f"worker {process.name} on {process.host} (pid {process.pid}) {how} "
+        f"{where(process, ready, mode)}"
+        for process in workers
+    ]
+    if not parts:
+        who = "its worker" if lost.rank is None else f"the worker of rank {lost.rank}"
+        parts = [f"the Ray node {lost.node[:12]} was lost before {who} reported"]
+    why = "" if lost.rank is None else f": {one_line(lost.reason, _MOST)}"
+    return "; ".join(parts) + why
+
+
 def where(process: ProcessProgress, ready: bool, mode: str) -> str:
     """Return the phase under way, else ``while serving``, else the phase that had finished."""
     if process.open:
@@ -168,6 +202,8 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     parts = []
     for process in progress.workers or [p for p in progress.processes if p.matters]:
         since = process.open[-1].t_ns if process.open else process.last_t_ns
+        if None not in (progress.host, process.host) and progress.host != process.host:
+            since = None  # of another clock
         duration = "" if since is None else f" for {max(0, now_ns - since) / 1e9:.0f} s"
         parts.append(f"{process.name} {process.where() or 'before its first phase'}{duration}")
     return ", ".join(parts)
