@@ -50,6 +50,8 @@ _ERROR_LINE = re.compile(
     rb"|^(?:\([^)]*\))?\s*Input should be ",
     re.IGNORECASE,
 )
+#: What a collective says when a rank is gone. (gloo/transport/tcp/pair.cc, of torch 2.5 and 2.10)
+LOST_PEER = (b"Connection reset by peer", b"Connection closed by peer", b"Broken pipe")
 _OF_AN_ARGUMENT = re.compile(rb"^(?:\([^)]*\))?\s*(?=Input should be )")
 _PROCESS = re.compile(rb"^\([^)]*\)\s*")
 #: What the simulated device answered without computing, where it decides about memory.
@@ -204,6 +206,9 @@ class LogPump:
         self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
         self.last_line = ""
         self.application_ready = False
+        self.head: str | None = None  # HOST:PORT; this host has no API server
+        self.cores_ready = 0  # engine cores that said so
+        self.lost_peer = False  # a rank that it was connected with ended its connection
         self.fatal_line: str | None = None
         self.lost_core = False  # the API server says that its engine core ended
         self.last_output_s = time.monotonic()
@@ -264,8 +269,13 @@ class LogPump:
         for line in lines:
             if self._row.ready_line in line:
                 self.application_ready = True
+            if self._row.head_line is not None and (found := self._row.head_line.search(line)):
+                self.head = found.group(1).decode(errors="replace")
+            if self._row.core_ready_line is not None and self._row.core_ready_line in line:
+                self.cores_ready += 1
             if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
                 self.fatal_line = line.decode(errors="replace").strip()
+            self.lost_peer |= any(marker in line for marker in LOST_PEER)
             if any(marker in line for marker in self._row.lost_lines):
                 self.lost_core = True
             if line.strip():

@@ -54,6 +54,7 @@ class Seen:
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
+    head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
     stuck: str | None = None  # where each rank was at the deadline
 
 
@@ -75,6 +76,8 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
         return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
+    if seen.head_ended is not None:
+        return _judge_without_head(seen, progress, own_code)
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
@@ -187,6 +190,18 @@ def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> V
         128 + seen.interrupted_by,
         f"interrupted by {name}{': ' + at if at else ''}{killed}",
     )
+
+
+def _judge_without_head(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+    killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
+    if seen.ready:  # its main process may have ended well though memprof had to signal it
+        code = 0 if seen.engine_code == 0 else own_code
+        return Verdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
+    at = ", ".join(
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    )
+    reason = f"the head {seen.head_ended} ended before this host was ready"
+    return Verdict("failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}")
 
 
 def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
