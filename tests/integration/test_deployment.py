@@ -3,11 +3,9 @@ name and devices of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from tests.support.engine import (
     assert_nothing_left,
     engine_pids,
     finish,
+    read_events,
     require_stack,
     start_memprof,
     wait_for_server,
@@ -96,3 +95,175 @@ def test_data_parallel_with_a_headless_host(stack: str, deployment: Start) -> No
     assert whole(first, "DP0 TP0") == {**sizes, "headless": False, "dp_start": 0}
     assert whole(second, "DP1 TP0") == {**sizes, "headless": True, "dp_start": 1}
     assert "KV cache" in second.output  # its report was printed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_one_engine_core_over_two_hosts(stack: str, deployment: Start) -> None:
+    made = deployment(stack, "node-a", "node-b", MODEL="memprof/tiny")
+    made.wait_until_ready(READY_S)
+    port = made.variables["PORT"]
+    serve_some(int(made.variables["HTTP"]), "memprof/tiny")
+    head, node = made.hosts["node-a"], made.hosts["node-b"]
+    pids = engine_pids(head.run_dir) | engine_pids(node.run_dir)
+    head.send(signal.SIGINT)
+    first, second = head.end(), node.end()
+
+    assert_nothing_left(pids)
+    assert (first.returncode, second.returncode) == (0, 0), second.output[-3000:]
+    assert second.info["exit_reason"] == "the head 127.0.0.1 has ended"
+    sizes = {
+        "deployment": f"127.0.0.1:{port}", "source": "arguments", "group": None, "nodes": 2,
+        "dp_size": 1, "dp_start": 0, "dp_local": 1, "world_size": 2,
+    }  # fmt: skip
+    assert whole(first, "TP0") == {**sizes, "headless": False, "node_rank": 0}
+    assert whole(second, "TP1") == {**sizes, "headless": True, "node_rank": 1}
+    granted = [run.report["ranks"][0]["budget"]["kv_cache_bytes"] for run in (first, second)]
+    assert granted[0] == granted[1]
+    # the plan of the KV cache is the engine core's, on the first host
+    assert [run.report["ranks"][0]["kv"] is None for run in (first, second)] == [False, True]
+
+
+@pytest.mark.full
+def test_a_process_killed_on_the_headless_host(deployment: Start) -> None:
+    made = deployment(STACK, "host-a", "host-b")
+    made.wait_until_ready(READY_S)
+    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
+    os.kill(worker_of(headless.run_dir), signal.SIGKILL)
+    second = headless.end()
+    assert (second.returncode, second.info["status"]) == (1, "failed")
+    assert second.info["exit_reason"].startswith("worker DP1 TP0 (pid ")
+    assert second.info["exit_reason"].endswith("was killed by SIGKILL while serving")
+
+    head.send(signal.SIGINT)  # idle, it has not noticed
+    first = head.end()
+    assert_nothing_left(pids)
+    assert (first.returncode, first.info["exit_reason"]) == (0, "ended by SIGINT")
+    whole(first, "DP0 TP0")
+    whole(second, "DP1 TP0")
+
+
+@pytest.mark.full
+def test_a_process_killed_on_the_first_host(deployment: Start) -> None:
+    made = deployment(STACK, "host-a", "host-b")
+    made.wait_until_ready(READY_S)
+    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
+    os.kill(worker_of(head.run_dir), signal.SIGKILL)
+    first, second = head.end(), headless.end()
+    assert_nothing_left(pids)
+    assert (first.returncode, first.info["status"]) == (1, "failed")
+    assert "DP0 TP0" in first.info["exit_reason"]
+    assert "SIGKILL" in first.info["exit_reason"]
+    assert (second.returncode, second.info["status"]) == (0, "ok")
+    assert second.info["exit_reason"] == "the head 127.0.0.1 has ended"
+
+
+def worker_of(run_dir: Path) -> int:
+    return next(
+        int(event["file"].removesuffix(".jsonl").rsplit("-", 1)[1])
+        for event in read_events(run_dir)
+        if event["kind"] == "identity" and event["role"] == "worker"
+    )
+
+
+#: Figures of a snapshot that say what this rank's torch holds: of no other process, no device.
+OF_TORCH = (
+    "allocated_bytes", "allocated_peak_bytes", "allocated_run_peak_bytes", "reserved_bytes",
+    "reserved_peak_bytes", "reserved_run_peak_bytes", "npu_workspace_bytes", "graph_pool_bytes",
+)  # fmt: skip
+
+
+def edges(run: RunResult, rank: int) -> list[tuple[str, str, dict[str, int | None]]]:
+    """Return phase, edge and torch's figures of a rank, up to the end of its start-up."""
+    found = []
+    for event in read_events(run.run_dir):
+        snapshot = event.get("snapshot")
+        if event["file"] != file_of(run, rank) or not snapshot or event["kind"] != "phase":
+            continue
+        figures = {name: snapshot.get(name) for name in OF_TORCH}
+        found.append((event["phase"], event["edge"], figures))
+        if (event["phase"], event["edge"]) == ("warm_up", "after"):
+            break
+    return found
+
+
+def file_of(run: RunResult, dp_rank: int) -> str:
+    files = (
+        str(event["file"])
+        for event in read_events(run.run_dir)
+        if event["kind"] == "identity" and event.get("dp_rank") == dp_rank
+    )
+    return next(files)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_two_hosts_hold_what_one_host_holds(
+    stack: str,
+    deployment: Start,
+    tmp_path: Path,
+    cleanup_processes: list[subprocess.Popen[str]],
+) -> None:
+    """Torch's figures of each rank are equal to the byte at every edge of the start-up.
+
+    What the device counts is not: on one host the ranks of a data-parallel deployment open contexts
+    on the first device too.
+    """
+    made = deployment(stack, "host-a", "host-b")
+    made.wait_until_ready(READY_S)
+    made.hosts["host-a"].send(signal.SIGINT)
+    apart = [made.hosts[name].end() for name in ("host-a", "host-b")]
+
+    arguments = [
+        "serve", "memprof/tiny-moe", "--device", "sim:910b", "--stack", stack,
+        "--data-parallel-size", "2", "--enable-expert-parallel", "--enforce-eager",
+        "--max-model-len", "512", "--max-num-seqs", "8", "--api-server-count", "1",
+        "--port", str(free_port()),
+    ]  # fmt: skip
+    run_dir = tmp_path / "together"
+    process = start_memprof(arguments, run_dir)
+    cleanup_processes.append(process)
+    wait_for_server(process, run_dir, READY_S)
+    process.send_signal(signal.SIGINT)
+    together = finish(process, run_dir, 60)
+
+    assert together.info["part"] is None
+    for rank, run in enumerate(apart):
+        assert edges(run, rank) == edges(together, rank)
+        one, other = run.report["ranks"][0], together.report["ranks"][rank]
+        for term in ("weights", "peak_activation", "requested"):
+            assert term_of(one, term) == term_of(other, term), term
+
+
+def term_of(rank: dict[str, Any], name: str) -> int | None:
+    budget = rank["budget"]
+    if name == "requested":
+        return int(budget["requested_bytes"])
+    return next((term["bytes"] for term in budget["terms"] if term["name"] == name), None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stack", [STACK, OLD_STACK])
+def test_prefill_and_decode_apart(stack: str, deployment: Start, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    http = free_port()
+    while http % 2:  # the page takes the next one for the other engine
+        http = free_port()
+    made = deployment(
+        stack, "prefill", "decode", MODEL="memprof/tiny", HTTP=str(http), CONNECTOR=CONNECTOR % kept
+    )
+    made.wait_until_ready(READY_S)
+    serve_some(http, "memprof/tiny", 1)
+    assert list(kept.iterdir())  # the prefill engine handed the prompt's KV cache over
+    serve_some(http + 1, "memprof/tiny", 1)
+    for host in made.hosts.values():
+        host.send(signal.SIGINT)
+    for group, host in made.hosts.items():
+        run = host.end()
+        assert run.returncode == 0
+        part = whole(run, "TP0")
+        assert (part["deployment"], part["group"], part["source"]) == ("demo", group, "option")
+        assert not part["headless"]
