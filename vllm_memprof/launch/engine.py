@@ -208,6 +208,7 @@ class LogPump:
         self.application_ready = False
         self.head: str | None = None  # HOST:PORT; this host has no API server
         self.cores_ready = 0  # engine cores that said so
+        self.dead_core_t_ns: int | None = None  # an engine core said that it fails, of any host
         self.lost_peer = False  # a rank that it was connected with ended its connection
         self.fatal_line: str | None = None
         self.lost_core = False  # the API server says that its engine core ended
@@ -271,10 +272,12 @@ class LogPump:
                 self.application_ready = True
             if self._row.head_line is not None and (found := self._row.head_line.search(line)):
                 self.head = found.group(1).decode(errors="replace")
-            if self._row.core_ready_line is not None and self._row.core_ready_line in line:
+            if _has(self._row.core_ready_line, line):
                 self.cores_ready += 1
             if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
                 self.fatal_line = line.decode(errors="replace").strip()
+            if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
+                self.dead_core_t_ns = time.monotonic_ns()
             self.lost_peer |= any(marker in line for marker in LOST_PEER)
             if any(marker in line for marker in self._row.lost_lines):
                 self.lost_core = True
@@ -290,6 +293,10 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
+
+
+def _has(marker: bytes | None, line: bytes) -> bool:
+    return marker is not None and marker in line
 
 
 class EngineProcess:

@@ -38,6 +38,8 @@ class EngineRow:
     #: head, HOST:PORT in the group, and what each of its engine cores prints when it is ready.
     head_line: re.Pattern[bytes] | None = None
     core_ready_line: bytes | None = None
+    #: What its API server logs when an engine core said that it fails, on whatever host.
+    dead_core_line: bytes | None = None
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
@@ -73,6 +75,8 @@ VLLM = EngineRow(
     lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
     # (vllm/entrypoints/cli/serve.py, run_headless; vllm/v1/engine/core.py, _initialize_kv_caches)
     head_line=re.compile(rb"with head node address (?:tcp://)?(\S+:\d+)"),
+    # (vllm/v1/engine/exceptions.py, EngineDeadError)
+    dead_core_line=b"EngineCore encountered an issue",
     core_ready_line=b"init engine (profile, create kv cache, warmup model) took",
     stack_engine="vllm-ascend",
     script=True,

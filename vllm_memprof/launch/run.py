@@ -202,6 +202,9 @@ class _EngineRun:
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.lost_core = engine.pump.lost_core
         self._ask_for_head(engine)
+        part = self._info.part
+        if part is not None and not part.headless and engine.pump.fatal_line is None:
+            self._seen.other_host_t_ns = engine.pump.dead_core_t_ns  # no engine core of this one
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(self._seen, self._progress)
         if left:

@@ -55,6 +55,7 @@ class Seen:
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
     head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
+    other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
     stuck: str | None = None  # where each rank was at the deadline
 
 
@@ -81,6 +82,10 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
+    other_t_ns = seen.other_host_t_ns
+    if other_t_ns is not None and (culprit is None or culprit.t_ns > other_t_ns):
+        reason = "an engine core on another host failed: the run of that host says why"
+        return Verdict("failed", own_code or EXIT_FAILED, reason)
     broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
