@@ -68,7 +68,7 @@ class Patience:
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
-    after_head_s: float = 10.0  # without a connection with the head: it has ended
+    after_head_s: float = 5.0  # without a connection with the head: it has ended
     after_peer_s: float = 10.0  # for the head to end, after the engine lost one of its peers
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
     after_term_s: float = 6.0
