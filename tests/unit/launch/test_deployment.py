@@ -6,7 +6,8 @@ import pytest
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.deployment import find_part, parse_deployment
-from vllm_memprof.record.schema import DeploymentPart
+from vllm_memprof.launch.progress import EngineProgress
+from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
 HEAD = ("--data-parallel-size", "4", "--data-parallel-size-local", "2")
 ADDRESS = ("--data-parallel-address", "10.0.0.5", "--data-parallel-rpc-port", "13345")
@@ -115,3 +116,44 @@ def test_the_option_counts_before_the_arguments(
 def test_what_is_no_name(text: str) -> None:
     with pytest.raises(UsageError, match="neither NAME nor NAME/GROUP"):
         parse_deployment(text)
+
+
+S = 1_000_000_000
+
+
+def told(*events: tuple[str, str, int]) -> EngineProgress:
+    """Processes that were told of: (file, what, second)."""
+    progress = EngineProgress()
+    for file, what, second in events:
+        role = "worker" if what == "warm_up" else "engine_core" if what == "model" else "api"
+        progress.fold(file, {"kind": "process", "t_ns": 0, "role": role})
+        event = {"t_ns": second * S}
+        if what == "warm_up":
+            event |= {"kind": "phase", "phase": what, "edge": "after", "id": 1, "error": None}
+        else:
+            event |= {"kind": "ready", "what": what}
+        progress.fold(file, event)
+    return progress
+
+
+def info(part: DeploymentPart | None, mode: str = "serve") -> RunInfo:
+    return RunInfo(id="x", mode=mode, model="m", command=[], part=part)
+
+
+def test_a_server_is_ready_when_it_says_so() -> None:
+    progress = told(("c", "model", 1), ("a", "server", 2))
+    for given in (None, part("d", dp_size=2)):
+        assert progress.ready_at(info(given)) == 2 * S
+        assert told(("c", "model", 1)).ready_at(info(given)) is None
+
+
+def test_a_headless_host_is_ready_with_its_last_engine_core() -> None:
+    both = part("d", headless=True, dp_size=4, dp_start=2, dp_local=2)
+    assert told(("c", "model", 1)).ready_at(info(both)) is None
+    assert told(("c", "model", 1), ("d", "model", 3)).ready_at(info(both)) == 3 * S
+
+
+def test_a_host_of_workers_alone_is_ready_when_they_have_warmed_up() -> None:
+    node = part("d", headless=True, nodes=2, node_rank=1, world_size=4)
+    assert told(("w", "warm_up", 1)).ready_at(info(node)) is None
+    assert told(("w", "warm_up", 1), ("v", "warm_up", 2)).ready_at(info(node)) == 2 * S
