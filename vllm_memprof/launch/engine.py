@@ -52,6 +52,8 @@ _ERROR_LINE = re.compile(
 )
 #: What a collective says when a rank is gone. (gloo/transport/tcp/pair.cc, of torch 2.5 and 2.10)
 LOST_PEER = (b"Connection reset by peer", b"Connection closed by peer", b"Broken pipe")
+#: vLLM's warning of a low limit of open files, which quotes an error that it may cause.
+_ADVICE = b"Found ulimit of"
 _OF_AN_ARGUMENT = re.compile(rb"^(?:\([^)]*\))?\s*(?=Input should be )")
 _PROCESS = re.compile(rb"^\([^)]*\)\s*")
 #: What the simulated device answered without computing, where it decides about memory.
@@ -209,7 +211,8 @@ class LogPump:
         self.head: str | None = None  # HOST:PORT; this host has no API server
         self.cores_ready = 0  # engine cores that said so
         self.dead_core_t_ns: int | None = None  # an engine core said that it fails, of any host
-        self.lost_peer = False  # a rank that it was connected with ended its connection
+        #: When a rank ended its connection with one of this host, which had not failed before.
+        self.lost_peer_t_ns: int | None = None
         self.fatal_line: str | None = None
         self.lost_core = False  # the API server says that its engine core ended
         self.last_output_s = time.monotonic()
@@ -278,12 +281,14 @@ class LogPump:
                 self.fatal_line = line.decode(errors="replace").strip()
             if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
                 self.dead_core_t_ns = time.monotonic_ns()
-            self.lost_peer |= any(marker in line for marker in LOST_PEER)
+            if self.lost_peer_t_ns is None and self.fatal_line is None:
+                lost = any(marker in line for marker in LOST_PEER)
+                self.lost_peer_t_ns = time.monotonic_ns() if lost else None
             if any(marker in line for marker in self._row.lost_lines):
                 self.lost_core = True
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
-            if _ERROR_LINE.search(line):
+            if _ERROR_LINE.search(line) and _ADVICE not in line:
                 if _OF_AN_ARGUMENT.search(line):
                     argument = _PROCESS.sub(b"", self._line_before)
                     line = argument + b": " + _OF_AN_ARGUMENT.sub(b"", line)

@@ -374,12 +374,15 @@ class _EngineRun:
     def _ask_for_head(self, engine: EngineProcess) -> None:
         """Find out whether an engine ended by itself because its head had ended."""
         seen = self._seen
+        lost_t_ns = engine.pump.lost_peer_t_ns
         if self._head is None or seen.head_ended or seen.interrupted_by is not None:
             return
-        if any(death.signal == signal.SIGKILL for death in seen.deaths):
-            return  # a process of this host was killed
-        wait_s = self._job.patience.after_peer_s if engine.pump.lost_peer else 0.0
-        if self._head.has_ended(wait_s):
+        if lost_t_ns is None or seen.timed_out_s is not None:
+            return
+        before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
+        if find_culprit(before, self._progress) is not None:
+            return  # it was a process of this host
+        if self._head.has_ended(self._job.patience.after_peer_s):
             seen.head_ended = self._head.host
 
     def _note_readiness(self, engine: EngineProcess | None = None) -> bool:

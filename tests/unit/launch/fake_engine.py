@@ -139,6 +139,12 @@ def main(options: argparse.Namespace) -> int:
     ready = False
     while not asked:
         time.sleep(0.02)
+        if options.lose_peer and lost(options.connection):
+            print("RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer", flush=True)
+            print("ERROR EngineCore encountered a fatal error.", flush=True)
+            time.sleep(0.3)
+            stop(children)
+            return options.lost_code
         if not options.oblivious and any(child.poll() is not None for child in children):
             print("RuntimeError: Engine core initialization failed.", flush=True)
             stop(children)
@@ -159,6 +165,17 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
+def lost(connection: socket.socket) -> bool:
+    """Whether the other end of a connection has closed it; nothing is ever sent."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def stop(children: list[subprocess.Popen[bytes]]) -> None:
     for child in children:
         child.terminate()
@@ -172,7 +189,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.03, help="seconds per phase")
     for option in ("--kill-in", "--exit-in", "--hang-in", "--oom-in", "--raise-in"):
         parser.add_argument(option, help="phase of TP1, or 'serving'")
-    for option in ("--stubborn", "--detach", "--oblivious", "--leave-workers"):
+    for option in ("--stubborn", "--detach", "--oblivious", "--leave-workers", "--lose-peer"):
         parser.add_argument(option, action="store_true")
     parser.add_argument("--noise", type=int, default=0)
     parser.add_argument("--fail", type=int, default=0)
