@@ -211,10 +211,11 @@ def test_two_hosts_hold_what_one_host_holds(
     tmp_path: Path,
     cleanup_processes: list[subprocess.Popen[str]],
 ) -> None:
-    """Torch's figures of each rank are equal to the byte at every edge of the start-up.
+    """Torch's figures of each rank are equal to the byte at every edge of the start-up, and so is
+    the KV cache that follows from them and from the device's: each rank has a device of its own.
 
-    What the device counts is not: on one host the ranks of a data-parallel deployment open contexts
-    on the first device too.
+    Not compared: what is read outside torch after the plan. ATB's pool appears when torch_npu's
+    queue gets to the first operation, on a busy machine after the edge.
     """
     made = deployment(stack, "host-a", "host-b")
     made.wait_until_ready(READY_S)
@@ -238,15 +239,9 @@ def test_two_hosts_hold_what_one_host_holds(
     for rank, run in enumerate(apart):
         assert edges(run, rank) == edges(together, rank)
         one, other = run.report["ranks"][0], together.report["ranks"][rank]
-        for term in ("weights", "peak_activation", "requested"):
-            assert term_of(one, term) == term_of(other, term), term
-
-
-def term_of(rank: dict[str, Any], name: str) -> int | None:
-    budget = rank["budget"]
-    if name == "requested":
-        return int(budget["requested_bytes"])
-    return next((term["bytes"] for term in budget["terms"] if term["name"] == name), None)
+        assert one["budget"]["terms"] == other["budget"]["terms"]
+        assert one["budget"]["kv_cache_bytes"] == other["budget"]["kv_cache_bytes"]
+        assert one["kv"] == other["kv"]
 
 
 @pytest.mark.full

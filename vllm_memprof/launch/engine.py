@@ -52,6 +52,8 @@ _ERROR_LINE = re.compile(
 )
 #: What a collective says when a rank is gone. (gloo/transport/tcp/pair.cc, of torch 2.5 and 2.10)
 LOST_PEER = (b"Connection reset by peer", b"Connection closed by peer", b"Broken pipe")
+#: A traceback follows the line that says that the engine failed.
+_TRACEBACK_NS = 1_000_000_000
 #: vLLM's warning of a low limit of open files, which quotes an error that it may cause.
 _ADVICE = b"Found ulimit of"
 _OF_AN_ARGUMENT = re.compile(rb"^(?:\([^)]*\))?\s*(?=Input should be )")
@@ -214,6 +216,7 @@ class LogPump:
         #: When a rank ended its connection with one of this host, which had not failed before.
         self.lost_peer_t_ns: int | None = None
         self.fatal_line: str | None = None
+        self._fatal_t_ns = 0
         self.lost_core = False  # the API server says that its engine core ended
         self.last_output_s = time.monotonic()
         self.log_error: str | None = None  # why engine.log is incomplete
@@ -279,9 +282,10 @@ class LogPump:
                 self.cores_ready += 1
             if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
                 self.fatal_line = line.decode(errors="replace").strip()
+                self._fatal_t_ns = time.monotonic_ns()
             if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
                 self.dead_core_t_ns = time.monotonic_ns()
-            if self.lost_peer_t_ns is None and self.fatal_line is None:
+            if self.lost_peer_t_ns is None and self._failed_just_now():
                 lost = any(marker in line for marker in LOST_PEER)
                 self.lost_peer_t_ns = time.monotonic_ns() if lost else None
             if any(marker in line for marker in self._row.lost_lines):
@@ -298,6 +302,10 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
+
+    def _failed_just_now(self) -> bool:
+        """Whether the engine has not failed, or is about to print the error by which it did."""
+        return self.fatal_line is None or time.monotonic_ns() - self._fatal_t_ns < _TRACEBACK_NS
 
 
 def _has(marker: bytes | None, line: bytes) -> bool:

@@ -201,6 +201,7 @@ class _EngineRun:
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.lost_core = engine.pump.lost_core
+        self._seen.headless = self._head is not None
         self._ask_for_head(engine)
         part = self._info.part
         if part is not None and not part.headless and engine.pump.fatal_line is None:
@@ -378,6 +379,8 @@ class _EngineRun:
         if self._head is None or seen.head_ended or seen.interrupted_by is not None:
             return
         if lost_t_ns is None or seen.timed_out_s is not None:
+            return
+        if self._progress.first_error is not None or self._progress.oom_message is not None:
             return
         before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
         if find_culprit(before, self._progress) is not None:

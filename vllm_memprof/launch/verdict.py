@@ -54,6 +54,7 @@ class Seen:
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
+    headless: bool = False  # no API server here
     head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
     other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
     stuck: str | None = None  # where each rank was at the deadline
@@ -87,6 +88,9 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         reason = "an engine core on another host failed: the run of that host says why"
         return Verdict("failed", own_code or EXIT_FAILED, reason)
     broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
+    broken |= (
+        seen.headless and seen.ready
+    )  # its main process ends with 0 after an engine core's end
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
     reason, oom = _first_cause(seen, progress, culprit)

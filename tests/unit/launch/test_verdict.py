@@ -309,3 +309,14 @@ def test_an_engine_core_of_another_host_comes_before_the_workers_that_vllm_kills
     verdict = judge(seen(**fields, other_host_t_ns=10 * S), progress)
     assert verdict.reason is not None
     assert "TP0" in verdict.reason
+
+
+def test_a_headless_host_that_ends_unasked_failed() -> None:
+    """Its main process says 0 whatever its engine core did."""
+    lines = ["(EngineCore_DP1 pid=1) RuntimeError: no such operator"]
+    fields = {"engine_code": 0, "ready": True, "headless": True, "error_lines": lines}
+    verdict = judge(seen(**fields), progress_of("TP0", phase=None))
+    assert (verdict.status, verdict.exit_code) == ("failed", 1)
+    assert verdict.reason is not None
+    assert "no such operator" in verdict.reason
+    assert judge(seen(**{**fields, "interrupted_by": 2}), progress_of("TP0")).status == "ok"
