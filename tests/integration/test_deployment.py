@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 
@@ -163,6 +164,25 @@ def test_a_process_killed_on_the_first_host(deployment: Start) -> None:
     assert KILLED.fullmatch(first.info["exit_reason"])
     assert (second.returncode, second.info["status"]) == (0, "ok")
     assert second.info["exit_reason"] == "the head 127.0.0.1 has ended"
+
+
+@pytest.mark.full
+def test_a_headless_host_that_is_ended_alone(deployment: Start) -> None:
+    made = deployment(STACK, "host-a", "host-b")
+    made.wait_until_ready(READY_S)
+    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
+    headless.send(signal.SIGINT)
+    second = headless.end()
+    assert (second.returncode, second.info["exit_reason"]) == (0, "ended by SIGINT")
+    assert head.process.poll() is None  # it is told nothing
+
+    with pytest.raises((URLError, ConnectionError)):  # the next request needs the rank that is gone
+        serve_some(int(made.variables["HTTP"]), "memprof/tiny-moe", 1)
+    first = head.end()
+    assert_nothing_left(pids)
+    assert (first.returncode, first.info["status"]) == (1, "failed")
+    assert "Connection" in first.info["exit_reason"], first.info["exit_reason"]
 
 
 def worker_of(run_dir: Path) -> int:
