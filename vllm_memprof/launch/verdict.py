@@ -55,6 +55,9 @@ class Seen:
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
+    headless: bool = False  # no API server here
+    head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
+    other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
     stuck: str | None = None  # where each rank was at the deadline
 
 
@@ -76,12 +79,20 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
         return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
+    if seen.head_ended is not None:
+        return _judge_without_head(seen, progress, own_code)
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
+    other_t_ns = seen.other_host_t_ns
+    if other_t_ns is not None and (culprit is None or culprit.t_ns > other_t_ns):
+        reason = "an engine core on another host failed: the run of that host says why"
+        return Verdict("failed", own_code or EXIT_FAILED, reason)
     lost = find_lost(seen, progress)
     gone = seen.mode == "serve" and not (culprit is None and lost is None)
     broken = seen.hung or seen.failed_before or gone
+    # its main process ends with 0 after an engine core's end
+    broken |= seen.headless and seen.ready
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
     if lost is None:
@@ -223,6 +234,18 @@ def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> V
         128 + seen.interrupted_by,
         f"interrupted by {name}{': ' + at if at else ''}{killed}",
     )
+
+
+def _judge_without_head(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+    killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
+    if seen.ready:  # its main process may have ended well though memprof had to signal it
+        code = 0 if seen.engine_code == 0 else own_code
+        return Verdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
+    at = ", ".join(
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    )
+    reason = f"the head {seen.head_ended} ended before this host was ready"
+    return Verdict("failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}")
 
 
 def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
