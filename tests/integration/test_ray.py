@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,10 +113,11 @@ def test_an_older_release_of_vllm(tmp_path: Path):
 
 def test_a_cluster_that_the_engine_starts_itself(tmp_path: Path):
     require_ray(STACK)
-    resources = {"RAY_OVERRIDE_RESOURCES": json.dumps({"NPU": 2}), "RAY_TMPDIR": str(tmp_path)}
-    env = {**os.environ, **resources, "RAY_ADDRESS": "local"}
-    process = start_memprof(["offline", MODEL, *ARGS], tmp_path / "run", env=env)
-    run = finish(process, tmp_path / "run", START_UP_S)
+    resources = {"RAY_OVERRIDE_RESOURCES": json.dumps({"NPU": 2}), "RAY_ADDRESS": "local"}
+    with tempfile.TemporaryDirectory(prefix="mp-ray-", dir="/tmp") as short:  # for its sockets
+        env = {**os.environ, **resources, "RAY_TMPDIR": short}
+        process = start_memprof(["offline", MODEL, *ARGS], tmp_path / "run", env=env)
+        run = finish(process, tmp_path / "run", START_UP_S)
     assert run.returncode == 0, run.output[-3000:]
     assert [rank["budget"]["residual_bytes"] for rank in run.report["ranks"]] == [0, 0]
     assert {event["folder"] for event in run.events() if event["kind"] == "ray"} == {None}
