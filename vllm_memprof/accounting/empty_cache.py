@@ -39,7 +39,7 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     does not say, when it came after the engine was ready and before it began to shut down. An
     engine whose plan is ready serves nothing, and one that is paused runs nothing.
     """
-    ready = run.first_ready_t_ns
+    ready = run.whole.first_ready(process.identity.host)
     spans = process.phases
     ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
     calls: list[EmptyCacheCall] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
@@ -96,7 +97,7 @@ def plots(report: Report) -> Plots:
     groups = group_ranks(report.ranks, _in_print)
     shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
     drawn = {rank.label for members in shown for rank in members}
-    starts = _starts(report.ranks)
+    starts = _starts(report.ranks) if report.deployment is None else host_starts(report)
     return Plots(
         views=[_view(report, members, starts) for members in shown],
         folded=labels_of(rank for rank in report.ranks if rank.label not in drawn),

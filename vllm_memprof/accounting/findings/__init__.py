@@ -86,7 +86,11 @@ FINDINGS: dict[str, Rule] = {
 
 def find(run: Run, ranks: list[RankReport]) -> list[Finding]:
     """Return all findings of a run, the gravest first, then by bytes."""
-    found = [one for rule in FINDINGS.values() for one in rule.findings(run, ranks)]
+    return in_order([one for rule in FINDINGS.values() for one in rule.findings(run, ranks)])
+
+
+def in_order(found: list[Finding]) -> list[Finding]:
+    """Return findings, the gravest first, then by bytes."""
     return sorted(found, key=lambda one: (_GRAVITY[one.severity], -abs(one.bytes or 0)))
 
 
