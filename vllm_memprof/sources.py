@@ -138,7 +138,7 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
             inside = run_folders(each) if each.is_dir() else []
             searched = searched or bool(inside)
             folders += inside or [each]
-    folders = list(dict.fromkeys(folders)) or [Path(name) for name in names]
+    folders = folders or [Path(name) for name in names]
     if len(folders) == 1 and len(names) == 1 and deployment is None:
         return build_run(folders[0])
     found = load_parts(folders, deployment, named=not searched)

@@ -130,6 +130,7 @@ def _host_rows(
             engine_version=summary.engine_version,
             device=summary.device,
             clock=clocks.get(host, HostClock(UNKNOWN, None)),
+            command=summary.command,
             place=part.place,
             truncated=summary.truncated,
         )

@@ -60,6 +60,7 @@ class HostRow:
     engine_version: str | None
     device: str | None
     clock: HostClock
+    command: list[str] = field(default_factory=list)  # secrets redacted
     place: DeploymentPart | None = None
     truncated: bool = False
 

@@ -139,6 +139,7 @@ def _ordered(parts: Iterable[Part]) -> list[Part]:
     """Return parts by group, within it by the place that the arguments give them."""
     listed = list(parts)
     groups = list(dict.fromkeys(part.group for part in listed))
+    groups.sort(key=lambda group: group != "prefill")
 
     def place(part: Part) -> tuple[int, bool, int, int]:
         at = part.place
