@@ -183,7 +183,9 @@ def _joined(found: Parts, summaries: Sequence[RunSummary]) -> RunSummary:
         status=worst.status,
         exit_code=worst.exit_code,
         exit_reason=reason,
-        truncated=any(each.truncated for each in summaries),
+        # a deployment of which a part is missing did not come to a known end
+        truncated=any(each.truncated for each in summaries)
+        or any(gap.kind != "given_twice" for gap in found.gaps),
         notes=said,
     )
 
