@@ -25,6 +25,11 @@ _OF_ONE_HOST = frozenset(
 )
 #: Variables of memprof itself, and ends of names that are addresses, places and devices of a host.
 _OURS = "MEMPROF_"
+_OF_NO_WEIGHT = (
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY",
+    "VLLM_USE_MODELSCOPE",
+)
 _OF_ONE_HOST_ENDS = ("_IP", "_PORT", "_IFNAME", "_DEVICES", "_HOST", "_ADDR", "_KEY", "_TOKEN")
 #: Paths that name the release of CANN; any other path is that of a host.
 _PATHS = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -114,7 +119,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _bears(name: str, value: str) -> bool:
-    if name.startswith(_OURS) or name.endswith(_OF_ONE_HOST_ENDS):
+    if name.startswith(_OURS) or name in _OF_NO_WEIGHT or name.endswith(_OF_ONE_HOST_ENDS):
         return False
     return name in _PATHS or not value.startswith("/")
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from vllm_memprof.accounting.hosts import COLLECTIVES, FIRST, WALL, Deployment, HostRow
+from vllm_memprof.accounting.hosts import UNKNOWN as UNKNOWN_CLOCK
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.spans import Span
 from vllm_memprof.report.document import BAD, MUTED, PLAIN, Column, Row, Section
 from vllm_memprof.report.sections.base import fold, modelled
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_gib
 
 #: Ranks that have a row of their own in a table.
@@ -31,7 +32,7 @@ _SLOWEST = "*"
 _NOT_STARTUP = ("request", "stage", "sleep", "wake_up", "shutdown", "oom", "empty_cache")
 _SECONDS = 10**9
 
-STATUS = {
+_STATUS = {
     "ok": text("ok"),
     "running": text("running"),
     "failed": text("failed"),
@@ -82,7 +83,7 @@ def _hosts(report: Report, deployment: Deployment) -> Section:
     told: set[str] = set()  # runs whose reason stands in a row above
     for spare, row in shown:
         ok = row.status in ("ok", "running")
-        status: str = STATUS.get(row.status, row.status)
+        status: str = _STATUS.get(row.status, row.status)
         if row.exit_reason and not ok and row.run not in told:
             told.add(row.run)
             status = text("{status}: {reason}", status=status, reason=row.exit_reason)
@@ -97,8 +98,8 @@ def _hosts(report: Report, deployment: Deployment) -> Section:
         rows.append(Row(cells, style=PLAIN if ok else BAD))
     columns = [
         Column(text("Host"), right=False),
-        *([Column(text("Group"), right=False)] if several else []),
-        Column(text("Ranks"), right=False),
+        *([Column(text("Engine group"), right=False)] if several else []),
+        Column(text("Ranks on it"), right=False),
         Column(text("Status"), right=False),
         Column(modelled(text("Least spare, GiB"), report.run.simulated)),
         Column(text("Clock, s"), right=False),
@@ -159,24 +160,36 @@ def _clock_notes(deployment: Deployment) -> list[Text]:
                     seconds=row.clock.wall_differs_ns / _SECONDS,
                 )
             )
-    for clocks, template in (
-        (
-            [row for row in rows if row.clock.by == WALL and not row.clock.contradict],
-            "{hosts}: times are compared by the wall clock, unchecked by any collective",
-        ),
-        (
-            [row for row in rows if row.clock.contradict],
-            "{hosts}: the collectives contradict each other; times are compared by the wall clock",
-        ),
-        (
-            [row for row in rows if row.clock.by == "unknown"],
-            "{hosts}: nothing tells its clock; its times begin at its own first reading",
-        ),
-    ):
-        if clocks:
-            names = dict.fromkeys(row.host or "-" for row in clocks)
-            notes.append(text(template, hosts=fold(list(names))))
+    wall = _hosts_of([row for row in rows if row.clock.by == WALL and not row.clock.contradict])
+    if wall:
+        notes.append(
+            text(
+                "{hosts}: times are compared by the wall clock, which no collective checks",
+                hosts=wall,
+            )
+        )
+    contradicting = _hosts_of([row for row in rows if row.clock.contradict])
+    if contradicting:
+        notes.append(
+            text(
+                "{hosts}: the collectives contradict each other; times are compared by the wall "
+                "clock",
+                hosts=contradicting,
+            )
+        )
+    unknown = _hosts_of([row for row in rows if row.clock.by == UNKNOWN_CLOCK])
+    if unknown:
+        notes.append(
+            text(
+                "{hosts}: nothing tells the clock; times begin at the first reading there",
+                hosts=unknown,
+            )
+        )
     return notes
+
+
+def _hosts_of(rows: Sequence[HostRow]) -> str:
+    return fold(list(dict.fromkeys(row.host or "-" for row in rows)))
 
 
 def _cores(deployment: Deployment) -> Section:
@@ -204,7 +217,7 @@ def _cores(deployment: Deployment) -> Section:
             )
         )
     columns = [
-        *([Column(text("Group"), right=False)] if several else []),
+        *([Column(text("Engine group"), right=False)] if several else []),
         Column(text("Engine core"), right=False),
         Column(text("Hosts"), right=False),
         Column(text("Granted, GiB")),
@@ -460,4 +473,4 @@ def _outermost(spans: Iterable[Span]) -> Iterable[Span]:
 def summary_of(deployment: Deployment) -> Text:
     """Return how many hosts there are, and their names."""
     names = list(dict.fromkeys(row.host or "-" for row in deployment.hosts))
-    return join("", [text("{count}: {names}", count=len(names), names=fold(names))])
+    return text("{count}: {names}", count=len(names), names=fold(names))
