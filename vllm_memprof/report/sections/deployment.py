@@ -393,6 +393,12 @@ def _matrix(report: Report, deployment: Deployment, width: int) -> list[Section]
     notes: list[str] = [text("{mark}: the slowest rank of the phase", mark=_SLOWEST)]
     if not by_rank:
         notes.append(text("of each host its slowest rank in the phase"))
+    if "hccl_init" in shown and "device_init" in shown:
+        notes.append(
+            text(
+                "hccl_init is a part of device_init; a rank that is early waits in it for the last"
+            )
+        )
     if left_out:
         notes.append(
             text(
