@@ -18,7 +18,7 @@ def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="The folder of a run; those of a deployment, a folder that holds them, or a glob.",
         ),
     ],
