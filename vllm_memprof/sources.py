@@ -135,7 +135,10 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
             listed = [each for each in map(Path, sorted(glob(name))) if each.is_dir()]
             searched = True
         for each in listed:
-            inside = run_folders(each) if each.is_dir() else []
+            try:
+                inside = run_folders(each) if each.is_dir() else []
+            except RunRecordError:
+                inside = []  # named below as one that cannot be read
             searched = searched or bool(inside)
             folders += inside or [each]
     folders = folders or [Path(name) for name in names]

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 
 from tests.support.hosts import SOURCE, part, write_host, write_hosts
+from tests.support.many_ranks import write_many_hosts
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.deployment import build_deployment
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.accounting.skew import skew_by_owner
+from vllm_memprof.check.limits import FIGURES, read_figure
+from vllm_memprof.compare.diff import diff_reports
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.documents.report import report_document, verdict
+from vllm_memprof.report.plots import plots
 from vllm_memprof.units import GIB
 
 
@@ -181,3 +185,44 @@ def test_report_json_is_read_again(tmp_path: Path) -> None:
     again = report_from_json(json.loads(json.dumps(to_json(report))))
     assert again.deployment == report.deployment
     assert report_document(again, 100).sections == report_document(report, 100).sections
+
+
+def test_plots_compare_ranks_within_their_group(tmp_path: Path) -> None:
+    report = prefill_and_decode(tmp_path)
+    doubled = [
+        replace(rank, label=f"{rank.label} again", device_total_bytes=rank.device_total_bytes)
+        for rank in report.ranks
+        if rank.group == "prefill"
+    ]
+    rows = plots(replace(report, ranks=[*report.ranks, *doubled])).skew
+    assert rows
+    assert all(row.title.startswith("prefill: ") for row in rows)
+    assert all(len(row.bytes) == 3 and row.bytes[1] is None for row in rows)
+
+
+def test_a_diff_explains_the_first_group_and_says_so(tmp_path: Path) -> None:
+    report = prefill_and_decode(tmp_path)
+    found = diff_reports(report, report)
+    assert found.served is not None
+    assert found.served.a_label == "prefill TP0"
+    assert any("a budget of its own" in note for note in found.notes)
+    assert [rank.a_label for rank in found.ranks] == ["prefill TP0", "decode TP0"]
+
+
+def test_a_limit_on_skew_compares_ranks_within_their_group(tmp_path: Path) -> None:
+    report = prefill_and_decode(tmp_path)
+    assert [reading.value for reading in read_figure(report, FIGURES["rank_skew"])] == [0, 0]
+
+
+def test_many_hosts_are_a_row_each_and_outliers_alone(tmp_path: Path) -> None:
+    folder = write_many_hosts(tmp_path, hosts=18, ranks=1)
+    report = build_deployment(load_parts(sorted(folder.iterdir())))
+    tables = {str(table.title): table for table in report_document(report, 100).sections}
+    hosts = tables["Hosts, the one with the least to spare first"]
+    assert len(hosts.rows) == 16
+    assert "2 more hosts, with more to spare, are in report.json" in hosts.notes
+    seconds = tables["Seconds by host and phase"]
+    assert len(seconds.rows) == 17  # and the row that names the slowest
+    assert seconds.rows[-1].cells[0] == "slowest"
+    assert report.deployment is not None
+    assert len(report.deployment.cores) == 18
