@@ -142,9 +142,11 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
             searched = searched or bool(inside)
             folders += inside or [each]
     folders = folders or [Path(name) for name in names]
-    if len(folders) == 1 and len(names) == 1 and deployment is None:
+    if len(folders) == 1 and not searched and deployment is None:
         return build_run(folders[0])
     found = load_parts(folders, deployment, named=not searched)
+    if len(found.parts) == 1 and not found.gaps:
+        return build_run(found.parts[0].folder)
     parts = [replace(part, run=_with_log(part.run, part.folder)) for part in found.parts]
     return build_deployment(replace(found, parts=parts))
 

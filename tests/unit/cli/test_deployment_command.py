@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_one_folder_is_as_before(tmp_path: Path) -> None:
     for format_name in ("table", "json", "csv", "trace", "markdown"):
         text = printed("report", SOURCE, "--format", format_name)
         assert "deployment" not in text
+
+
+def test_a_folder_that_holds_one_run_is_that_run_or_lacks_the_others(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE, tmp_path / "alone" / "run")
+    assert printed("report", tmp_path / "alone") == printed("report", SOURCE)
+    first, _ = write_hosts(tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "node-b")
+    assert "no run folder of node rank 1 of 2" in printed("report", tmp_path / "half")
+    assert "no run folder" not in printed("report", first)
 
 
 def test_a_folder_given_twice_is_named(hosts: Path) -> None:
