@@ -112,6 +112,8 @@ class ProcessRecord:
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
+    wall: float | None = None  # time.time() of the first event, s
+    t_ns: int | None = None  # CLOCK_MONOTONIC at the same moment
 
     @property
     def truncated(self) -> bool:
@@ -142,6 +144,17 @@ class Run:
     #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
     #: named none -> name of ``schema.KV_PLAN`` -> value.
     printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
+    #: Of a deployment: the runs of all hosts of its group as one; None: this run is the whole.
+    group: Run | None = field(default=None, repr=False)
+    #: Of such a whole: the runs that it is made of.
+    parts: tuple[Run, ...] = field(default=(), repr=False)
+    #: Host -> ns by which its monotonic clock is ahead of that of the first host.
+    clock_offsets: dict[str | None, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Run:
+        """Return the run with the processes of all hosts."""
+        return self if self.group is None else self.group
 
     @cached_property
     def serving(self) -> list[ProcessRecord]:
@@ -153,17 +166,28 @@ class Run:
         """Return the processes that recorded a KV plan."""
         return [each for each in self.processes if each.kv_plan is not None]
 
+    def first_ready(self, host: str | None) -> int | None:
+        """Return when the first thing but a plan was ready, by a host's clock; None: nothing."""
+        first = self._first_ready
+        return None if first is None else first + self.clock_offsets.get(host, 0)
+
     @cached_property
-    def first_ready_t_ns(self) -> int | None:
-        """Return when the first thing but a plan was ready; None: nothing was."""
-        ready = (each.ready_t_ns for each in self.processes if each.ready_t_ns)
-        times = [t_ns for each in ready for what, t_ns in each.items() if what != "plan"]
+    def _first_ready(self) -> int | None:
+        times = [
+            t_ns - self.clock_offsets.get(each.identity.host, 0)
+            for each in self.processes
+            for what, t_ns in each.ready_t_ns.items()
+            if what != "plan"
+        ]
         return min(times, default=None)
 
     @cached_property
-    def pids(self) -> frozenset[str]:
-        """Return the ids of its processes."""
-        return frozenset(str(process.identity.pid) for process in self.processes)
+    def pids(self) -> dict[str | None, frozenset[str]]:
+        """Return the ids of its processes by host."""
+        found: dict[str | None, set[str]] = {}
+        for process in self.processes:
+            found.setdefault(process.identity.host, set()).add(str(process.identity.pid))
+        return {host: frozenset(pids) for host, pids in found.items()}
 
 
 def load_run(run_dir: Path) -> Run:
@@ -333,10 +357,17 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
+        wall=_wall(head),
+        t_ns=_integer("t_ns", head.get("t_ns")),
         failures=[_failure(event) for event in by_kind.get("failure", [])],
         losses=_losses(by_kind.get("lost", [])),
         allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
     )
+
+
+def _wall(head: Event) -> float | None:
+    wall = head.get("wall")
+    return float(wall) if isinstance(wall, (int, float)) and not isinstance(wall, bool) else None
 
 
 def _losses(events: list[Event]) -> list[Loss]:

@@ -57,7 +57,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         0.18 subtracts no other process's memory, except on 310P.
     """
     # a front end of the engine may hold a context of its own (SGLang's main process does)
-    own = context.whole.pids
+    own = context.whole.pids.get(context.rank.host, frozenset())
     yield from _at_the_start(context.rank, own, context.ranks)
     yield from _later(context.rank, own)
 

@@ -44,9 +44,12 @@ class Context:
         return least_granted(self.ranks)
 
     @cached_property
-    def pids(self) -> frozenset[str]:
-        """Return the process numbers of the run: its ranks, front ends and engine cores."""
-        return frozenset(str(rank.pid) for rank in self.ranks) | self.run.pids
+    def pids(self) -> dict[str | None, frozenset[str]]:
+        """Return the process numbers of the run by host: ranks, front ends and engine cores."""
+        found = dict(self.run.pids)
+        for rank in self.ranks:
+            found[rank.host] = found.get(rank.host, frozenset()) | {str(rank.pid)}
+        return found
 
 
 @dataclass(frozen=True)
