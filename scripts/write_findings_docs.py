@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.support.hosts import write_hosts
+from tests.support.host_runs import write_hosts
 from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.support.served import leaking
 from tests.unit.accounting.builders import process, run_of, snapshot, span
