@@ -15,7 +15,7 @@ DEMO_vllm := --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan accuracy models golden samples check sim sim-all sim-every clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -84,6 +84,9 @@ bench-sample: sim  ## Cost of one sample of a run that serves, in processor time
 
 bench-plan: sim  ## Seconds of plans that are forks of a warm process, beside cold ones (half an hour)
 	$(BIN)/python -m scripts.bench_warm --sweep 100
+
+bench-sweep: sim  ## Milliseconds of a plan from the cache, seconds to open a page of 1,000 plans
+	$(BIN)/python -m scripts.bench_sweep
 
 accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again

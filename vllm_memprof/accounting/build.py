@@ -144,7 +144,7 @@ def _kv(
     equation: equations.Equation | None,
 ) -> Kv:
     """Return the KV cache of a rank by its own plan, else its replica's, else any."""
-    planners = [other for other in run.processes if other.kv_plan is not None]
+    planners = run.planners
     dp_rank = process.identity.dp_rank
     same_replica = [other for other in planners if other.identity.dp_rank == dp_rank]
     own = [process] if process.kv_plan is not None else []

@@ -39,10 +39,7 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     does not say, when it came after the engine was ready and before it began to shut down. An
     engine whose plan is ready serves nothing, and one that is paused runs nothing.
     """
-    ready = min(
-        (t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"),
-        default=None,
-    )
+    ready = run.first_ready_t_ns
     spans = process.phases
     ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
     calls: list[EmptyCacheCall] = []

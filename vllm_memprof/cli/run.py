@@ -93,6 +93,16 @@ ShareDevice = Annotated[
     ),
 ]
 
+Deployment = Annotated[
+    str | None,
+    typer.Option(
+        "--deployment",
+        metavar="NAME[/GROUP]",
+        help="Deployment on several hosts that this is a part of; GROUP: prefill, decode.",
+        show_default="from the engine's arguments",
+    ),
+]
+
 Sample = Annotated[
     str | None,
     typer.Option(

@@ -21,6 +21,13 @@ SHORT_NAMES = {
     "-dp": "--data-parallel-size",
     "-dpn": "--data-parallel-rank",
     "-dpl": "--data-parallel-size-local",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
     "-dcp": "--decode-context-parallel-size",
     "-ep": "--enable-expert-parallel",
     "-q": "--quantization",
@@ -30,6 +37,7 @@ SHORT_NAMES = {
 #: Options of memprof itself that the engine never sees, and that differ from run to run.
 _OURS = (
     "--run-dir",
+    "--deployment",
     "--output",
     "-o",
     "--format",

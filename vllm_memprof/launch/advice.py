@@ -26,6 +26,10 @@ ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (r"trust.remote.code", "add --trust-remote-code: the model's folder brings code of its own"),
     (
+        r"Connection (?:reset|closed) by peer",
+        "a rank that this one was connected with has ended: its run, on its host, says why",
+    ),
+    (
         r"divisible by (?:the )?tensor|must be divisible by tensor|Total number of attention heads",
         "a tensor-parallel size that divides the model's attention heads",
     ),

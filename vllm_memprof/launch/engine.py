@@ -51,6 +51,12 @@ _ERROR_LINE = re.compile(
     rb"|^(?:\([^)]*\))?\s*Input should be ",
     re.IGNORECASE,
 )
+#: What a collective says when a rank is gone. (gloo/transport/tcp/pair.cc, of torch 2.5 and 2.10)
+LOST_PEER = (b"Connection reset by peer", b"Connection closed by peer", b"Broken pipe")
+#: A traceback follows the line that says that the engine failed.
+_TRACEBACK_NS = 1_000_000_000
+#: vLLM's warning of a low limit of open files, which quotes an error that it may cause.
+_ADVICE = b"Found ulimit of"
 _OF_AN_ARGUMENT = re.compile(rb"^(?:\([^)]*\))?\s*(?=Input should be )")
 _PROCESS = re.compile(rb"^\([^)]*\)\s*")
 #: What the simulated device answered without computing, where it decides about memory.
@@ -206,7 +212,13 @@ class LogPump:
         self._error_lines: collections.deque[str] = collections.deque(maxlen=_ERROR_LINES)
         self.last_line = ""
         self.application_ready = False
+        self.head: str | None = None  # HOST:PORT; this host has no API server
+        self.cores_ready = 0  # engine cores that said so
+        self.dead_core_t_ns: int | None = None  # an engine core said that it fails, of any host
+        #: When a rank ended its connection with one of this host, which had not failed before.
+        self.lost_peer_t_ns: int | None = None
         self.fatal_line: str | None = None
+        self._fatal_t_ns = 0
         self.lost_core = False  # the API server says that its engine core ended
         self.last_output_s = time.monotonic()
         self.log_error: str | None = None  # why engine.log is incomplete
@@ -266,13 +278,23 @@ class LogPump:
         for line in lines:
             if self._row.ready_line in line:
                 self.application_ready = True
+            if self._row.head_line is not None and (found := self._row.head_line.search(line)):
+                self.head = found.group(1).decode(errors="replace")
+            if _has(self._row.core_ready_line, line):
+                self.cores_ready += 1
             if self.fatal_line is None and any(marker in line for marker in self._row.fatal_lines):
                 self.fatal_line = line.decode(errors="replace").strip()
+                self._fatal_t_ns = time.monotonic_ns()
+            if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
+                self.dead_core_t_ns = time.monotonic_ns()
+            if self.lost_peer_t_ns is None and self._failed_just_now():
+                lost = any(marker in line for marker in LOST_PEER)
+                self.lost_peer_t_ns = time.monotonic_ns() if lost else None
             if any(marker in line for marker in self._row.lost_lines):
                 self.lost_core = True
             if line.strip():
                 self.last_line = line.decode(errors="replace").rstrip()
-            if _ERROR_LINE.search(line):
+            if _ERROR_LINE.search(line) and _ADVICE not in line:
                 if _OF_AN_ARGUMENT.search(line):
                     argument = _PROCESS.sub(b"", self._line_before)
                     line = argument + b": " + _OF_AN_ARGUMENT.sub(b"", line)
@@ -282,6 +304,14 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
+
+    def _failed_just_now(self) -> bool:
+        """Whether the engine has not failed, or is about to print the error by which it did."""
+        return self.fatal_line is None or time.monotonic_ns() - self._fatal_t_ns < _TRACEBACK_NS
+
+
+def _has(marker: bytes | None, line: bytes) -> bool:
+    return marker is not None and marker in line
 
 
 class EngineProcess:

@@ -7,6 +7,7 @@ in ``engines`` with its driver, and a module of hook rows in ``capture/hooks``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,12 @@ class EngineRow:
     fatal_lines: tuple[bytes, ...]
     #: What it logs when a process of its own ended and nobody had asked.
     lost_lines: tuple[bytes, ...]
+    #: A host of a deployment that has no API server prints no ``ready_line``: what it prints of its
+    #: head, HOST:PORT in the group, and what each of its engine cores prints when it is ready.
+    head_line: re.Pattern[bytes] | None = None
+    core_ready_line: bytes | None = None
+    #: What its API server logs when an engine core said that it fails, on whatever host.
+    dead_core_line: bytes | None = None
     #: Stack of a simulated device where none is named; None: the default of ``sim``.
     stack: str | None = None
     stack_engine: str = ""  # ``engine`` of the stacks that it runs on
@@ -66,6 +73,11 @@ VLLM = EngineRow(
     fatal_lines=(b"EngineCore failed to start", b"EngineCore encountered a fatal error"),
     # (vllm/v1/engine/core_client.py, monitor_engine_cores: 0.13 and 0.18; 0.23 and 0.30)
     lost_lines=(b"died unexpectedly, shutting down client", b"engine core exited unexpectedly"),
+    # (vllm/entrypoints/cli/serve.py, run_headless; vllm/v1/engine/core.py, _initialize_kv_caches)
+    head_line=re.compile(rb"with head node address (?:tcp://)?(\S+:\d+)"),
+    # (vllm/v1/engine/exceptions.py, EngineDeadError)
+    dead_core_line=b"EngineCore encountered an issue",
+    core_ready_line=b"init engine (profile, create kv cache, warmup model) took",
     stack_engine="vllm-ascend",
     script=True,
     # With 0.13.0 the import of a worker opens a device, so that a fork has one context less.

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import warm
+from vllm_memprof.launch.deployment import find_part
 from vllm_memprof.launch.engine import build_command, build_env
-from vllm_memprof.launch.engines import EngineRow, engine_row
+from vllm_memprof.launch.engines import VLLM, EngineRow, engine_row
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
@@ -25,6 +26,7 @@ from vllm_memprof.record.schema import (
     ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
+    DeploymentPart,
     RunInfo,
 )
 from vllm_memprof.redact import redact_command, select_env
@@ -95,6 +97,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         device=target.device,
         simulated=request.device.simulated,
         device_profile=target.profile,
+        part=_part(request, row),
         empty_cache_at=request.empty_cache_at,
         sample=request.sample,
         until=request.until if request.mode == "plan" else None,
@@ -115,16 +118,23 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
     )
 
 
+def _part(request: LaunchRequest, row: EngineRow) -> DeploymentPart | None:
+    """Return the part of a deployment that a server is; the arguments are read where they are
+    vLLM's."""
+    if request.mode != "serve":
+        return None
+    arguments = request.engine_args if row is VLLM else []
+    return find_part(arguments, request.deployment)
+
+
 def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
     """Return whether an engine may be a fork of a warm process.
 
-    Only for what was seen to have the same figures: a plan up to its KV plan, on a simulated
-    device. The hooks of served requests are bound before the engine replaces their class, which a
-    warm process has done already.
+    Only for what was seen to have the same figures: plans on a simulated device.
     """
     if row.warm_since is None or not request.device.simulated:
         return False
-    if (request.mode, request.until) != ("plan", "kv"):
+    if request.mode != "plan":
         return False
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return found is not None and (int(found[1]), int(found[2])) >= row.warm_since

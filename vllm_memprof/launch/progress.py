@@ -109,6 +109,8 @@ class ProcessProgress:
     readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
     last_t_ns: int | None = None
+    core_ready_t_ns: int | None = None  # of an engine core: it takes requests from here on
+    warm_t_ns: int | None = None  # of a worker: its start-up ended
     granted_bytes: int | None = None  # the engine's figure of its KV cache on this rank
     plan: KvSize | None = None  # of an engine core
     load: Load | None = None  # of an engine core, while it serves
@@ -177,8 +179,26 @@ class EngineProgress:
     def workers(self) -> list[ProcessProgress]:
         return [process for process in self.processes if process.is_worker]
 
+    def ready_at(self, info: RunInfo) -> int | None:
+        """Return when the start-up of a run ended, CLOCK_MONOTONIC; None: it has not.
+
+        A host without an API server is ready when its engine cores are; one that has workers alone,
+        of an engine core on another host, when those have warmed up.
+        """
+        part = info.part
+        if info.mode != "serve" or part is None or not part.headless:
+            return self.ready_t_ns.get(ready_what(info))
+        if part.node_rank:
+            times = [process.warm_t_ns for process in self.workers]
+            wanted = (part.world_size or 1) // (part.nodes or 1)
+        else:
+            times = [process.core_ready_t_ns for process in self.processes]
+            wanted = part.dp_local or 1
+        known = [t_ns for t_ns in times if t_ns is not None]
+        return max(known) if known and len(known) >= wanted else None
+
     def is_ready(self, info: RunInfo) -> bool:
-        return ready_what(info) in self.ready_t_ns
+        return self.ready_at(info) is not None
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
         """Return the process of that id on the launcher's host."""
@@ -229,6 +249,8 @@ class EngineProgress:
             self.full_step = {name: event.get(name) for name in FULL_STEP}
         elif kind == "ready" and isinstance(t_ns, int):
             self.ready_t_ns.setdefault(str(event.get("what")), t_ns)
+            if event.get("what") == "model":
+                process.core_ready_t_ns = t_ns
         elif kind == "figures":
             granted = (event.get("values") or {}).get("kv_cache_bytes")
             process.granted_bytes = granted if isinstance(granted, int) else process.granted_bytes
@@ -262,6 +284,8 @@ class EngineProgress:
         start = None if index is None else process.open.pop(index).t_ns
         depth = len(process.open) if index is None else index
         error = event.get("error")
+        if phase == "warm_up" and not error:
+            process.warm_t_ns = process.warm_t_ns or t_ns
         process.done.append(DonePhase(phase, depth, start, t_ns, error, readings))
         if error and self.first_error is None:
             self.first_error = (t_ns, process.name, phase, str(error))

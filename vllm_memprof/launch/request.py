@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.launch.deployment import parse_deployment
 from vllm_memprof.launch.engines import engine_row, refuse
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
@@ -83,6 +84,7 @@ class LaunchRequest:
     ranks: str | None = None  # of a plan: one of RANKS
     rank: int | None = None
     until: str = "kv"  # of a plan: one of UNTIL
+    deployment: str | None = None  # NAME or NAME/GROUP of --deployment
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
@@ -90,6 +92,8 @@ class LaunchRequest:
 
     def __post_init__(self) -> None:
         self._check_engine()
+        if self.deployment is not None:
+            parse_deployment(self.deployment)
         if self.startup_timeout_s <= 0:
             raise UsageError("--startup-timeout must be above 0 seconds")
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_memprof.launch.advice import advise
-from vllm_memprof.launch.engine import EngineProcess
+from vllm_memprof.launch.engine import EngineProcess, LogPump
 from vllm_memprof.launch.engines import VLLM, EngineRow
 from vllm_memprof.launch.folder import hold, write_run_info
-from vllm_memprof.launch.progress import EngineProgress, ready_what
+from vllm_memprof.launch.head import Head
+from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.verdict import (
@@ -39,13 +40,21 @@ from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.host import host_name
-from vllm_memprof.record.schema import ENGINE_LOG, RUN_FILE, FullStep, PlannedRanks, RunInfo
+from vllm_memprof.record.schema import (
+    ENGINE_LOG,
+    RUN_FILE,
+    DeploymentPart,
+    FullStep,
+    PlannedRanks,
+    RunInfo,
+)
 from vllm_memprof.record.tail import EventTail
 
 _TICK_S = 0.1
 _TICK_SERVING_S = 0.5  # hours of it; signals are handled at once all the same
 _WALK_S = 1.0  # between two walks of the process tree; it costs a read of all of /proc
 _WALK_READY_S = 5.0
+_LOOK_S = 2.0  # between two looks at the connections with the head
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class Patience:
     before_note_s: float = 1.5  # an engine that ends well meanwhile needs no alarm
     before_note_at_end_s: float = 6.0  # when workers had begun to shut down: vLLM gives them 4 s
     after_interrupt_s: float = 30.0  # plus vLLM's own --shutdown-timeout
+    after_head_s: float = 5.0  # without a connection with the head: it has ended
+    after_peer_s: float = 10.0  # for the head to end, after the engine lost one of its peers
     after_main_exit_s: float = 5.0  # for children of a main process that has ended
     after_term_s: float = 6.0
     after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
@@ -143,6 +154,8 @@ class _EngineRun:
         self._next_walk_s = 0.0
         self._last_event_s = time.monotonic()
         self._late_note: tuple[float, str] | None = None  # when, what
+        self._head: Head | None = None  # of a host without an API server
+        self._next_look_s = 0.0
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> Outcome:
@@ -191,6 +204,11 @@ class _EngineRun:
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.lost_core = engine.pump.lost_core
+        self._seen.headless = self._head is not None
+        self._ask_for_head(engine)
+        part = self._info.part
+        if part is not None and not part.headless and engine.pump.fatal_line is None:
+            self._seen.other_host_t_ns = engine.pump.dead_core_t_ns  # no engine core of this one
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(self._seen, self._progress)
         if left:
@@ -216,6 +234,7 @@ class _EngineRun:
             self._handle_lost(engine, watch, now_s)
             self._handle_deaths(engine, watch, now_s)
             self._handle_silence(engine, watch, now_s)
+            self._handle_head(engine, watch, now_s)
             code = engine.poll()
             if (
                 not self._seen.ready
@@ -225,6 +244,9 @@ class _EngineRun:
             ):
                 self._seen.timed_out_s = self._job.startup_timeout_s
                 self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
+                if self._head is not None and not self._head.met:
+                    where = self._seen.stuck or "no process reported"
+                    self._seen.stuck = f"no connection with the head {self._head.host}; {where}"
                 cause = f"not ready within {self._job.startup_timeout_s:g} s"
                 self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
             if code is not None:
@@ -349,16 +371,63 @@ class _EngineRun:
         cause = f"the engine failed and did nothing for {patience_s:g} s"
         self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
 
+    def _handle_head(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        """End an engine without an API server when its head has ended: vLLM would wait for ever."""
+        pump = engine.pump
+        if pump.head is None or self._ending is not None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_S
+        if self._head is None:
+            self._head = Head(pump.head)
+            if self._info.part is None or not self._info.part.headless:  # the log knows better
+                part = self._info.part or DeploymentPart(pump.head, "arguments")
+                self._info.part = replace(part, headless=True)
+        if pump.fatal_line is not None:
+            return  # it closes its connections itself
+        self._head.look(watch.living())
+        patience_s = self._job.patience.after_head_s
+        if self._head.lost_s is None or now_s - self._head.lost_s < patience_s:
+            return
+        self._seen.head_ended = self._head.host
+        self._view.note(
+            f"memprof: no connection with the head {self._head.host} for {patience_s:g} s: it has "
+            "ended; SIGINT sent to the engine"
+        )
+        engine.send_signal(signal.SIGINT)
+        steps = self._force(engine, watch, self._job.patience.after_interrupt_s)
+        self._ending = Ending("the engine did not end", steps, now_s)
+
+    def _ask_for_head(self, engine: EngineProcess) -> None:
+        """Find out whether an engine ended by itself because its head had ended."""
+        seen = self._seen
+        lost_t_ns = engine.pump.lost_peer_t_ns
+        if self._head is None or seen.head_ended or seen.interrupted_by is not None:
+            return
+        if lost_t_ns is None or seen.timed_out_s is not None:
+            return
+        if self._progress.first_error is not None or self._progress.oom_message is not None:
+            return
+        before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
+        if find_culprit(before, self._progress) is not None:
+            return  # it was a process of this host
+        if self._head.has_ended(self._job.patience.after_peer_s):
+            seen.head_ended = self._head.host
+
     def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
         """Return True once: when the engine said that it is ready, by an event or in its log."""
-        by_log = engine is not None and engine.pump.application_ready
-        if self._seen.ready or not (self._progress.is_ready(self._info) or by_log):
+        t_ns = self._progress.ready_at(self._info)
+        by_log = engine is not None and self._is_ready_by_log(engine.pump)
+        if self._seen.ready or (t_ns is None and not by_log):
             return False
         self._seen.ready = True
-        self._seen.ready_t_ns = self._progress.ready_t_ns.get(
-            ready_what(self._info), time.monotonic_ns()
-        )
+        self._seen.ready_t_ns = time.monotonic_ns() if t_ns is None else t_ns
         return True
+
+    def _is_ready_by_log(self, pump: LogPump) -> bool:
+        part = self._info.part
+        if part is None or not part.headless:
+            return pump.application_ready
+        return pump.cores_ready >= (part.dp_local or 1)
 
     def _become_ready(self) -> None:
         if self._info.mode == "serve":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
+from vllm_memprof.record.failures import is_out_of_memory
 from vllm_memprof.units import one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
@@ -24,7 +25,6 @@ _SHUTDOWN_NS = 2_000_000_000
 
 #: Characters of an error's text in a reason.
 _MOST = 400
-_OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
@@ -55,6 +55,9 @@ class Seen:
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
+    headless: bool = False  # no API server here
+    head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
+    other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
     stuck: str | None = None  # where each rank was at the deadline
 
 
@@ -76,12 +79,20 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
         return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
+    if seen.head_ended is not None:
+        return _judge_without_head(seen, progress, own_code)
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
+    other_t_ns = seen.other_host_t_ns
+    if other_t_ns is not None and (culprit is None or culprit.t_ns > other_t_ns):
+        reason = "an engine core on another host failed: the run of that host says why"
+        return Verdict("failed", own_code or EXIT_FAILED, reason)
     lost = find_lost(seen, progress)
     gone = seen.mode == "serve" and not (culprit is None and lost is None)
     broken = seen.hung or seen.failed_before or gone
+    # its main process ends with 0 after an engine core's end
+    broken |= seen.headless and seen.ready
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
     if lost is None:
@@ -225,11 +236,23 @@ def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> V
     )
 
 
+def _judge_without_head(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+    killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
+    if seen.ready:  # its main process may have ended well though memprof had to signal it
+        code = 0 if seen.engine_code == 0 else own_code
+        return Verdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
+    at = ", ".join(
+        f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
+    )
+    reason = f"the head {seen.head_ended} ended before this host was ready"
+    return Verdict("failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}")
+
+
 def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
     """Return the reason, and True if it is device memory that ran out."""
     error = progress.first_error
     line = find_error_line(seen.error_lines)
-    oom = progress.oom_message is not None or any(_OOM.search(text) for text in seen.error_lines)
+    oom = progress.oom_message is not None or any(map(_says_oom, seen.error_lines))
     if culprit is not None and (error is None or culprit.t_ns <= error[0]):
         ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
         reason = describe_death(culprit, progress, ready, seen.mode)
@@ -246,7 +269,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
-        oom = bool(_OOM.search(message)) or progress.oom_message is not None
+        oom = _says_oom(message) or progress.oom_message is not None
         what = "ran out of device memory" if oom else "failed"
         return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
     if seen.hung or seen.failed_before:
@@ -261,6 +284,10 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
     return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
+
+
+def _says_oom(text: str) -> bool:
+    return "OutOfMemoryError" in text or is_out_of_memory("", text)
 
 
 def find_error_line(lines: list[str]) -> str | None:

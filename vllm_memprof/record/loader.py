@@ -17,7 +17,7 @@ from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace, read_trace
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Failure
-from vllm_memprof.record.lines import Event, parse_event
+from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
@@ -149,6 +149,18 @@ class Run:
         return [each for each in self.processes if each.served.requests or each.served.kv_samples]
 
     @cached_property
+    def planners(self) -> list[ProcessRecord]:
+        """Return the processes that recorded a KV plan."""
+        return [each for each in self.processes if each.kv_plan is not None]
+
+    @cached_property
+    def first_ready_t_ns(self) -> int | None:
+        """Return when the first thing but a plan was ready; None: nothing was."""
+        ready = (each.ready_t_ns for each in self.processes if each.ready_t_ns)
+        times = [t_ns for each in ready for what, t_ns in each.items() if what != "plan"]
+        return min(times, default=None)
+
+    @cached_property
     def pids(self) -> frozenset[str]:
         """Return the ids of its processes."""
         return frozenset(str(process.identity.pid) for process in self.processes)
@@ -256,7 +268,7 @@ def _load_process(path: Path) -> ProcessRecord | None:
                 f"{path} is not an event file", hint="is this a run folder of memprof?"
             )
         return None
-    events = [parse_event(line) for line in lines if line.strip()]
+    events = parse_events([line for line in lines if line.strip()])
     head = events[0] if events else None
     if head is None or head.get("kind") != "process":
         raise RunRecordError(
@@ -456,29 +468,29 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    numbers: dict[str, int | None] = {"t_ns": _integer("t_ns", event.get("t_ns"))}
-    objects: dict[str, dict[str, Any]] = {}
-    for name, value in data.items():
-        if name in SNAPSHOT_OBJECTS:
-            if value is not None:
-                objects[name] = _sizes(name, value)
-        elif name in Snapshot.__dataclass_fields__:
-            numbers[name] = value if type(value) is int else _integer(name, value)
-    return Snapshot(**numbers, **objects)  # type: ignore[arg-type]
+    read: dict[str, Any] = {"t_ns": data.get("t_ns", event.get("t_ns"))}
+    for name in SNAPSHOT_FIELDS:
+        read[name] = data.get(name)
+    for name, value in read.items():
+        if type(value) is not int:
+            _integer(name, value)
+    for name in SNAPSHOT_OBJECTS:
+        read[name] = value = data.get(name)
+        if value is not None:
+            _check_sizes(name, value)
+    return Snapshot(**read)
 
 
-def _sizes(name: str, value: Any) -> dict[str, Any]:
-    """An object of integers, or of such objects."""
+def _check_sizes(name: str, value: Any) -> None:
+    """Refuse what is not an object of integers, or of such objects."""
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r}, not an object")
-    return {
-        str(key): item
-        if type(item) is int
-        else _sizes(key, item)
-        if isinstance(item, dict)
-        else _integer(key, item)
-        for key, item in value.items()
-    }
+    for key, item in value.items():
+        if type(item) is not int:
+            if isinstance(item, dict):
+                _check_sizes(key, item)
+            else:
+                _integer(key, item)
 
 
 def _integer(name: str, value: Any) -> int | None:

@@ -504,8 +504,8 @@ class DeploymentPart:
     #: Engines with a budget of their own within it, as prefill and decode; None: there is one.
     group: str | None = None
     headless: bool = False  # no API server here
-    nodes: int | None = None  # hosts that one engine core spans
-    node_rank: int | None = None
+    nodes: int | None = None  # hosts that one engine core spans; None: one
+    node_rank: int | None = None  # among those
     dp_size: int | None = None  # engine cores of the deployment
     dp_start: int | None = None  # the first of them that runs here
     dp_local: int | None = None  # how many run here

@@ -14,7 +14,12 @@ from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.base import group_ranks, labels_of, modelled
+from vllm_memprof.report.sections.base import (
+    group_ranks,
+    labels_of,
+    modelled,
+    printed_gib,
+)
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.serving import Serving, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -106,7 +111,7 @@ def _in_print(rank: RankReport) -> tuple[object, ...]:
         (
             span.phase,
             edge.side,
-            *((row.component, format_gib(row.bytes)) for row in edge.owners.rows),
+            *[(row.component, printed_gib(row.bytes)) for row in edge.owners.rows],
         )
         for span, edge in edges_of(rank.phases)
         if edge.owners is not None

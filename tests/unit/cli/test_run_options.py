@@ -130,3 +130,17 @@ def test_allocations_are_not_traced_in_a_run_that_is_not_sampled() -> None:
     given = ["--trace-allocations", "7", "--sample", "off"]
     done = CliRunner().invoke(app, ["offline", "m", *given])
     assert "--sample off leaves out" in str(done.exception or done.output)
+
+
+def test_the_deployment_reaches_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, [(request, *_)] = serve_with(monkeypatch, "--deployment", "demo/prefill", "--headless")
+    assert done.exit_code == 0, done.output
+    assert (request.deployment, request.engine_args) == ("demo/prefill", ["--headless"])
+
+
+def test_a_deployment_without_a_name_is_refused_before_anything_starts() -> None:
+    done = CliRunner().invoke(
+        app, ["serve", "memprof/tiny", "--device", "sim:910b", "--deployment", "demo/a/b"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert "neither NAME nor NAME/GROUP" in str(done.exception)

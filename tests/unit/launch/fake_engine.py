@@ -8,6 +8,7 @@ Run as a script by the tests; standard library only. The main process ends as vL
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -109,8 +110,13 @@ def misbehave(options: argparse.Namespace, phase: str, rank: int, events: Events
 
 
 def main(options: argparse.Namespace) -> int:
-    events = Events("api")
+    events = Events("engine_core" if options.head else "api")
     print("fake engine starts", flush=True)
+    if options.head:  # a host without an API server
+        print(f"Launching, with head node address tcp://{options.head}.", flush=True)
+        host, _, port = options.head.rpartition(":")
+        with contextlib.suppress(OSError):
+            options.connection = socket.create_connection((host, int(port)), 1)
     if options.noise:
         sys.stdout.buffer.write(b"\xff\xfe raw bytes \x1b[31mred\x1b[0m\n")
         print("\n".join(f"line {i}" for i in range(options.noise)), flush=True)
@@ -133,6 +139,12 @@ def main(options: argparse.Namespace) -> int:
     ready = False
     while not asked:
         time.sleep(0.02)
+        if options.lose_peer and lost(options.connection):
+            print("RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer", flush=True)
+            print("ERROR EngineCore encountered a fatal error.", flush=True)
+            time.sleep(0.3)
+            stop(children)
+            return options.lost_code
         if not options.oblivious and any(child.poll() is not None for child in children):
             print("RuntimeError: Engine core initialization failed.", flush=True)
             stop(children)
@@ -142,7 +154,7 @@ def main(options: argparse.Namespace) -> int:
         ):
             ready = True
             if options.ready_by == "event":
-                events.write("ready", what=options.mode_ready)
+                events.write("ready", what="model" if options.head else options.mode_ready)
             else:
                 print("INFO:     Application startup complete.", flush=True)
             if options.mode_ready != "server":
@@ -151,6 +163,17 @@ def main(options: argparse.Namespace) -> int:
     if not options.leave_workers:
         stop(children)
     return 0
+
+
+def lost(connection: socket.socket) -> bool:
+    """Whether the other end of a connection has closed it; nothing is ever sent."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def stop(children: list[subprocess.Popen[bytes]]) -> None:
@@ -166,11 +189,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.03, help="seconds per phase")
     for option in ("--kill-in", "--exit-in", "--hang-in", "--oom-in", "--raise-in"):
         parser.add_argument(option, help="phase of TP1, or 'serving'")
-    for option in ("--stubborn", "--detach", "--oblivious", "--leave-workers"):
+    for option in ("--stubborn", "--detach", "--oblivious", "--leave-workers", "--lose-peer"):
         parser.add_argument(option, action="store_true")
     parser.add_argument("--noise", type=int, default=0)
     parser.add_argument("--fail", type=int, default=0)
     parser.add_argument("--lost-code", type=int, default=1)
+    parser.add_argument("--head", help="HOST:PORT")
     parser.add_argument("--ready-by", default="event")
     parser.add_argument("--mode-ready", default="server")
     return parser.parse_known_args(argv)[0]

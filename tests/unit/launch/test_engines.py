@@ -181,3 +181,24 @@ def test_an_engine_without_a_plan_is_refused_before_anything_is_made(monkeypatch
     with pytest.raises(UsageError, match="memprof plan does not run SGLang") as caught:
         require_plan("sglang")
     assert "memprof offline --engine sglang" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "head"),
+    [
+        (b"Launching 1 data parallel engine(s) in headless mode, with head node address "
+         b"tcp://10.0.0.5:13345.", "10.0.0.5:13345"),
+        (b"Launching vLLM (v0.23.0) headless multiproc executor, with head node address "
+         b"[fd00::1]:29501 for torch.distributed process group.", "[fd00::1]:29501"),
+        (b"something else", None),
+    ],
+)  # fmt: skip
+def test_what_a_host_without_an_api_server_prints(line: bytes, head: str | None, tmp_path: Path):
+    read, write = os.pipe()
+    os.write(
+        write, line + b"\n" + b"init engine (profile, create kv cache, warmup model) took 2 s\n"
+    )
+    os.close(write)
+    pump = LogPump(read, tmp_path / "engine.log", None)
+    pump._run()
+    assert (pump.head, pump.cores_ready, pump.application_ready) == (head, 1, False)

@@ -23,13 +23,16 @@ from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
 from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
-from vllm_memprof.record.schema import RunInfo
+from vllm_memprof.launch.watch import OWN_CHILDREN
+from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 QUICK = Patience(
     after_death_s=0.5,
     after_error_s=1.0,
     after_interrupt_s=1.0,
+    after_head_s=0.5,
+    after_peer_s=0.5,
     after_main_exit_s=0.5,
     after_term_s=0.5,
     after_kill_s=2.0,
@@ -447,3 +450,111 @@ def test_the_folder_is_held_while_the_run_is_recorded(tmp_path):
     run(job, look)
     assert held == [True]
     assert is_held(job.run_dir, socket.gethostname()) is False
+
+
+class Listener:
+    """The head of a deployment: accepts connections on loopback until it is closed.
+
+    A process of its own, as a host is: connections between own processes do not count.
+    """
+
+    _CODE = """
+import socket
+sock = socket.create_server(("127.0.0.1", 0))
+print(sock.getsockname()[1], flush=True)
+held = []
+while True:
+    held.append(sock.accept())
+"""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._CODE], stdout=subprocess.PIPE, text=True
+        )
+        OWN_CHILDREN.add(self._process.pid)
+        assert self._process.stdout is not None
+        self.address = f"127.0.0.1:{int(self._process.stdout.readline())}"
+
+    def close(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        OWN_CHILDREN.discard(self._process.pid)
+
+
+@pytest.fixture
+def head():
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def headless_job(tmp_path: Path, *options: str, timeout_s: float = 20.0) -> Job:
+    job = make_job(tmp_path, *options, timeout_s=timeout_s)
+    job.info.part = DeploymentPart("d", "arguments", headless=True, dp_size=2, dp_local=1)
+    return job
+
+
+def test_a_headless_host_is_ready_with_its_engine_core_and_ends_by_a_signal(tmp_path, head):
+    job = headless_job(tmp_path, f"--head={head.address}")
+    outcome, _ = run(job, interrupt_soon())
+    assert outcome.ready
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("ok", 0)
+    assert outcome.verdict.reason == "ended by SIGINT"
+
+
+def test_a_headless_host_ends_with_its_head(tmp_path, head, monkeypatch):
+    monkeypatch.setattr("vllm_memprof.launch.run._LOOK_S", 0.1)
+    job = headless_job(tmp_path, f"--head={head.address}", "--pace=0.1")
+    closes = lambda _: threading.Timer(1.0, head.close).start()  # noqa: E731
+    outcome, view = run(job, closes)
+    assert outcome.ready
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("ok", 0)
+    assert outcome.verdict.reason == "the head 127.0.0.1 has ended"
+    assert any("no connection with the head 127.0.0.1 for 0.5 s" in note for note in view.notes)
+
+
+def test_an_engine_that_fails_since_its_head_ended_has_not_failed(tmp_path, head):
+    """As in the middle of a step, whose collective fails."""
+    job = headless_job(tmp_path, f"--head={head.address}", "--lose-peer", "--pace=0.1")
+    outcome, _ = run(job, lambda _: threading.Timer(2.5, head.close).start())
+    assert outcome.ready
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("ok", 1)  # the engine's own
+    assert outcome.verdict.reason == "the head 127.0.0.1 has ended"
+
+
+def test_a_head_that_ends_while_a_host_starts(tmp_path, head, monkeypatch):
+    monkeypatch.setattr("vllm_memprof.launch.run._LOOK_S", 0.1)
+    job = headless_job(tmp_path, f"--head={head.address}", "--hang-in=weight_load")
+    threading.Timer(1.5, head.close).start()
+    outcome, _ = run(job)
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("failed", 1)
+    reason = outcome.verdict.reason
+    assert reason.startswith("the head 127.0.0.1 ended before this host was ready: ")
+    assert "TP1 in weight_load" in reason
+
+
+def test_a_headless_host_whose_head_does_not_start(tmp_path):
+    job = headless_job(tmp_path, "--head=127.0.0.1:9", "--hang-in=weight_load", timeout_s=2.0)
+    outcome, _ = run(job)
+    assert outcome.verdict.exit_code == 1
+    reason = outcome.verdict.reason
+    assert reason.startswith("not ready within 2 s (--startup-timeout): no connection with the")
+    assert "TP1 in weight_load" in reason
+
+
+def test_a_worker_killed_on_a_headless_host_is_its_own_failure(tmp_path, head):
+    job = headless_job(tmp_path, f"--head={head.address}", "--kill-in=serving", "--lost-code=0")
+    outcome, _ = run(job)
+    assert (outcome.verdict.status, outcome.verdict.exit_code) == ("failed", 1)
+    assert outcome.verdict.reason.startswith("worker TP1 (pid ")
+
+
+def test_a_headless_host_whose_arguments_say_nothing_is_known_by_its_log(tmp_path, head):
+    """As where the arguments are in a file."""
+    job = make_job(tmp_path, f"--head={head.address}")
+    outcome, _ = run(job, interrupt_soon())
+    assert outcome.ready
+    part = read_info(job)["part"]
+    assert (part["headless"], part["deployment"]) == (True, head.address)

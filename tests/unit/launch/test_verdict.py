@@ -167,6 +167,8 @@ def test_host_memory_is_named_when_the_kernel_killed():
     [
         ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB", "oom"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
+        ("Failed to allocate resource[DeviceMemory] with info [size:2147483648]. Reason: x", "oom"),
+        ("E: [memprof simulated device] device 0 has 3 of 9 bytes free, 4 requested", "oom"),
         ("ValueError: To serve at least one request, 8.0 GiB KV cache is needed", "failed"),
     ],
 )
@@ -336,3 +338,51 @@ def test_seconds_are_told_of_the_own_host_alone():
     assert describe_stuck(progress, 5 * S) == (
         "TP0 before its first phase for 4 s, TP1 before its first phase"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"ready": True, "engine_code": 0}, ("ok", 0, "the head h has ended")),
+        (  # signalled by memprof, it ended well
+            {"ready": True, "engine_code": 0, "forced": True, "forced_main": True},
+            (
+                "ok", 0,
+                "the head h has ended; the engine did not end until memprof ended its processes",
+            ),
+        ),
+        ({"ready": True, "engine_code": -9, "forced_main": True}, ("ok", 1, "the head h has ended")),
+        (
+            {"ready": False, "engine_code": 0},
+            ("failed", 1, "the head h ended before this host was ready: TP0 in weight_load"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_end_of_the_head(fields: dict[str, Any], expected: tuple[str, int, str]) -> None:
+    verdict = judge(seen(head_ended="h", **fields), progress_of("TP0"))
+    assert (verdict.status, verdict.exit_code, verdict.reason) == expected
+
+
+def test_an_engine_core_of_another_host_comes_before_the_workers_that_vllm_kills() -> None:
+    """The API server ends all of its processes when a core on another host says that it fails."""
+    progress = progress_of("TP0", phase=None)
+    death = Death(10, 9 * S, signal=signal.SIGKILL)
+    fields = {"ready": True, "engine_code": 0, "deaths": [death]}
+    verdict = judge(seen(**fields, other_host_t_ns=5 * S), progress)
+    assert (verdict.status, verdict.exit_code) == ("failed", 1)
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("an engine core on another host failed")
+    verdict = judge(seen(**fields, other_host_t_ns=10 * S), progress)
+    assert verdict.reason is not None
+    assert "TP0" in verdict.reason
+
+
+def test_a_headless_host_that_ends_unasked_failed() -> None:
+    """Its main process says 0 whatever its engine core did."""
+    lines = ["(EngineCore_DP1 pid=1) RuntimeError: no such operator"]
+    fields = {"engine_code": 0, "ready": True, "headless": True, "error_lines": lines}
+    verdict = judge(seen(**fields), progress_of("TP0", phase=None))
+    assert (verdict.status, verdict.exit_code) == ("failed", 1)
+    assert verdict.reason is not None
+    assert "no such operator" in verdict.reason
+    assert judge(seen(**{**fields, "interrupted_by": 2}), progress_of("TP0")).status == "ok"

@@ -32,6 +32,7 @@ def serve(
     python: shared.Python = None,
     stack: shared.Stack = None,
     share_device: shared.ShareDevice = False,
+    deployment: shared.Deployment = None,
 ) -> None:
     """Run the engine's server (`vllm serve`) and show where memory goes.
 
@@ -40,6 +41,8 @@ def serve(
     Prints the report when the server is ready, and writes it again when the server ends. The
     engine's output and memprof's messages go to stderr, the report to stdout. While it serves, a
     line says what it does; `memprof attach RUN` shows the same from another terminal.
+
+    On several hosts it runs on each of them; see docs/deployments.md.
     """
     if sample is None and trace_allocations is not None:
         sample = "16"
@@ -49,6 +52,7 @@ def serve(
         trace_allocations=trace_allocations,
         share_device=share_device,
         engine=engine,
+        deployment=deployment,
     )  # fmt: skip
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
     raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))

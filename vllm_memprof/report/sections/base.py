@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
 
 from vllm_memprof.accounting.model import (
     RankReport,
@@ -41,6 +42,12 @@ def fold(labels: Sequence[str]) -> str:
         ]
         texts.append(ends[0] if len(group) == 1 else f"{ends[0]}-{ends[1].split(' ')[-1]}")
     return ", ".join(texts)
+
+
+@lru_cache(maxsize=1 << 15)
+def printed_gib(size: int | None, digits: int = 2) -> str:
+    """Return ``format_gib`` of a figure that many ranks have in common."""
+    return format_gib(size, digits)
 
 
 def group_ranks(
