@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import string
 import subprocess
 import tempfile
 import time
@@ -19,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import require_stack
+from tests.support.hosts import commands
 from vllm_memprof.record.host import ENV_HOST
 from vllm_memprof.record.schema import ENV_NODE_DIR
 from vllm_memprof.sim.runtime import ENV_STATE, SITE_DIR, own_state_file, prepare_runtime
@@ -107,6 +110,12 @@ def start_node(
     return RayNode(host, process, log, state, folder)
 
 
+def options_of(block: str, **variables: str) -> list[str]:
+    """Return the options of a ``ray start`` of docs/deployments.md."""
+    words = shlex.split(string.Template(commands()[block]).substitute(variables))
+    return words[words.index("start") + 1 :]
+
+
 @dataclass
 class RayCluster:
     """Two nodes; the first one is where memprof is started."""
@@ -128,8 +137,7 @@ def two_nodes(
     """A cluster; the second node does not write to the run folder."""
     temporary = Path(tempfile.mkdtemp(prefix="mp-ray-", dir="/tmp"))  # sockets need a short path
     head = (
-        "--head",
-        f"--port={ports[0]}",
+        *options_of("ray-head", PORT=str(ports[0])),
         "--include-dashboard=false",
         f"--temp-dir={temporary}",
     )
@@ -141,7 +149,8 @@ def two_nodes(
         ip = nodes[0].wait()
         address = f"{ip}:{ports[0]}"
         given = {"folder": folder / "node-b", "VLLM_HOST_IP": SECOND_IP, **kwargs}
-        options = (f"--address={address}", f"--node-ip-address={SECOND_IP}")
+        found = options_of("ray-node", HEAD=ip, PORT=str(ports[0]))
+        options = (*found, f"--node-ip-address={SECOND_IP}")
         nodes.append(start_node(stack, "node-b", folder / "node-b.log", *options, **given))
         nodes[1].wait()
         # one file for this machine says which node a new job belongs to; the second one wrote it
