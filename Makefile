@@ -7,6 +7,7 @@ ENGINE ?= vllm
 STACK  ?= $(if $(filter sglang,$(ENGINE)),sglang-0.5.23,vllm-ascend-0.23.0)
 CI_STACKS := vllm-ascend-0.13.0 sglang-0.5.23
 MORE_STACKS := vllm-ascend-0.18.0 vllm-ascend-0.30.0rc2
+RAY_STACKS := vllm-ascend-0.23.0 vllm-ascend-0.13.0
 MODEL  ?= Qwen/Qwen3-VL-8B-Instruct
 STAMP  := $(VENV)/.installed
 NATIVE := $(shell find vllm_memprof/sim/native -name '*.cpp' -o -name '*.h')
@@ -14,7 +15,7 @@ DEMO_vllm := --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 
-.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan accuracy models golden samples check sim sim-all sim-every clean
+.PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +34,7 @@ sim-all: sim  ## The same, and the other engine stacks that make test runs
 
 sim-every: sim-all  ## The same, and those that make test-full alone runs
 	for stack in $(MORE_STACKS); do $(BIN)/memprof sim setup --stack $$stack || exit 1; done
+	for stack in $(RAY_STACKS); do $(BIN)/memprof sim setup --stack $$stack --with ray || exit 1; done
 
 demo: sim  ## From a bare machine to the first profile: Qwen3-VL-8B, TP=2, on a simulated Ascend 910B; ENGINE=sglang runs SGLang
 	$(BIN)/memprof offline $(MODEL) --engine $(ENGINE) --device sim:910b --stack $(STACK) $(DEMO_$(ENGINE)) --prompt "Where did the memory go?"
@@ -82,6 +84,9 @@ bench-sample: sim  ## Cost of one sample of a run that serves, in processor time
 
 bench-plan: sim  ## Seconds of plans that are forks of a warm process, beside cold ones (half an hour)
 	$(BIN)/python -m scripts.bench_warm --sweep 100
+
+bench-sweep: sim  ## Milliseconds of a plan from the cache, seconds to open a page of 1,000 plans
+	$(BIN)/python -m scripts.bench_sweep
 
 accuracy: sim-every  ## Plan every published run on the simulated device anew (an hour); docs/accuracy.md
 	$(BIN)/python -m scripts.accuracy --run --again

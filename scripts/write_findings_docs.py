@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.support.host_runs import write_hosts
 from tests.support.mutations import figures_of, with_its_grant, workers
 from tests.support.served import leaking
 from tests.unit.accounting.builders import process, run_of, snapshot, span
@@ -29,10 +30,12 @@ from tests.unit.accounting.findings.test_cycles import updates
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of
 from tests.unit.accounting.test_requests import PROFILED_TOKENS, vision
 from vllm_memprof.accounting import Report, build_report
+from vllm_memprof.accounting.deployment import build_deployment
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import Rule
 from vllm_memprof.logs.to_record import read_log
+from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import HookState, Loss, load_run
 from vllm_memprof.report.table import render_table
 from vllm_memprof.units import MIB
@@ -57,6 +60,7 @@ SUBJECTS = {
     "fits_device": "Whether the KV cache fits the device",
     "engine_lines": "What the engine estimates and prints",
     "setup": "Set-up and hooks",
+    "hosts": "Several hosts",
     "multimodal": "Multimodal requests",
     "sglang": "SGLang",
 }
@@ -155,6 +159,13 @@ def _halved_peak() -> Report:
     return build_report(with_its_grant(halved, granted).run)
 
 
+def _two_hosts() -> Report:
+    env = recorded_run("recorded_023_tp2").info.env
+    given = {"engine_version": "0.18.0", "env": {**env, "HCCL_BUFFSIZE": "400"}}
+    with tempfile.TemporaryDirectory() as folder:
+        return build_deployment(load_parts(write_hosts(Path(folder), second=given)))
+
+
 EXAMPLES: dict[str, Example] = {
     "allocation-outside-torch": by_hand(lambda: outside.report(outside.start_up(gap=outside.LEAK))),
     "budget-halved": recorded("logs/vllm-project__vllm-ascend-14004.log"),
@@ -176,6 +187,10 @@ EXAMPLES: dict[str, Example] = {
     "graph-not-charged": recorded("graph_tp2"),
     "events-lost": by_hand(_blind),
     "growth-while-serving": by_hand(lambda: build_report(leaking())),
+    "hosts-differ": Example(
+        "The run `tests/data/recorded_023_tp2` as of two hosts, the second of another release",
+        lambda: [_two_hosts()],
+    ),
     "hook-never-called": by_hand(lambda: _hook("never_called")),
     "hook-not-bound": by_hand(lambda: _hook("missing")),
     "hook-overwritten": by_hand(lambda: _hook("overwritten")),

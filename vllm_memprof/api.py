@@ -184,12 +184,15 @@ class SweepFrames:
 def load(path: str | Path) -> RunFrames | SweepFrames:
     """Load a run folder, a ``report.json``, a log, or the ``sweep.csv`` of a sweep.
 
+    A folder that holds run folders, or a glob of them, is one deployment on several hosts.
+
     Args:
         path: its path. A log with several engine starts gives all of them; ``LOG#2`` gives the
             second alone.
 
     Raises:
         RunRecordError: it cannot be read, or is none of these.
+        UsageError: the folders are of several deployments.
     """
     name, number = numbered(str(path))
     if name.endswith(".csv"):

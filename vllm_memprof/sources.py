@@ -6,7 +6,9 @@ Open to the commands and to the Python API; nothing below them imports it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +17,7 @@ from vllm_memprof.redact import redact_data
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
+    from vllm_memprof.record.loader import Run
 
 Each = TypeVar("Each")
 
@@ -45,6 +48,8 @@ def read_report(name: str) -> Report:
 def read_reports(path: str) -> list[Report]:
     """Return every report that a run folder, a ``report.json`` or a log holds; never none.
 
+    A folder that holds run folders, or a glob, is one deployment.
+
     Raises:
         RunRecordError: it cannot be read, or is none of these.
     """
@@ -52,8 +57,8 @@ def read_reports(path: str) -> list[Report]:
     from vllm_memprof.accounting.reread import report_from_json
     from vllm_memprof.logs.to_record import read_log
 
-    if Path(path).is_dir():
-        return [build_run(Path(path))]
+    if Path(path).is_dir() or (has_magic(path) and not Path(path).exists()):
+        return [build_runs([path])]
     data = _read_json(Path(path))
     if data is None:
         return [build_report(run) for run in read_log(path)]
@@ -89,12 +94,61 @@ def build_run(run_dir: Path) -> Report:
         RunRecordError: it cannot be read.
     """
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.logs.to_record import read_printed_kv
+    from vllm_memprof.accounting.deployment import build_deployment
+    from vllm_memprof.record.deployment import Part, Parts
     from vllm_memprof.record.loader import load_run
+
+    run = _with_log(load_run(run_dir), run_dir)
+    if len({process.identity.host for process in run.processes}) > 1:  # as Ray's workers have it
+        name = None if run.info.part is None else run.info.part.deployment
+        return build_deployment(Parts(name, [Part(run_dir, run)]))
+    return build_report(run)
+
+
+def _with_log(run: Run, run_dir: Path) -> Run:
+    from vllm_memprof.logs.to_record import read_printed_kv
     from vllm_memprof.record.schema import ENGINE_LOG
 
-    run = load_run(run_dir)
-    return build_report(replace(run, printed_kv=read_printed_kv(run_dir / ENGINE_LOG)))
+    return replace(run, printed_kv=read_printed_kv(run_dir / ENGINE_LOG))
+
+
+def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
+    """Return one report of what a person names: a run folder, or those of a deployment.
+
+    Args:
+        names: run folders, folders that hold some, or globs.
+        deployment: its name, where they hold several.
+
+    Raises:
+        RunRecordError: none can be read.
+        UsageError: they are of several deployments.
+    """
+    from vllm_memprof.accounting.deployment import build_deployment
+    from vllm_memprof.record.deployment import load_parts, run_folders
+
+    folders: list[Path] = []
+    searched = False
+    for name in names:
+        path = Path(name)
+        listed = [path]
+        if not path.exists() and has_magic(name):
+            listed = [each for each in map(Path, sorted(glob(name))) if each.is_dir()]
+            searched = True
+        for each in listed:
+            try:
+                inside = run_folders(each) if each.is_dir() else []
+            except RunRecordError:
+                inside = []  # named below as one that cannot be read
+            searched = searched or bool(inside)
+            folders += inside or [each]
+    folders = folders or [Path(name) for name in names]
+    if len(folders) == 1 and not searched and deployment is None:
+        return build_run(folders[0])
+    found = load_parts(folders, deployment, named=not searched)
+    if len(found.parts) == 1 and not found.gaps:
+        return build_run(found.parts[0].folder)
+    parts = [replace(part, run=_with_log(part.run, part.folder)) for part in found.parts]
+    return build_deployment(replace(found, parts=parts))
 
 
 def numbered(name: str) -> tuple[str, int | None]:

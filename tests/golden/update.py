@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from tests.support.host_runs import write_hosts
 from tests.support.render import check_table, diff_table, outline, table
 from tests.support.runs import check_result, diff_of, reports_of
 from vllm_memprof.accounting import Report
+from vllm_memprof.accounting.deployment import build_deployment
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.report import render_markdown
 from vllm_memprof.report.check_github import render_check_github
 from vllm_memprof.report.check_junit import render_check_junit
@@ -69,6 +73,14 @@ REPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "recorded_oom.page.txt": ("recorded_oom", outline),
     "ascend_19.page.txt": (ASCEND_19, outline),
 }
+#: File -> reporter, of a deployment on two hosts whose clocks are three seconds apart.
+DEPLOYMENTS: dict[str, Callable[[Report], str]] = {
+    "two_hosts.80.txt": wide(80),
+    "two_hosts.120.txt": wide(120),
+    "two_hosts.md": render_markdown,
+    "two_hosts.zh.120.txt": wide(120, lang="zh"),
+    "two_hosts.page.txt": outline,
+}
 #: File -> run A, run B, reporter.
 DIFFS: dict[str, tuple[str, str, Callable[[Diff], str]]] = {
     "diff_engines.120.txt": ("recorded_tiny_tp2", "recorded_sglang_tp2", wide_diff(120)),
@@ -88,7 +100,7 @@ CHECKS: dict[str, tuple[tuple[str, str, str | None], Callable[[CheckResult], str
     "check_log.80.txt": ((LOG, "budgets/log.toml", None), wide_check(80)),
     "check_killed.80.txt": (("recorded_killed_tp2", "budgets/passed.toml", None), wide_check(80)),
 }
-GOLDEN = {*REPORTS, *DIFFS, *CHECKS}
+GOLDEN = {*REPORTS, *DEPLOYMENTS, *DIFFS, *CHECKS}
 
 
 def output(name: str) -> str:
@@ -99,6 +111,10 @@ def output(name: str) -> str:
     if name in CHECKS:
         case, draw_check = CHECKS[name]
         return draw_check(check_result(*case))
+    if name in DEPLOYMENTS:
+        with TemporaryDirectory() as folder:
+            parts = load_parts(write_hosts(Path(folder), ahead_s=3.0))
+        return DEPLOYMENTS[name](build_deployment(parts))
     run, draw = REPORTS[name]
     return "\n".join(draw(report) for report in reports_of(run))
 

@@ -26,10 +26,11 @@ pytestmark = [pytest.mark.sim, pytest.mark.timeout(900)]
 #: The batches of a plan, handed to ``vllm.LLM`` as prompts; images and videos of the same sizes,
 #: each of its own noise, through its own front end.
 OFFLINE = """
-import json, sys
+import json, sys, time, types
 import numpy as np
 from PIL import Image
 from vllm import LLM, SamplingParams
+from vllm.v1.executor import multiproc_executor
 from vllm_memprof.engines.vllm import batch_limits, full_step, multimodal_batch
 
 MARKS = {"image": "image_token_id", "video": "video_token_id"}
@@ -56,6 +57,9 @@ def asked(prompt, config, random):
 
 if __name__ == "__main__":
     llm = LLM(**json.loads(sys.argv[1]))
+    # its workers get 4 seconds to end: of eight on two cores some are killed before their last reading
+    slow = {**vars(time), "time": lambda: time.time() / 20}
+    multiproc_executor.time = types.SimpleNamespace(**slow)
     config, core = llm.llm_engine.vllm_config, llm.llm_engine.engine_core.engine_core
     limits, random = batch_limits.Limits.of(config), np.random.default_rng(0)
     found = multimodal_batch.largest(config, core.scheduler, limits)
@@ -166,11 +170,12 @@ CASES = {
         "memprof/tiny-mla",
         {"tensor_parallel_size": 2, "max_model_len": 4096, "max_num_batched_tokens": 2048},
     ),
+    "8b-tp8": ("Qwen/Qwen3-8B", {"tensor_parallel_size": 8, "enforce_eager": True}),
+    "30b-moe-tp4-ep": (
+        "Qwen/Qwen3-30B-A3B",
+        {"tensor_parallel_size": 4, "enable_expert_parallel": True, "enforce_eager": True},
+    ),
 }
-
-#: A rank alone is not as among all there: its peaks are 77 MiB (allocated) and 94 MiB (reserved)
-#: above, for a reason that is not known.
-ALONE_DIFFERS = {(OLD_STACK, "moe-tp2-ep-graphs"), (OLD_STACK, "vl-tp2-graphs")}
 
 
 @pytest.mark.full
@@ -196,12 +201,10 @@ def test_peaks_of_other_models(case: str, stack: str, tmp_path: Path) -> None:
     found = at_the_end(tmp_path / "run")
     assert found == driven(model, stack, tmp_path, **settings)
     assert set(found) == set(range(settings.get("tensor_parallel_size", 1)))
-    if len(found) > 1:  # and a rank alone is as among all
-        plan(tmp_path / "alone", model, *flags, "--ranks", "one", "--rank", "1", stack=stack)
-        same = at_the_end(tmp_path / "alone") == {1: found[1]}
-        assert same is ((stack, case) not in ALONE_DIFFERS)
-        if not same:
-            pytest.xfail("a rank alone has higher peaks than among all")
+    if len(found) > 1:  # and the one that a plan runs alone, which has the least, is as among all
+        plan(tmp_path / "alone", model, *flags, "--ranks", "one", stack=stack)
+        [(rank, peaks)] = at_the_end(tmp_path / "alone").items()
+        assert peaks == found[rank]
 
 
 @pytest.mark.full

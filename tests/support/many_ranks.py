@@ -40,6 +40,43 @@ def write_many_ranks(folder: Path, ranks: int, outlier: int | None = None) -> Pa
     return folder
 
 
+def write_many_hosts(folder: Path, hosts: int, ranks: int) -> Path:
+    """Writes a run folder per host, each an engine core of ``ranks``; one rank has 2 GiB more.
+
+    The monotonic clocks of the hosts are far apart, and all ranks are one world.
+
+    Returns:
+        The folder that holds them.
+    """
+    for number in range(hosts):
+        host = f"node{number:02}"
+        run = write_many_ranks(folder / host, ranks, outlier=3 if number == hosts // 2 else None)
+        info = json.loads((run / "run.json").read_text())
+        place = {"deployment": "many", "source": "option", "headless": number > 0}
+        place |= {"dp_size": hosts, "dp_start": number, "dp_local": 1, "world_size": ranks}
+        info |= {"id": host, "host": host, "part": place}
+        (run / "run.json").write_text(json.dumps(info))
+        for path in (run / "events").iterdir():
+            events = [json.loads(line) for line in path.read_text().splitlines()]
+            for event in events:
+                _on_host(event, host, number, hosts * ranks)
+            path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return folder
+
+
+def _on_host(event: dict, host: str, number: int, world: int) -> None:
+    event["t_ns"] += number * 10**12
+    taken = event.get("snapshot") or {}
+    if taken.get("t_ns") is not None:
+        taken["t_ns"] += number * 10**12
+    if event["kind"] == "process":
+        event["host"] = host
+    elif event["kind"] == "identity":
+        event.update(dp_rank=number, label=f"DP{number} {event['label']}")
+    elif event.get("phase") == "communicator" and event.get("detail"):
+        event["detail"]["ranks"] = list(range(world))
+
+
 def _as_rank(event: dict, rank: int, ranks: int, more: int) -> dict:
     if event["kind"] == "process":
         event["pid"] = 50000 + rank

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import typer
 
+from tests.support.host_runs import write_hosts
 from vllm_memprof.cli import app
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 
@@ -165,6 +166,8 @@ def place(tmp_path: Path) -> Path:
         DATA / "logs" / "two_methods_910b_tp2.md",
         tmp_path / "tests/data/logs/two_methods_910b_tp2.md",
     )
+    for name in ("runs", "before", "after"):
+        write_hosts(tmp_path / name)
     memprof(["report", "baseline", "--format", "json", "-o", "baseline/report.json"], tmp_path)
     return tmp_path
 

@@ -21,13 +21,14 @@ else:
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 #: Open to every layer; they import nothing of the package but each other.
-OPEN_TO_ALL = {"errors", "files", "redact", "units", "text", "version"}
+OPEN_TO_ALL = {"errors", "files", "peers", "redact", "units", "text", "version"}
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
 #: API.
 MAY_IMPORT = {
     "errors": set(),
     "files": set(),
+    "peers": set(),
     "redact": set(),
     "units": set(),
     "text": set(),

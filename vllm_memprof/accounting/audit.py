@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from vllm_memprof.accounting import equations
@@ -99,6 +100,7 @@ class Evidence:
     estimates_graphs: bool = False
     replica: Replica | None = None
 
+    @cached_property
     def _profile_edges(self) -> list[Span]:
         return [
             span
@@ -130,17 +132,17 @@ class Evidence:
         return Moment(groups.before, emptied[-1] if emptied else None, text("before hccl_init"))
 
     def profile_begin(self) -> Moment:
-        calls = self._profile_edges()
+        calls = self._profile_edges
         where = text("after the first empty_cache of the profile run")
         return Moment(calls[0].after if len(calls) > 1 else None, None, where)
 
     def profile_end(self) -> Moment:
-        calls = self._profile_edges()
+        calls = self._profile_edges
         where = text("before the last empty_cache of the profile run")
         return Moment(calls[-1].before if calls else None, None, where)
 
     def profile_after(self) -> Moment:
-        calls, run = self._profile_edges(), last_of(self.spans, "profile_run")
+        calls, run = self._profile_edges, last_of(self.spans, "profile_run")
         where = text("after the last empty_cache of the profile run")
         return Moment(calls[-1].after if calls else None, run.after if run else None, where)
 

@@ -77,10 +77,29 @@ def build_report(run: Run) -> Report:
     """
     summary = summarise(run)
     workers = workers_by_label(run)
+    ranks = rank_reports(run, summary, workers)
+    planned = bool(run.planners)
+    if summary.mode == "plan":
+        summary = replace(summary, notes=[*summary.notes, *fullest_notes(ranks)])
+    return Report(
+        run=summary,
+        ranks=ranks,
+        findings=find(run, ranks),
+        not_measured=not_measured(summary, workers, planned),
+        growth=host_growth(run),
+        allocations=traced(run),
+    )
+
+
+def rank_reports(
+    run: Run, summary: RunSummary, workers: list[tuple[str, ProcessRecord]]
+) -> list[RankReport]:
+    """Reconcile the workers of one run folder; what they share with other hosts is in its group."""
     equation, chosen_by, tried = _equation(run, summary, [process for _, process in workers])
     phases_by_replica: dict[int | None, list[list[Span]]] = {}
-    for _, process in workers:
-        phases_by_replica.setdefault(process.identity.dp_rank, []).append(process.phases)
+    for process in run.whole.processes if run.group is not None else [each for _, each in workers]:
+        if process.is_worker:
+            phases_by_replica.setdefault(process.identity.dp_rank, []).append(process.phases)
     replicas = {dp: Replica(each, summary.simulated) for dp, each in phases_by_replica.items()}
     ranks = []
     for at, (label, process) in enumerate(workers):
@@ -99,17 +118,7 @@ def build_report(run: Run) -> Report:
             replicas[process.identity.dp_rank],
         )
         ranks.append(_rank_report(run, rank))
-    planned = any(process.kv_plan is not None for process in run.processes)
-    if summary.mode == "plan":
-        summary = replace(summary, notes=[*summary.notes, *fullest_notes(ranks)])
-    return Report(
-        run=summary,
-        ranks=ranks,
-        findings=find(run, ranks),
-        not_measured=not_measured(summary, workers, planned),
-        growth=host_growth(run),
-        allocations=traced(run),
-    )
+    return ranks
 
 
 def _equation(
@@ -144,7 +153,7 @@ def _kv(
     equation: equations.Equation | None,
 ) -> Kv:
     """Return the KV cache of a rank by its own plan, else its replica's, else any."""
-    planners = [other for other in run.processes if other.kv_plan is not None]
+    planners = run.whole.planners
     dp_rank = process.identity.dp_rank
     same_replica = [other for other in planners if other.identity.dp_rank == dp_rank]
     own = [process] if process.kv_plan is not None else []
@@ -159,6 +168,7 @@ def _kv(
     draft = last_of(process.phases, "draft_load")
     layers = None if draft is None else draft.detail.get("layers")
     printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
+    printed = printed or run.whole.printed_kv.get(dp_rank, {})
     said = printed if run.source != "log" else None
     counted = equations.counted_per_byte(equation, evidence.figures)
     drafter = {str(name) for name in layers} if isinstance(layers, list) else None
@@ -190,6 +200,7 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         pid=who.pid,
         host=who.host,
         dp_rank=who.dp_rank,
+        group=None if run.info.part is None else run.info.part.group,
         pp_rank=who.pp_rank,
         tp_rank=who.tp_rank,
         ep_rank=who.ep_rank,
@@ -237,7 +248,7 @@ def _in_turn(run: Run, oom: Oom) -> int | None:
 
     Of several in the step it is the first whose items were encoded; None where that is not known.
     """
-    begun = [record.id for process in run.processes for record in process.served.requests]
+    begun = [record.id for process in run.whole.processes for record in process.served.requests]
     step = oom.requests or []
     encoded = [each for each in step if any(item.encoded for item in each.items)]
     failed = encoded[0].id if encoded else step[0].id if len(step) == 1 else None
@@ -246,7 +257,7 @@ def _in_turn(run: Run, oom: Oom) -> int | None:
 
 def _batched_tokens(run: Run) -> int | None:
     """Return the most tokens of a step: by the KV plan, else as the command says."""
-    plan = next((each.kv_plan for each in run.processes if each.kv_plan is not None), None) or {}
+    plan = next((each.kv_plan for each in run.whole.planners), None) or {}
     planned = plan.get("max_num_batched_tokens")
     if isinstance(planned, int):
         return planned

@@ -13,9 +13,11 @@ def host_starts(report: Report) -> dict[str | None, int]:
     """Host -> ns of its monotonic clock that count as the run's start.
 
     On the launcher's host that is the launch; elsewhere the first reading, because clocks of two
-    hosts have nothing in common.
+    hosts have nothing in common. Those of a deployment are brought onto one (``host_clocks``).
     """
     first: dict[str | None, int] = {}
+    if report.deployment is not None:
+        return _aligned(report)
     for rank in report.ranks:
         for _, edge in edges_of(rank.phases):
             t_ns = edge.snapshot.t_ns
@@ -28,6 +30,29 @@ def host_starts(report: Report) -> dict[str | None, int]:
         if launch is not None and host == report.run.host and launch <= t_ns:
             first[host] = launch
     return first
+
+
+def _aligned(report: Report) -> dict[str | None, int]:
+    """Return the starts of the hosts of a deployment: one moment, as each of their clocks has it.
+
+    It is the launch on the first host, or the first reading where that is earlier. A host whose
+    clock nothing tells of starts at its own first reading.
+    """
+    assert report.deployment is not None
+    offsets = report.deployment.offsets()
+    begins: dict[str | None, int] = {}
+    for rank in report.ranks:
+        times = [edge.snapshot.t_ns for _, edge in edges_of(rank.phases) if edge.snapshot.t_ns]
+        times += [begin for begin, _ in passages(rank).values()]
+        if times:
+            begins[rank.host] = min(*times, begins.get(rank.host, times[0]))
+    known = [t_ns - offsets[host] for host, t_ns in begins.items() if host in offsets]
+    if report.run.start_t_ns is not None and report.run.host in offsets:
+        known.append(report.run.start_t_ns - offsets[report.run.host])
+    first = min(known, default=0)
+    return {
+        host: first + offsets[host] if host in offsets else t_ns for host, t_ns in begins.items()
+    }
 
 
 def passages(rank: RankReport) -> dict[int, tuple[int, int | None]]:

@@ -7,12 +7,11 @@ part of ``unexplained_bytes``. A difference is known as its weakest part is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm_memprof.accounting.counters import APP, HCCL, RUNTIME, counter, torch_bytes
 from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ComponentRow, DeviceMemory
 from vllm_memprof.accounting.owners import (
-    Communicator,
     EdgeTime,
     Owners,
     is_after,
@@ -22,9 +21,13 @@ from vllm_memprof.accounting.quantities import NEVER_MODELLED_ROWS
 from vllm_memprof.accounting.torch_owners import TorchOwners, divide_allocated
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import UNEXPLAINED, Edge, Span, weakest
-from vllm_memprof.units import MIB, minus
+from vllm_memprof.units import minus
 
 _NO_OWNERS, _NO_TORCH_OWNERS = Owners(), TorchOwners()
+_NEVER_MODELLED = frozenset(NEVER_MODELLED_ROWS)
+_OF_GRAPH = f"growth of the {RUNTIME} counter in graph_capture"
+_OF_RUNTIME = f"{RUNTIME} counter, less graph"
+_OF_HCCL = f"{HCCL} counter, less the named"
 #: What is left of a counter, of the process or of the device when all that is known is taken off.
 REMAINDERS = ("other", "other_non_torch", "communicators_unnamed", "context_growth")
 
@@ -56,58 +59,46 @@ def device_memory(
         that add up to ``unexplained_bytes``.
     """
     snapshot = edge.snapshot
-    at = _Edge(owners, snapshot.t_ns or 0, span.order, edge.side)
+    at = _Edge(owners, snapshot.t_ns or 0, span.order, edge.side, simulated)
+    allocated, reserved = snapshot.allocated_bytes, snapshot.reserved_bytes
     rows = [
-        ComponentRow(
-            "allocated", snapshot.allocated_bytes, MEASURED, "torch: blocks handed to tensors"
-        ),
-        ComponentRow(
+        at.row("allocated", allocated, MEASURED, "torch: blocks handed to tensors"),
+        at.row(
             "reserved_not_allocated",
-            minus(snapshot.reserved_bytes, snapshot.allocated_bytes),
+            minus(reserved, allocated),
             MEASURED,
             "torch: the rest of its segments",
         ),
     ]
     if snapshot.unmapped_bytes:
-        rows.append(
-            ComponentRow(
-                "unmapped",
-                -snapshot.unmapped_bytes,
-                MEASURED,
-                "counted by torch, unmapped by sleep mode",
-            )
-        )
+        source = "counted by torch, unmapped by sleep mode"
+        rows.append(at.row("unmapped", -snapshot.unmapped_bytes, MEASURED, source))
     workspace = snapshot.npu_workspace_bytes
-    rows.append(
-        ComponentRow("npu_workspace", workspace, MEASURED, "the allocator's list of segments")
-    )
-    rows += _counted(snapshot, at) if owners.counted else _uncounted(snapshot, at)
-    rows.append(ComponentRow("free", snapshot.device_free_bytes, MEASURED, "the driver"))
-    remainders = [row for row in rows if row.component in REMAINDERS]
-    rows = [row for row in rows if row.component not in REMAINDERS]
-    known = sum(row.bytes for row in rows if row.bytes is not None)
-    total = snapshot.device_total_bytes
-    unexplained = None if total is None else total - known
-    named = sum(row.bytes for row in remainders if row.bytes is not None)
-    remainders.append(
-        ComponentRow(
-            "rest", minus(unexplained, named), DERIVED, "device total less all of the rows"
-        )
-    )
-    moment = EdgeTime(snapshot.t_ns or 0, span.order, edge.side)
-    parts = [  # replace() takes thrice as long
-        ComponentRow(row.component, row.bytes, row.how, row.source, UNEXPLAINED)
-        for row in remainders
+    rows.append(at.row("npu_workspace", workspace, MEASURED, "the allocator's list of segments"))
+    remainders: list[ComponentRow] = []
+    named = 0
+    for row in _counted(snapshot, at) if owners.counted else _uncounted(snapshot, at):
+        if row.component in REMAINDERS:
+            remainders.append(row)
+            named += row.bytes or 0
+        else:
+            rows.append(row)
+    rows.append(at.row("free", snapshot.device_free_bytes, MEASURED, "the driver"))
+    known = sum([row.bytes for row in rows if row.bytes is not None])
+    unexplained = minus(snapshot.device_total_bytes, known)
+    rest = minus(unexplained, named)
+    source = "device total less all of the rows"
+    parts = [
+        at.row(row.component, row.bytes, row.how, row.source, UNEXPLAINED) for row in remainders
     ]
-    parts += _parts(snapshot)
-    parts += divide_allocated(torch, snapshot.allocated_bytes, moment)
-    if simulated:
-        rows, parts = [_modelled(row) for row in rows], [_modelled(row) for row in parts]
+    parts.append(at.row("rest", rest, DERIVED, source, UNEXPLAINED))
+    parts += _parts(snapshot, at)
+    parts += divide_allocated(torch, allocated, EdgeTime(at.t_ns, at.order, at.side))
     how = MODELLED if simulated else weakest([DERIVED, *(row.how for row in remainders)])
     return DeviceMemory(rows, unexplained, parts, how)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Edge:
     """An edge, with the owners of its process."""
 
@@ -115,6 +106,20 @@ class _Edge:
     t_ns: int
     order: int  # of the span
     side: str  # before | after
+    simulated: bool
+
+    def row(
+        self,
+        component: str,
+        size: int | None,
+        how: str,
+        source: str = "",
+        part_of: str | None = None,
+    ) -> ComponentRow:
+        """Return a row; of a simulated device it is modelled if the device's profile sets it."""
+        if self.simulated and component not in _NEVER_MODELLED:
+            how = MODELLED
+        return ComponentRow(component, size, how, source, part_of)
 
     def is_after(self, other: EdgeTime) -> bool:
         return is_after(self.t_ns, self.order, self.side, other)
@@ -141,23 +146,19 @@ def _counted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     rows += _application(snapshot, at)
     runtime = counter(snapshot, RUNTIME)
     graph = None if runtime is None else at.graph(runtime)
+    rows.append(at.row("graph", graph, DERIVED, _OF_GRAPH))
     rows.append(
-        ComponentRow("graph", graph, DERIVED, f"growth of the {RUNTIME} counter in graph_capture")
-    )
-    rows.append(
-        ComponentRow(
+        at.row(
             "runtime",
             minus(runtime, graph),
             DERIVED if graph else MEASURED,
-            f"{RUNTIME} counter, less graph",
+            _OF_RUNTIME,
         )
     )
     for name in sorted(counters or ()):
         if name not in (APP, HCCL, RUNTIME):
             rows.append(
-                ComponentRow(
-                    f"cann_{name.lower()}", counter(snapshot, name), MEASURED, f"{name} counter"
-                )
+                at.row(f"cann_{name.lower()}", counter(snapshot, name), MEASURED, f"{name} counter")
             )
     return [*rows, _other_processes(snapshot, at)]
 
@@ -175,8 +176,8 @@ def _context(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
         source = "the driver's figure of this process, less all counters"
         growth = max(0, size - first)
         return [
-            ComponentRow("context", size - growth, MEASURED, source),
-            ComponentRow("context_growth", growth, MEASURED, f"{source}, since its first reading"),
+            at.row("context", size - growth, MEASURED, source),
+            at.row("context_growth", growth, MEASURED, f"{source}, since its first reading"),
         ]
     carried = None if counters is None else at.owners.context(at.t_ns)
     if carried is not None and at.owners.contexts:
@@ -186,7 +187,7 @@ def _context(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
         if at.owners.contexts
         else "non-torch at the first reading"
     )
-    return [ComponentRow("context", carried, DERIVED, source)]
+    return [at.row("context", carried, DERIVED, source)]
 
 
 def _other_processes(snapshot: Snapshot, at: _Edge) -> ComponentRow:
@@ -197,46 +198,34 @@ def _other_processes(snapshot: Snapshot, at: _Edge) -> ComponentRow:
     """
     size = snapshot.other_processes_bytes
     if size is not None:
-        return ComponentRow("other_processes", size, MEASURED, "the driver's list of processes")
+        return at.row("other_processes", size, MEASURED, "the driver's list of processes")
     source = "as the driver's list of processes last gave it"
     carried, context = at.owners.other_processes(at.t_ns), at.owners.context(at.t_ns)
     used = minus(snapshot.device_total_bytes, snapshot.device_free_bytes)
     if carried is None or context is None or used is None or snapshot.components is None:
-        return ComponentRow("other_processes", None, DERIVED, source)
+        return at.row("other_processes", None, DERIVED, source)
     left = used - context - sum(figures["bytes"] for figures in snapshot.components.values())
-    return ComponentRow("other_processes", max(0, min(carried, left)), DERIVED, source)
+    return at.row("other_processes", max(0, min(carried, left)), DERIVED, source)
 
 
 def _named_communicators(held: int | None, at: _Edge) -> list[ComponentRow]:
     known = at.owners.communicators
     if held is None:
-        return [ComponentRow(each.name, None, DERIVED) for each in known]
+        return [at.row(each.name, None, DERIVED) for each in known]
     shares = share_communicators(at.owners, held, at.t_ns, at.order, at.side)
-    by_name = {each.name: each for each in known}
-    rows = [
-        ComponentRow(name, size, DERIVED, _configured(by_name[name]))
-        for name, size in shares.named.items()
-    ]
+    rows = [at.row(each.name, shares.named[each.name], DERIVED, each.source) for each in known]
     if len(rows) == 1 and not shares.rest:  # then the counter is this one's alone
-        rows = [replace(rows[0], how=MEASURED, source=f"{HCCL} counter, {rows[0].source}")]
+        only = rows[0]
+        rows = [at.row(only.component, only.bytes, MEASURED, f"{HCCL} counter, {only.source}")]
     return [
         *rows,
-        ComponentRow(
+        at.row(
             "communicators_unnamed",
             shares.rest,
-            weakest([MEASURED, *(row.how for row in rows if row.bytes)]),
-            f"{HCCL} counter, less the named",
+            weakest([MEASURED, *[row.how for row in rows if row.bytes]]),
+            _OF_HCCL,
         ),
     ]
-
-
-def _configured(each: Communicator) -> str:
-    if each.configured_bytes is None:
-        return "growth at its first collective"
-    by = {"default": "HCCL's default", None: "its configuration"}.get(
-        each.configured_by, each.configured_by
-    )
-    return f"2 x {each.configured_bytes // 2 // MIB} MiB by {by}"
 
 
 def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
@@ -244,16 +233,16 @@ def _application(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     workspace = snapshot.npu_workspace_bytes
     beside = minus(counter(snapshot, APP), torch_bytes(snapshot))
     if beside is None:
-        return [ComponentRow("atb", None, DERIVED), ComponentRow("other", None, MEASURED)]
+        return [at.row("atb", None, DERIVED), at.row("other", None, MEASURED)]
     atb = max(0, min(at.atb(), beside - (workspace or 0)))
-    found = [ComponentRow("atb", atb, DERIVED, "growth in the phase of ATB's first operation")]
+    found = [at.row("atb", atb, DERIVED, "growth in the phase of ATB's first operation")]
     if workspace is None:
         source = f"{APP} counter, less torch and atb: the workspace was not read here"
         how = DERIVED if atb else MEASURED
-        return [*found, ComponentRow("npu_workspace_and_other", beside - atb, how, source)]
+        return [*found, at.row("npu_workspace_and_other", beside - atb, how, source)]
     source = f"{APP} counter, less torch, npu_workspace and atb"
     how = DERIVED if atb else MEASURED
-    return [*found, ComponentRow("other", beside - workspace - atb, how, source)]
+    return [*found, at.row("other", beside - workspace - atb, how, source)]
 
 
 def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
@@ -263,34 +252,30 @@ def _uncounted(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     context = at.owners.first_context
     if context is not None and rest is not None:
         derived.append(
-            ComponentRow(
-                "context", min(context, max(0, rest)), DERIVED, "non-torch at the first reading"
-            )
+            at.row("context", min(context, max(0, rest)), DERIVED, "non-torch at the first reading")
         )
     for each in at.owners.communicators if rest is not None else ():
         sizes = [size for size in (each.configured_bytes, each.seen_bytes) if size is not None]
         present = at.is_after(each.begins)
         derived.append(
-            ComponentRow(
-                each.name, min(sizes, default=None) if present else 0, DERIVED, _configured(each)
-            )
+            at.row(each.name, min(sizes, default=None) if present else 0, DERIVED, each.source)
         )
     if at.owners.atb is not None and rest is not None:
         derived.append(
-            ComponentRow("atb", at.atb(), DERIVED, "growth in the phase of ATB's first operation")
+            at.row("atb", at.atb(), DERIVED, "growth in the phase of ATB's first operation")
         )
     named = sum(row.bytes for row in derived if row.bytes is not None)
     left = None if rest is None else rest - named
     source = "total - free - reserved, less what is named; no counter divides it"
-    return [*derived, ComponentRow("other_non_torch", left, DERIVED, source)]
+    return [*derived, at.row("other_non_torch", left, DERIVED, source)]
 
 
-def _parts(snapshot: Snapshot) -> list[ComponentRow]:
+def _parts(snapshot: Snapshot, at: _Edge) -> list[ComponentRow]:
     """Return the rows that are contained in others."""
     parts = []
     if snapshot.graph_pool_bytes is not None:
         parts.append(
-            ComponentRow(
+            at.row(
                 "graph_pools",
                 snapshot.graph_pool_bytes,
                 MEASURED,
@@ -301,18 +286,11 @@ def _parts(snapshot: Snapshot) -> list[ComponentRow]:
     streams = sorted((snapshot.npu_workspace_streams or {}).values(), reverse=True)
     for number, size in enumerate(streams, 1):
         parts.append(
-            ComponentRow(
+            at.row(
                 f"npu_workspace_stream_{number}", size, MEASURED, "largest first", "npu_workspace"
             )
         )
     return parts
-
-
-def _modelled(row: ComponentRow) -> ComponentRow:
-    if row.component in NEVER_MODELLED_ROWS:
-        return row
-    # replace() takes thrice as long
-    return ComponentRow(row.component, row.bytes, MODELLED, row.source, row.part_of)
 
 
 def _other_non_torch(snapshot: Snapshot) -> int | None:

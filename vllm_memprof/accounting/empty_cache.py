@@ -9,7 +9,6 @@ readings around the call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from vllm_memprof.accounting.counters import counter
 from vllm_memprof.accounting.kv import worth_in_tokens
@@ -39,10 +38,7 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
     does not say, when it came after the engine was ready and before it began to shut down. An
     engine whose plan is ready serves nothing, and one that is paused runs nothing.
     """
-    ready = min(
-        (t for other in run.processes for what, t in other.ready_t_ns.items() if what != "plan"),
-        default=None,
-    )
+    ready = run.whole.first_ready(process.identity.host)
     spans = process.phases
     ends = next((span.order for span in spans if span.phase == "shutdown"), len(spans))
     calls: list[EmptyCacheCall] = []
@@ -51,19 +47,21 @@ def empty_cache_calls(run: Run, process: ProcessRecord) -> list[EmptyCacheCall]:
         if span.phase != "empty_cache":
             continue
         after_ready = ready is not None and span.start_t_ns is not None and span.start_t_ns > ready
-        read = _call(spans, span, after_ready and span.order < ends, retries)
-        serving = read.while_serving and not _paused(spans, span)
-        calls.append(replace(read, while_serving=serving, at_end=span.order >= ends))
+        calls.append(_call(spans, span, after_ready, span.order >= ends, retries))
         retries = (span.after or span.before or _NOTHING).alloc_retries or retries
     return calls
 
 
-def _call(spans: list[Span], span: Span, after_ready: bool, retries_before: int) -> EmptyCacheCall:
+def _call(
+    spans: list[Span], span: Span, after_ready: bool, at_end: bool, retries_before: int
+) -> EmptyCacheCall:
+    after_ready = after_ready and not at_end
     before, after = span.before or _NOTHING, span.after or _NOTHING
     workspace = minus(before.npu_workspace_bytes, after.npu_workspace_bytes)
     non_torch = minus(before.non_torch_bytes, after.non_torch_bytes)
     requests, in_step = span.integer("requests"), span.detail.get("in_step")
     serving = after_ready if requests is None else after_ready and bool(requests or in_step)
+    serving = serving and not _paused(spans, span)
     retries = before.alloc_retries
     refilled, refilled_by = _refilled(spans, span)
     around = next(ancestors(spans, span), None)
@@ -90,6 +88,7 @@ def _call(spans: list[Span], span: Span, after_ready: bool, retries_before: int)
         refilled_by=refilled_by,
         chain=tuple(str(entry) for entry in chain) if isinstance(chain, list) else (),
         freed_by_module=_by_module(before, after),
+        at_end=at_end,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.spans import AFTER, BEFORE, UNEXPLAINED, DeviceMemory
@@ -20,8 +21,12 @@ class Growth:
     owners: dict[str, int | None] = field(
         default_factory=dict
     )  # bytes, signed; None where an edge was not read
-    #: The same of the remainders that are the owner ``unexplained``.
-    remainders: dict[str, int | None] = field(default_factory=dict)
+    between: tuple[DeviceMemory, DeviceMemory] | None = None  # before and after it
+
+    @cached_property
+    def remainders(self) -> dict[str, int | None]:
+        """Return growth of the remainders that are the owner ``unexplained``."""
+        return {} if self.between is None else remainders(*self.between)
 
     @property
     def place(self) -> str:
@@ -41,12 +46,13 @@ def growth_by_owner(rank: RankReport) -> list[Growth]:
             None if (edge := row.edge(side)) is None else edge.owners for side in (BEFORE, AFTER)
         )
         if row.depth == 0 and previous is not None and before is not None:
-            between, rest = difference(previous[1], before), remainders(previous[1], before)
+            edges = previous[1], before
+            between = difference(*edges)
             if any(between.values()):
-                found.append(Growth(row.name, row.order, 0, previous[0], between, rest))
+                found.append(Growth(row.name, row.order, 0, previous[0], between, edges))
         if before is not None and after is not None:
-            grown, rest = difference(before, after), remainders(before, after)
-            found.append(Growth(row.name, row.order, row.depth, None, grown, rest))
+            grown = difference(before, after)
+            found.append(Growth(row.name, row.order, row.depth, None, grown, (before, after)))
         if row.depth == 0 and after is not None:
             previous = row.name, after
     return found
@@ -57,14 +63,17 @@ def difference(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | Non
 
     Where neither moment was read as far as the total, nothing is known of any owner.
     """
-    low, high = ({row.component: row.bytes for row in memory.rows} for memory in (before, after))
+    low, high = (
+        {row.component: row.bytes for row in memory.rows if row.component != "free"}
+        for memory in (before, after)
+    )
     low[UNEXPLAINED], high[UNEXPLAINED] = before.unexplained_bytes, after.unexplained_bytes
     if low[UNEXPLAINED] is None or high[UNEXPLAINED] is None:  # the total is unknown, as in a log
         low[UNEXPLAINED], high[UNEXPLAINED] = (
             sum_or_none([row.bytes for row in memory.remainders() if row.component != "rest"])
             for memory in (before, after)
         )
-    return {name: size for name, size in _less(low, high).items() if name != "free"}
+    return _less(low, high)
 
 
 def remainders(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | None]:
@@ -76,4 +85,5 @@ def remainders(before: DeviceMemory, after: DeviceMemory) -> dict[str, int | Non
 
 
 def _less(low: dict[str, int | None], high: dict[str, int | None]) -> dict[str, int | None]:
-    return {name: minus(high.get(name), low.get(name)) for name in dict.fromkeys([*low, *high])}
+    names = low if low.keys() == high.keys() else dict.fromkeys([*low, *high])
+    return {name: minus(high.get(name), low.get(name)) for name in names}

@@ -14,6 +14,7 @@ from vllm_memprof.accounting.allocation_sites import AllocationSite as Allocatio
 from vllm_memprof.accounting.allocation_sites import TracedProcess as TracedProcess
 from vllm_memprof.accounting.forensics import FreeBlocks as FreeBlocks
 from vllm_memprof.accounting.forensics import Remedy as Remedy
+from vllm_memprof.accounting.hosts import Deployment as Deployment
 from vllm_memprof.accounting.reclaim import Cycle as Cycle
 from vllm_memprof.accounting.reclaim import EmptyCacheCall as EmptyCacheCall
 from vllm_memprof.accounting.reclaim import ReclaimSummary as ReclaimSummary
@@ -491,6 +492,8 @@ class RankReport:
     thinned: bool = field(default=False, metadata={"json": OPTIONAL})
     #: Kind of event -> lines that are in no file any more, because the files are bounded.
     dropped: dict[str, int] = field(default_factory=dict, metadata={"json": OPTIONAL})
+    #: Of a deployment whose engines have budgets of their own: prefill | decode.
+    group: str | None = field(default=None, metadata={"json": OPTIONAL})
 
     @property
     @computed
@@ -535,6 +538,8 @@ class Report:
     growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: With --trace-allocations: lines of code whose memory stayed.
     allocations: list[TracedProcess] = field(default_factory=list, metadata={"json": OPTIONAL})
+    #: Of processes on several hosts; None: one host.
+    deployment: Deployment | None = field(default=None, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = REPORT_SCHEMA
 
     @property

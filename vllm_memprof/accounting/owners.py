@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
 from vllm_memprof.accounting.counters import HCCL, RUNTIME, app_outside_torch, counter, torch_bytes
 from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
@@ -28,7 +30,7 @@ _OPERATOR_PHASES = ("profile_run", "graph_capture")
 _FIRST_OPERATORS = ("graph_capture", "request")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EdgeTime:
     """The time of a snapshot: an edge of a phase."""
 
@@ -51,6 +53,16 @@ class Communicator:
     @property
     def expected_bytes(self) -> int | None:
         return self.seen_bytes if self.configured_bytes is None else self.configured_bytes
+
+    @cached_property
+    def source(self) -> str:
+        """Where its size is known from."""
+        if self.configured_bytes is None:
+            return "growth at its first collective"
+        by = {"default": "HCCL's default", None: "its configuration"}.get(
+            self.configured_by, self.configured_by
+        )
+        return f"2 x {self.configured_bytes // 2 // MIB} MiB by {by}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +194,7 @@ def _communicator_name(span: Span, taken: set[str]) -> str:
     numbered = (f"{group} {number}" for number in range(2, 1000))
     return next(
         f"communicator:{name}"
-        for name in (short, group, *numbered)
+        for name in chain((short, group), numbered)
         if f"communicator:{name}" not in taken
     )
 
@@ -288,7 +300,7 @@ def _captures(spans: list[Span]) -> Iterator[GraphCapture]:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Shares:
     """The communicators' counter in bytes by name, in their order, and the rest without a name."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from vllm_memprof.accounting.counters import (
     HCCL,
@@ -94,6 +95,10 @@ class Evidence:
 
         That is the last ``empty_cache`` of the profile run; without one, the run's end.
         """
+        return self._profile_end
+
+    @cached_property
+    def _profile_end(self) -> tuple[Snapshot | None, Snapshot | None, Text]:
         for span in reversed(self.spans):
             if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
                 return span.before, span.after, text("the last empty_cache of the profile run")

@@ -65,6 +65,8 @@ class Binding:
     def bind(self, wrap: Wrap, owner: Any = None) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
         owner = self.resolve_owner() if owner is None else owner
+        if isinstance(owner, type) and self.attribute not in vars(owner):
+            owner = self._of_this_module(owner)
         found = None if owner is None else vars(owner).get(self.attribute)
         if found is None and owner is not None and not isinstance(owner, type):
             found = getattr(owner, self.attribute, None)  # of C modules, not in their __dict__
@@ -81,6 +83,15 @@ class Binding:
         self.wrapper = type(found)(wrapper) if is_method else wrapper
         setattr(owner, self.attribute, self.wrapper)
         self.state = BOUND
+
+    def _of_this_module(self, cls: type) -> type:
+        """Return the class that the target's module has defined, where another one that is derived
+        from it has taken its name; else the class given."""
+        name = ".".join(self.parents)
+        for base in cls.__mro__:
+            if (base.__module__, base.__qualname__) == (self.module_name, name):
+                return base
+        return cls
 
     def current(self) -> Any:
         return vars(self.owner).get(self.attribute)

@@ -105,7 +105,7 @@ def _describe(
     message = " ".join(redact_text(f"{type(cause).__name__}: {cause}").split())[:_MESSAGE_LENGTH]
     observed, recorder.notes.oom = recorder.notes.oom, None
     if observed is None:  # of an allocator that tells no observer, or of the runtime
-        asked = asked_for(message)
+        asked = asked_for(" ".join(str(cause).split()))  # its end may tell
         detail: dict[str, object] = {
             **asked,
             "device_total_bytes": snapshot["device_total_bytes"],

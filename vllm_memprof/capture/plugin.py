@@ -53,9 +53,12 @@ def _start(engine: str) -> None:
     if not run_dir or RECORDER is not None:
         return
     try:
+        from vllm_memprof.capture import ray_worker
         from vllm_memprof.capture.observer import start
 
-        RECORDER = start(run_dir, engine)
+        place = ray_worker.find_place(run_dir)
+        RECORDER = start(str(place.folder), engine)
+        ray_worker.send_back(RECORDER, place)
     except Exception as error:
         print(
             f"memprof: not recording process {os.getpid()}: {type(error).__name__}: {error}",

@@ -81,6 +81,7 @@ class Notes:
     running: Any = None  # holds ``requests``, where no object of the engine does (diffusion)
     requests: dict[str, Any] = field(default_factory=dict)  # id -> of a scheduler that is sampled
     mm_merge: Any = None  # stage of the sampler under way (SGLang)
+    collector: Any = None  # actor of Ray that keeps what other nodes send
     mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)
 
 

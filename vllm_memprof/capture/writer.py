@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,6 +78,8 @@ class EventWriter:
         self._written = 0
         self._dropped: dict[str, int] = {}
         self._lock = threading.RLock()
+        #: Called after each event; of a process whose lines are sent elsewhere.
+        self.written: Callable[[], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -107,6 +109,8 @@ class EventWriter:
                 self._write(event)
             except OSError as error:
                 self._lose(error, now)
+        if self.written is not None:
+            self.written()
 
     def after_fork(self) -> None:
         """Forget the parent's file; the child opens its own at its first event."""

@@ -288,9 +288,10 @@ def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
     unnamed = any(reading.rank is None for reading in readings)
     if report.run.source == "log" and len(readings) > 1 and unnamed:
         return [Reading(None, "", None, reason=text("the log does not name its ranks"))]
-    groups: dict[tuple[int | None, int | None], list[tuple[int, Reading]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[int, Reading]]] = {}
     for rank, reading in zip(report.ranks, readings, strict=True):
-        groups.setdefault((rank.dp_rank, rank.pp_rank), []).append((reading.value or 0, reading))
+        alike = (rank.group, rank.dp_rank, rank.pp_rank)
+        groups.setdefault(alike, []).append((reading.value or 0, reading))
     found = []
     for group in groups.values():
         low, least = min(group, key=lambda pair: pair[0])

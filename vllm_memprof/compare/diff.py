@@ -106,7 +106,8 @@ def diff_reports(a: Report, b: Report) -> Diff:
     """
     right = {rank.label: rank for rank in b.ranks}
     ranks = [_rank_diff(a, b, rank, right[rank.label]) for rank in a.ranks if rank.label in right]
-    least_a, least_b = least_rank(a.ranks), least_rank(b.ranks)
+    group = _group(a, b)
+    least_a, least_b = least_rank(_of_group(a, group)), least_rank(_of_group(b, group))
     served = None
     if least_a is not None and least_b is not None:
         served = _served(a, b, least_a, least_b)
@@ -129,10 +130,37 @@ def diff_reports(a: Report, b: Report) -> Diff:
         ],
         a_kv_tokens=None if least_a is None else least_a.kv.tokens,
         b_kv_tokens=None if least_b is None else least_b.kv.tokens,
-        notes=_notes(a, b, least_a, least_b, bool(ranks)),
+        notes=[*_group_notes(group), *_notes(a, b, least_a, least_b, bool(ranks))],
         a_findings=[name for name in found_a if name not in found_b],
         b_findings=[name for name in found_b if name not in found_a],
     )
+
+
+def _group(a: Report, b: Report) -> str | None:
+    """Return the group whose KV cache is compared, where engines have budgets of their own.
+
+    It is the first of A that B has too; None where neither has several.
+    """
+    left, right = (list(dict.fromkeys(rank.group for rank in each.ranks)) for each in (a, b))
+    if len(left) < 2 and len(right) < 2:
+        return None
+    return next((group for group in left if group in right), None)
+
+
+def _of_group(report: Report, group: str | None) -> list[RankReport]:
+    return [rank for rank in report.ranks if group is None or rank.group == group]
+
+
+def _group_notes(group: str | None) -> list[Text]:
+    if group is None:
+        return []
+    return [
+        text(
+            "each group of engines has a budget of its own: the KV cache is that of {group}, the "
+            "ranks of the others are compared below it",
+            group=group,
+        )
+    ]
 
 
 def least_rank(ranks: Sequence[RankReport]) -> RankReport | None:

@@ -29,12 +29,13 @@ import random
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from vllm_memprof.peers import peer_of
 
 #: Seconds that a plan has to end by itself after its client went away.
 _ENDS_WITHIN_S = 30.0
@@ -42,7 +43,6 @@ _TICK_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MOST_BYTES = 1 << 24
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Server:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            if user_of(connection) != os.getuid():
+            if peer_of(connection).uid != os.getuid():
                 connection.close()
                 return
             connection.setblocking(False)
@@ -259,12 +259,6 @@ def _repeat(printed: int) -> None:
         place += len(chunk)
         while chunk:
             chunk = chunk[os.write(1, chunk) :]
-
-
-def user_of(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end, from the kernel. (unix(7))"""
-    asked = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(asked)[1])
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

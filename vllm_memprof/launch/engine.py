@@ -31,13 +31,14 @@ from vllm_memprof.record.schema import (
     ENV_SAMPLE,
     ENV_STOP_AFTER,
     ENV_TRACE_ALLOCATIONS,
+    TRAVELS,
 )
 
 PLUGIN_NAME = "memprof"
 ENV_PLUGINS = VLLM.plugins
-#: vLLM >= 0.18 copies variables with these prefixes to Ray workers. (vllm/ray/ray_env.py)
-ENV_RAY_PREFIXES = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
-RAY_PREFIX = "MEMPROF_"
+#: vLLM >= 0.18 copies the variables that this one names to Ray workers. (vllm/ray/ray_env.py) A
+#: release before gets the names from the plug-in. (capture/ray_driver.py)
+ENV_RAY_NAMES = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 _TAIL_BYTES = 256 * 1024
 _ERROR_LINES = 60
@@ -166,7 +167,8 @@ def build_env(
         env[ENV_STOP_AFTER] = "kv_plan"
     if row.plugins in env:  # an allow-list: without our name the engine would not load us
         env[row.plugins] = _append(env[row.plugins], PLUGIN_NAME)
-    env[ENV_RAY_PREFIXES] = _append(env.get(ENV_RAY_PREFIXES, ""), RAY_PREFIX)
+    for name in TRAVELS:
+        env[ENV_RAY_NAMES] = _append(env.get(ENV_RAY_NAMES, ""), name)
     env.setdefault("PYTHONUNBUFFERED", "1")  # a pipe would hold the engine's lines back otherwise
     return env
 

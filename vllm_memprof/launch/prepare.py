@@ -23,6 +23,7 @@ from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
+    ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_TRACE_ALLOCATIONS,
     DeploymentPart,
@@ -84,8 +85,9 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         target.python, request, target.model_path, target.model_args, devices, facts.python
     )
     env = build_env(environ, run_dir, request.mode, env_extra, row, request.until)
+    run_id = uuid.uuid4().hex
     info = RunInfo(
-        id=uuid.uuid4().hex,
+        id=run_id,
         mode=request.mode,
         model=request.model,
         command=redact_command(request.typed),
@@ -106,7 +108,7 @@ def prepare_job(request: LaunchRequest, environ: Mapping[str, str] | None = None
         info,
         run_dir,
         command,
-        env,
+        {**env, ENV_RUN_ID: run_id},
         request.startup_timeout_s,
         shutdown_timeout_s=timeout_s,
         keep_secrets=request.keep_secrets,
@@ -128,13 +130,11 @@ def _part(request: LaunchRequest, row: EngineRow) -> DeploymentPart | None:
 def _can_fork(request: LaunchRequest, row: EngineRow, version: str | None) -> bool:
     """Return whether an engine may be a fork of a warm process.
 
-    Only for what was seen to have the same figures: a plan up to its KV plan, on a simulated
-    device. The hooks of served requests are bound before the engine replaces their class, which a
-    warm process has done already.
+    Only for what was seen to have the same figures: plans on a simulated device.
     """
     if row.warm_since is None or not request.device.simulated:
         return False
-    if (request.mode, request.until) != ("plan", "kv"):
+    if request.mode != "plan":
         return False
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return found is not None and (int(found[1]), int(found[2])) >= row.warm_since

@@ -83,12 +83,22 @@ class Load:
     blocks: int | None
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Workers on a Ray node that are gone: all of the node, or the one of a rank."""
+
+    node: str  # id, as Ray gives it
+    rank: int | None  # None: the node is gone
+    reason: str
+
+
 @dataclass
 class ProcessProgress:
     """One process, folded from its event file."""
 
     file: str
     host: str | None = None
+    node: str | None = None  # id of its Ray node
     pid: int | None = None
     wall: float | None = None  # time.time() at its first event
     roles: set[str] = field(default_factory=set)
@@ -145,6 +155,7 @@ class ProcessProgress:
 class EngineProgress:
     """All processes of the engine, in the order of their ranks."""
 
+    host: str | None = None  # of the launcher: process ids are those of its own host
     by_file: dict[str, ProcessProgress] = field(default_factory=dict)
     ready_t_ns: dict[str, int] = field(default_factory=dict)  # what -> CLOCK_MONOTONIC
     versions: dict[str, str] = field(default_factory=dict)
@@ -154,6 +165,7 @@ class EngineProgress:
     ranks: dict[str, object] | None = None  # of a plan: which ranks are run
     full_step: dict[str, object] | None = None  # of a plan: the largest batches that it ran
     shutdown_t_ns: int | None = None  # when the first process began to shut down in good order
+    lost: list[Lost] = field(default_factory=list)  # on Ray nodes, each once
 
     @property
     def processes(self) -> list[ProcessProgress]:
@@ -189,7 +201,16 @@ class EngineProgress:
         return self.ready_at(info) is not None
 
     def by_pid(self, pid: int) -> ProcessProgress | None:
-        return next((process for process in self.by_file.values() if process.pid == pid), None)
+        """Return the process of that id on the launcher's host."""
+        here = (None, self.host)
+        return next(
+            (
+                process
+                for process in self.by_file.values()
+                if process.pid == pid and (self.host is None or process.host in here)
+            ),
+            None,
+        )
 
     def fold(self, file: str, event: Event) -> None:
         """Take one event in; unknown kinds and missing keys are skipped."""
@@ -214,6 +235,14 @@ class EngineProgress:
             self.soc = self.soc or event.get("soc")
         elif kind == "phase" and isinstance(t_ns, int):
             self._fold_phase(process, event, t_ns)
+        elif kind == "ray":
+            process.node = event.get("node")
+        elif kind == "ray_lost":
+            lost = Lost(
+                str(event.get("node")), _integer(event.get("rank")), str(event.get("reason"))
+            )
+            if all((each.node, each.rank) != (lost.node, lost.rank) for each in self.lost):
+                self.lost.append(lost)
         elif kind == "ranks":
             self.ranks = {name: event.get(name) for name in RANKS}
         elif kind == "full_step":

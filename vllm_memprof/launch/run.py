@@ -31,8 +31,10 @@ from vllm_memprof.launch.verdict import (
     Seen,
     Verdict,
     describe_death,
+    describe_lost,
     describe_stuck,
     find_culprit,
+    find_lost,
     judge,
 )
 from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
@@ -141,7 +143,8 @@ class _EngineRun:
         self._job = job
         self._view = view
         self._on_ready = on_ready
-        self._progress = EngineProgress()
+        self._host = host_name()
+        self._progress = EngineProgress(self._host)
         self._tail = EventTail(job.run_dir)
         self._info = job.info
         self._seen = Seen(mode=job.info.mode, engine_code=None)
@@ -154,7 +157,6 @@ class _EngineRun:
         self._late_note: tuple[float, str] | None = None  # when, what
         self._head: Head | None = None  # of a host without an API server
         self._next_look_s = 0.0
-        self._host = host_name()
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> Outcome:
@@ -199,6 +201,7 @@ class _EngineRun:
                 self._view.close()
             engine.pump.join(2.0)
         self._note_readiness()  # it may have died in the moment in which it became ready
+        self._note_lost()
         self._seen.engine_code = engine.poll()
         self._seen.error_lines = engine.pump.error_lines()
         self._seen.lost_core = engine.pump.lost_core
@@ -232,6 +235,7 @@ class _EngineRun:
                 self._become_ready()
             self._watch_processes(watch, now_s)
             self._handle_signals(engine, watch, now_s)
+            self._handle_lost(engine, watch, now_s)
             self._handle_deaths(engine, watch, now_s)
             self._handle_silence(engine, watch, now_s)
             self._handle_head(engine, watch, now_s)
@@ -299,7 +303,9 @@ class _EngineRun:
                 continue
             self._seen.interrupted_by = number
             self._seen.failed_before = (
-                self._progress.first_error is not None or engine.pump.fatal_line is not None
+                self._progress.first_error is not None
+                or engine.pump.fatal_line is not None
+                or bool(self._progress.lost)
             )
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
             engine.send_signal(forwarded)
@@ -334,6 +340,25 @@ class _EngineRun:
                 f"memprof: {cause}; the engine has {patience_s:g} s to end",
             )
             self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
+
+    def _handle_lost(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+        """Give an engine that lost a worker on a Ray node its time to end, then end it."""
+        self._note_lost()
+        lost = find_lost(self._seen, self._progress)
+        if lost is None or self._ending is not None:
+            return
+        cause = describe_lost(lost, self._progress, self._seen.ready, self._info.mode)
+        patience = self._job.patience
+        self._late_note = (
+            now_s + patience.before_note_s,
+            f"memprof: {cause}; the engine has {patience.after_death_s:g} s to end",
+        )
+        self._ending = Ending(cause, self._force(engine, watch, patience.after_death_s), now_s)
+
+    def _note_lost(self) -> None:
+        """Take over what was lost on Ray nodes; what is after the user's signal belongs to it."""
+        if self._seen.interrupted_by is None:
+            self._seen.lost = list(self._progress.lost)
 
     def _handle_silence(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
         """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""

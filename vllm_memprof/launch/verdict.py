@@ -6,9 +6,10 @@ import re
 import signal
 from dataclasses import dataclass, field
 
-from vllm_memprof.launch.progress import EngineProgress, ProcessProgress
+from vllm_memprof.launch.progress import EngineProgress, Lost, ProcessProgress
 from vllm_memprof.launch.signals import signal_name
 from vllm_memprof.launch.watch import Death
+from vllm_memprof.record.failures import is_out_of_memory
 from vllm_memprof.units import one_line
 
 #: Exit status when the engine itself has none to give: it was ended by memprof, or said 0 after
@@ -24,7 +25,6 @@ _SHUTDOWN_NS = 2_000_000_000
 
 #: Characters of an error's text in a reason.
 _MOST = 400
-_OOM = re.compile(r"\bout of memory\b|\bOutOfMemoryError\b", re.IGNORECASE)
 #: Messages that only pass on that something else failed.
 _GENERIC = re.compile(
     r"Engine core initialization failed|Engine core proc|EngineDeadError|EngineCore encountered|"
@@ -50,6 +50,7 @@ class Seen:
     lost_core: bool = False  # the API server says that its engine core ended unasked
     timed_out_s: float | None = None  # the start-up deadline, when it passed
     deaths: list[Death] = field(default_factory=list)  # before any ending was asked for
+    lost: list[Lost] = field(default_factory=list)  # the same of workers on Ray nodes
     forced: bool = False  # memprof had to signal the processes itself
     forced_main: bool = False  # the main process among them
     error_lines: list[str] = field(default_factory=list)  # of engine.log, oldest first
@@ -91,13 +92,17 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         if t_ns is not None and (culprit is None or culprit.t_ns > t_ns):
             reason = f"{what}: the run of that host says why"
             return Verdict("failed", own_code or EXIT_FAILED, reason)
-    broken = seen.hung or seen.failed_before or (culprit is not None and seen.mode == "serve")
-    broken |= (
-        seen.headless and seen.ready
-    )  # its main process ends with 0 after an engine core's end
+    lost = find_lost(seen, progress)
+    gone = seen.mode == "serve" and not (culprit is None and lost is None)
+    broken = seen.hung or seen.failed_before or gone
+    # its main process ends with 0 after an engine core's end
+    broken |= seen.headless and seen.ready
     if seen.engine_code == 0 and not broken:
         return Verdict("ok", 0)
-    reason, oom = _first_cause(seen, progress, culprit)
+    if lost is None:
+        reason, oom = _first_cause(seen, progress, culprit)
+    else:
+        reason, oom = describe_lost(lost, progress, seen.ready, seen.mode), False
     if seen.hung or seen.interrupted_by is not None:
         ended_by = (
             signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
@@ -168,6 +173,34 @@ def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: st
     return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
 
 
+def find_lost(seen: Seen, progress: EngineProgress) -> Lost | None:
+    """Return the loss on a Ray node that caused the end: a node's before that of one worker, whose
+    own error says more."""
+    nodes = [lost for lost in seen.lost if lost.rank is None]
+    own = [] if progress.first_error or progress.oom_message else seen.lost
+    return next(iter(nodes or own), None)
+
+
+def describe_lost(lost: Lost, progress: EngineProgress, ready: bool, mode: str) -> str:
+    """``worker TP1 on node-b (pid 123) was lost with its node while serving``."""
+    workers = [
+        process
+        for process in progress.workers
+        if process.node == lost.node and lost.rank in (None, process.rank)
+    ]
+    how = "was lost with its node" if lost.rank is None else "was lost"
+    parts = [
+        f"worker {process.name} on {process.host} (pid {process.pid}) {how} "
+        f"{where(process, ready, mode)}"
+        for process in workers
+    ]
+    if not parts:
+        who = "its worker" if lost.rank is None else f"the worker of rank {lost.rank}"
+        parts = [f"the Ray node {lost.node[:12]} was lost before {who} reported"]
+    why = "" if lost.rank is None else f": {one_line(lost.reason, _MOST)}"
+    return "; ".join(parts) + why
+
+
 def where(process: ProcessProgress, ready: bool, mode: str) -> str:
     """Return the phase under way, else ``while serving``, else the phase that had finished."""
     if process.open:
@@ -184,6 +217,8 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     parts = []
     for process in progress.workers or [p for p in progress.processes if p.matters]:
         since = process.open[-1].t_ns if process.open else process.last_t_ns
+        if None not in (progress.host, process.host) and progress.host != process.host:
+            since = None  # of another clock
         duration = "" if since is None else f" for {max(0, now_ns - since) / 1e9:.0f} s"
         parts.append(f"{process.name} {process.where() or 'before its first phase'}{duration}")
     return ", ".join(parts)
@@ -221,7 +256,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     """Return the reason, and True if it is device memory that ran out."""
     error = progress.first_error
     line = find_error_line(seen.error_lines)
-    oom = progress.oom_message is not None or any(_OOM.search(text) for text in seen.error_lines)
+    oom = progress.oom_message is not None or any(map(_says_oom, seen.error_lines))
     if culprit is not None and (error is None or culprit.t_ns <= error[0]):
         ready = seen.ready and (seen.ready_t_ns is None or seen.ready_t_ns <= culprit.t_ns)
         reason = describe_death(culprit, progress, ready, seen.mode)
@@ -238,7 +273,7 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
         return reason, oom and culprit.signal is None
     if error is not None:
         _, name, phase, message = error
-        oom = bool(_OOM.search(message)) or progress.oom_message is not None
+        oom = _says_oom(message) or progress.oom_message is not None
         what = "ran out of device memory" if oom else "failed"
         return f"{name} {what} in {phase}: {one_line(message, _MOST)}", oom
     if seen.hung or seen.failed_before:
@@ -253,6 +288,10 @@ def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) ->
     at = f" ({', '.join(last)})" if last else "" if seen.ready else " before any worker reported"
     tail = progress.oom_message or line
     return what + at + (f": {one_line(tail, _MOST)}" if tail else ""), oom
+
+
+def _says_oom(text: str) -> bool:
+    return "OutOfMemoryError" in text or is_out_of_memory("", text)
 
 
 def find_error_line(lines: list[str]) -> str | None:

@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.launch.watch import OWN_CHILDREN
+from vllm_memprof.peers import peer_of
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
     ENV_HOLD,
@@ -56,7 +56,6 @@ _OF_A_SHELL = re.compile(
     r"_|SHLVL|PWD|OLDPWD|TERM|COLORTERM|COLUMNS|LINES|PS[0-9]|LS_COLORS|LESS\w*|HIST\w*|WINDOWID"
     r"|DISPLAY|STY|TMUX\w*|SSH_\w*|XDG_SESSION_\w*|GPG_TTY|PYTEST_CURRENT_TEST|MAIL|PROMPT_COMMAND"
 )
-_CREDENTIALS = struct.Struct("3i")
 _TICK_S = 0.05
 #: Seconds that a fork may take to be there, the import of the engine included.
 _START_S = 120.0
@@ -191,7 +190,7 @@ def list_warm() -> list[WarmProcess]:
             connection = _connect(name)
             if connection is not None:
                 with connection:
-                    processes.append(WarmProcess(name, _peer(connection)[0]))
+                    processes.append(WarmProcess(name, peer_of(connection).pid))
     return processes
 
 
@@ -228,17 +227,10 @@ def _connect(name: str) -> socket.socket | None:
     except ConnectionRefusedError:  # nobody has this name
         connection.close()
         return None
-    if _peer(connection)[1] != os.getuid():
+    if peer_of(connection).uid != os.getuid():
         connection.close()
         raise PermissionError(f"{name} belongs to another user")
     return connection
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return (pid, user id) of the process that listens, from the kernel. (unix(7))"""
-    asked = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(asked)
-    return pid, user
 
 
 def _begin(

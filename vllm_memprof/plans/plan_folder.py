@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from vllm_memprof.errors import MemprofError
@@ -17,6 +19,7 @@ from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
 from vllm_memprof.redact import redact_data, redact_text
+from vllm_memprof.sim.runtime import PACKAGE_DIR
 from vllm_memprof.units import one_line
 
 #: Beside the run's own files in its folder; written last, so a folder that has it is complete.
@@ -73,6 +76,18 @@ def row_of(
     return replace(row, devices=plan.devices)
 
 
+def row_again(plan: Plan, run_dir: Path) -> PlanRow:
+    """Return the row of a plan that another one of the same key has made in a complete folder.
+
+    It is the row that lies there, where this memprof has written it, else read from the record.
+    """
+    found = read_row(run_dir)
+    row = None if found is None else found[1]
+    if row is None or not _is_of_this_memprof(run_dir) or [*row.concurrency_at] != [*plan.lengths]:
+        return row_of(plan, run_dir, 0 if row is None or row.ok else 1)
+    return replace(row, values=dict(plan.values), devices=plan.devices, run=None, cached=False)
+
+
 def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
     """Mark a run folder as complete: write its row, and the key of its content.
 
@@ -80,7 +95,7 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
         MemprofError: it cannot be written.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    content = {"key": key, "row": redact_data(to_json(row))}
+    content = {"key": key, "reader": reader(), "row": redact_data(to_json(row))}
     write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
 
 
@@ -91,6 +106,23 @@ def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
         return data["key"], from_json(PlanRow, data["row"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@cache
+def reader() -> str:
+    """Return a digest of memprof's sources: what a row was made by."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE_DIR.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE_DIR)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _is_of_this_memprof(run_dir: Path) -> bool:
+    try:
+        data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(data.get("reader") == reader())
 
 
 def is_complete(run_dir: Path) -> bool:

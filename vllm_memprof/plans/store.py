@@ -22,7 +22,7 @@ from pathlib import Path
 
 from vllm_memprof.launch.engines import engine_row
 from vllm_memprof.plans.engine_args import normal_form, options
-from vllm_memprof.plans.plan_folder import copy_folder, is_complete, read_row, row_of, write_row
+from vllm_memprof.plans.plan_folder import copy_folder, is_complete, row_again, write_row
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.redact import select_env
@@ -34,7 +34,8 @@ from vllm_memprof.version import __version__
 
 #: Raise it when the content of a key changes.
 FORMAT = 1
-#: Packages of memprof whose change may change a record; rows are read from it anew each time.
+#: Packages of memprof whose change may change a record. Rows are read from it anew where any
+#: source of memprof is another.
 _SOURCES = ("capture", "engines", "launch", "record", "sim")
 _SOURCE_FILES = ("*.py", "*.toml", "*.json")
 #: Files of a model that decide shapes; of the weights the names and sizes.
@@ -70,9 +71,7 @@ class Store:
         except OSError:
             shutil.rmtree(run_dir, ignore_errors=True)  # incomplete
             return None
-        found = read_row(run_dir)
-        exit_code = 0 if found is None or found[1].ok else 1
-        row = replace(row_of(plan, run_dir, exit_code), cached=True)
+        row = replace(row_again(plan, run_dir), cached=True)
         if not row.final:
             shutil.rmtree(run_dir, ignore_errors=True)
             return None

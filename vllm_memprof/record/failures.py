@@ -13,15 +13,21 @@ from typing import Any
 from vllm_memprof.record.schema import Snapshot
 
 #: Words of an exception that says that device memory was not to be had: torch, torch_npu (its
-#: caching and its workspace allocator), the CANN runtime (EL0004).
+#: caching and its workspace allocator), the CANN runtime (EL0004), and the simulated device in its
+#: place. torch_npu appends the runtime's words to an error of its own ("The Inner error is reported
+#: as above") where an operator of ATB has failed.
 _MESSAGE = re.compile(
     r"out of memory|NPUWorkspaceAllocator tried to allocate|"
-    r"Failed to allocate resource\[DeviceMemory\]",
+    r"Failed to allocate resource\[DeviceMemory\]|"
+    r"\[memprof simulated device\] device \d+ has \d+ of \d+ bytes free, \d+ requested",
     re.IGNORECASE,
 )
 #: What was asked for: as torch prints it, and as the runtime does.
 _TRIED = re.compile(r"ried to allocate (?P<size>\d+(?:\.\d+)?) (?P<unit>GiB|MiB|KiB|bytes)")
-_RESOURCE = re.compile(r"resource\[DeviceMemory\] with info \[size:(?P<bytes>\d+)\]")
+_RESOURCE = re.compile(
+    r"resource\[DeviceMemory\] with info \[size:(?P<bytes>\d+)\]|"
+    r"\[memprof simulated device\] device \d+ has .* bytes free, (?P<simulated>\d+) requested"
+)
 _UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1}
 
 #: Function of an engine -> the part of a step that it is. The innermost counts.
@@ -120,11 +126,13 @@ def asked_for(message: str) -> dict[str, Any]:
         printed in GiB, MiB or KiB, ``npu_workspace`` and ``outside_torch``.
     """
     workspace = "NPUWorkspaceAllocator" in message
-    outside = "resource[DeviceMemory]" in message
+    exact, rounded = _RESOURCE.search(message), _TRIED.search(message)
+    simulated = exact is not None and exact["simulated"] is not None and rounded is None
+    outside = simulated or "resource[DeviceMemory]" in message
     found: dict[str, Any] = {"requested_bytes": None, "requested_half_unit_bytes": 0}
-    if exact := _RESOURCE.search(message):
-        found["requested_bytes"] = int(exact["bytes"])
-    elif rounded := _TRIED.search(message):
+    if exact is not None and (simulated or exact["bytes"]):
+        found["requested_bytes"] = int(exact["bytes"] or exact["simulated"])
+    elif rounded is not None:
         unit = _UNITS[rounded["unit"]]
         digits = len(rounded["size"].partition(".")[2])
         found["requested_bytes"] = round(float(rounded["size"]) * unit)

@@ -17,7 +17,7 @@ from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace, read_trace
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.failures import Failure
-from vllm_memprof.record.lines import Event, parse_event
+from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
 from vllm_memprof.record.schema import (
     EVENTS_DIR,
@@ -112,6 +112,8 @@ class ProcessRecord:
     losses: list[Loss] = field(default_factory=list)  # in the order of their beginning
     allocations: list[AllocationTrace] = field(default_factory=list)  # with --trace-allocations
     served: Served = field(default_factory=Served)  # with --sample: samples, stages, requests
+    wall: float | None = None  # time.time() of the first event, s
+    t_ns: int | None = None  # CLOCK_MONOTONIC at the same moment
 
     @property
     def truncated(self) -> bool:
@@ -142,6 +144,17 @@ class Run:
     #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
     #: named none -> name of ``schema.KV_PLAN`` -> value.
     printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
+    #: Of a deployment: the runs of all hosts of its group as one; None: this run is the whole.
+    group: Run | None = field(default=None, repr=False)
+    #: Of such a whole: the runs that it is made of.
+    parts: tuple[Run, ...] = field(default=(), repr=False)
+    #: Host -> ns by which its monotonic clock is ahead of that of the first host.
+    clock_offsets: dict[str | None, int] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> Run:
+        """Return the run with the processes of all hosts."""
+        return self if self.group is None else self.group
 
     @cached_property
     def serving(self) -> list[ProcessRecord]:
@@ -149,9 +162,32 @@ class Run:
         return [each for each in self.processes if each.served.requests or each.served.kv_samples]
 
     @cached_property
-    def pids(self) -> frozenset[str]:
-        """Return the ids of its processes."""
-        return frozenset(str(process.identity.pid) for process in self.processes)
+    def planners(self) -> list[ProcessRecord]:
+        """Return the processes that recorded a KV plan."""
+        return [each for each in self.processes if each.kv_plan is not None]
+
+    def first_ready(self, host: str | None) -> int | None:
+        """Return when the first thing but a plan was ready, by a host's clock; None: nothing."""
+        first = self._first_ready
+        return None if first is None else first + self.clock_offsets.get(host, 0)
+
+    @cached_property
+    def _first_ready(self) -> int | None:
+        times = [
+            t_ns - self.clock_offsets.get(each.identity.host, 0)
+            for each in self.processes
+            for what, t_ns in each.ready_t_ns.items()
+            if what != "plan"
+        ]
+        return min(times, default=None)
+
+    @cached_property
+    def pids(self) -> dict[str | None, frozenset[str]]:
+        """Return the ids of its processes by host."""
+        found: dict[str | None, set[str]] = {}
+        for process in self.processes:
+            found.setdefault(process.identity.host, set()).add(str(process.identity.pid))
+        return {host: frozenset(pids) for host, pids in found.items()}
 
 
 def load_run(run_dir: Path) -> Run:
@@ -256,7 +292,7 @@ def _load_process(path: Path) -> ProcessRecord | None:
                 f"{path} is not an event file", hint="is this a run folder of memprof?"
             )
         return None
-    events = [parse_event(line) for line in lines if line.strip()]
+    events = parse_events([line for line in lines if line.strip()])
     head = events[0] if events else None
     if head is None or head.get("kind") != "process":
         raise RunRecordError(
@@ -321,10 +357,17 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
+        wall=_wall(head),
+        t_ns=_integer("t_ns", head.get("t_ns")),
         failures=[_failure(event) for event in by_kind.get("failure", [])],
         losses=_losses(by_kind.get("lost", [])),
         allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
     )
+
+
+def _wall(head: Event) -> float | None:
+    wall = head.get("wall")
+    return float(wall) if isinstance(wall, (int, float)) and not isinstance(wall, bool) else None
 
 
 def _losses(events: list[Event]) -> list[Loss]:
@@ -456,29 +499,29 @@ def _snapshot(event: Event) -> Snapshot | None:
     data = event.get("snapshot")
     if not isinstance(data, dict):
         return None
-    numbers: dict[str, int | None] = {"t_ns": _integer("t_ns", event.get("t_ns"))}
-    objects: dict[str, dict[str, Any]] = {}
-    for name, value in data.items():
-        if name in SNAPSHOT_OBJECTS:
-            if value is not None:
-                objects[name] = _sizes(name, value)
-        elif name in Snapshot.__dataclass_fields__:
-            numbers[name] = value if type(value) is int else _integer(name, value)
-    return Snapshot(**numbers, **objects)  # type: ignore[arg-type]
+    read: dict[str, Any] = {"t_ns": data.get("t_ns", event.get("t_ns"))}
+    for name in SNAPSHOT_FIELDS:
+        read[name] = data.get(name)
+    for name, value in read.items():
+        if type(value) is not int:
+            _integer(name, value)
+    for name in SNAPSHOT_OBJECTS:
+        read[name] = value = data.get(name)
+        if value is not None:
+            _check_sizes(name, value)
+    return Snapshot(**read)
 
 
-def _sizes(name: str, value: Any) -> dict[str, Any]:
-    """An object of integers, or of such objects."""
+def _check_sizes(name: str, value: Any) -> None:
+    """Refuse what is not an object of integers, or of such objects."""
     if not isinstance(value, dict):
         raise TypeError(f"{name} is {value!r}, not an object")
-    return {
-        str(key): item
-        if type(item) is int
-        else _sizes(key, item)
-        if isinstance(item, dict)
-        else _integer(key, item)
-        for key, item in value.items()
-    }
+    for key, item in value.items():
+        if type(item) is not int:
+            if isinstance(item, dict):
+                _check_sizes(key, item)
+            else:
+                _integer(key, item)
 
 
 def _integer(name: str, value: Any) -> int | None:

@@ -31,6 +31,10 @@ lost                    since_t_ns, until_t_ns, events, reason: events that coul
                         event stands in room behind the first line, overwritten by a later one
 allocations             with --trace-allocations, once per kind of memory: the fields of
                         ``allocations.AllocationTrace``
+ray                     of a process on a Ray node: node (its id), folder (null: the run folder;
+                        else the folder on that node whose lines are sent back through Ray)
+ray_lost                engine core or collector: node (id of a Ray node), rank (null: the node is
+                        gone; else the worker of that rank is, and its node lives), reason
 ======================  ============================================================================
 
 While serving, with ``--sample`` only, in files of a bounded size (``SAMPLES_DIR``). Level 0 has the
@@ -82,6 +86,13 @@ ENV_EMPTY_CACHE_AT = "MEMPROF_EMPTY_CACHE_AT"
 
 #: Requests over which allocations that stay are traced. Without it none are.
 ENV_TRACE_ALLOCATIONS = "MEMPROF_TRACE_ALLOCATIONS"
+#: ``id`` of run.json: a process on another host knows by it that it sees the same run folder.
+ENV_RUN_ID = "MEMPROF_RUN_ID"
+#: Folder on a Ray node for what its processes record there, sent back through Ray. Without it they
+#: write to the run folder where they see it, else to the node's temporary folder.
+ENV_NODE_DIR = "MEMPROF_NODE_DIR"
+#: "0": this package is installed on every Ray node, and is not sent there.
+ENV_RAY_SHIP = "MEMPROF_RAY_SHIP"
 #: How often the engine's steps are sampled: "16" (every 16th step) or "5s". Without it never.
 ENV_SAMPLE = "MEMPROF_SAMPLE"
 #: Folder in which ``plan --share`` says where a plan stops and waits (``engines.vllm.hold``).
@@ -90,6 +101,18 @@ ENV_HOLD = "MEMPROF_HOLD"
 READY, SERVED = MOMENTS = ("ready", "served")
 #: Files of a moment in that folder: it is asked to wait; it waits until the file is gone.
 HOLD_SUFFIX, HELD_SUFFIX = ".hold", ".held"
+
+#: Variables of a run that processes on other hosts get. Every other one named MEMPROF_ belongs to
+#: its host.
+TRAVELS = (
+    ENV_RUN_DIR,
+    ENV_RUN_ID,
+    ENV_STRICT,
+    ENV_STOP_AFTER,
+    ENV_EMPTY_CACHE_AT,
+    ENV_TRACE_ALLOCATIONS,
+    ENV_SAMPLE,
+)
 
 RUN_FILE = "run.json"
 EVENTS_DIR = "events"
@@ -103,7 +126,7 @@ REPORT_MD = "report.md"
 #: ``engine`` of a run of SGLang's diffusion runtime, ``sglang.multimodal_gen``.
 SGLANG_DIFFUSION = "sglang-diffusion"
 
-ROLES = ("api", "engine_core", "worker", "detokenizer", "unknown")
+ROLES = ("api", "engine_core", "worker", "detokenizer", "collector", "unknown")
 STATUSES = ("running", "ok", "failed", "oom", "truncated")
 
 #: Phase ids in the order of a start-up. (DESIGN: run record)

@@ -29,7 +29,7 @@ How = Annotated[str, Allowed(_STRENGTH)]
 _NAMED_BY = {"communicator": "group", "component_load": "name", "stage": "name"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # hundreds per rank
 class ComponentRow:
     """One owner of device memory at one edge."""
 
@@ -41,7 +41,7 @@ class ComponentRow:
     part_of: str | None = field(default=None, metadata={"json": OPTIONAL})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """The device by owner: known rows and ``unexplained_bytes`` add up to its total."""
 
@@ -57,7 +57,7 @@ class DeviceMemory:
         return [part for part in self.parts if part.part_of == UNEXPLAINED]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Edge:
     """One end of a span, as it was read."""
 
@@ -67,7 +67,7 @@ class Edge:
     owners: DeviceMemory | None = field(default=None, metadata={"json": INLINE})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
     """One passage of a process through a phase."""
 
@@ -175,7 +175,9 @@ def ancestors(spans: Sequence[Span], span: Span) -> Iterator[Span]:
 
 def is_within(spans: Sequence[Span], span: Span, place: str | int) -> bool:
     """Return whether a span lies in a phase of this name, or in the span of this order."""
-    return any(place in (each.phase, each.order) for each in ancestors(spans, span))
+    if span.parent is None:
+        return False
+    return any(each.phase == place or each.order == place for each in ancestors(spans, span))
 
 
 def first_of(spans: Sequence[Span], phase: str) -> Span | None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.text import join, text
 
+#: More lines than these have no legend: a browser would draw it for seconds, and nobody reads it.
+MOST_NAMED = 24
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -59,6 +62,7 @@ class Curve:
     lines: list[Line]
     failed: Marks
     text: str
+    named: bool  # the lines are in a legend
 
 
 def curves(sweep: Sweep) -> list[Curve]:
@@ -104,13 +108,16 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
                 options=", ".join(others),
             )
         ]
+    named = len(lines) <= MOST_NAMED
+    if not named:
+        parts.append(text("no legend for so many: a point says its plan when it is pointed at"))
     parts.append(text("points are plans, what is between them was not planned"))
     if failed.places:
         parts.append(
             text("red crosses below: {count} plans that did not come up", count=len(failed.places))
         )
     ticks = sorted((place, value) for value, place in places.items())
-    return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts))
+    return Curve(knob.name, ticks, len(others), lines, failed, join("; ", parts), named)
 
 
 def _places(values: list[str]) -> dict[str, float]:

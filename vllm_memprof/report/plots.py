@@ -8,13 +8,19 @@ is unknown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
+from vllm_memprof.accounting.clock import host_starts
 from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.base import group_ranks, labels_of, modelled
+from vllm_memprof.report.sections.base import (
+    group_ranks,
+    labels_of,
+    modelled,
+    printed_gib,
+)
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.serving import Serving, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
@@ -87,11 +93,11 @@ class Plots:
 
 def plots(report: Report) -> Plots:
     """Return the figures of every plot."""
-    skew = skew_rows(report.ranks)
+    skew = _skew(report)
     groups = group_ranks(report.ranks, _in_print)
     shown = _extremes(groups, skew) if len(groups) > MOST_VIEWS else groups
     drawn = {rank.label for members in shown for rank in members}
-    starts = _starts(report.ranks)
+    starts = _starts(report.ranks) if report.deployment is None else host_starts(report)
     return Plots(
         views=[_view(report, members, starts) for members in shown],
         folded=labels_of(rank for rank in report.ranks if rank.label not in drawn),
@@ -100,13 +106,29 @@ def plots(report: Report) -> Plots:
     )
 
 
+def _skew(report: Report) -> list[SkewRow]:
+    """Return figures by rank; of engine groups with budgets of their own, group by group."""
+    names = [None] if report.deployment is None else report.deployment.groups
+    if len(names) < 2:
+        return skew_rows(report.ranks)
+    rows = []
+    for name in names:
+        members = [rank for rank in report.ranks if rank.group == name]
+        for row in skew_rows(members):
+            sizes = iter(row.bytes)
+            every = [next(sizes) if rank.group == name else None for rank in report.ranks]
+            title = text("{group}: {title}", group=name or "-", title=row.title)
+            rows.append(replace(row, title=title, bytes=every))
+    return rows
+
+
 def _in_print(rank: RankReport) -> tuple[object, ...]:
     """Return what two ranks must share to be one view: figures in print, and how far they came."""
     moments = tuple(
         (
             span.phase,
             edge.side,
-            *((row.component, format_gib(row.bytes)) for row in edge.owners.rows),
+            *[(row.component, printed_gib(row.bytes)) for row in edge.owners.rows],
         )
         for span, edge in edges_of(rank.phases)
         if edge.owners is not None

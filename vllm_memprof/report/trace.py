@@ -1,10 +1,11 @@
 """Writes a run as a trace in the Trace Event Format (JSON), which Perfetto and Chrome open.
 
-One process per rank. Phases are complete slices (``ph`` X) on its main thread; one that was never
-left begins (B) and does not end; one that overlaps another without lying inside it gets a thread of
-its own. Owners of device memory, and what is unexplained, are counters (C) in bytes at every edge
-of a phase; parts of an owner are counters too, named ``owner / part``. Where a figure is unknown
-there is no counter event. Times are microseconds since the run's start.
+One process per rank; of a deployment those of one host together, and all on one clock. Phases are
+complete slices (``ph`` X) on its main thread; one that was never left begins (B) and does not end;
+one that overlaps another without lying inside it gets a thread of its own. Owners of device memory,
+and what is unexplained, are counters (C) in bytes at every edge of a phase; parts of an owner are
+counters too, named ``owner / part``. Where a figure is unknown there is no counter event. Times are
+microseconds since the run's start.
 
 The order suits old readers too: Perfetto once gave up at a key that it did not know and gave a
 thread's name to whichever thread had that number last (``json_trace_tokenizer.cc``,
@@ -63,22 +64,31 @@ def _events(report: Report) -> Iterator[Event]:
         len(report.ranks) + 1
     )  # numbers of threads; several ranks may share a pid, on two hosts
     threads = []
-    for track, rank in enumerate(report.ranks, start=1):
+    ranks = _by_host(report)
+    for track, rank in enumerate(ranks, start=1):
         lanes = _lanes(rank, passages(rank))
         numbers = {lane: next(spare) if lane else track for lane in sorted({0, *lanes.values()})}
         threads.append({order: numbers[lane] for order, lane in lanes.items()})
-        yield from _names(rank, track, numbers)
-    for track, rank in enumerate(report.ranks, start=1):
+        yield from _names(rank, track, numbers, report.deployment is not None)
+    for track, rank in enumerate(ranks, start=1):
         yield from _rank_events(rank, track, threads[track - 1], starts.get(rank.host, 0))
 
 
-def _names(rank: RankReport, track: int, numbers: dict[int, int]) -> Iterator[Event]:
+def _by_host(report: Report) -> list[RankReport]:
+    if report.deployment is None:
+        return report.ranks
+    hosts = list(dict.fromkeys(rank.host for rank in report.ranks))
+    return sorted(report.ranks, key=lambda rank: hosts.index(rank.host))
+
+
+def _names(rank: RankReport, track: int, numbers: dict[int, int], by_host: bool) -> Iterator[Event]:
     where = ", ".join(
         text for text in (f"pid {rank.pid}" if rank.pid else "", rank.host or "") if text
     )
-    yield _named(
-        "process_name", track, track, {"name": f"{rank.label} ({where})" if where else rank.label}
-    )
+    name = f"{rank.label} ({where})" if where else rank.label
+    if by_host:  # viewers sort processes by name too
+        name = f"{rank.host}: {rank.label} (pid {rank.pid})"
+    yield _named("process_name", track, track, {"name": name})
     yield _named("process_sort_index", track, track, {"sort_index": track})
     for lane, thread in numbers.items():
         yield _named(

@@ -58,6 +58,7 @@ from vllm_memprof.sim.stacks import (
     Stack,
     default_prefix,
     list_stacks,
+    load_extra,
     load_stack,
     normalize,
     remember_prefix,
@@ -165,6 +166,40 @@ def setup_stack(
         raise SetupError(
             f"setting up {stack.name} failed: {error}", setup_command(stack, folder)
         ) from error
+
+
+def add_extra(
+    result: SetupResult,
+    name: str,
+    progress: Progress | None = None,
+    run: RunCommand | None = None,
+) -> bool:
+    """Install packages beside those of a stack that is set up.
+
+    Args:
+        result: of ``setup_stack``.
+        name: of ``data/extras``.
+        progress: told what happens.
+        run: see ``setup_stack``.
+
+    Returns:
+        False: they were there.
+
+    Raises:
+        UsageError: none of that name.
+        SetupError: pip failed.
+    """
+    chunks = load_extra(name)
+    job = _Setup(result.stack, result.prefix, progress or _Silent(), run or run_command)
+    missing = [pin for chunk in chunks for pin in missing_pins(chunk.pins, job.site_packages)]
+    if missing:
+        with _locked(result.prefix, job.progress):
+            for number, chunk in enumerate(chunks, 1):
+                started = time.monotonic()
+                job.progress.step(number, len(chunks), f"install {chunk.title}")
+                job.install_chunk(chunk)
+                job.progress.done(time.monotonic() - started)
+    return bool(missing)
 
 
 class _Setup:

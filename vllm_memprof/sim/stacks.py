@@ -11,6 +11,9 @@ Where that build leaves out an extension module, because it wants more than a C+
 ``[build.extension]`` names what of it compiles with one: the fields of `Extension`. A package that
 no index has is a table ``[[stand_in]]``, the fields of `StandIn`.
 
+What an engine can do without is ``data/extras/<name>.lock``: packages that a stack gets when they
+are asked for.
+
 A lock file holds exact pins in pip's format. Lines ``# chunk: title`` divide it; one pip command
 installs a chunk.
 """
@@ -32,6 +35,7 @@ else:
     import tomli as tomllib
 
 STACKS_DIR = Path(__file__).parent / "data" / "stacks"
+EXTRAS_DIR = Path(__file__).parent / "data" / "extras"
 DEFAULT_STACK = "vllm-ascend-0.23.0"
 ENV_CACHE_DIR = "MEMPROF_CACHE_DIR"
 
@@ -155,6 +159,18 @@ def load_stack(name: str | None = None) -> Stack:
         known = ", ".join(stack.name for stack in list_stacks())
         raise UsageError(f"no engine stack named {wanted!r}", f"known: {known}")
     return _parse(path)
+
+
+def load_extra(name: str) -> tuple[Chunk, ...]:
+    """Read packages that a stack gets when they are asked for.
+
+    Raises:
+        UsageError: none of that name; the message lists those there are.
+    """
+    known = {path.stem: path for path in sorted(EXTRAS_DIR.glob("*.lock"))}
+    if name not in known:
+        raise UsageError(f"nothing named {name!r} to add to a stack", f"known: {', '.join(known)}")
+    return parse_lock(known[name].read_text(encoding="utf-8"))
 
 
 def _parse(path: Path) -> Stack:

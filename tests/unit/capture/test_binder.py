@@ -110,6 +110,31 @@ def test_inherited_methods_are_left_to_their_defining_class(bench: Bench) -> Non
     assert binder.bindings[0].state == "missing"
 
 
+def test_a_class_that_took_the_name_of_its_base_is_seen_through(bench: Bench) -> None:
+    import engine_under_test as engine
+
+    base = engine.Worker
+
+    class Balanced(base):  # type: ignore[misc]
+        def made_here(self) -> str:
+            return "made here"
+
+    engine.Worker = Balanced
+    binder = bench.bind("Worker.load", "Worker.made_here", "Worker.gone", "Special.fixed")
+    assert [binding.state for binding in binder.bindings] == [
+        "bound", "bound", "missing", "missing",
+    ]  # fmt: skip
+    assert binder.bindings[0].owner is base
+    assert Balanced().load() == base().load() == "loaded"
+    binder.check()
+    binder.bind_pending()
+    assert engine.Worker().load() == "loaded"
+    assert bench.calls == ["load", "load", "load"]
+    binder.uninstall()
+    assert "load" not in vars(Balanced)
+    assert not is_ours(vars(base)["load"])
+
+
 def test_overrides_of_the_class_really_used(bench: Bench) -> None:
     binder = bench.bind("Worker.load")
     import engine_under_test as engine

@@ -204,12 +204,20 @@ def test_segments_of_another_allocator_are_not_divided() -> None:
     assert pools_of([segment(30, "a30")], device=0, reserved=20, requested=1) is None
 
 
+#: The simulated device's words, which torch_npu appends to an error of its own.
+SIMULATED = (
+    "[memprof simulated device] device 0 has 37329306 of 65452113920 bytes free, 100663296 "
+    "requested (error 207001)"
+)
+
+
 @pytest.mark.parametrize(
     ("message", "size", "half"),
     [
         ("CUDA out of memory. Tried to allocate 22.00 MiB. GPU 0 has", 22 << 20, 5243),
         ("Failed to allocate resource[DeviceMemory] with info [size:2097152]", 2 << 20, 0),
         ("Tried to allocate 512 bytes", 512, 0),
+        (f"The Inner error is reported as above. {SIMULATED}", 100663296, 0),
         ("out of memory", None, 0),
     ],
 )
@@ -217,6 +225,7 @@ def test_what_a_message_says_was_asked_for(message: str, size: int | None, half:
     asked = asked_for(message)
     assert (asked["requested_bytes"], asked["requested_half_unit_bytes"]) == (size, half)
     assert is_out_of_memory("RuntimeError", message) == (size != 512)
+    assert asked["outside_torch"] == ("DeviceMemory" in message or SIMULATED in message)
 
 
 def test_the_innermost_function_tells_the_stage() -> None:

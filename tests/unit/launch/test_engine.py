@@ -21,7 +21,7 @@ from vllm_memprof.launch.interpreter import (
 )
 from vllm_memprof.launch.prepare import find_shutdown_timeout, require_device
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest, parse_device
-from vllm_memprof.record.schema import EMPTY_CACHE_AT, RunInfo
+from vllm_memprof.record.schema import EMPTY_CACHE_AT, TRAVELS, RunInfo
 
 PYTHON = Path("/venv/bin/python")
 
@@ -109,7 +109,7 @@ def test_environment_switches_capture_on(tmp_path):
     assert env["LD_LIBRARY_PATH"] == "/shim"
     assert "MEMPROF_STOP_AFTER" not in env
     assert "VLLM_PLUGINS" not in env  # setting it would shut every other plugin out
-    assert env["VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"] == "MEMPROF_"
+    assert env["VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"].split(",") == [*TRAVELS]
     assert build_env({}, tmp_path, "plan", {})["MEMPROF_STOP_AFTER"] == "kv_plan"
 
 

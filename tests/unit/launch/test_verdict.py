@@ -167,6 +167,8 @@ def test_host_memory_is_named_when_the_kernel_killed():
     [
         ("RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB", "oom"),
         ("torch.OutOfMemoryError: CUDA out of memory.", "oom"),
+        ("Failed to allocate resource[DeviceMemory] with info [size:2147483648]. Reason: x", "oom"),
+        ("E: [memprof simulated device] device 0 has 3 of 9 bytes free, 4 requested", "oom"),
         ("ValueError: To serve at least one request, 8.0 GiB KV cache is needed", "failed"),
     ],
 )
@@ -272,6 +274,70 @@ def test_reading_the_process_table():
     assert stat is not None
     assert stat.ppid == os.getppid()
     assert read_stat(2**22 + 1) is None
+
+
+def of_two_nodes() -> EngineProgress:
+    """Two ranks whose start-up is over, each on a Ray node of its own, with one process id."""
+    progress = EngineProgress("node-a")
+    for rank, host in enumerate(("node-a", "node-b")):
+        file = f"{host}-10.jsonl"
+        process = {"kind": "process", "t_ns": S, "host": host, "pid": 10, "role": "unknown"}
+        progress.fold(file, process)
+        progress.fold(file, {"kind": "ray", "t_ns": S, "node": f"n{rank}", "folder": None})
+        label = f"TP{rank}"
+        identity = {"kind": "identity", "t_ns": S, "role": "worker", "rank": rank, "label": label}
+        progress.fold(file, identity)
+    return progress
+
+
+def test_a_lost_node_is_named_with_its_rank_and_phase():
+    progress = of_two_nodes()
+    for _ in range(2):  # the engine core and the collector both say so
+        lost = {"kind": "ray_lost", "t_ns": 3 * S, "node": "n1", "rank": None, "reason": "gone"}
+        progress.fold("node-a-9.jsonl", lost)
+    [gone] = progress.lost
+    verdict = judge(seen(ready=True, engine_code=0, lost=[gone]), progress)
+    said = "worker TP1 on node-b (pid 10) was lost with its node while serving"
+    assert (verdict.status, verdict.exit_code, verdict.reason) == ("failed", 1, said)
+    opened = {"kind": "phase", "t_ns": 2 * S, "phase": "weight_load", "edge": "before", "id": 1}
+    progress.fold("node-b-10.jsonl", opened)
+    reason = judge(seen(lost=[gone], deaths=[Death(10, 3 * S, exit_code=1)]), progress).reason
+    assert reason == "worker TP1 on node-b (pid 10) was lost with its node in weight_load"
+
+
+def test_a_lost_worker_is_the_reason_unless_it_said_why():
+    progress = of_two_nodes()
+    lost = {"kind": "ray_lost", "t_ns": 3 * S, "node": "n1", "rank": 1, "reason": "ActorDiedError"}
+    progress.fold("node-a-9.jsonl", lost)
+    given = seen(ready=True, lost=progress.lost)
+    assert judge(given, progress).reason == (
+        "worker TP1 on node-b (pid 10) was lost while serving: ActorDiedError"
+    )
+    error = {"kind": "phase", "t_ns": 2 * S, "phase": "request", "edge": "after", "id": 2}
+    progress.fold("node-b-10.jsonl", {**error, "error": "ValueError: of its own"})
+    assert judge(given, progress).reason == "TP1 failed in request: ValueError: of its own"
+
+
+def test_a_node_that_is_lost_before_its_worker_reports_is_named_by_its_id():
+    progress = of_two_nodes()
+    lost = {"kind": "ray_lost", "t_ns": S, "node": "0123456789abcdef", "rank": None, "reason": ""}
+    progress.fold("node-a-9.jsonl", lost)
+    reason = judge(seen(lost=progress.lost), progress).reason
+    assert reason == "the Ray node 0123456789ab was lost before its worker reported"
+
+
+def test_a_death_is_looked_up_among_the_processes_of_the_own_host():
+    progress = of_two_nodes()
+    process = progress.by_pid(10)
+    assert process is not None
+    assert process.host == "node-a"
+
+
+def test_seconds_are_told_of_the_own_host_alone():
+    progress = of_two_nodes()
+    assert describe_stuck(progress, 5 * S) == (
+        "TP0 before its first phase for 4 s, TP1 before its first phase"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from vllm_memprof.launch import warm
+from vllm_memprof.launch.engines import engine_row
+from vllm_memprof.launch.prepare import _can_fork
+from vllm_memprof.launch.request import LaunchRequest, parse_device
 
 ROOT = Path(__file__).parents[3]
 DRIVER = "tests.unit.launch.fake_driver"
@@ -226,3 +229,22 @@ def test_two_users_share_none(env: dict[str, str]) -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "until", "device", "version", "engine", "forks"),
+    [
+        ("plan", "kv", "sim:910b", "0.23.0", "vllm", True),
+        ("plan", "ready", "sim:910b", "0.23.0", "vllm", True),
+        ("plan", "ready", "sim:910b", "0.13.0", "vllm", False),  # its import opens a device
+        ("plan", "ready", "npu", "0.23.0", "vllm", False),
+        ("offline", "kv", "sim:910b", "0.23.0", "vllm", False),
+        ("plan", "kv", "sim:910b", "0.5.23", "sglang", False),
+        ("plan", "kv", "sim:910b", None, "vllm", False),
+    ],
+)
+def test_which_engines_are_forks(
+    mode: str, until: str, device: str, version: str | None, engine: str, forks: bool
+) -> None:
+    request = LaunchRequest(mode, "m", device=parse_device(device), until=until, engine=engine)
+    assert _can_fork(request, engine_row(engine), version) == forks

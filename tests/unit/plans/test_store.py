@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,49 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert read_row(target) == ("k", found)
     assert to_json(build_run(target)) == to_json(build_run(run_dir))
     assert store.take(None, PLAN, tmp_path / "none") is None
+
+
+def test_a_row_of_the_same_sources_is_not_read_from_its_record_again(
+    made: tuple[Path, PlanRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, row = made
+    store = Store(tmp_path / "cache")
+    store.keep("k", row, run_dir)
+    read: list[Plan] = []
+
+    def again(plan: Plan, *rest: object) -> PlanRow:
+        read.append(plan)
+        return replace(row, reason="read again")
+
+    monkeypatch.setattr("vllm_memprof.plans.plan_folder.row_of", again)
+    other = replace(PLAN, values={"max-num-seqs": "8"})
+    found = store.take("k", other, tmp_path / "taken")
+    assert found == replace(row, values=other.values, cached=True)
+    assert not read
+
+    longer = replace(PLAN, lengths=(4096,))
+    found = store.take("k", longer, tmp_path / "longer")
+    assert found is not None
+    assert found.reason == "read again"
+
+    kept = tmp_path / "cache" / "k" / "plan.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "reader": "older"}))
+    assert store.take("k", PLAN, tmp_path / "older") is not None
+    assert read == [longer, PLAN]
+
+
+def test_a_plan_of_the_cache_takes_20_ms(made: tuple[Path, PlanRow], tmp_path: Path) -> None:
+    """In processor time, the key included; the least of some, for other tests run meanwhile."""
+    run_dir, row = made
+    store = Store(tmp_path / "cache")
+    plan_key = key()
+    store.keep(plan_key, row, run_dir)
+    seconds = []
+    for number in range(10):
+        begin = time.process_time()
+        assert store.take(key(), PLAN, tmp_path / f"taken{number}") is not None
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) <= 0.02, seconds
 
 
 def test_what_another_try_may_end_otherwise_is_not_kept(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.unit.accounting.builders import SECOND, snapshot, span
 from vllm_memprof.record.spans import (
     DeviceMemory,
@@ -69,7 +71,7 @@ def test_the_device_after_a_phase_is_that_of_its_last_edge_with_a_total() -> Non
     def ending(order: int, rest: int | None, side: str = "after"):  # type: ignore[no-untyped-def]
         owners = DeviceMemory([], rest)
         whole = span("request", None, None, order)
-        return type(whole)(**{**vars(whole), "edges": (Edge(side, FIRST, owners),)})
+        return replace(whole, edges=(Edge(side, FIRST, owners),))
 
     spans = [ending(0, 7), ending(1, 8), ending(2, None), ending(3, 9, "before")]
     found = device_after(spans, "request")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.many_ranks import write_many_ranks
+from tests.support.many_ranks import write_many_hosts, write_many_ranks
 from tests.support.page import Page
 from tests.support.runs import LOGS, RUNS, oom_report, report_of
 from tests.unit.accounting.builders import DATA
@@ -336,7 +336,7 @@ import json, pathlib, sys, time
 from vllm_memprof.cli import main
 def read():
     began = time.process_time()
-    for path in pathlib.Path(sys.argv[2], "events").iterdir():
+    for path in pathlib.Path(sys.argv[2]).rglob("events/*"):
         for line in path.read_bytes().splitlines():
             json.loads(line)
     return time.process_time() - began
@@ -381,6 +381,24 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     )
     headroom = next(row for row in skew.rows if row[0] == "spare at the serving peak")
     assert headroom[2] == "TP300"
+
+
+def test_64_hosts_of_8_ranks_are_one_page(tmp_path: Path) -> None:
+    folder = write_many_hosts(tmp_path / "runs", hosts=64, ranks=8)
+    target = tmp_path / "page.html"
+    words = ["report", str(folder), "--format", "html", "-o", str(target)]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ratio, peak = (float(word) for word in done.stdout.split())
+    assert ratio < 20
+    assert peak < 400_000_000
+    assert target.stat().st_size < 8_000_000
+    page = Page(target.read_text(encoding="utf-8"))
+    hosts = next(table for table in page.tables if table.caption.startswith("Hosts, the one with"))
+    assert hosts.rows[0][:2] == ["node32", "DP32 TP0-TP7"]
+    assert "48 more hosts, with more to spare, are in report.json" in page.text
 
 
 def test_thousands_of_requests_are_one_page_below_6_mb() -> None:

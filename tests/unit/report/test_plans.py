@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
 from vllm_memprof.plans.rows import Beyond, Fit, Knob, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
-from vllm_memprof.report.curves import FIGURES, curves
+from vllm_memprof.report.curves import FIGURES, MOST_NAMED, curves
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.results import COLUMNS, render_result_json, render_sweep_csv
@@ -184,6 +186,27 @@ def test_values_that_are_no_numbers_stand_in_their_order() -> None:
     assert curve.lines[0].figures["tokens"] == [0, 1]
 
 
+def many(*counts: int) -> Sweep:
+    """A sweep of so many values of each option."""
+    knobs = [
+        Knob(f"option-{at}", [str(value) for value in range(count)])
+        for at, count in enumerate(counts)
+    ]
+    products = itertools.product(*(knob.values for knob in knobs))
+    rows = [
+        PlanRow(dict(zip((knob.name for knob in knobs), values, strict=True)), "ok", tokens=place)
+        for place, values in enumerate(products)
+    ]
+    return Sweep("m", [], knobs, rows)
+
+
+def test_so_many_lines_have_no_legend() -> None:
+    few, lots = curves(many(MOST_NAMED, MOST_NAMED + 1))
+    assert [few.named, lots.named] == [False, True]
+    assert "no legend" in few.text
+    assert "no legend" not in lots.text
+
+
 def hostile() -> Sweep:
     rows = [PlanRow({HOSTILE: value}, "failed", f"{HOSTILE} {value}") for value in (HOSTILE, "x")]
     return Sweep(HOSTILE, [HOSTILE], [Knob(HOSTILE, [HOSTILE, "x"])], rows)
@@ -238,4 +261,29 @@ def test_the_page_in_a_browser(
         assert chromium.value(heights)[0][0][1:] == pytest.approx(
             [size for size in wanted if size is not None]
         )
+    assert chromium.complaints() == []
+
+
+@pytest.mark.parametrize("counts", [(500, 2), (40, 25), (10, 5, 5, 4)])
+def test_a_page_of_1000_plans_is_soon_written_and_open(
+    chromium: Browser, tmp_path: Path, counts: tuple[int, ...]
+) -> None:
+    """By what a browser has to do, which no other process changes. (scripts/bench_sweep.py: time)"""
+    sweep, begin = many(*counts), time.process_time()
+    text = render_html(sweep)
+    assert time.process_time() - begin < 2
+    assert len(text) - len(render_html(SWEEP)) < 1_500_000
+    chromium.events.clear()
+    (tmp_path / "sweep.html").write_text(text, encoding="utf-8")
+    chromium.size(1280, 900)
+    chromium.open(tmp_path / "sweep.html")
+    traces = chromium.value("[...document.querySelectorAll('.plot.curve')].map(p => p.data.length)")
+    assert len(traces) == len(counts)
+    assert max(traces) <= MOST_NAMED
+    points = chromium.value(
+        "[...document.querySelectorAll('.plot.curve')].map("
+        "p => p.data.flatMap(t => t.y).filter(y => y !== null).length)"
+    )
+    assert points == [1000] * len(counts)
+    assert chromium.value("document.querySelectorAll('svg *').length") < 12_000
     assert chromium.complaints() == []

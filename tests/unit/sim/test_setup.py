@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.errors import SetupError
+from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim import runtime, setup
 from vllm_memprof.sim.extensions import Target
-from vllm_memprof.sim.setup import Progress, run_command, setup_stack, tail_of
+from vllm_memprof.sim.setup import Progress, add_extra, run_command, setup_stack, tail_of
 from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
@@ -416,3 +416,19 @@ def test_an_extension_is_compiled_from_the_source_distribution(prefix, monkeypat
     assert left == [".done"]  # sources and objects are removed
     setup_stack(stack.name, prefix, run=run, force=True)
     assert len(built) == 1
+
+
+def test_packages_that_an_engine_can_do_without_are_added_once(prefix):
+    machine = FakeMachine(prefix)
+    result = setup_stack(None, prefix, run=machine)
+    recorder = Recorder()
+    assert add_extra(result, "ray", recorder, machine)
+    assert recorder.steps == ["install Ray"]
+    assert [path.name for path in machine.site_packages.glob("ray-*")] == ["ray-2.48.0.dist-info"]
+    assert runtime.stack_state(load_stack(), prefix) == "ready"
+    machine.commands.clear()
+    assert not add_extra(result, "ray", recorder, machine)
+    assert machine.commands == []
+    with pytest.raises(UsageError, match="nothing named 'rays'") as refused:
+        add_extra(result, "rays", recorder, machine)
+    assert refused.value.hint == "known: ray"

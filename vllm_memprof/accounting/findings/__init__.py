@@ -14,6 +14,7 @@ from vllm_memprof.accounting.findings import (
     engine_terms,
     equation,
     fits_device,
+    hosts,
     kv_cache,
     multimodal,
     neighbours,
@@ -53,6 +54,7 @@ FINDINGS: dict[str, Rule] = {
         setup.hook_overwritten,
         setup.hook_never_called,
         setup.events_lost,
+        hosts.hosts_differ,
         fits_device.reserved_peak_beyond_device,
         fits_device.spare_small,
         not_subtracted.uncharged_persistent_torch,
@@ -86,7 +88,11 @@ FINDINGS: dict[str, Rule] = {
 
 def find(run: Run, ranks: list[RankReport]) -> list[Finding]:
     """Return all findings of a run, the gravest first, then by bytes."""
-    found = [one for rule in FINDINGS.values() for one in rule.findings(run, ranks)]
+    return in_order([one for rule in FINDINGS.values() for one in rule.findings(run, ranks)])
+
+
+def in_order(found: list[Finding]) -> list[Finding]:
+    """Return findings, the gravest first, then by bytes."""
     return sorted(found, key=lambda one: (_GRAVITY[one.severity], -abs(one.bytes or 0)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from vllm_memprof.accounting.engine_options import share_of
 from vllm_memprof.accounting.equations import divisor_of, form_of
@@ -18,21 +19,23 @@ def device_total(rank: RankReport) -> int | None:
     return None if asked is None or not utilization else round(asked / utilization)
 
 
+def least_granted(ranks: Iterable[RankReport]) -> int | None:
+    """Return the smallest KV cache that a rank was granted, bytes; None: none is known."""
+    grants = [rank.budget.engine_kv_cache_bytes for rank in ranks]
+    return min((grant for grant in grants if grant is not None), default=None)
+
+
 def leave_room(
-    rank: RankReport, size: int, ranks: list[RankReport], by_utilization: bool = False
+    rank: RankReport, size: int, granted: int | None, by_utilization: bool = False
 ) -> str:
     """Return the arguments that take an amount off the KV cache, "" where there are none.
-
-    They hold for all ranks, so the rank with the smallest grant sets the figure.
 
     Args:
         rank: that lacks the memory.
         size: bytes.
-        ranks: all of the run.
+        granted: the smallest KV cache of all ranks: the arguments hold for all of them.
         by_utilization: also say which --gpu-memory-utilization does it.
     """
-    grants = [other.budget.engine_kv_cache_bytes for other in ranks]
-    granted = min((grant for grant in grants if grant is not None), default=None)
     if granted is None or granted <= size:
         return ""
     choices = []

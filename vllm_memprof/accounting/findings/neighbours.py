@@ -56,14 +56,15 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         utilization that makes up for it, where the engine would start with it; vllm-ascend from
         0.18 subtracts no other process's memory, except on 310P.
     """
-    own = {str(rank.pid) for rank in context.ranks}
     # a front end of the engine may hold a context of its own (SGLang's main process does)
-    own |= context.run.pids
+    own = context.whole.pids.get(context.rank.host, frozenset())
     yield from _at_the_start(context.rank, own, context.ranks)
     yield from _later(context.rank, own)
 
 
-def _at_the_start(rank: RankReport, own: set[str], ranks: list[RankReport]) -> Iterator[Found]:
+def _at_the_start(
+    rank: RankReport, own: frozenset[str], ranks: list[RankReport]
+) -> Iterator[Found]:
     """Yield what others held, from the driver, the device's free memory, or the equation alone.
 
     E2, E3 and E4p subtract it although the request is a share of the whole device.
@@ -180,7 +181,7 @@ def _subtracted_as_cleared(rank: RankReport, parts: int) -> int | None:
     return None if together is None else asked - int(together) - granted * parts
 
 
-def _later(rank: RankReport, own: set[str]) -> Iterator[Found]:
+def _later(rank: RankReport, own: frozenset[str]) -> Iterator[Found]:
     first = others_at_start(rank.phases, own)
     if first is None:
         return

@@ -26,7 +26,8 @@ def _item(context: RankContext, name: str) -> Iterator[Found]:
         source=item.source,
         how=HOW_TITLES.get(item.how, item.how),
     )
-    action = leave_room(rank, item.bytes, context.ranks, by_utilization=True)
+    granted = context.whole.least_granted_bytes
+    action = leave_room(rank, item.bytes, granted, by_utilization=True)
     severity = INFO if _only_exceeds_request(rank, item.bytes) else by_bytes(item.bytes)
     yield Found(evidence, item.bytes, action, severity=severity, kv_tokens=item.kv_tokens)
 

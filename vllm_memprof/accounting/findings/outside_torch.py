@@ -79,7 +79,9 @@ def allocation_outside_torch(context: RankContext) -> Iterator[Found]:
             "Device memory was allocated outside torch, ATB and the communicators after "
             "profiling: the equation does not subtract it"
         )
-        yield Found(evidence, size, leave_room(rank, size, context.ranks), title)
+        yield Found(
+            evidence, size, leave_room(rank, size, context.whole.least_granted_bytes), title
+        )
 
 
 def _last_reading(rank: RankReport) -> int | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from vllm_memprof.accounting.findings.advice import least_granted
 from vllm_memprof.accounting.findings.needs import Need
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import Finding, RankReport
@@ -36,10 +38,24 @@ class Context:
     run: Run
     ranks: list[RankReport]
 
+    @cached_property
+    def least_granted_bytes(self) -> int | None:
+        """Return the smallest KV cache that a rank was granted; None: none is known."""
+        return least_granted(self.ranks)
+
+    @cached_property
+    def pids(self) -> dict[str | None, frozenset[str]]:
+        """Return the process numbers of the run by host: ranks, front ends and engine cores."""
+        found = dict(self.run.pids)
+        for rank in self.ranks:
+            found[rank.host] = found.get(rank.host, frozenset()) | {str(rank.pid)}
+        return found
+
 
 @dataclass(frozen=True)
 class RankContext(Context):
     rank: RankReport
+    whole: Context  # the run without the rank: what is the same for every rank is found once
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ def finding(
     def make(function: Callable[[RankContext], Iterator[Found]]) -> Rule:
         def find(context: Context) -> Iterator[Found]:
             for rank in context.ranks:
-                for found in function(RankContext(context.run, context.ranks, rank)):
+                for found in function(RankContext(context.run, context.ranks, rank, context)):
                     yield replace(found, about=rank)
 
         return Rule(rule_id, severity, title, needs, priced, find, *_origin(function))

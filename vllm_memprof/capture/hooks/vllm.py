@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, failure, grants, residency, steps
+from vllm_memprof.capture import actions, failure, grants, ray_driver, residency, steps
 from vllm_memprof.capture.hook import (
     END,
     ENGINE_READY,
@@ -46,6 +46,8 @@ _GPU_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner"
 _GPU_POOL = "vllm.device_allocator.cumem:CuMemAllocator"
 _CORE = "vllm.v1.engine.core"
 _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
+_RAY = "vllm.v1.executor.ray_executor:RayDistributedExecutor"
+_RAY_V2 = "vllm.v1.executor.ray_executor_v2:RayExecutorV2"
 
 
 def _worker_phase(hook_id: str, phase_id: str, method: str, **fields: Any) -> tuple[Hook, Hook]:
@@ -73,6 +75,15 @@ HOOKS: tuple[Hook, ...] = (
            enter=actions.become_worker, need=OPTIONAL),
     marker("w.device_ready", f"{_WRAPPER}.init_device",
            enter=actions.become_worker, leave=actions.leave_device_ready, least_calls=1),
+
+    # --- Workers on Ray nodes: what reaches them, and which of them are gone.
+    marker("ray.executor", f"{_RAY}._init_executor", f"{_RAY_V2}._init_executor",
+           enter=ray_driver.enter_executor, leave=ray_driver.leave_executor,
+           need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+    marker("ray.workers", f"{_RAY}._init_workers_ray", f"{_RAY_V2}._build_runtime_env",
+           enter=ray_driver.enter_workers, need=OPTIONAL, role="engine_core", due=ENGINE_READY),
+    marker("ray.shutdown", f"{_RAY}.shutdown", f"{_RAY_V2}.shutdown",
+           enter=ray_driver.enter_shutdown, need=OPTIONAL, role="engine_core", due=END),
 
     # --- Start-up of a worker.
     *_worker_phase("w.device_init", "device_init", "init_device",

@@ -28,7 +28,12 @@ OVER_BUDGET = 1
 @app.command()
 def check(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The run: a folder, a report.json, or a log.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="The run: a folder, a report.json, or a log; of several hosts a folder that holds "
+            "their run folders, or a quoted glob.",
+        ),
     ],
     budget: Annotated[
         Path | None,

@@ -30,7 +30,8 @@ def diff(
 ) -> None:
     """Show why the KV cache of B differs from that of A: causes, largest first; they add up to it.
 
-    A and B are run folders, report.json files, or logs as explain reads them. FILE#2 is the second
+    A and B are run folders, report.json files, or logs as explain reads them; a folder that holds
+    run folders, or a quoted glob, is one deployment on several hosts. FILE#2 is the second
     engine start of a log, or the second report of a JSON array.
 
     Both budgets are written in the same quantities, so that releases with different equations can

@@ -8,14 +8,26 @@ from typing import Annotated
 import typer
 
 from vllm_memprof.cli.show import Lang, check_format, pieces, write_out
-from vllm_memprof.sources import build_run
+from vllm_memprof.sources import build_runs
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="The folder of a run; those of a deployment, a folder that holds them, or a glob.",
+        ),
+    ],
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            "--deployment", metavar="NAME", help="Which one, where the folders are of several."
+        ),
+    ] = None,
     format_name: Annotated[
         str,
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv, trace."),
@@ -26,7 +38,10 @@ def report(
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
     ] = None,
 ) -> None:
-    """Print the report of a recorded run.
+    """Print the report of a recorded run, or one report of the runs of a deployment.
+
+    A deployment on several hosts leaves a run folder per host. Their clocks are brought onto that
+    of the first host, and a host whose folder is missing or cannot be read is named.
 
     html is one self-contained page. csv has one row per rank, phase, edge and component. trace
     opens in Perfetto (ui.perfetto.dev): phases as slices, owners of device memory as counters, one
@@ -34,5 +49,6 @@ def report(
     """
     check_format(format_name, output, lang=lang)
     write_out(
-        pieces(build_run(run_dir), format_name, to_file=output is not None, lang=lang), output
+        pieces(build_runs(runs, deployment), format_name, to_file=output is not None, lang=lang),
+        output,
     )

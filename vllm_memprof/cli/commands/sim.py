@@ -38,6 +38,12 @@ def setup(
     force: Annotated[
         bool, typer.Option("--force", help="Build and verify also where everything is there.")
     ] = False,
+    extras: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="NAME", help="Packages that the engine can do without: ray. Repeat."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
 ) -> None:
     """Install an engine stack into an environment of its own, and build the simulated device.
@@ -45,7 +51,11 @@ def setup(
     Goes on where an earlier setup stopped. A second run has nothing to do.
     """
     from vllm_memprof.launch.signals import catch_signals
-    from vllm_memprof.sim.setup import setup_stack
+    from vllm_memprof.sim.setup import add_extra, setup_stack
+    from vllm_memprof.sim.stacks import load_extra
+
+    for name in extras or []:
+        load_extra(name)  # refused before minutes of work
 
     def interrupt(number: int) -> None:  # as Ctrl-C does: it ends the setup's children too
         raise KeyboardInterrupt
@@ -55,10 +65,13 @@ def setup(
     try:
         with catch_signals(interrupt):
             result = setup_stack(stack, prefix, progress, force=force)
+            added = [name for name in extras or [] if add_extra(result, name, progress)]
     finally:
         progress.close()
     verb = "set up in" if result.changed else "is ready in"
     typer.echo(f"{result.stack.name} {verb} {result.prefix} ({result.seconds:.1f} s)")
+    for name in extras or []:
+        typer.echo(f"{name} {'added' if name in added else 'is there'}")
 
 
 @app.command("list")

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vllm_memprof.engines.replaced import replaced
+
 
 @contextmanager
 def alike_pieces_once() -> Iterator[None]:
@@ -25,12 +27,8 @@ def alike_pieces_once() -> Iterator[None]:
     except ImportError:  # a release without it
         yield
         return
-    compile_piece = AscendCompiler.compile
-    AscendCompiler.compile = _taking_alike(compile_piece)
-    try:
+    with replaced(AscendCompiler, "compile", _taking_alike(AscendCompiler.compile)):
         yield
-    finally:
-        AscendCompiler.compile = compile_piece
 
 
 def _taking_alike(compile_piece: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+from vllm_memprof.engines.replaced import replaced
+
 #: The function of ``vllm.model_executor.models.registry`` that runs another in a process of its own
 #: (0.11 to 0.23).
 _ASKS = "_run_in_subprocess"
@@ -31,11 +33,8 @@ def in_a_fork() -> Iterator[None]:
     if ask is None:
         yield
         return
-    setattr(registry, _ASKS, _asking_a_fork(ask))
-    try:
+    with replaced(registry, _ASKS, _asking_a_fork(ask)):
         yield
-    finally:
-        setattr(registry, _ASKS, ask)
 
 
 def _asking_a_fork(ask: Callable[[Callable[[], Any]], Any]) -> Callable[[Callable[[], Any]], Any]:

@@ -19,9 +19,11 @@ from typing import Any
 from vllm.v1.executor import uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from vllm_memprof.engines.replaced import replaced
 from vllm_memprof.engines.vllm.absent_peers import join_alone
 from vllm_memprof.engines.vllm.asked_once import alike_questions_once
 from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
+from vllm_memprof.engines.vllm.left_out import needless_work
 from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
 from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
 
@@ -39,18 +41,15 @@ def _devices_for(ranks: int) -> Iterator[None]:
     import torch
 
     count = torch.npu.device_count
-    torch.npu.device_count = lambda: max(count(), ranks)
-    try:
+    with replaced(torch.npu, "device_count", lambda: max(count(), ranks)):
         yield
-    finally:
-        torch.npu.device_count = count
 
 
 class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
     """One worker, in this process, for a plan."""
 
     def determine_available_memory(self) -> list[int]:
-        with alike_questions_once(), alike_pieces_once():
+        with alike_questions_once(), alike_pieces_once(), needless_work():
             found: list[int] = super().determine_available_memory()
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
@@ -10,6 +12,7 @@ from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant
+from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
 
@@ -57,14 +60,36 @@ def head(report: Report) -> list[Line]:
         notes.append(text("no phase was measured: the log holds no snapshot of memory"))
     return [
         Line(text("model"), run.model, TOTAL, summary=True),
+        *_deployment(report),
         Line(text("engine"), engine or text("engine unknown"), summary=True),
         Line(text("device"), _device(report), summary=True),
-        Line(text("command"), " ".join(run.command) or "-", CODE),
+        *_commands(report),
         Line(text("status"), _status(report), PLAIN if ended_well else BAD),
         Line(text("verdict"), verdict(report), summary=True),
         *_spread(report),
         *(Line(text("note"), note) for note in notes),
     ]
+
+
+def _commands(report: Report) -> list[Line]:
+    """Return the command; of a deployment that of the first host of each group."""
+    if report.deployment is None or len(report.deployment.groups) < 2:
+        return [Line(text("command"), " ".join(report.run.command) or "-", CODE)]
+    first = {row.group: row.command for row in reversed(report.deployment.hosts)}
+    return [
+        Line(text("command, {group}", group=group or "-"), " ".join(first[group]) or "-", CODE)
+        for group in report.deployment.groups
+    ]
+
+
+def _deployment(report: Report) -> list[Line]:
+    """Return the name of a deployment, its hosts, and what is missing of it."""
+    deployment = report.deployment
+    if deployment is None:
+        return []
+    name = [] if deployment.name is None else [Line(text("deployment"), deployment.name)]
+    missing = [Line(text("missing"), gap_text(gap), BAD) for gap in deployment.gaps]
+    return [*name, Line(text("hosts"), summary_of(deployment)), *missing]
 
 
 def _spread(report: Report) -> list[Line]:
@@ -89,6 +114,8 @@ def _spread(report: Report) -> list[Line]:
 
 def verdict(report: Report) -> Text:
     """Return the result in one sentence: KV cache granted, equation recomputed, whether it fits."""
+    if report.deployment is not None and len(report.deployment.groups) > 1:
+        return _by_group(report, report.deployment.groups)
     least = least_grant(report.ranks)
     if least is None or least.budget.engine_kv_cache_bytes is None:
         if report.run.status == "oom" or any(rank.oom is not None for rank in report.ranks):
@@ -161,6 +188,16 @@ def verdict(report: Report) -> Text:
         parts.append(outcome)
     parts += _fits_device(report) or _left_by_plan(report)
     return join("; ", parts)
+
+
+def _by_group(report: Report, groups: list[str | None]) -> Text:
+    """Return the result of each group of a deployment: each has a budget of its own."""
+    found = []
+    for group in groups:
+        ranks = [rank for rank in report.ranks if rank.group == group]
+        own = verdict(replace(report, ranks=ranks, deployment=None))
+        found.append(text("{group}: {verdict}", group=group or "-", verdict=own))
+    return join("; ", found)
 
 
 def _fits_device(report: Report) -> list[Text]:

@@ -10,6 +10,7 @@ from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
 from vllm_memprof.report.sections.communicators import communicator_sections
 from vllm_memprof.report.sections.cycles import cycle_sections
+from vllm_memprof.report.sections.deployment import deployment_sections
 from vllm_memprof.report.sections.device import device_sections
 from vllm_memprof.report.sections.empty_cache import empty_cache_sections
 from vllm_memprof.report.sections.growth import growth_sections
@@ -30,7 +31,9 @@ def sections(report: Report, width: int) -> list[Section]:
     """
     wide = width >= WIDE
     phases = phase_section(report, wide)
-    found = [phases] if phases.rows or report.run.source != "log" else []  # few logs name phases
+    found = deployment_sections(report, width)
+    if phases.rows or report.run.source != "log":  # few logs name phases
+        found.append(phases)
     found += budget_sections(report)
     found += audit_sections(report, wide)
     found += printed_sections(report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
 
 from vllm_memprof.accounting.model import (
     RankReport,
@@ -24,23 +25,27 @@ UNKNOWN = text("unknown")
 
 def fold(labels: Sequence[str]) -> str:
     """Return ``TP0, TP1, TP2, TP5`` as ``TP0-TP2, TP5``."""
-    runs: list[list[tuple[str, int | None]]] = []
+    runs: list[list[str]] = []
+    follows: tuple[str, str] | None = None  # prefix and digits of the label that goes on the run
     for label in labels:
         match = re.fullmatch(r"(.*?)(\d+)", label)
-        prefix, number = (match.group(1), int(match.group(2))) if match else (label, None)
-        last = runs[-1][-1] if runs else None
-        if last is not None and last[1] is not None and (prefix, number) == (last[0], last[1] + 1):
-            runs[-1].append((prefix, number))
+        parts = None if match is None else (match.group(1), match.group(2))
+        if parts is not None and parts == follows:
+            runs[-1].append(label)
         else:
-            runs.append([(prefix, number)])
-    texts = []
-    for group in runs:
-        ends = [
-            prefix if number is None else f"{prefix}{number}"
-            for prefix, number in (group[0], group[-1])
-        ]
-        texts.append(ends[0] if len(group) == 1 else f"{ends[0]}-{ends[1].split(' ')[-1]}")
-    return ", ".join(texts)
+            runs.append([label])
+        if parts is not None:  # node09 is followed by node10, node9 too
+            follows = parts[0], str(int(parts[1]) + 1).zfill(len(parts[1]))
+        else:
+            follows = None
+    ends = [(group[0], group[-1].split(" ")[-1], len(group)) for group in runs]
+    return ", ".join(first if count == 1 else f"{first}-{last}" for first, last, count in ends)
+
+
+@lru_cache(maxsize=1 << 15)
+def printed_gib(size: int | None, digits: int = 2) -> str:
+    """Return ``format_gib`` of a figure that many ranks have in common."""
+    return format_gib(size, digits)
 
 
 def group_ranks(

@@ -15,6 +15,7 @@ from vllm_memprof.report.sections.base import (
     group_ranks,
     labels_of,
     number,
+    printed_gib,
 )
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_gib, sum_or_none
@@ -138,10 +139,10 @@ def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], f
             str(len(members)),
             str(max(held)) if held else "-",
             "own" if by == MEMPROF else "",
-            format_gib(sum_or_none(call.freed_cached_bytes for call in members)),
-            format_gib(sum_or_none(call.freed_npu_workspace_bytes for call in members)),
-            format_gib(sum_or_none(call.freed_other_bytes for call in members)),
-            format_gib(sum_or_none(call.refilled_bytes for call in members)),
+            printed_gib(sum_or_none([call.freed_cached_bytes for call in members])),
+            printed_gib(sum_or_none([call.freed_npu_workspace_bytes for call in members])),
+            printed_gib(sum_or_none([call.freed_other_bytes for call in members])),
+            printed_gib(sum_or_none([call.refilled_bytes for call in members])),
         )
         known = [call.seconds for call in members]  # None: never left, or from a log
         seconds = None if None in known else sum(value for value in known if value is not None)

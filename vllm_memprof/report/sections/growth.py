@@ -40,7 +40,7 @@ def growth_sections(report: Report, width: int) -> list[Section]:
     tables = {rank.label: _bundled(growth_by_owner(rank)) for rank in report.ranks}
     groups = group_ranks(
         report.ranks,
-        lambda rank: repr([(row.place, list(row.owners.items())) for row in tables[rank.label]]),
+        lambda rank: tuple((row.place, *row.owners.items()) for row in tables[rank.label]),
     )
     for members in groups[:SHOWN_GROUPS]:
         section = _section(report, members, tables[members[0].label], width)

@@ -23,9 +23,10 @@ from vllm_memprof.report.sections.base import (
     group_ranks,
     labels_of,
     modelled,
+    printed_gib,
 )
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import GIB, format_gib
+from vllm_memprof.units import GIB
 
 #: Passages of the same phase in a row that are still listed one by one.
 _LISTED_PASSAGES = 8
@@ -253,7 +254,7 @@ def _edges(passage: _Passage, name: str, digits: int) -> str:
     )
     if before is None and after is None:
         return "-"
-    return f"{format_gib(before, digits)} → {format_gib(after, digits)}"
+    return f"{printed_gib(before, digits)} → {printed_gib(after, digits)}"
 
 
 def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:

@@ -4,17 +4,36 @@ const TONES = ["weights", "context", "kv", "communicator", "atb", "graph", "work
 const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "hexagon"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
+// A trace for each line, in the legend where there are several.
+function named(found, figure, shape, size, says) {
+  const broken = narrow() ? "<br>" : ", ";
+  return found.lines.map((line, i) => ({
+    ...shape, name: plain(line.name).replace(/, /g, broken), x: line.places, y: size(line), text: says(line, ""),
+    line: { width: 2, color: colour(TONES[i % 8]), dash: DASHES[Math.floor(i / 8) % 4] }, marker: { size: 8, symbol: SYMBOLS[i % 8], color: colour(TONES[i % 8]) },
+    showlegend: found.lines.length > 1 && line.figures[figure.name].some((y) => y !== null),
+  }));
+}
+
+// Of many lines those of one colour are one trace, with a gap after each.
+function unnamed(found, shape, size, says) {
+  return TONES.map((tone, at) => {
+    const lines = found.lines.filter((_, i) => i % TONES.length === at);
+    return {
+      ...shape, x: lines.flatMap((line) => [...line.places, null]), y: lines.flatMap((line) => [...size(line), null]),
+      text: lines.flatMap((line) => [...says(line, line.name + ", "), ""]),
+      line: { width: 1, color: colour(tone) }, marker: { size: 5, symbol: SYMBOLS[at], color: colour(tone) }, showlegend: false,
+    };
+  });
+}
+
 function curve(data, found, figure) {
   const unit = figure.unit === "GiB" ? data.gib : 1;
   const format = figure.unit === "GiB" ? ",.4f" : figure.unit === "requests" ? ",.2f" : ",d";
-  const known = (line) => line.figures[figure.name].some((y) => y !== null);
-  const name = (line) => plain(line.name).replace(/, /g, narrow() ? "<br>" : ", ");
-  const traces = found.lines.map((line, i) => ({
-    type: "scatter", mode: "lines+markers", name: name(line), x: line.places, y: line.figures[figure.name].map((y) => (y === null ? null : y / unit)),
-    text: line.values.map((value) => plain(found.knob + " = " + value)), connectgaps: false,
-    line: { width: 2, color: colour(TONES[i % 8]), dash: DASHES[Math.floor(i / 8) % 4] }, marker: { size: 8, symbol: SYMBOLS[i % 8], color: colour(TONES[i % 8]) },
-    hovertemplate: "%{text}: %{y:" + format + "}" + (figure.unit === "GiB" ? " GiB" : ""), showlegend: found.lines.length > 1 && known(line),
-  }));
+  const size = (line) => line.figures[figure.name].map((y) => (y === null ? null : y / unit));
+  const says = (line, before) => line.values.map((value) => plain(before + found.knob + " = " + value));
+  const shape = { type: "scatter", mode: "lines+markers", connectgaps: false };
+  const hover = "%{text}: %{y:" + format + "}" + (figure.unit === "GiB" ? " GiB" : "");
+  const traces = found.named ? named(found, figure, { ...shape, hovertemplate: hover }, size, says) : unnamed(found, { ...shape, hovertemplate: hover + "<extra></extra>" }, size, says);
   const failed = found.failed;
   if (failed.places.length) {
     traces.push({

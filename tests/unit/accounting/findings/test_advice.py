@@ -11,6 +11,7 @@ from tests.unit.accounting.builders import gib, recorded
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.findings.advice import (
     device_total,
+    least_granted,
     leave_a_kv_cache,
     leave_room,
     make_up_for,
@@ -29,16 +30,16 @@ def test_the_smallest_kv_cache_of_all_ranks_sets_the_size(ranks: list[RankReport
     size = min(grants) - gib(1)
     assert grants[0] != grants[1]
     for rank in ranks:
-        said = leave_room(rank, gib(1), ranks)
+        said = leave_room(rank, gib(1), least_granted(ranks))
         assert said == f"--kv-cache-memory-bytes {size} leaves room for it"
-        both = leave_room(rank, gib(1), ranks, by_utilization=True)
+        both = leave_room(rank, gib(1), least_granted(ranks), by_utilization=True)
         assert both.startswith(f"{said}, as does --gpu-memory-utilization 0.9")
 
 
 def test_more_than_there_is_leaves_no_room(ranks: list[RankReport]) -> None:
-    assert leave_room(ranks[0], gib(64), ranks) == ""
+    assert leave_room(ranks[0], gib(64), least_granted(ranks)) == ""
     ignored = replace(ranks[0], budget=replace(ranks[0].budget, takes_fixed_size=False))
-    assert leave_room(ignored, gib(1), ranks) == ""
+    assert leave_room(ignored, gib(1), least_granted(ranks)) == ""
 
 
 def test_a_utilization_of_1_or_more_makes_up_for_nothing(ranks: list[RankReport]) -> None:

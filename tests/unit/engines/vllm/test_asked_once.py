@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from vllm_memprof.engines.vllm.asked_once import once_for_each
+import inspect
+import sys
+
+import pytest
+
+from vllm_memprof.engines.vllm.asked_once import _hidden_dictionaries, once_for_each, remembering
 
 
 def test_each_of_equal_pairs_is_added_once() -> None:
@@ -28,3 +33,28 @@ def test_what_failed_is_tried_again() -> None:
         except ValueError:
             continue
     assert calls == ["a", "a"]
+
+
+def test_a_class_is_asked_for_once() -> None:
+    asked: list[type] = []
+    answer = remembering(lambda of: asked.append(of) or of.__name__)  # type: ignore[func-returns-value]
+    assert [answer(of) for of in (int, str, int, int)] == ["int", "str", "int", "int"]
+    assert asked == [int, str]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="inspect remembers by itself from 3.12 on")
+def test_attributes_are_found_as_before() -> None:
+    class Plain:
+        value = 1
+
+    class Hiding:
+        __dict__ = {"value": 2}  # type: ignore[assignment]
+
+    held = vars(inspect)["_shadowed_dict"]
+    instances = [Plain(), Hiding(), Plain]
+    before = [inspect.getattr_static(each, "value", None) for each in instances]
+    with _hidden_dictionaries():
+        assert vars(inspect)["_shadowed_dict"] is not held
+        for _ in range(2):
+            assert [inspect.getattr_static(each, "value", None) for each in instances] == before
+    assert vars(inspect)["_shadowed_dict"] is held
