@@ -102,6 +102,11 @@ def find_part(engine_args: list[str], deployment: str | None = None) -> Deployme
     )
 
 
+def has_others(part: DeploymentPart) -> bool:
+    """Whether ranks that this one's wait for run on other hosts."""
+    return part.headless or part.nodes is not None or (part.dp_local or 0) < (part.dp_size or 1)
+
+
 def parse_deployment(text: str) -> tuple[str, str | None]:
     """Return the name of a deployment and of a group in it.
 

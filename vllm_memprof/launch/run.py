@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_memprof.launch.advice import advise
+from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess, LogPump
 from vllm_memprof.launch.engines import VLLM, EngineRow
 from vllm_memprof.launch.folder import hold, write_run_info
@@ -206,9 +207,12 @@ class _EngineRun:
         self._seen.lost_core = engine.pump.lost_core
         self._seen.headless = self._head is not None
         self._ask_for_head(engine)
+        self._seen.lost_peer_t_ns = engine.pump.lost_peer_t_ns
         part = self._info.part
         if part is not None and not part.headless and engine.pump.fatal_line is None:
             self._seen.other_host_t_ns = engine.pump.dead_core_t_ns  # no engine core of this one
+        if part is None or not has_others(part) or self._progress.first_error is not None:
+            self._seen.lost_peer_t_ns = None  # it was a rank of this host
         self._seen.host_oom_kills = _host_oom_kills() - oom_kills
         verdict = judge(self._seen, self._progress)
         if left:

@@ -57,6 +57,7 @@ class Seen:
     host_oom_kills: int = 0  # processes that the kernel killed for host memory during the run
     headless: bool = False  # no API server here
     head_ended: str | None = None  # head of the deployment; its end was the cause of this one's
+    lost_peer_t_ns: int | None = None  # when a rank of another host closed its connection
     other_host_t_ns: int | None = None  # when an engine core of another host said that it fails
     stuck: str | None = None  # where each rank was at the deadline
 
@@ -84,10 +85,13 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     culprit = find_culprit(seen.deaths, progress)
     if culprit is None and seen.mode == "serve" and seen.ready:  # nobody asked this server to end
         culprit = find_culprit(seen.deaths, progress, orderly_too=True, late_too=seen.lost_core)
-    other_t_ns = seen.other_host_t_ns
-    if other_t_ns is not None and (culprit is None or culprit.t_ns > other_t_ns):
-        reason = "an engine core on another host failed: the run of that host says why"
-        return Verdict("failed", own_code or EXIT_FAILED, reason)
+    for t_ns, what in (
+        (seen.other_host_t_ns, "an engine core on another host failed"),
+        (seen.lost_peer_t_ns, "a rank on another host closed its connection"),
+    ):
+        if t_ns is not None and (culprit is None or culprit.t_ns > t_ns):
+            reason = f"{what}: the run of that host says why"
+            return Verdict("failed", own_code or EXIT_FAILED, reason)
     lost = find_lost(seen, progress)
     gone = seen.mode == "serve" and not (culprit is None and lost is None)
     broken = seen.hung or seen.failed_before or gone

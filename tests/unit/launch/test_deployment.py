@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.launch.deployment import find_part, parse_deployment
+from vllm_memprof.launch.deployment import find_part, has_others, parse_deployment
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
@@ -157,3 +157,16 @@ def test_a_host_of_workers_alone_is_ready_when_they_have_warmed_up() -> None:
     node = part("d", headless=True, nodes=2, node_rank=1, world_size=4)
     assert told(("w", "warm_up", 1)).ready_at(info(node)) is None
     assert told(("w", "warm_up", 1), ("v", "warm_up", 2)).ready_at(info(node)) == 2 * S
+
+
+@pytest.mark.parametrize(
+    ("given", "others"),
+    [
+        (part("demo", "option", group="prefill"), False),
+        (part("d", dp_size=2, dp_local=2), False),
+        (part("d", dp_size=2, dp_local=1), True),
+        (part("d", nodes=2, node_rank=0, world_size=2), True),
+    ],
+)
+def test_whose_ranks_wait_for_other_hosts(given: DeploymentPart, others: bool) -> None:
+    assert has_others(given) == others

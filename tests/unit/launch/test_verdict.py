@@ -372,6 +372,9 @@ def test_an_engine_core_of_another_host_comes_before_the_workers_that_vllm_kills
     assert (verdict.status, verdict.exit_code) == ("failed", 1)
     assert verdict.reason is not None
     assert verdict.reason.startswith("an engine core on another host failed")
+    verdict = judge(seen(**fields, lost_peer_t_ns=5 * S), progress)
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("a rank on another host closed its connection")
     verdict = judge(seen(**fields, other_host_t_ns=10 * S), progress)
     assert verdict.reason is not None
     assert "TP0" in verdict.reason
