@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +56,7 @@ def read_reports(path: str) -> list[Report]:
     from vllm_memprof.accounting.reread import report_from_json
     from vllm_memprof.logs.to_record import read_log
 
-    if Path(path).is_dir() or (has_magic(path) and not Path(path).exists()):
+    if Path(path).is_dir() or (_is_glob(path) and not Path(path).exists()):
         return [build_runs([path])]
     data = _read_json(Path(path))
     if data is None:
@@ -123,6 +122,8 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
         RunRecordError: none can be read.
         UsageError: they are of several deployments.
     """
+    from glob import glob
+
     from vllm_memprof.accounting.deployment import build_deployment
     from vllm_memprof.record.deployment import load_parts, run_folders
 
@@ -131,7 +132,7 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
     for name in names:
         path = Path(name)
         listed = [path]
-        if not path.exists() and has_magic(name):
+        if not path.exists() and _is_glob(name):
             listed = [each for each in map(Path, sorted(glob(name))) if each.is_dir()]
             searched = True
         for each in listed:
@@ -149,6 +150,10 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
         return build_run(found.parts[0].folder)
     parts = [replace(part, run=_with_log(part.run, part.folder)) for part in found.parts]
     return build_deployment(replace(found, parts=parts))
+
+
+def _is_glob(name: str) -> bool:
+    return any(mark in name for mark in "*?[")
 
 
 def numbered(name: str) -> tuple[str, int | None]:
