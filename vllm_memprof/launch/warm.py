@@ -27,6 +27,7 @@ from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
     ENV_HOLD,
     ENV_RUN_DIR,
+    ENV_RUN_ID,
     ENV_SAMPLE,
     ENV_STOP_AFTER,
     ENV_TRACE_ALLOCATIONS,
@@ -44,6 +45,7 @@ MOST = 2
 #: Variables of a run, which its fork gets.
 _OF_A_RUN = (
     ENV_RUN_DIR,
+    ENV_RUN_ID,
     ENV_STATE,
     ENV_STOP_AFTER,
     ENV_SAMPLE,
