@@ -30,7 +30,6 @@ import json, sys, time, types
 import numpy as np
 from PIL import Image
 from vllm import LLM, SamplingParams
-from vllm.v1.executor import multiproc_executor
 from vllm_memprof.engines.vllm import batch_limits, full_step, multimodal_batch
 
 MARKS = {"image": "image_token_id", "video": "video_token_id"}
@@ -58,6 +57,7 @@ def asked(prompt, config, random):
 if __name__ == "__main__":
     llm = LLM(**json.loads(sys.argv[1]))
     # its workers get 4 seconds to end: of eight on two cores some are killed before their last reading
+    from vllm.v1.executor import multiproc_executor  # not before the workers have been forked
     slow = {**vars(time), "time": lambda: time.time() / 20}
     multiproc_executor.time = types.SimpleNamespace(**slow)
     config, core = llm.llm_engine.vllm_config, llm.llm_engine.engine_core.engine_core
