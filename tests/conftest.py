@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.support.engine import (
     RUN_TIMEOUT_S,
@@ -24,6 +25,10 @@ from tests.support.engine import (
 )
 from vllm_memprof.launch.warm import list_warm, stop
 from vllm_memprof.sim.stacks import cache_dir
+
+# A deadline is of the wall clock: on a busy machine any example may take a second.
+settings.register_profile("memprof", deadline=None)
+settings.load_profile("memprof")
 
 #: A variable by which the warm processes of a test process are known.
 OF_THE_TESTS = "OF_THE_TESTS_OF"

@@ -59,7 +59,7 @@ def assert_sound(report: Report) -> None:
     table(report, 80)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kept=st.dictionaries(
         st.sampled_from(FILES), st.sets(st.integers(1, MOST_LINES), max_size=MOST_LINES)
@@ -76,7 +76,7 @@ def test_lines_that_are_gone(kept: dict[str, set[int]]) -> None:
         assert_sound(build_report(load_run(run)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cuts=st.fixed_dictionaries({name: st.integers(0, 40_000) for name in FILES}))
 def test_files_cut_anywhere(cuts: dict[str, int]) -> None:
     def edit(name: str, lines: list[str]) -> bytes:
@@ -86,7 +86,7 @@ def test_files_cut_anywhere(cuts: dict[str, int]) -> None:
         assert_sound(build_report(load_run(run)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), share=st.floats(0.0, 0.9))
 def test_figures_and_counters_that_are_unknown(seed: int, share: float) -> None:
     chance = random.Random(seed)
@@ -117,7 +117,7 @@ def test_figures_and_counters_that_are_unknown(seed: int, share: float) -> None:
         assert_sound(build_report(load_run(run)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(place=st.integers(0, 30_000), junk=st.binary(min_size=1, max_size=40))
 def test_bytes_that_were_overwritten(place: int, junk: bytes) -> None:
     """A disk that lies: the line is dropped, or the file refused; nothing else happens."""

@@ -36,7 +36,6 @@ def after(taken: Snapshot, simulated: bool = False) -> DeviceMemory:
 amount = st.one_of(st.none(), st.integers(0, 2**38))
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Snapshot,
@@ -122,7 +121,6 @@ def test_every_edge_of_any_run_balances_in_the_report(
         assert {row["how"] for row in memory["owners"]} <= {"measured", "derived", "modelled"}
 
 
-@settings(deadline=None)
 @given(
     total=st.integers(2**30, 2**38),
     free=st.integers(0, 2**30),

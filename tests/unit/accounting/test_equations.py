@@ -242,7 +242,6 @@ def test_divisor_and_clamps() -> None:
 bytes_of_a_card = st.integers(0, 2**37)
 
 
-@settings(deadline=None)
 @given(
     total=st.integers(2**30, 2**37),
     utilization=st.floats(0.01, 1.0),

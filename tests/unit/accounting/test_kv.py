@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import DATA, gib
@@ -319,7 +319,6 @@ def test_a_rank_beyond_the_plan() -> None:
     assert build_kv(plan(available_bytes=[5]), None, None).available_bytes == 5
 
 
-@settings(deadline=None)
 @given(size=st.integers(0, 2**37))
 def test_tokens_are_whole_blocks(size: int) -> None:
     kv = build_kv(plan(), 0, None)

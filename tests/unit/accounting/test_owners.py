@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import TOTAL, divided_rows, process, rest_of, span
@@ -67,7 +67,6 @@ def whole(found: list[Span], order: int, edge: str = "after") -> DeviceMemory:
     return device_memory(found[order], read, False, owners_of(process(found)))
 
 
-@settings(deadline=None)
 @given(
     reserved=amount,
     workspace=amount,

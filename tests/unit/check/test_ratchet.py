@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import DATA, recorded
@@ -197,7 +197,6 @@ def _entries() -> st.SearchStrategy[dict[str, int | str]]:
     return st.fixed_dictionaries({}, optional=values).filter(bool)
 
 
-@settings(deadline=None)
 @given(_entries(), st.fractions(0, 1, max_denominator=1000), st.booleans())
 def test_the_ratchet_never_loosens(
     entries: dict[str, int | str], percent: Fraction, least: bool
@@ -225,7 +224,6 @@ def test_the_ratchet_never_loosens(
     assert strip.sub("", turned.text) == strip.sub("", text)
 
 
-@settings(deadline=None)
 @given(_entries(), st.fractions(0, 1, max_denominator=1000))
 def test_a_forced_turn_is_met_by_its_run(entries: dict[str, int | str], percent: Fraction) -> None:
     lines = [

@@ -155,7 +155,7 @@ states = st.fixed_dictionaries(
 
 
 @given(a=states, b=states, left=st.sampled_from(RELEASES), right=st.sampled_from(RELEASES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_causes_add_up_for_any_two_recomputed_budgets(
     a: Any, b: Any, left: Any, right: Any
 ) -> None:
@@ -219,7 +219,7 @@ def test_the_causes_add_up_whatever_is_missing(
 
 
 @given(state=states, left=st.sampled_from(RELEASES), right=st.sampled_from(RELEASES))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_on_the_same_device_only_the_methods_are_causes(state: Any, left: Any, right: Any) -> None:
     diff = diff_reports(run_with(state, *left[:2]), run_with(state, *right[:2]))
     assert diff.served is not None
@@ -231,7 +231,7 @@ def test_on_the_same_device_only_the_methods_are_causes(state: Any, left: Any, r
 
 
 @given(state=states)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_old_method_and_the_new_one(state: Any) -> None:
     """E4 leaves out three things that E2 subtracts: 0.35 + 0.26 + 0.30 GiB on the reported cards.
 
@@ -563,7 +563,7 @@ plans = st.tuples(st.integers(1, 10**9), st.integers(1, 10**6), st.integers(1, 1
 
 
 @given(a=states, b=states, left=plans, right=plans)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_tokens_add_up_for_any_two_plans(a: Any, b: Any, left: Any, right: Any) -> None:
     """Of any size: blocks that the budget does not set are a cause of their own."""
     reports = []

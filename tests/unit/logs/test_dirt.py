@@ -60,14 +60,14 @@ def test_the_logs_hold_figures():
 
 
 @pytest.mark.parametrize("kind", sorted(HARMLESS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
 def test_harmless_dirt_keeps_the_record(kind, name, seed):
     dirty = HARMLESS[kind](LOGS[name], random.Random(seed))
     assert read(dirty) == EXPECTED[name]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(sorted(LOGS)),
     kinds=st.lists(
@@ -89,7 +89,7 @@ def test_several_kinds_of_harmless_dirt(name, kinds, last, seed):
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSY))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
 def test_no_dirt_makes_another_number(kind, name, seed):
     if name == "notes" and kind in (
@@ -106,7 +106,7 @@ def test_no_dirt_makes_another_number(kind, name, seed):
 
 
 @pytest.mark.parametrize("kind", sorted(RENAMING))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(name=st.sampled_from(sorted(LOGS)), seed=st.integers(0, 2**32))
 def test_who_printed_a_line_changes_no_figure(kind, name, seed):
     if name == "notes" and kind == "worker_prefixes":
@@ -138,7 +138,7 @@ SINGLE = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(names=st.lists(st.sampled_from(SINGLE), min_size=2, max_size=4), seed=st.integers(0, 2**32))
 def test_several_starts_in_one_paste_are_kept_apart(names, seed):
     """Each with the line that begins it: the record of the paste is that of its parts."""
@@ -161,7 +161,7 @@ def test_several_starts_in_one_paste_are_kept_apart(names, seed):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(names=st.lists(st.sampled_from(SINGLE), min_size=2, max_size=4), seed=st.integers(0, 2**32))
 @example(names=["vllm-project__vllm-11251.log", "noonghunna__club-3090-127.log"], seed=0)
 def test_pastes_without_beginnings_mix_no_numbers(names, seed):
@@ -187,7 +187,7 @@ def test_pastes_without_beginnings_mix_no_numbers(names, seed):
             assert printed <= known
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     name=st.sampled_from([name for name in sorted(LOGS) if name != "notes"]),
     seed=st.integers(0, 2**32),
@@ -216,13 +216,13 @@ def test_lines_wrapped_by_a_terminal_are_whole_again(name, seed):
         assert [start[2:] for start in starts] == [start[2:] for start in expected_starts]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=4096))
 def test_anything_can_be_read(data):
     read(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=2000))
 def test_any_text_can_be_read(text):
     read(text)

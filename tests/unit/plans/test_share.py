@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from tests.unit.accounting.builders import recorded
@@ -181,7 +180,6 @@ def test_of_three_each_is_the_last_once() -> None:
 sizes = st.integers(0, 12 * GIB)
 
 
-@limits(deadline=None)  # about 2 ms each; a busy machine takes what it takes
 @given(
     st.sampled_from(["E2", "E3", "E4"]),
     st.lists(st.tuples(sizes, sizes, st.integers(1, 4 * GIB)), min_size=2, max_size=3),

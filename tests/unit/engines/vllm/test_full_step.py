@@ -53,7 +53,7 @@ def test_a_decode_is_of_full_length_where_its_prompt_is_shared() -> None:
     assert replace(ROOMY, shares_prefixes=False, cached_tokens=32_000).decode() == 2000 - 128
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(limits=SIZES)
 def test_every_batch_is_within_the_limits(limits: Limits) -> None:
     made = list(batches(limits))

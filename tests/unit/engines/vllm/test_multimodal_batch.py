@@ -83,7 +83,7 @@ def test_prompts_have_their_items_before_the_text() -> None:
     assert prompt.new_tokens == 1
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(limits=SIZES, room=ROOMS, embeds=st.integers(1, 5000), around=st.integers(0, 9))
 def test_a_batch_is_within_the_limits(limits: Limits, room: Room, embeds: int, around: int) -> None:
     made = requests_of(limits, room, item(embeds, around), none)
