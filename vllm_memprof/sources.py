@@ -16,7 +16,7 @@ from vllm_memprof.redact import redact_data
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
-    from vllm_memprof.record.loader import Run
+    from vllm_memprof.record.deployment import Part
 
 Each = TypeVar("Each")
 
@@ -92,23 +92,31 @@ def build_run(run_dir: Path) -> Report:
     Raises:
         RunRecordError: it cannot be read.
     """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.accounting.deployment import build_deployment
-    from vllm_memprof.record.deployment import Part, Parts
+    from vllm_memprof.record.deployment import Part
     from vllm_memprof.record.loader import load_run
 
-    run = _with_log(load_run(run_dir), run_dir)
+    return _build_part(Part(run_dir, load_run(run_dir)))
+
+
+def _build_part(part: Part) -> Report:
+    from vllm_memprof.accounting.build import build_report
+    from vllm_memprof.accounting.deployment import build_deployment
+    from vllm_memprof.record.deployment import Parts
+
+    part = _with_log(part)
+    run = part.run
     if len({process.identity.host for process in run.processes}) > 1:  # as Ray's workers have it
-        name = None if run.info.part is None else run.info.part.deployment
-        return build_deployment(Parts(name, [Part(run_dir, run)]))
+        name = None if part.place is None else part.place.deployment
+        return build_deployment(Parts(name, [part]))
     return build_report(run)
 
 
-def _with_log(run: Run, run_dir: Path) -> Run:
+def _with_log(part: Part) -> Part:
     from vllm_memprof.logs.to_record import read_printed_kv
     from vllm_memprof.record.schema import ENGINE_LOG
 
-    return replace(run, printed_kv=read_printed_kv(run_dir / ENGINE_LOG))
+    printed = read_printed_kv(part.folder / ENGINE_LOG)
+    return replace(part, run=replace(part.run, printed_kv=printed))
 
 
 def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
@@ -147,9 +155,8 @@ def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:
         return build_run(folders[0])
     found = load_parts(folders, deployment, named=not searched)
     if len(found.parts) == 1 and not found.gaps:
-        return build_run(found.parts[0].folder)
-    parts = [replace(part, run=_with_log(part.run, part.folder)) for part in found.parts]
-    return build_deployment(replace(found, parts=parts))
+        return _build_part(found.parts[0])
+    return build_deployment(replace(found, parts=[_with_log(part) for part in found.parts]))
 
 
 def _is_glob(name: str) -> bool:

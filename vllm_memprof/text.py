@@ -99,3 +99,14 @@ def translate(value: str, catalogue: Mapping[str, str]) -> str:
 def _restored(template: str, params: dict[str, object]) -> Text:
     parts = params.get("parts")
     return join(template, parts) if isinstance(parts, tuple) else text(template, **params)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

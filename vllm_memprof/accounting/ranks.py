@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import FullStep, HoldsMore, PlannedRanks
+from vllm_memprof.text import spans
 from vllm_memprof.units import MIB, format_gib
 
 #: Less than this a rank is not said to hold more, bytes.
@@ -132,14 +133,3 @@ def step_notes(step: FullStep | None, stopped_before: bool = False) -> list[str]
     if step.multimodal and step.modalities is None:
         missing.append("text alone, no multimodal batch")
     return [f"largest batches run: {'; '.join([', '.join(parts), *missing])}"] if parts else []
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Write numbers as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

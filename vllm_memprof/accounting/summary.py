@@ -11,10 +11,7 @@ from vllm_memprof.record.loader import ProcessRecord, Run
 def summarise(run: Run) -> RunSummary:
     """Return the run in short; what the run record lacks is taken from its processes."""
     info = run.info
-    versions = dict(info.versions)
-    for process in run.processes:
-        versions.update(process.versions)
-    versions = {name.replace("_", "-"): version for name, version in versions.items()}
+    versions = dict(run.versions)
     known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]

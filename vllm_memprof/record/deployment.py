@@ -16,6 +16,7 @@ from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.record.codec import Allowed
 from vllm_memprof.record.loader import ProcessRecord, Run, load_info, load_run
 from vllm_memprof.record.schema import EVENTS_DIR, RUN_FILE, DeploymentPart
+from vllm_memprof.text import spans
 
 #: Two run folders of one host name whose clocks are further apart are of two hosts.
 _SAME_CLOCK_NS = 60 * 10**9
@@ -165,27 +166,16 @@ def _missing(parts: Sequence[Part]) -> list[Gap]:
         there = {each.node_rank or 0 for each in places}
         absent = sorted(set(range(nodes)) - there) if nodes > 1 else []
         if absent:
-            gaps.append(Gap("no_folder", f"node rank {_ranges(absent)} of {nodes}", "", group))
+            gaps.append(Gap("no_folder", f"node rank {spans(absent)} of {nodes}", "", group))
         size = max((each.dp_size or 1 for each in places), default=1)
         ranges = [(each.dp_start, each.dp_local) for each in places]
         if nodes > 1 or size < 2 or any(None in each for each in ranges):
             continue
         cores = {start + i for start, local in ranges for i in range(local or 0)}  # type: ignore[operator]
         if absent := sorted(set(range(size)) - cores):
-            name = f"data-parallel rank {_ranges(absent)} of {size}"
+            name = f"data-parallel rank {spans(absent)} of {size}"
             gaps.append(Gap("no_folder", name, "", group))
     return gaps
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write sorted numbers as ranges: ``1, 3-5``."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def wall_of(run: Run, host: str | None) -> int | None:

@@ -162,6 +162,14 @@ class Run:
         return [each for each in self.processes if each.served.requests or each.served.kv_samples]
 
     @cached_property
+    def versions(self) -> dict[str, str]:
+        """Return package -> version, names with "-": of the launcher, then of the processes."""
+        found = dict(self.info.versions)
+        for process in self.processes:
+            found.update(process.versions)
+        return {name.replace("_", "-"): version for name, version in found.items()}
+
+    @cached_property
     def planners(self) -> list[ProcessRecord]:
         """Return the processes that recorded a KV plan."""
         return [each for each in self.processes if each.kv_plan is not None]

@@ -92,10 +92,7 @@ def _said(name: str, runs: Sequence[Run], facts: Sequence[dict[str, str]]) -> st
 def _facts(run: Run) -> dict[str, str]:
     """Return what a host was set up with, by name."""
     info = run.info
-    versions = dict(info.versions)
-    for process in run.processes:
-        versions.update(process.versions)
-    found = {name.replace("_", "-"): version for name, version in sorted(versions.items())}
+    found = dict(sorted(run.versions.items()))
     given = {
         "model": info.model,
         "engine": " ".join(part for part in (info.engine, info.engine_version) if part),

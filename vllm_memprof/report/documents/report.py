@@ -11,7 +11,7 @@ from vllm_memprof.record.spans import MODELLED, last_of
 from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import UNKNOWN, fold, labels_of, least_grant
+from vllm_memprof.report.sections.base import STATUS_WORDS, UNKNOWN, fold, labels_of, least_grant
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
 from vllm_memprof.text import Text, join, text
@@ -20,14 +20,6 @@ from vllm_memprof.text import Text, join, text
 _VERDICTS = ("fits", "narrow", "release", "exceeds")
 #: Label of the worker of a log that speaks of one alone.
 SOLE_WORKER = "the worker"
-_STATUS = {
-    "ok": text("ok"),
-    "running": text("running"),
-    "failed": text("failed"),
-    "oom": text("oom"),
-    "truncated": text("truncated"),
-}
-
 #: A log rarely shows a run to its end: what it shows is said, and no more.
 _STATUS_OF_A_LOG = {
     "ok": text("no failure in the log"),
@@ -336,7 +328,7 @@ def _device(report: Report) -> str:
 
 def _status_word(report: Report) -> str:
     status = report.run.status
-    words = {**_STATUS, **(_STATUS_OF_A_LOG if report.run.source == "log" else {})}
+    words = {**STATUS_WORDS, **(_STATUS_OF_A_LOG if report.run.source == "log" else {})}
     return words.get(status, status)
 
 

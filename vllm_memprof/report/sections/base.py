@@ -21,6 +21,13 @@ WIDE = 110
 
 GIB, BYTES = text("GiB"), text("bytes")
 UNKNOWN = text("unknown")
+STATUS_WORDS = {
+    "ok": text("ok"),
+    "running": text("running"),
+    "failed": text("failed"),
+    "oom": text("oom"),
+    "truncated": text("truncated"),
+}
 
 
 def fold(labels: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.spans import Span
 from vllm_memprof.report.document import BAD, MUTED, PLAIN, Column, Row, Section
-from vllm_memprof.report.sections.base import fold, modelled
+from vllm_memprof.report.sections.base import STATUS_WORDS, fold, modelled
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_gib
 
@@ -31,14 +31,6 @@ _SLOWEST = "*"
 #: Phases that are no part of a start-up.
 _NOT_STARTUP = ("request", "stage", "sleep", "wake_up", "shutdown", "oom", "empty_cache")
 _SECONDS = 10**9
-
-_STATUS = {
-    "ok": text("ok"),
-    "running": text("running"),
-    "failed": text("failed"),
-    "oom": text("oom"),
-    "truncated": text("truncated"),
-}
 
 
 def deployment_sections(report: Report, width: int) -> list[Section]:
@@ -83,7 +75,7 @@ def _hosts(report: Report, deployment: Deployment) -> Section:
     told: set[str] = set()  # runs whose reason stands in a row above
     for spare, row in shown:
         ok = row.status in ("ok", "running")
-        status: str = _STATUS.get(row.status, row.status)
+        status: str = STATUS_WORDS.get(row.status, row.status)
         if row.exit_reason and not ok and row.run not in told:
             told.add(row.run)
             status = text("{status}: {reason}", status=status, reason=row.exit_reason)
@@ -124,12 +116,11 @@ def _clock(row: HostRow) -> str:
         return text("wall clock, unchecked")
     if clock.by != COLLECTIVES or clock.uncertainty_ns is None:
         return text("unknown")
-    shown = clock.offset_ns if clock.wall_ahead_ns is None else clock.wall_ahead_ns
     if clock.wall_ahead_ns is None:
         return text("± {most:.3f}", most=clock.uncertainty_ns / _SECONDS)
     return text(
         "{ahead:+.3f} ± {most:.3f}",
-        ahead=(shown or 0) / _SECONDS,
+        ahead=clock.wall_ahead_ns / _SECONDS,
         most=clock.uncertainty_ns / _SECONDS,
     )
 
