@@ -6,7 +6,8 @@ this table has the rest. A third engine is a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +15,28 @@ from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.accounting.model import RankReport
 
 SGLANG = "sglang"
+#: Short names of engine arguments.
+#: (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
+SHORT_NAMES = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-O": "--optimization-level",
+    "-cc": "--compilation-config",
+}
+_NUMBER = re.compile(r"-\d")
 
 
 @dataclass(frozen=True)
@@ -89,3 +112,30 @@ def share_of(rank: RankReport, engine: str | None = None) -> Share:
     base = rank.figures.get(row.base)
     option = f"--{row.share.replace('_', '-')}"
     return Share(option, None if base is None else int(base), rank.figures.get(row.share))
+
+
+def given_options(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of a command line by their long names: (name, value), "given" for a flag.
+
+    Options of memprof are among them. One that was given again comes again.
+    """
+    index = 0
+    while index < len(command):
+        token, index = command[index], index + 1
+        if not token.startswith("-") or token in ("-", "--") or _NUMBER.match(token):
+            continue  # the program, its command, the model: named elsewhere
+        name, equals, value = token.partition("=")
+        if not equals:
+            values = []
+            while index < len(command) and (
+                not command[index].startswith("-") or _NUMBER.match(command[index])
+            ):
+                values.append(command[index])
+                index += 1
+            value = " ".join(values) or "given"
+        if (name, value) == ("-q", "given"):  # with a value it is the engine's quantization
+            name = "--quiet"
+        option, dot, key = name.partition(".")  # of a dotted one the keys are the engine's own
+        if option.startswith("--"):
+            option = option.replace("_", "-")
+        yield SHORT_NAMES.get(option, option) + dot + key, value

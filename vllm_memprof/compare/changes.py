@@ -7,33 +7,12 @@ it did to the KV cache.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vllm_memprof.accounting.engine_options import given_options
 from vllm_memprof.accounting.model import Report
 
-#: Short names of engine arguments.
-#: (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
-SHORT_NAMES = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-dpn": "--data-parallel-rank",
-    "-dpl": "--data-parallel-size-local",
-    "-dpr": "--data-parallel-start-rank",
-    "-dpa": "--data-parallel-address",
-    "-dpp": "--data-parallel-rpc-port",
-    "-dpb": "--data-parallel-backend",
-    "-pcp": "--prefill-context-parallel-size",
-    "-n": "--nnodes",
-    "-r": "--node-rank",
-    "-dcp": "--decode-context-parallel-size",
-    "-ep": "--enable-expert-parallel",
-    "-q": "--quantization",
-    "-O": "--optimization-level",
-    "-cc": "--compilation-config",
-}
 #: Options of memprof itself that the engine never sees, and that differ from run to run.
 _OURS = (
     "--run-dir",
@@ -49,7 +28,6 @@ _OURS = (
 )
 #: Variables that memprof sets for its own use; what they follow from is among the arguments.
 _OUR_VARIABLES = "MEMPROF_"
-_NUMBER = re.compile(r"-\d")
 
 
 @dataclass(frozen=True)
@@ -149,7 +127,7 @@ def _arguments(report: Report) -> dict[str, str]:
     written differently are one, and a row names the key that differs.
     """
     found: dict[str, str] = {}
-    for name, given in _options(report.run.command):
+    for name, given in given_options(report.run.command):
         for key, value in _keys(name, given):
             if key not in _OURS:
                 found[key] = f"{found[key]} {value}" if key in found else value
@@ -168,26 +146,3 @@ def _keys(name: str, value: str) -> Iterator[tuple[str, str]]:
     for key, inner in content.items():
         text = inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
         yield from _keys(f"{name}.{key}", text)
-
-
-def _options(command: list[str]) -> Iterator[tuple[str, str]]:
-    index = 0
-    while index < len(command):
-        token, index = command[index], index + 1
-        if not token.startswith("-") or token in ("-", "--") or _NUMBER.match(token):
-            continue  # the program, its command, the model: named elsewhere
-        name, equals, value = token.partition("=")
-        if not equals:
-            values = []
-            while index < len(command) and (
-                not command[index].startswith("-") or _NUMBER.match(command[index])
-            ):
-                values.append(command[index])
-                index += 1
-            value = " ".join(values) or "given"
-        if (name, value) == ("-q", "given"):  # with a value it is the engine's quantization
-            name = "--quiet"
-        option, dot, key = name.partition(".")  # of a dotted one the keys are the engine's own
-        if option.startswith("--"):
-            option = option.replace("_", "-")
-        yield SHORT_NAMES.get(option, option) + dot + key, value

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from vllm_memprof.compare.changes import SHORT_NAMES
+from vllm_memprof.accounting.engine_options import SHORT_NAMES
 from vllm_memprof.errors import UsageError
 
 #: Engine -> options whose values multiply to the number of devices, 1 where none of its names is

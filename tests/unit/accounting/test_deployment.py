@@ -130,6 +130,13 @@ def test_hosts_that_are_set_up_alike_do_not_differ(tmp_path: Path) -> None:
     assert not differing(two_hosts(tmp_path, second=same))
 
 
+def test_a_short_name_is_the_option(tmp_path: Path) -> None:
+    command = json.loads((SOURCE / "run.json").read_text())["command"]
+    short = ["-tp" if word == "--tensor-parallel-size" else word for word in command]
+    assert short != command
+    assert not differing(two_hosts(tmp_path, second={"command": short}))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vllm_memprof.accounting.engine_figures import first_device_total
+from vllm_memprof.accounting.engine_options import given_options
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
 from vllm_memprof.record.loader import Run
@@ -13,7 +14,7 @@ from vllm_memprof.text import join, text
 #: Arguments that differ between hosts on purpose, or that bear on no memory.
 _OF_ONE_HOST = frozenset(
     {
-        *("-o", "-q", "-dpa", "-dpl", "-dpn", "-dpp", "-dpr", "-r"),
+        "-o",
         *("--data-parallel-address", "--data-parallel-rank", "--data-parallel-rpc-port"),
         *("--data-parallel-size-local", "--data-parallel-start-rank", "--headless"),
         *("--data-parallel-external-lb", "--data-parallel-hybrid-lb", "--api-server-count"),
@@ -110,7 +111,9 @@ def _facts(run: Run) -> dict[str, str]:
     ]
     if totals:
         found["device total"] = text("{total:bytes} bytes", total=min(totals))
-    found |= {name: value for name, value in _arguments(info.command) if name not in _OF_ONE_HOST}
+    found |= {
+        name: value for name, value in given_options(info.command) if name not in _OF_ONE_HOST
+    }
     found |= {name: value for name, value in sorted(info.env.items()) if _bears(name, value)}
     return found
 
@@ -119,26 +122,3 @@ def _bears(name: str, value: str) -> bool:
     if name.startswith(_OURS) or name in _OF_NO_WEIGHT or name.endswith(_OF_ONE_HOST_ENDS):
         return False
     return name in _PATHS or not value.startswith("/")
-
-
-def _arguments(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a command with their values, "given" of one without."""
-    index = 0
-    while index < len(command):
-        name, equals, value = command[index].partition("=")
-        index += 1
-        if not name.startswith("-") or name in ("-", "--") or _is_number(name):
-            continue
-        if not equals:
-            values = []
-            while index < len(command) and (
-                not command[index].startswith("-") or _is_number(command[index])
-            ):
-                values.append(command[index])
-                index += 1
-            value = " ".join(values) or "given"
-        yield (name.replace("_", "-") if name.startswith("--") else name), value
-
-
-def _is_number(word: str) -> bool:
-    return word[1:2].isdigit()
