@@ -27,7 +27,7 @@ from tests.support.engine import (
     start_memprof,
     wait_for_server,
 )
-from tests.support.hosts import Deployment
+from tests.support.hosts import Deployment, Host
 
 pytestmark = [pytest.mark.sim, pytest.mark.alone, pytest.mark.timeout(420)]
 
@@ -59,6 +59,15 @@ def deployment(tmp_path: Path, cleanup_processes: list[subprocess.Popen[str]]) -
     return start
 
 
+def two_hosts(
+    deployment: Start, stack: str, first: str, second: str, **variables: str
+) -> tuple[Deployment, Host, Host]:
+    """Start two hosts of the page; return them when both are ready."""
+    made = deployment(stack, first, second, **variables)
+    made.wait_until_ready(READY_S)
+    return made, made.hosts[first], made.hosts[second]
+
+
 def serve_some(port: int, model: str, count: int = 4) -> None:
     for number in range(count):
         body = {"model": model, "prompt": f"{number} a b c", "max_tokens": 8, "ignore_eos": True}
@@ -78,11 +87,9 @@ def whole(run: RunResult, *labels: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_data_parallel_with_a_headless_host(stack: str, deployment: Start) -> None:
-    made = deployment(stack, "host-a", "host-b")
-    made.wait_until_ready(READY_S)
+    made, head, headless = two_hosts(deployment, stack, "host-a", "host-b")
     port = made.variables["PORT"]
     serve_some(int(made.variables["HTTP"]), "memprof/tiny-moe")
-    head, headless = made.hosts["host-a"], made.hosts["host-b"]
     pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
     head.send(signal.SIGINT)
     first, second = head.end(), headless.end()
@@ -105,11 +112,9 @@ def test_data_parallel_with_a_headless_host(stack: str, deployment: Start) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("stack", [STACK, OLD_STACK])
 def test_one_engine_core_over_two_hosts(stack: str, deployment: Start) -> None:
-    made = deployment(stack, "node-a", "node-b", MODEL="memprof/tiny")
-    made.wait_until_ready(READY_S)
+    made, head, node = two_hosts(deployment, stack, "node-a", "node-b", MODEL="memprof/tiny")
     port = made.variables["PORT"]
     serve_some(int(made.variables["HTTP"]), "memprof/tiny")
-    head, node = made.hosts["node-a"], made.hosts["node-b"]
     pids = engine_pids(head.run_dir) | engine_pids(node.run_dir)
     head.send(signal.SIGINT)
     first, second = head.end(), node.end()
@@ -134,9 +139,7 @@ def test_one_engine_core_over_two_hosts(stack: str, deployment: Start) -> None:
 
 @pytest.mark.full
 def test_a_process_killed_on_the_headless_host(deployment: Start) -> None:
-    made = deployment(STACK, "host-a", "host-b")
-    made.wait_until_ready(READY_S)
-    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    _, head, headless = two_hosts(deployment, STACK, "host-a", "host-b")
     pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
     os.kill(worker_of(headless.run_dir), signal.SIGKILL)
     second = headless.end()
@@ -153,9 +156,7 @@ def test_a_process_killed_on_the_headless_host(deployment: Start) -> None:
 
 @pytest.mark.full
 def test_a_process_killed_on_the_first_host(deployment: Start) -> None:
-    made = deployment(STACK, "host-a", "host-b")
-    made.wait_until_ready(READY_S)
-    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    _, head, headless = two_hosts(deployment, STACK, "host-a", "host-b")
     pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
     os.kill(worker_of(head.run_dir), signal.SIGKILL)
     first, second = head.end(), headless.end()
@@ -168,9 +169,7 @@ def test_a_process_killed_on_the_first_host(deployment: Start) -> None:
 
 @pytest.mark.full
 def test_a_headless_host_that_is_ended_alone(deployment: Start) -> None:
-    made = deployment(STACK, "host-a", "host-b")
-    made.wait_until_ready(READY_S)
-    head, headless = made.hosts["host-a"], made.hosts["host-b"]
+    made, head, headless = two_hosts(deployment, STACK, "host-a", "host-b")
     pids = engine_pids(head.run_dir) | engine_pids(headless.run_dir)
     headless.send(signal.SIGINT)
     second = headless.end()

@@ -352,23 +352,21 @@ print(used / ((before + read()) / 2), int(peak.split()[1]) * 1024)
 """
 
 
+def measured(folder: Path, target: Path) -> tuple[float, float]:
+    """Write the page of a folder; return what ``MEASURED`` prints."""
+    words = ["report", str(folder), "--format", "html", "-o", str(target)]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ratio, peak = (float(word) for word in done.stdout.split())
+    return ratio, peak
+
+
 def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
     run_dir = write_many_ranks(tmp_path / "run", ranks=512, outlier=300)
     target = tmp_path / "page.html"
-    command = [
-        sys.executable,
-        "-c",
-        MEASURED,
-        "report",
-        str(run_dir),
-        "--format",
-        "html",
-        "-o",
-        str(target),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    ratio, peak = (float(word) for word in done.stdout.split())
+    ratio, peak = measured(run_dir, target)
     assert ratio < 20
     assert peak < 500_000_000
     assert target.stat().st_size < 10_000_000
@@ -386,12 +384,7 @@ def test_512_ranks_from_the_record_to_the_page(tmp_path: Path) -> None:
 def test_64_hosts_of_8_ranks_are_one_page(tmp_path: Path) -> None:
     folder = write_many_hosts(tmp_path / "runs", hosts=64, ranks=8)
     target = tmp_path / "page.html"
-    words = ["report", str(folder), "--format", "html", "-o", str(target)]
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    ratio, peak = (float(word) for word in done.stdout.split())
+    ratio, peak = measured(folder, target)
     assert ratio < 20
     assert peak < 400_000_000
     assert target.stat().st_size < 8_000_000
