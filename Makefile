@@ -64,12 +64,13 @@ test-sim: sim-all  ## Shim tests and the real engines on the simulated device
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -m "alone and not full" tests/shim tests/integration
 	MEMPROF_REQUIRE_SIM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not full and not alone" --durations=20 tests/shim tests/integration
 
-lint: $(STAMP)  ## ruff, codespell, mypy, clang-format
+lint: $(STAMP)  ## ruff, codespell, mypy, clang-format, size of the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell vllm_memprof tests scripts docs README.md CHANGELOG.md Makefile
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/python scripts/size.py
 
 format: $(STAMP)  ## Format the code
 	$(BIN)/ruff check --fix .
