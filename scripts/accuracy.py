@@ -35,7 +35,8 @@ from vllm_memprof.accuracy.errors import Planned, errors_of
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.accuracy.spread import spreads_text
-from vllm_memprof.plans.engine_args import devices_of
+from vllm_memprof.engines import VLLM
+from vllm_memprof.options import devices_of
 from vllm_memprof.sim.profiles import find_profile, load_profile
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +80,8 @@ def device_of(run: PublishedRun, folder: Path) -> str:
 
 def command_of(run: PublishedRun, folder: Path, extra: Iterable[str] = ()) -> list[str]:
     """Return the command that plans a row, or runs it up to a first request."""
-    whole = run.captures_graphs and devices_of(run.engine_args) == 1 and "pooling" not in run.args
+    one = devices_of(run.engine_args, VLLM.devices) == 1
+    whole = run.captures_graphs and one and "pooling" not in run.args
     verb = ["offline", run.model, "--prompt", "hi", "--max-tokens", "1"]
     if not whole:
         verb = ["plan", run.model, "--ranks", "one", "--rank", str(run.rank)]

@@ -9,7 +9,6 @@ its signals and its children are not those of the caller; ``memprof sweep`` make
 from __future__ import annotations
 
 import html
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import LaunchError, MemprofError, RunRecordError, UsageError
+from vllm_memprof.options import long_name, word_of, words_of
 from vllm_memprof.sources import chosen, numbered, read_reports
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def plan(
         "engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks,
         "rank": rank, "until": until,
     }  # fmt: skip
-    asked = Plan.asked(model, engine_arguments(options), own, timeout_s)
+    asked = Plan.asked(model, words_of(options), own, timeout_s)
     folder = default_run_dir(model) if run_dir is None else Path(run_dir).expanduser()
     folder = folder.absolute()
     if run_dir is None and folder.exists():
@@ -316,11 +316,11 @@ def sweep(
 
     if jobs is not None and jobs < 1:
         raise UsageError("jobs must be at least 1")
-    knobs = [Knob(_option(name), [_word(value) for value in over[name]]) for name in over]
+    knobs = [Knob(long_name(name)[2:], [word_of(value) for value in over[name]]) for name in over]
     if not knobs or not all(knob.values for knob in knobs):
         raise UsageError("over has no option with a value")
     own = {"engine": engine, "device": device, "python": python, "stack": stack, "ranks": ranks}
-    asked = Plan.asked(model, engine_arguments(options), own, timeout_s)
+    asked = Plan.asked(model, words_of(options), own, timeout_s)
     place = default_folder(asked, knobs) if folder is None else Path(folder).expanduser()
     command = ["mp.sweep", model, *(f"{knob.name}={','.join(knob.values)}" for knob in knobs)]
     job = SweepJob(asked, knobs, place.absolute(), command, Store() if cache else None)
@@ -397,34 +397,3 @@ class _Silent:
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         pass
-
-
-def engine_arguments(options: Mapping[str, object]) -> list[str]:
-    """Return options of the engine by their Python names as its command line has them.
-
-    ``max_model_len=4096`` is ``--max-model-len=4096``, True ``--enforce-eager``, False
-    ``--no-enforce-eager``; a mapping is written as JSON, a list as several values; None is left
-    out.
-    """
-    tokens = []
-    for name, value in options.items():
-        option = f"--{_option(name)}"
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            tokens.append(option if value else f"--no-{option[2:]}")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            tokens += [option, *map(_word, value)]
-        else:
-            tokens.append(f"{option}={_word(value)}")
-    return tokens
-
-
-def _option(name: str) -> str:
-    return name.lstrip("-").replace("_", "-")
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)

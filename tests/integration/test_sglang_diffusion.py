@@ -22,7 +22,7 @@ from tests.support.engine import (
     start_memprof,
 )
 from tests.support.planted import plant
-from vllm_memprof.launch.engines import SGLANG_DIFFUSION
+from vllm_memprof.engines import SGLANG_DIFFUSION
 from vllm_memprof.launch.interpreter import probe_interpreter
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime

@@ -16,9 +16,9 @@ import pytest
 
 import vllm_memprof as mp
 from vllm_memprof import api
-from vllm_memprof.api import engine_arguments
 from vllm_memprof.cli.commands import sweep as sweep_command
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
+from vllm_memprof.options import value_of, words_of
 from vllm_memprof.plans import pool, process
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
@@ -97,7 +97,7 @@ def test_a_notebook_shows_the_verdict_and_escapes_names(tmp_path: Path) -> None:
 
 
 def test_options_of_the_engine_by_their_python_names() -> None:
-    assert engine_arguments(
+    assert words_of(
         {
             "tensor_parallel_size": 4,
             "enforce_eager": True,
@@ -108,11 +108,14 @@ def test_options_of_the_engine_by_their_python_names() -> None:
             "cudagraph_capture_sizes": [1, 2],
         }
     ) == [
-        "--tensor-parallel-size=4",
+        "--tensor-parallel-size",
+        "4",
         "--enforce-eager",
         "--no-enable-prefix-caching",
-        "--gpu-memory-utilization=0.9",
-        '--limit-mm-per-prompt={"image": 2}',
+        "--gpu-memory-utilization",
+        "0.9",
+        "--limit-mm-per-prompt",
+        '{"image": 2}',
         "--cudagraph-capture-sizes",
         "1",
         "2",
@@ -147,7 +150,7 @@ def test_a_plan_gives_the_figures_of_its_run(planned: list[tuple[Plan, Path]]) -
     run = mp.plan("M", device="sim:910b", tensor_parallel_size=2, ranks="one", rank=1)
     ((plan, run_dir),) = planned
     assert plan.own == {"device": "sim:910b", "ranks": "one", "rank": "1"}
-    assert plan.engine_args == ["--tensor-parallel-size=2"]
+    assert plan.engine_args == ["--tensor-parallel-size", "2"]
     assert run_dir.parent == Path.cwd() / "reports"
     assert run.kv.tokens.tolist() == mp.load(DATA / "plan_tp2").kv.tokens.tolist()
     mp.plan("M")
@@ -169,7 +172,7 @@ def test_a_sweep_gives_a_row_per_plan(planned: list[tuple[Plan, Path]]) -> None:
     assert found.plans["tensor-parallel-size"].tolist() == [2, 2, 4, 4]
     assert found.plans["enforce-eager"].tolist() == [True, False, True, False]
     assert found.plans.tokens.tolist() == [8, 8, 8, 8]
-    assert all("--max-model-len=4096" in plan.engine_args for plan, _ in planned)
+    assert all(value_of(plan.engine_args, "max-model-len") == "4096" for plan, _ in planned)
     again = mp.sweep("M", over, device="sim:910b", max_model_len=4096, cache=False, folder="s")
     assert len(planned) == 4  # what is there is kept
     pd.testing.assert_frame_equal(again.plans, found.plans)

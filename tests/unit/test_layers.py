@@ -21,13 +21,14 @@ else:
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 #: Open to every layer; they import nothing of the package but each other.
-OPEN_TO_ALL = {"errors", "files", "peers", "redact", "units", "text", "version"}
+OPEN_TO_ALL = {"errors", "files", "options", "peers", "redact", "units", "text", "version"}
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
 #: API.
 MAY_IMPORT = {
     "errors": set(),
     "files": set(),
+    "options": set(),
     "peers": set(),
     "redact": set(),
     "units": set(),
@@ -36,16 +37,16 @@ MAY_IMPORT = {
     "capture": {"record"},
     "engines": {"capture", "record"},
     "record": set(),
-    "logs": {"record"},
-    "accounting": {"record"},
+    "logs": {"record", "engines"},
+    "accounting": {"record", "engines"},
     "compare": {"accounting", "record"},
     "check": {"accounting", "compare", "record"},
     "accuracy": set(),
     "holders": {"capture", "record", "sim", "launch"},
     "report": {"accounting", "accuracy", "compare", "check", "holders", "plans", "record"},
     "sim": set(),
-    "launch": {"record", "sim"},
-    "plans": {"record", "accounting", "compare", "sim", "launch"},
+    "launch": {"record", "sim", "engines"},
+    "plans": {"record", "accounting", "compare", "sim", "launch", "engines"},
     "frames": {"record", "accounting", "compare", "check", "logs", "plans", "report"},
     "sources": {"record", "accounting", "logs", "plans"},
     "api": {
@@ -84,6 +85,8 @@ MAY_IMPORT = {
 ONLY = {
     ("capture", "record"): {"schema", "failures", "host"},
     ("engines", "record"): {"schema"},
+    # the table and the types of its rows: never hooks, actions or drivers
+    **{(layer, "engines"): {"", "base"} for layer in ("accounting", "launch", "logs", "plans")},
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},
@@ -218,8 +221,8 @@ def test_record_imports_pandas_in_its_frames_alone():
     assert found <= {"frames", "loader"}
 
 
-def test_launch_knows_the_driver_by_a_name_that_exists():
-    from vllm_memprof.launch.engines import ENGINES
+def test_the_table_of_engines_knows_the_driver_by_a_name_that_exists():
+    from vllm_memprof.engines import ENGINES
 
     for row in ENGINES.values():
         assert row.driver in MODULES

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.equations import Equation, Figures, Term
@@ -419,20 +418,6 @@ def audit(
             rows.append(_row(name.removesuffix("_bytes"), _whole(engine[name]), reading, source))
     granted = _granted(equation, engine, request, total, utilization, terms, own)
     return [*rows, _row("kv_cache", _whole(engine.get("kv_cache_bytes")), granted, source)]
-
-
-def asked_utilization(command: Sequence[str]) -> float | None:
-    """Return ``--gpu-memory-utilization`` of a command line; None where it was not given."""
-    words = [part for word in command for part in word.split("=", 1)]
-    given = [
-        value
-        for name, value in pairwise(words)
-        if name.replace("_", "-") == "--gpu-memory-utilization"
-    ]
-    try:
-        return float(given[-1]) if given else None
-    except ValueError:
-        return None
 
 
 def _whole(value: float | int | None) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.audit import Replica, asked_utilization, audit
+from vllm_memprof.accounting.audit import Replica, audit
 from vllm_memprof.accounting.budgets import (
     corrections,
     fit_device,
@@ -43,6 +44,7 @@ from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
+from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of, last_of
 from vllm_memprof.text import Text, text
@@ -261,11 +263,14 @@ def _batched_tokens(run: Run) -> int | None:
     planned = plan.get("max_num_batched_tokens")
     if isinstance(planned, int):
         return planned
-    words = [part for word in run.info.command for part in word.split("=", 1)]
-    if "--max-num-batched-tokens" not in words:
-        return None
-    given = words[words.index("--max-num-batched-tokens") + 1 :][:1]
-    return int(given[0]) if given and given[0].isdigit() else None
+    given = read_options(run.info.command, [Option("max-num-batched-tokens", int)])
+    return cast("int | None", given.get("max_num_batched_tokens"))
+
+
+def _asked_utilization(command: Sequence[str]) -> float | None:
+    """Return ``--gpu-memory-utilization`` of a command line; None where it was not given."""
+    given = read_options(command, [Option("gpu-memory-utilization", float)])
+    return cast("float | None", given.get("gpu_memory_utilization"))
 
 
 def _spare_at_start(budget: Budget) -> int | None:
@@ -365,7 +370,7 @@ def _equation_budget(rank: _Rank) -> Budget:
             rank.process.phases,
             rank.summary.source,
             rank.summary.simulated,
-            asked_utilization(rank.summary.command),
+            _asked_utilization(rank.summary.command),
             rank.replica,
         ),
         tried=rank.tried,

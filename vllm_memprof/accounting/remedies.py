@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.engine_options import SGLANG, options_of, share_of
+from vllm_memprof.accounting.engine_options import SGLANG, share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
@@ -23,6 +23,7 @@ from vllm_memprof.accounting.model import (
     RankReport,
 )
 from vllm_memprof.accounting.oom_phases import NOT_YET, kv_cache_state, phases_of
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.failures import StepItem
 from vllm_memprof.record.spans import Span, first_of
 from vllm_memprof.text import Text, text
@@ -118,7 +119,7 @@ def remedies(case: Case) -> list[Remedy]:
             given.grounds,
         )
         for row in REMEDIES
-        if row.id not in options_of(case.engine).without
+        if row.id not in row_of_run(case.engine).arguments.without
         for given in row.gives(case)
     ]
 
@@ -336,7 +337,10 @@ def _batched_tokens(case: Case) -> Iterator[Given]:
 
 def _fewer_graphs(case: Case) -> Iterator[Given]:
     """Graphs that were captured, or were being captured."""
-    capture, options = first_of(case.rank.phases, "graph_capture"), options_of(case.engine)
+    capture, options = (
+        first_of(case.rank.phases, "graph_capture"),
+        row_of_run(case.engine).arguments,
+    )
     if case.eager or case.has_kv_cache is False:
         return
     how = MODELLED if case.simulated else MEASURED
@@ -440,7 +444,7 @@ def _less_weights(case: Case, grounds: Text) -> tuple[Text, bool]:
 def _less_per_device(case: Case) -> Iterator[Given]:
     """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
     if "weight_load" in case.phases or not case.phases:
-        more = text("more ranks ({option})", option=options_of(case.engine).ranks)
+        more = text("more ranks ({option})", option=row_of_run(case.engine).arguments.ranks)
         yield Given(more, None, None, None, _UNKNOWN_SHARE)
         fewer = text("weights of fewer bits ({option})", option="--quantization")
         yield Given(fewer, None, None, None, _UNKNOWN_SHARE)
@@ -456,7 +460,7 @@ def _steps(case: Case) -> Iterator[Given]:
     """Smaller steps of an engine that runs none of full size before it serves."""
     if case.has_kv_cache is False or "graph_capture" in case.phases:
         return
-    for option in options_of(case.engine).steps:
+    for option in row_of_run(case.engine).arguments.steps:
         argument = text("a lower {option}", option=option)
         yield Given(argument, None, None, None, _UNKNOWN_SHARE)
 

@@ -107,7 +107,7 @@ def read_hardware(name: str, profile: DeviceProfile) -> Hardware:
         RunRecordError: it cannot be read, holds several starts, or cannot correct the profile.
     """
     from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.plans.engine_args import value_of, with_option
+    from vllm_memprof.options import value_of, with_option
     from vllm_memprof.plans.hardware import hardware_of
     from vllm_memprof.record.schema import ENGINE_LOG, REPORT_JSON, RUN_FILE
     from vllm_memprof.sources import build_run, numbered, read_report

@@ -146,7 +146,7 @@ def check_setup(plan: Plan) -> None:
     Raises:
         MemprofError: no such device, profile or stack; or the stack is not set up.
     """
-    from vllm_memprof.launch.engines import engine_row
+    from vllm_memprof.engines import engine_row
     from vllm_memprof.launch.prepare import require_device
     from vllm_memprof.launch.request import parse_device
     from vllm_memprof.sim.runtime import prepare_runtime

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.engine_options import given_options
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.options import given_options
 
 #: Options of memprof itself that the engine never sees, and that differ from run to run.
 _OURS = (

@@ -1,0 +1,34 @@
+"""The engines: one row each, from a folder that has all that is about the engine.
+
+Everything else asks a row. A row is data and imports nothing of the engine: hooks, actions and
+drivers are named in it and imported where they run.
+"""
+
+from __future__ import annotations
+
+from vllm_memprof.engines.base import EngineRow
+from vllm_memprof.engines.sglang.row import ROW as SGLANG
+from vllm_memprof.engines.sglang_diffusion.row import ROW as SGLANG_DIFFUSION
+from vllm_memprof.engines.vllm.row import ROW as VLLM
+from vllm_memprof.errors import UsageError
+
+__all__ = ["ENGINES", "SGLANG", "SGLANG_DIFFUSION", "VLLM", "engine_row", "row_of_run"]
+
+ENGINES = {row.name: row for row in (VLLM, SGLANG, SGLANG_DIFFUSION)}
+
+
+def engine_row(name: str) -> EngineRow:
+    """Return the row of an engine.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"--engine {name!r} is not known", hint=f"one of {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def row_of_run(engine: str | None) -> EngineRow:
+    """Return the row of a run's engine, as reports name it; vLLM's where none is known."""
+    named = (row for row in ENGINES.values() if engine in dict(row.known_as).values())
+    return next(named, VLLM)

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from vllm_memprof.engines import VLLM, engine_row
+from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.engine_log import LogFilter
-from vllm_memprof.launch.engines import VLLM, EngineRow, engine_row
 from vllm_memprof.launch.folder import FILE_MODE
 from vllm_memprof.launch.request import LaunchRequest
 from vllm_memprof.record.schema import (

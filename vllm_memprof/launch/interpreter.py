@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_memprof.engines import SGLANG, SGLANG_DIFFUSION, VLLM
+from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
-from vllm_memprof.launch.engines import SGLANG, SGLANG_DIFFUSION, VLLM, EngineRow
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
 PACKAGES = (

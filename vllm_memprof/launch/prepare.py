@@ -11,16 +11,19 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
+from vllm_memprof.engines import VLLM, engine_row
+from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.deployment import find_part
 from vllm_memprof.launch.engine import build_command, build_env
-from vllm_memprof.launch.engines import VLLM, EngineRow, engine_row
 from vllm_memprof.launch.folder import create_run_dir
 from vllm_memprof.launch.interpreter import find_python, probe_interpreter, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.run import Job
+from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
     ENV_RUN_ID,
@@ -191,12 +194,5 @@ def require_device(
 def find_shutdown_timeout(engine_args: list[str]) -> float:
     """Return the seconds that the user gave vLLM for a graceful shutdown (``--shutdown-timeout``);
     0 when not given."""
-    for index, token in enumerate(engine_args):
-        name, equals, value = token.partition("=")
-        if name.replace("_", "-") == "--shutdown-timeout":
-            text = value if equals else "".join(engine_args[index + 1 : index + 2])
-            try:
-                return max(0.0, float(text))
-            except ValueError:
-                return 0.0
-    return 0.0
+    given = read_options(engine_args, [Option("shutdown-timeout", float)])
+    return max(0.0, cast(float, given.get("shutdown_timeout", 0.0)))

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_memprof.engines import engine_row
+from vllm_memprof.engines.base import refuse
 from vllm_memprof.errors import UsageError
 from vllm_memprof.launch.deployment import parse_deployment
-from vllm_memprof.launch.engines import engine_row, refuse
 from vllm_memprof.record.schema import EMPTY_CACHE_AT
 
 DEVICE_KINDS = ("auto", "npu", "cuda", "cpu", "sim")
@@ -88,7 +89,7 @@ class LaunchRequest:
     quiet: bool = False
     keep_secrets: bool = False  # in engine.log
     typed: list[str] = field(default_factory=list)  # the command as typed, secrets and all
-    engine: str = "vllm"  # of launch.engines.ENGINES
+    engine: str = "vllm"  # of engines.ENGINES
 
     def __post_init__(self) -> None:
         self._check_engine()

@@ -18,10 +18,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from vllm_memprof.engines import VLLM
+from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess, LogPump
-from vllm_memprof.launch.engines import VLLM, EngineRow
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head import Head
 from vllm_memprof.launch.progress import EngineProgress

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from vllm_memprof.engines import SGLANG, VLLM
 from vllm_memprof.logs.sglang import server_args as sglang
+from vllm_memprof.options import Value, read_options, typed, words_of
 from vllm_memprof.redact import redact_command
 
 _ENGINE_INIT = re.compile(
@@ -46,20 +47,7 @@ _CUDA_TRACE = re.compile(
 )
 
 #: Field of ``Config`` -> its type. A number counts only when something follows it: lines get cut.
-_TYPES: dict[str, type[str] | type[int] | type[float] | type[bool]] = {
-    "model": str,
-    "served_model_name": str,
-    "tensor_parallel_size": int,
-    "pipeline_parallel_size": int,
-    "prefill_context_parallel_size": int,
-    "data_parallel_size": int,
-    "max_model_len": int,
-    "gpu_memory_utilization": float,
-    "kv_cache_memory_bytes": int,
-    "block_size": int,
-    "num_gpu_blocks_override": int,
-    "enforce_eager": bool,
-}
+_TYPES = {option.field: option.kind for option in VLLM.set_up}
 #: Keys with another name than the field.
 _FIELDS = {"max_seq_len": "max_model_len", "model_tag": "model"}
 _INIT_KEYS = (
@@ -76,14 +64,6 @@ _ARG_KEYS = (
     "model_tag",
     *(name for name in _TYPES if name not in ("model", "served_model_name")),
 )
-#: Option -> field; ``--enforce-eager`` takes no value.
-_OPTIONS = {f"--{name.replace('_', '-')}": name for name in _TYPES if name != "enforce_eager"} | {
-    "-tp": "tensor_parallel_size",
-    "-pp": "pipeline_parallel_size",
-    "-pcp": "prefill_context_parallel_size",
-    "-dp": "data_parallel_size",
-    "--kv-cache-memory": "kv_cache_memory_bytes",
-}
 #: Dimensions of a worker's place within an engine core, the outermost first -> fields of the sizes.
 WITHIN_CORE = {
     "pp": "pipeline_parallel_size",
@@ -232,10 +212,10 @@ def _pairs(text: str, keys: Iterable[str], pattern: str) -> Config:
     for key in keys:
         field = _FIELDS.get(key, key)
         match = re.search(pattern.format(key=key), text)
-        value = None if match is None else _value(match["v"], field)
+        value = None if match is None else typed(match["v"], _TYPES[field])
         if value is not None:
             values[field] = value
-    return Config(**values)  # type: ignore[arg-type]  # _value returns the field's type
+    return Config(**values)  # type: ignore[arg-type]  # typed returns the field's type
 
 
 #: Keys that are no option of a plan: the model, which stands alone, and how weights are read.
@@ -255,32 +235,14 @@ def arguments_of(text: str) -> tuple[str, ...]:
         return ()
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         return ()
-    words: list[str] = []
-    for key, value in found.items():
-        option = key.replace("_", "-")
-        if key in _NO_OPTIONS or value in (None, "", [], {}):
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, (dict, float, int, str)):
-            said = json.dumps(value) if isinstance(value, dict) else str(value)
-            words += [f"--{option}={said}"] if said.startswith("-") else [f"--{option}", said]
-        elif isinstance(value, list):
-            words += [f"--{option}", *(str(each) for each in value)]
-        else:
-            return ()
-    return tuple(redact_command(words))
-
-
-def _value(text: str, field: str) -> str | int | float | bool | None:
-    text = text.strip().strip("'\"")
-    kind = _TYPES[field]
-    if kind is bool:
-        return {"True": True, "False": False}.get(text)
-    try:
-        return kind(text) if text else None
-    except ValueError:
-        return None
+    given = {
+        key: value
+        for key, value in found.items()
+        if key not in _NO_OPTIONS and value not in (None, "", [], {})
+    }
+    if not all(isinstance(value, (dict, list, float, int, str)) for value in given.values()):
+        return ()
+    return tuple(redact_command(words_of(given)))
 
 
 def _command_config(text: str) -> Config:
@@ -290,21 +252,12 @@ def _command_config(text: str) -> Config:
         words = text.split()
     if "sglang" in text:
         return replace(
-            _sglang_config(sglang.read_command(words), whole=True),
+            _sglang_config(read_options(words, SGLANG.set_up), whole=True),
             command=tuple(redact_command(words)),
         )
-    values: dict[str, object] = {}
+    values: dict[str, object] = dict(read_options(words, VLLM.set_up))
     if words[:2] == ["vllm", "serve"] and len(words) > 2 and not words[2].startswith("-"):
-        values["model"] = words[2]
-    if "--enforce-eager" in words:
-        values["enforce_eager"] = True
-    for index, word in enumerate(words):
-        option, _, value = word.partition("=")
-        field = _OPTIONS.get(option.replace("_", "-"))
-        if field is not None:
-            found = _value(value or (words[index + 1] if index + 1 < len(words) else ""), field)
-            if found is not None:
-                values[field] = found
+        values.setdefault("model", words[2])
     return Config(**values, command=tuple(redact_command(words)))  # type: ignore[arg-type]
 
 
@@ -320,7 +273,7 @@ _OF_SGLANG = {
 }
 
 
-def _sglang_config(found: dict[str, sglang.Value], *, whole: bool = False) -> Config:
+def _sglang_config(found: dict[str, Value], *, whole: bool = False) -> Config:
     """Return the set-up that SGLang's arguments say."""
     values = {field: found[name] for name, field in _OF_SGLANG.items() if found.get(name)}
     return Config(

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
+from vllm_memprof.engines import engine_row
 from vllm_memprof.errors import MemprofError
+from vllm_memprof.options import setting
 from vllm_memprof.plans.beyond import Planned, beyond
 from vllm_memprof.plans.bisection import TOO_MUCH, Found, bisect, each, from_the_least
-from vllm_memprof.plans.engine_args import setting
 from vllm_memprof.plans.knobs import BISECT, EACH, UNTIL_ONE, FitKnob, Space
 from vllm_memprof.plans.plan_folder import write_row
 from vllm_memprof.plans.pool import Pool, Task
@@ -105,7 +106,14 @@ def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
     flag = None
     if found.answer is not None:
         name = job.knob.option.removeprefix("--")
-        flag = shlex.join(setting(job.plan.engine_args, name, found.answer, job.plan.engine))
+        flag = shlex.join(
+            setting(
+                job.plan.engine_args,
+                name,
+                found.answer,
+                engine_row(job.plan.engine).arguments.negatable,
+            )
+        )
     return Fit(
         model=job.plan.model,
         command=job.command,

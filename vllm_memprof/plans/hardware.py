@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from vllm_memprof.accounting.decomposition import granted_bytes
 from vllm_memprof.accounting.equations import select
 from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.engines import VLLM
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
+from vllm_memprof.options import devices_of, normal_form
 from vllm_memprof.plans.calibrated_rows import HardwareSource
 from vllm_memprof.plans.corrections import figures_of, holds_context
 from vllm_memprof.plans.device_facts import best_rank, facts_of, profile_of_soc
-from vllm_memprof.plans.engine_args import devices_of, normal_form
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.store import model_config
 from vllm_memprof.sim.calibrate import Calibration, calibrate
@@ -47,7 +48,7 @@ class Hardware:
 
     @property
     def devices(self) -> int | None:
-        return None if self.arguments is None else devices_of(self.arguments)
+        return None if self.arguments is None else devices_of(self.arguments, VLLM.devices)
 
     @property
     def source(self) -> HardwareSource:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.options import long_name, value_of
 from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
-from vllm_memprof.plans.engine_args import long_name, value_of
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.text import text
 

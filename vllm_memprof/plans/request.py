@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vllm_memprof.plans.engine_args import devices_of, with_option
+from vllm_memprof.engines import engine_row
+from vllm_memprof.options import devices_of, with_option
 from vllm_memprof.redact import redact_value
 
 #: Options of memprof that a sweep may vary as well.
@@ -51,12 +52,14 @@ class Plan:
         values = {**self.values, name: redact_value(name, value)}
         if name in OWN_OPTIONS:
             return replace(self, own={**self.own, name: value}, values=values)
-        engine_args = with_option(self.engine_args, name, value, self.engine)
+        engine_args = with_option(
+            self.engine_args, name, value, engine_row(self.engine).arguments.negatable
+        )
         return replace(self, engine_args=engine_args, values=values)
 
     @property
     def devices(self) -> int:
-        return devices_of(self.engine_args, self.engine)
+        return devices_of(self.engine_args, engine_row(self.engine).devices)
 
     @property
     def engine(self) -> str:

@@ -25,7 +25,7 @@ from vllm_memprof.errors import LaunchError, MemprofError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.request import parse_device
 from vllm_memprof.launch.signals import catch_signals
-from vllm_memprof.plans.engine_args import value_of
+from vllm_memprof.options import value_of
 from vllm_memprof.plans.plan_folder import write_row
 from vllm_memprof.plans.pool import Interrupted, Task, run_here
 from vllm_memprof.plans.process import PlanProcess

@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from vllm_memprof.launch.engines import engine_row
-from vllm_memprof.plans.engine_args import normal_form, options
+from vllm_memprof.engines import engine_row
+from vllm_memprof.options import normal_form, options
 from vllm_memprof.plans.plan_folder import copy_folder, is_complete, row_again, write_row
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow

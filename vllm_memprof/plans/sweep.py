@@ -23,7 +23,7 @@ from typing import Protocol, TypedDict
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
-from vllm_memprof.plans.engine_args import devices_of, long_name, normal_form
+from vllm_memprof.options import long_name, normal_form
 from vllm_memprof.plans.plan_folder import OUTPUT_FILE, is_complete, read_row, write_row
 from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
 from vllm_memprof.plans.request import Plan, folder_names
@@ -60,7 +60,7 @@ class SweepJob:
             plan = self.plan
             for knob, value in zip(self.knobs, values, strict=True):
                 plan = plan.vary(knob.name, value)
-            devices_of(plan.engine_args, plan.engine)  # refuses a size that is no number
+            _ = plan.devices  # refuses a size that is no number
             self.plans.append(plan)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from vllm_memprof.errors import UsageError
+from vllm_memprof.options import options, value_of
 from vllm_memprof.sim import hubs, processors
 from vllm_memprof.sim.folders import JsonFiles, has_tokenizer, has_weights, write_folder
 from vllm_memprof.sim.quantization import FILE_NAME as DESCRIPTION
@@ -213,7 +214,7 @@ def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) ->
     stand_ins = []
     made: JsonFiles = {}
     tokenizer_options = {"--tokenizer", "--skip-tokenizer-init"}
-    if not has_tokenizer(folder) and not _given(user_args) & tokenizer_options:
+    if not has_tokenizer(folder) and tokenizer_options.isdisjoint(dict(options(user_args))):
         made = _tokenizer_of(config, folder)
         extra += [] if made else ["--skip-tokenizer-init"]
         remedy = "a synthetic one was generated" if made else extra[-1]
@@ -323,21 +324,12 @@ def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
 
 def _is_quantized(user_args: list[str]) -> bool:
     """Return True if the user asks for vllm-ascend's own quantization."""
-    for index, arg in enumerate(user_args):
-        name, equals, value = arg.partition("=")
-        if name == "--quantization":
-            return (value if equals else "".join(user_args[index + 1 : index + 2])) == "ascend"
-    return False
-
-
-def _given(user_args: list[str]) -> set[str]:
-    """Return the options that the user gave. vLLM takes underscores for dashes."""
-    return {arg.partition("=")[0].replace("_", "-") for arg in user_args if arg.startswith("--")}
+    return value_of(user_args, "--quantization") == "ascend"
 
 
 def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
     """Return those of the options that the user did not give, as arguments."""
-    given = _given(user_args)
+    given = dict(options(user_args))
     return [
         word for option, value in wanted.items() if option not in given for word in (option, value)
     ]

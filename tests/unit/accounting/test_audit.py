@@ -11,7 +11,6 @@ from tests.unit.accounting.builders import DATA, process, recorded, run_of, snap
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.audit import (
     MOST_TOLERANCE_BYTES,
-    asked_utilization,
     audit,
 )
 from vllm_memprof.accounting.equations import EQUATIONS, Equation
@@ -184,21 +183,6 @@ def test_a_fixed_size_is_not_the_equations() -> None:
     rows = audit(equation("E4", "0.23.0"), figures, start_up(), "hooks", False)
     assert rows[-1].own_bytes is None
     assert "a fixed size replaced the equation" in str(rows[-1].reason)
-
-
-@pytest.mark.parametrize(
-    ("command", "share"),
-    [
-        (["memprof", "plan", "m", "--gpu-memory-utilization", "0.95"], 0.95),
-        (["vllm", "serve", "--gpu_memory_utilization=0.5"], 0.5),
-        (["--gpu-memory-utilization", "0.5", "--gpu-memory-utilization=0.6"], 0.6),
-        (["--gpu-memory-utilization", "half"], None),
-        (["--gpu-memory-utilization"], None),
-        ([], None),
-    ],
-)
-def test_the_utilization_of_a_command(command: list[str], share: float | None) -> None:
-    assert asked_utilization(command) == share
 
 
 def test_a_run_that_ended_early_has_readings_as_far_as_it_got() -> None:

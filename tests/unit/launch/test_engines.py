@@ -10,17 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.launch.test_verdict import S, progress_of, seen
+from vllm_memprof.engines import ENGINES, SGLANG, VLLM, engine_row
+from vllm_memprof.engines.base import EngineRow, refuse
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch import prepare
 from vllm_memprof.launch.engine import LogPump, build_command, build_env
-from vllm_memprof.launch.engines import (
-    ENGINES,
-    SGLANG,
-    VLLM,
-    EngineRow,
-    engine_row,
-    refuse,
-)
 from vllm_memprof.launch.interpreter import InterpreterFacts, require_engine
 from vllm_memprof.launch.request import DeviceChoice, LaunchRequest
 from vllm_memprof.launch.verdict import judge
@@ -39,7 +33,7 @@ def test_sglang_gets_its_arguments_as_they_are():
 
 
 def test_the_diffusion_runtime_needs_packages_that_the_message_names():
-    from vllm_memprof.launch.engines import SGLANG_DIFFUSION
+    from vllm_memprof.engines import SGLANG_DIFFUSION
 
     facts = InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, has_sglang=True)
     with pytest.raises(LaunchError, match="SGLang's diffusion runtime is not importable") as caught:

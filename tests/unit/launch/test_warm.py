@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from vllm_memprof.engines import engine_row
 from vllm_memprof.launch import warm
-from vllm_memprof.launch.engines import engine_row
 from vllm_memprof.launch.prepare import _can_fork
 from vllm_memprof.launch.request import LaunchRequest, parse_device
 

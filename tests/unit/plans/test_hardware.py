@@ -10,8 +10,8 @@ import pytest
 
 from vllm_memprof.cli.calibrate import read_hardware
 from vllm_memprof.errors import RunRecordError
+from vllm_memprof.options import value_of
 from vllm_memprof.plans import hardware
-from vllm_memprof.plans.engine_args import value_of
 from vllm_memprof.plans.hardware import hardware_of, is_same, own_plan, unlike
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.sim.profiles import load_profile

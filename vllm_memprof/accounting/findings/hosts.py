@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vllm_memprof.accounting.engine_figures import first_device_total
-from vllm_memprof.accounting.engine_options import given_options
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
+from vllm_memprof.options import given_options
 from vllm_memprof.record.loader import Run
 from vllm_memprof.text import join, text
 

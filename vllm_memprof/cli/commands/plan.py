@@ -44,7 +44,7 @@ def require_plan(engine: str) -> None:
     Raises:
         UsageError: no such engine, or it has no plan.
     """
-    from vllm_memprof.launch.engines import engine_row
+    from vllm_memprof.engines import engine_row
 
     row = engine_row(engine)
     if "plan" not in row.modes:
@@ -74,7 +74,8 @@ def require_one_question(given: dict[str, object], engine: str) -> str | None:
     Raises:
         UsageError: two questions, an option that belongs to another one, or an engine without.
     """
-    from vllm_memprof.launch.engines import engine_row, refuse
+    from vllm_memprof.engines import engine_row
+    from vllm_memprof.engines.base import refuse
 
     asked = [name for name in _TAKES if given[name]]
     if asked == ["--fit", "--calibrate"]:

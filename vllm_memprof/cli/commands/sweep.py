@@ -114,7 +114,8 @@ def sweep(
     Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
     argument. 130: Ctrl-C.
     """
-    from vllm_memprof.launch.engines import engine_row, refuse
+    from vllm_memprof.engines import engine_row
+    from vllm_memprof.engines.base import refuse
     from vllm_memprof.launch.request import UNTIL
     from vllm_memprof.plans.pool import Interrupted
     from vllm_memprof.plans.request import Plan

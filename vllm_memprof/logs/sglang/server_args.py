@@ -1,8 +1,9 @@
 """SGLang's set-up: ``server_args=ServerArgs(...)``, ``server_args={...}``, or its command.
 
 The line holds Python's own text of a few hundred values. It is walked as text, value by value, and
-never evaluated; only the arguments of ``_TYPES`` are read, so that no other value, a secret for
-one, leaves this module. An argument counts where something follows it, because lines get cut.
+never evaluated; only the arguments of ``engines.sglang.options.SET_UP`` are read, so that no other
+value, a secret for one, leaves this module. An argument counts where something follows it, because
+lines get cut.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from vllm_memprof.engines import SGLANG
+from vllm_memprof.options import Value, typed
 
 SERVER_ARGS = "server_args="
 #: Between the lines on which a long line was wrapped: a number or a name across it is not read.
@@ -23,40 +27,11 @@ COMMAND = re.compile(
     r"|\bpython3?\s+-m\s+(?P<module>sglang\.launch_server\s+-(?!.*<).*))$"
 )
 
-#: Argument -> its type.
-_TYPES: dict[str, type[str] | type[int] | type[float] | type[bool]] = {
-    "model_path": str,
-    "served_model_name": str,
-    "device": str,
-    "tp_size": int,
-    "pp_size": int,
-    "dp_size": int,
-    "enable_dp_attention": bool,
-    "mem_fraction_static": float,
-    "max_total_tokens": int,
-    "page_size": int,
-    "context_length": int,
-    "disable_cuda_graph": bool,
-    "disable_decode_cuda_graph": bool,
-    "cuda_graph_backend_decode": str,
-    "speculative_algorithm": str,
-}
-#: Other spellings of an option.
-_SPELLINGS = {
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "model": "model_path",
-}
+_TYPES = {option.field: option.kind for option in SGLANG.set_up}
 #: Arguments without which nothing is recomputed: each may have set the KV cache.
 _NEEDED = ("mem_fraction_static", "max_total_tokens", "tp_size", "pp_size", "speculative_algorithm")
 #: Arguments that tell which options a release has.
 _NAMES = ("cuda_graph_max_bs_decode",)
-
-Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +72,7 @@ def read_server_args(text: str) -> dict[str, Value]:
         if TORN in value:
             continue
         if said and name in _TYPES and name not in found:
-            found[name] = _typed(value, _TYPES[name])
+            found[name] = typed(value, _TYPES[name])
         elif said and name in _NAMES:
             found[name] = None
     return found
@@ -131,23 +106,6 @@ class Lines:
         return self._text is not None
 
 
-def read_command(words: list[str]) -> dict[str, Value]:
-    """Return the arguments of ``_TYPES`` in a command."""
-    found: dict[str, Value] = {}
-    for at, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        option, _, value = word[2:].partition("=")
-        name = option.replace("-", "_")
-        name = _SPELLINGS.get(name, name)
-        kind = _TYPES.get(name)
-        if kind is bool:
-            found[name] = True
-        elif kind is not None:
-            found[name] = _typed(value or (words[at + 1] if at + 1 < len(words) else ""), kind)
-    return found
-
-
 def is_eager(found: dict[str, Value]) -> bool | None:
     """Return whether decode runs without graphs; None where nothing says it."""
     if found.get("disable_cuda_graph") or found.get("disable_decode_cuda_graph"):
@@ -161,7 +119,7 @@ def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
     """Return what the budget needs.
 
     Args:
-        found: by ``read_server_args`` or ``read_command``.
+        found: by ``read_server_args``, or of a command.
         whole: what is not there was not given, so that sizes have their defaults: a command says
             all that a person asked for, and a cut line does not.
     """
@@ -184,19 +142,6 @@ def settings(found: dict[str, Value], *, whole: bool) -> ServerArgs:
 
 def _integer(value: Value) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _typed(text: str, kind: type[str] | type[int] | type[float] | type[bool]) -> Value:
-    text = text.strip()
-    bare = text.strip("'\"")
-    if text == "None" or not bare:
-        return None
-    if kind is bool:
-        return {"True": True, "False": False}.get(text)
-    try:
-        return kind(bare)
-    except ValueError:
-        return None
 
 
 def _is_closed(body: str) -> bool:

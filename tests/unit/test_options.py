@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from vllm_memprof.engines import SGLANG, VLLM
 from vllm_memprof.errors import UsageError
-from vllm_memprof.plans.engine_args import (
+from vllm_memprof.options import (
     devices_of,
     normal_form,
+    read_options,
     setting,
     value_of,
     with_option,
@@ -89,13 +91,16 @@ def test_values_are_found_by_any_spelling_and_the_last_counts() -> None:
 
 
 def test_devices_are_the_product_of_the_parallel_sizes() -> None:
-    assert devices_of([]) == 1
+    assert devices_of([], VLLM.devices) == 1
     assert (
-        devices_of(["-tp", "8", "--pipeline_parallel_size=2", "-dp", "4", "--max-num-seqs", "9"])
+        devices_of(
+            ["-tp", "8", "--pipeline_parallel_size=2", "-dp", "4", "--max-num-seqs", "9"],
+            VLLM.devices,
+        )
         == 64
     )
     with pytest.raises(UsageError, match="--tensor-parallel-size 'two' is not a number of devices"):
-        devices_of(["-tp", "two"])
+        devices_of(["-tp", "two"], VLLM.devices)
 
 
 @pytest.mark.parametrize(
@@ -109,19 +114,19 @@ def test_devices_are_the_product_of_the_parallel_sizes() -> None:
     ],
 )
 def test_devices_of_sglang_are_those_of_its_own_options(tokens: list[str], devices: int) -> None:
-    assert devices_of(tokens, "sglang") == devices
-    assert devices_of(["--tp-size", "8"]) == 1, "no option of vLLM"
+    assert devices_of(tokens, SGLANG.devices) == devices
+    assert devices_of(["--tp-size", "8"], VLLM.devices) == 1, "no option of vLLM"
 
 
 def test_a_size_of_sglang_that_is_no_number() -> None:
     with pytest.raises(UsageError, match="--tp-size 'two' is not a number of devices"):
-        devices_of(["--tp-size", "two"], "sglang")
+        devices_of(["--tp-size", "two"], SGLANG.devices)
 
 
 def test_an_option_of_sglang_is_switched_off_by_leaving_it_out() -> None:
     tokens = ["--tp-size", "2", "--disable-cuda-graph"]
-    assert with_option(tokens, "disable-cuda-graph", "false", "sglang") == ["--tp-size", "2"]
-    assert with_option(["--tp-size", "2"], "disable-cuda-graph", "on", "sglang") == tokens
+    assert with_option(tokens, "disable-cuda-graph", "false", negatable=False) == ["--tp-size", "2"]
+    assert with_option(["--tp-size", "2"], "disable-cuda-graph", "on", negatable=False) == tokens
 
 
 @pytest.mark.parametrize(
@@ -153,3 +158,19 @@ def test_a_key_within_a_key_keeps_its_underscores() -> None:
     assert setting([], "offset", "-1") == ["--offset=-1"]
     with pytest.raises(UsageError, match="is no JSON object to set image in"):
         with_option(["--limit", "image=2"], "limit.image", "8")
+
+
+@pytest.mark.parametrize(
+    ("command", "share"),
+    [
+        (["memprof", "plan", "m", "--gpu-memory-utilization", "0.95"], 0.95),
+        (["vllm", "serve", "--gpu_memory_utilization=0.5"], 0.5),
+        (["--gpu-memory-utilization", "0.5", "--gpu-memory-utilization=0.6"], 0.6),
+        (["--gpu-memory-utilization", "half"], None),
+        (["--gpu-memory-utilization"], None),
+        ([], None),
+    ],
+)
+def test_the_utilization_of_a_command(command: list[str], share: float | None) -> None:
+    found = read_options(command, VLLM.set_up)
+    assert found.get("gpu_memory_utilization") == share

@@ -1,0 +1,48 @@
+"""The row of SGLang in ``ENGINES``."""
+
+from __future__ import annotations
+
+from vllm_memprof.engines.base import EngineRow
+from vllm_memprof.engines.sglang.options import ARGUMENTS, DEVICES, SET_UP
+
+_EVERY_RANK = "leave it out: a rank waits for all others, and every rank is run"
+ROW = EngineRow(
+    name="sglang",
+    title="SGLang",
+    package="sglang",
+    server=("-m", "sglang.launch_server", "--model-path"),
+    driver="vllm_memprof.engines.sglang.driver",
+    modes=("serve", "offline", "plan"),
+    plugins="SGLANG_PLUGINS",
+    group="sglang.srt.plugins",
+    known_as=(("sglang", "sglang"),),
+    # The socket listens earlier, before the server's own first request was answered.
+    # (sglang/srt/entrypoints/http_server.py::_wait_and_warmup)
+    ready_line=b"The server is fired up and ready to roll",
+    # (sglang/srt/managers/scheduler.py::run_scheduler_process)
+    fatal_lines=(b"Scheduler hit an exception",),
+    # (sglang/srt/entrypoints/engine.py, srt/managers/tokenizer_manager.py: handlers of SIGQUIT)
+    lost_lines=(b"Received sigquit from a child process", b"It usually means one child failed"),
+    stack="sglang-0.5.23",
+    stack_engine="sglang",
+    arguments=ARGUMENTS,
+    devices=DEVICES,
+    set_up=SET_UP,
+    without=(
+        "--sleep-cycles",
+        "--ranks one",
+        "--ranks edges",
+        "--rank",
+        "--fit",
+        "--share",
+        "--until ready",
+    ),
+    instead={
+        "--ranks one": _EVERY_RANK,
+        "--ranks edges": _EVERY_RANK,
+        "--rank": _EVERY_RANK,
+        "--until ready": "memprof offline --engine sglang runs requests of your own",
+        "--fit": "it runs no profile, so that no plan knows what stays free at the peak: memprof "
+        "sweep plans some values, e.g. --over mem-fraction-static=0.7,0.8",
+    },
+)

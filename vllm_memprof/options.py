@@ -1,0 +1,321 @@
+"""The one reader of an engine's options, in every form in which they are given.
+
+Words of a command line, a log's line of arguments (``{...}``, ``Namespace(...)``,
+``ServerArgs(...)``), a mapping of a YAML file or of Python's keyword arguments enter; typed values
+or the words themselves, set anew, leave. The engine's own parser is not used (it takes seconds to
+import), so the rules are those that hold without it: an option runs up to the next one, a later one
+of the same name wins, ``_`` is ``-``. Standard library alone: open to every layer. Which options
+matter is a table of the engine (``engines/<name>/options.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm_memprof.errors import UsageError
+
+#: Short names of engine arguments.
+#: (vllm/engine/arg_utils.py::EngineArgs.add_cli_args, read in 0.23.0)
+SHORT_NAMES = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-O": "--optimization-level",
+    "-cc": "--compilation-config",
+}
+#: Values by which an option that takes none is switched.
+ON, OFF = ("true", "on"), ("false", "off")
+_NUMBER = re.compile(r"-\.?\d")
+
+Kind = type[str] | type[int] | type[float] | type[bool]
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option that matters: its long name without dashes, what it takes, its other names."""
+
+    name: str
+    kind: Kind = str
+    also: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"--{name}" for name in (self.name, *self.also))
+
+    @property
+    def field(self) -> str:
+        """The name of Python and of log lines: ``max_model_len``."""
+        return self.name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Size:
+    """An option whose value is a factor of the number of devices, 1 where it is not given."""
+
+    names: tuple[str, ...]
+    unless: str | None = None  # an option beside which it adds no device
+
+
+def long_name(token: str) -> str:
+    """Return the long option: ``--max_model_len`` as ``--max-model-len``, ``-tp`` written out.
+
+    What follows the first dot names a key of a JSON value and stays as it is.
+    (vllm 0.13.0 and 0.23.0, vllm/utils/argparse_utils.py::FlexibleArgumentParser.parse_args)
+    """
+    name = token.partition("=")[0]
+    if not name.startswith("-"):
+        name = f"--{name}"
+    option, dot, key = name.partition(".")
+    if not option.startswith("--"):
+        return SHORT_NAMES.get(option, option) + dot + key
+    return option.replace("_", "-") + dot + key
+
+
+def options(tokens: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (long name, its tokens as typed); tokens of no option have the name ""."""
+    name, held = "", list[str]()
+    for token in tokens:
+        if token == "--" or (token.startswith("-") and token != "-" and not _NUMBER.match(token)):
+            if held:
+                yield name, held
+            name, held = "" if token == "--" else long_name(token), []
+        held.append(token)
+    if held:
+        yield name, held
+
+
+def given_options(command: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of a command line by their long names: (name, value), "given" for a flag.
+
+    Options of memprof are among them. One that was given again comes again.
+    """
+    for name, held in options(command):
+        _, equals, value = held[0].partition("=")
+        if not equals:
+            value = " ".join(held[1:]) or "given"
+        if held == ["-q"]:  # with a value it is the engine's quantization
+            name = "--quiet"
+        if name:
+            yield name, value
+
+
+def value_of(tokens: Iterable[str], *names: str) -> str | None:
+    """Return an option's value, the last one given; None where there is none, "" for a flag.
+
+    Args:
+        tokens: of a command.
+        names: of the option, any spelling. ``--option.key`` is found in ``--option {"key": ...}``
+            too, where the value is a JSON object.
+    """
+    wanted = {long_name(name) for name in names}
+    found: str | None = None
+    for other, held in options(tokens):
+        first, *rest = held
+        value = first.partition("=")[2] if "=" in first else " ".join(rest)
+        if other in wanted:
+            found = value
+        for option, _, path in (name.partition(".") for name in wanted):
+            if path and other == option:
+                inner = _json(value)
+                for key in path.split("."):
+                    inner = inner.get(key) if isinstance(inner, dict) else None
+                if inner is not None:
+                    found = inner if isinstance(inner, str) else json.dumps(inner)
+    return found
+
+
+def flag_of(tokens: Sequence[str], *names: str) -> bool | None:
+    """Return whether an option that takes no value is on; None where it was not given."""
+    wanted = {long_name(name) for name in names}
+    found = None
+    for other, held in options(tokens):
+        if other in wanted:
+            found = held[0].partition("=")[2].lower() not in OFF
+        elif other.replace("--no-", "--", 1) in wanted:
+            found = False
+    return found
+
+
+def typed(text: str, kind: Kind) -> Value:
+    """Return a value as Python prints it, or as it is typed; None where it is no such value."""
+    bare = text.strip().strip("'\"")
+    if text.strip() == "None" or not bare:
+        return None
+    if kind is bool:
+        return {"true": True, "false": False}.get(bare.lower())
+    try:
+        return kind(bare)
+    except ValueError:
+        return None
+
+
+def read_options(tokens: Iterable[str], table: Iterable[Option]) -> dict[str, Value]:
+    """Return the options of a table that the words give: field -> value; the last one given counts.
+
+    What is no value of its kind is left out: the engine refuses it.
+    """
+    by_name = {name: option for option in table for name in option.names}
+    found: dict[str, Value] = {}
+    for name, held in options(tokens):
+        option = by_name.get(name) or by_name.get(name.replace("--no-", "--", 1))
+        if option is None:
+            continue
+        _, equals, said = held[0].partition("=")
+        if option.kind is bool:
+            found[option.field] = name in option.names and said.lower() not in OFF
+            continue
+        value = typed(said if equals else "".join(held[1:2]), option.kind)
+        if value is not None:
+            found[option.field] = value
+    return found
+
+
+def devices_of(tokens: Sequence[str], sizes: Iterable[Size]) -> int:
+    """Return the number of devices that arguments ask for: the product of an engine's sizes.
+
+    Raises:
+        UsageError: a size that is no number.
+    """
+    count = 1
+    for size in sizes:
+        given = [name for name, _ in options(tokens) if name in size.names]
+        if not given or (size.unless is not None and flag_of(tokens, size.unless)):
+            continue
+        text = value_of(tokens, given[-1]) or ""
+        if not text.isdecimal() or not int(text):
+            raise UsageError(f"{given[-1]} {text!r} is not a number of devices")
+        count *= int(text)
+    return count
+
+
+def words_of(values: Mapping[str, object]) -> list[str]:
+    """Return options by their Python names as a command has them; None is left out.
+
+    ``max_model_len=4096`` is ``--max-model-len 4096``, True ``--enforce-eager``, False
+    ``--no-enforce-eager``; a mapping is written as JSON, a list as several values.
+    """
+    words: list[str] = []
+    for name, value in values.items():
+        option = f"--{name.lstrip('-').replace('_', '-')}"
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [option, *map(word_of, value)]
+        else:
+            word = word_of(value)
+            words += [f"{option}={word}"] if word.startswith("-") else [option, word]
+    return words
+
+
+def word_of(value: object) -> str:
+    """Return a value of Python as a word of a command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def normal_form(tokens: Iterable[str]) -> list[list[str]]:
+    """Return one list for all spellings of the same arguments.
+
+    ``--a=b`` and ``--a b``, any order of the names, ``_`` and ``-``, short names, ``--no-x`` beside
+    ``--x``, JSON however it is spaced. Options of one name keep their order.
+    """
+    rows = []
+    for name, held in options(tokens):
+        _, equals, value = held[0].partition("=")
+        values = [value, *held[1:]] if equals and name else held[1:] if name else held
+        for index, text in enumerate(values):
+            content = _json(text) if text.startswith(("{", "[")) else None
+            if content is not None:
+                values[index] = json.dumps(content, sort_keys=True)
+        positive = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
+        rows.append([positive, *(["no"] if positive != name else []), *values])
+    return sorted(rows, key=lambda row: row[0])
+
+
+def with_option(tokens: Sequence[str], name: str, value: str, negatable: bool = True) -> list[str]:
+    """Return the arguments with one option set, in the place where it was given first, or last.
+
+    ``true`` and ``false`` (``on``, ``off``) switch an option that takes no value; ``option.key``
+    sets a key of an option whose value is JSON. See ``setting``.
+    """
+    made = setting(tokens, name, value, negatable)
+    wanted = long_name(name)
+    replaced = (wanted, f"--no-{wanted[2:]}", made[0] if "." in wanted else wanted)
+    result: list[str] = []
+    placed = False
+    for other, held in options(tokens):
+        if other not in replaced:
+            result += held
+        elif not placed:
+            result += made
+            placed = True
+    return result if placed else [*result, *made]
+
+
+def setting(tokens: Sequence[str], name: str, value: str, negatable: bool = True) -> list[str]:
+    """Return the tokens by which one option is set beside the others; see ``with_option``.
+
+    ``option.key`` becomes ``--option.key value``, which the engine reads as JSON and merges with
+    its other dotted keys. Beside ``--option {...}`` it would replace the whole of it: there the key
+    is set within the JSON.
+
+    Args:
+        tokens: the others.
+        name: of the option, any spelling.
+        value: of the option.
+        negatable: the engine has ``--no-x`` beside ``--x``; else what is off is left out.
+
+    Raises:
+        UsageError: a key of what is no JSON object.
+    """
+    wanted = long_name(name)
+    option, dot, key = wanted.partition(".")
+    whole = value_of(tokens, option) if dot else None
+    if whole is not None and not any(each.startswith(f"{option}.") for each, _ in options(tokens)):
+        return [option, _with_key(whole, key.split("."), value, option)]
+    if not dot and value.lower() in ON:
+        return [wanted]
+    if not dot and value.lower() in OFF:
+        return [f"--no-{wanted[2:]}"] if negatable else []
+    return [f"{wanted}={value}"] if value.startswith("-") else [wanted, value]
+
+
+def _with_key(whole: str, keys: list[str], value: str, option: str) -> str:
+    """Return a JSON object as text with one key set."""
+    data = inner = _json(whole)
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+    if not isinstance(data, dict) or not isinstance(inner, dict):
+        hint = f"{option} {json.dumps({keys[0]: 1})}"
+        raise UsageError(f"{option} {whole!r} is no JSON object to set {'.'.join(keys)} in", hint)
+    content = _json(value)
+    inner[keys[-1]] = value if content is None else content
+    return json.dumps(data)
+
+
+def _json(text: str) -> object:
+    """Return the content of a JSON text; None where it is none."""
+    try:
+        content: object = json.loads(text)
+    except ValueError:
+        return None
+    return content
