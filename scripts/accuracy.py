@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import accuracy_page
-from vllm_memprof.accuracy.errors import Planned, errors_of
+from vllm_memprof.accuracy.errors import PlannedRow, errors_of
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
 from vllm_memprof.accuracy.spread import spreads_text
@@ -228,19 +228,19 @@ def _share(result: dict[str, Any]) -> float | None:
     return None if sizes is None else float(sizes[2]) / float(sizes[1])
 
 
-def plan_row(run: PublishedRun, keep: Path | None) -> Planned:
+def plan_row(run: PublishedRun, keep: Path | None) -> PlannedRow:
     """Plan a row: once for its figures, several times for its limit."""
     limited = run.limit is not None and not run.published
-    return Planned(**(search_limit(run, keep) if limited else simulate(run, keep=keep)))
+    return PlannedRow(**(search_limit(run, keep) if limited else simulate(run, keep=keep)))
 
 
-def read_kept() -> dict[str, Planned]:
+def read_kept() -> dict[str, PlannedRow]:
     """Return what was kept, by the row's name."""
     rows = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
-    return {name: Planned(**row) for name, row in rows.items()}
+    return {name: PlannedRow(**row) for name, row in rows.items()}
 
 
-def write_kept(kept: dict[str, Planned], runs: list[PublishedRun]) -> None:
+def write_kept(kept: dict[str, PlannedRow], runs: list[PublishedRun]) -> None:
     """Write what is kept, in the order of the table; rows that it lacks are dropped."""
     ordered = {run.id: asdict(kept[run.id]) for run in runs if run.id in kept}
     KEPT.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")

@@ -14,9 +14,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_memprof.accuracy.errors import Planned
+from vllm_memprof.accuracy.errors import PlannedRow
 from vllm_memprof.accuracy.runs import PublishedRun
-from vllm_memprof.plans.corrections import Corrected, Side, Told, correct, holds_context
+from vllm_memprof.plans.corrections import (
+    ComparedRank,
+    Corrected,
+    ReportedFigure,
+    correct,
+    holds_context,
+)
 from vllm_memprof.sim.presets import find_preset
 from vllm_memprof.sim.profiles import load_profile
 
@@ -49,16 +55,16 @@ def family_of(run: PublishedRun) -> str:
     return run.model if preset is None else str(preset.config.get("model_type"))
 
 
-def equation_of(run: PublishedRun, planned: Planned) -> str | None:
+def equation_of(run: PublishedRun, planned: PlannedRow) -> str | None:
     """Return the equation of a row's release, which may be another than that of its stack."""
     named = re.search(r"\bE\d\b", run.release)
     return planned.equation if named is None else named[0]
 
 
-def side_of(run: PublishedRun, planned: Planned, published: bool) -> Side:
+def side_of(run: PublishedRun, planned: PlannedRow, published: bool) -> ComparedRank:
     """Return one side of a row: what was published, or what its plan gave."""
     requested = _requested(run)
-    told: dict[str, Told] = {}
+    told: dict[str, ReportedFigure] = {}
     sizes: dict[str, tuple[float, float]] = {
         name: (each.value, each.half_unit) for name, each in run.published.items()
     }
@@ -66,12 +72,12 @@ def side_of(run: PublishedRun, planned: Planned, published: bool) -> Side:
         sizes = {name: (size, 0.0) for name, size in planned.figures.items() if size is not None}
     if "non_torch" in sizes:
         size, half = sizes["non_torch"]
-        told["non_torch"] = Told(round(size), round(half))
+        told["non_torch"] = ReportedFigure(round(size), round(half))
     if "weights" in sizes and _FIGURE in sizes:
         (weights, a), (kv, b) = sizes["weights"], sizes[_FIGURE]
-        told["rest"] = Told(round(requested - weights - kv), round(a + b))
+        told["rest"] = ReportedFigure(round(requested - weights - kv), round(a + b))
     equation = equation_of(run, planned) if published else planned.equation
-    return Side(told, equation, communicators=planned.communicators)
+    return ComparedRank(told, equation, communicators=planned.communicators)
 
 
 def _requested(run: PublishedRun) -> float:
@@ -83,7 +89,7 @@ def _requested(run: PublishedRun) -> float:
     return total * (float(args[args.index(option) + 1]) if option in args else 0.9)
 
 
-def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> Iterator[Pair]:
+def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> Iterator[Pair]:
     """Yield every pair of rows of one device and equation whose KV cache is published."""
     usable = [
         run
@@ -122,7 +128,7 @@ def pairs(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> Iterator
             )
 
 
-def effect(corrected: Corrected, target: PublishedRun, planned: Planned) -> int:
+def effect(corrected: Corrected, target: PublishedRun, planned: PlannedRow) -> int:
     """Return what corrections add to the memory that a row's equation subtracts, bytes."""
     profile = load_profile(target.device)
     page = profile.device.huge_page_bytes
@@ -151,7 +157,7 @@ help, so that `--calibrate` shows it and corrects nothing by it.
 """
 
 
-def section(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
+def section(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
     """Return the section of the page."""
     found = list(pairs(runs, kept))
     lines = [

@@ -15,7 +15,7 @@ from scripts import accuracy_calibration
 from vllm_memprof.accuracy.errors import (
     TARGETS,
     Error,
-    Planned,
+    PlannedRow,
     errors_of,
     statistics_of,
 )
@@ -56,7 +56,7 @@ device](accuracy.svg)
 """
 
 
-def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
+def page(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
     """Return the text of the page."""
     done = [(run, kept[run.id]) for run in runs if run.id in kept]
     errors = [error for run, planned in done for error in errors_of(run, planned)]
@@ -90,7 +90,7 @@ def page(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
     return "\n".join(parts)
 
 
-def _earlier(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+def _earlier(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
     """Name the rows that were planned before a constant of their device's profile changed."""
     changed: dict[str, list[str]] = {}  # row -> the constants
     for run, planned in done:
@@ -208,7 +208,7 @@ def _outside(errors: Sequence[Error]) -> str:
     return _table(("row", "figure", "error", "why"), rows)
 
 
-def _taken(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+def _taken(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
     rows = [
         [run.id, TITLES.get(figure, figure), constants]
         for run, _ in done
@@ -243,7 +243,7 @@ def _every(errors: Sequence[Error]) -> str:
     return _table((*header, "without taken constants", "kind"), rows)
 
 
-def _limits(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
+def _limits(done: Sequence[tuple[PublishedRun, PlannedRow]]) -> str:
     rows = []
     for run, planned in done:
         if run.limit is None:
@@ -265,7 +265,9 @@ def _limits(done: Sequence[tuple[PublishedRun, Planned]]) -> str:
     return text + _table(("row", "published", "simulated", "error", "tried"), rows)
 
 
-def _failed(failed: Sequence[tuple[PublishedRun, Planned]], missing: Sequence[PublishedRun]) -> str:
+def _failed(
+    failed: Sequence[tuple[PublishedRun, PlannedRow]], missing: Sequence[PublishedRun]
+) -> str:
     rows = [
         [run.id, planned.stack or "-", planned.reason or planned.status]
         for run, planned in failed
@@ -298,7 +300,7 @@ def _x(relative: float) -> float:
     return middle + math.copysign(min(size / most, 1.0), relative) * half
 
 
-def picture(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> str:
+def picture(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> str:
     """Return an SVG: a dot per published figure, by its signed error."""
     errors = [e for run in runs if run.id in kept for e in errors_of(run, kept[run.id])]
     shown = [name for name in TITLES if name != "concurrency"]  # follows tokens
@@ -379,7 +381,7 @@ def _dot(x: float, y: float, fill: str, stroke: str, more: str, told: str = "") 
 # --- writing --------------------------------------------------------------------------------------
 
 
-def line(run: PublishedRun, planned: Planned) -> str:
+def line(run: PublishedRun, planned: PlannedRow) -> str:
     """Return a row's outcome in one line, for a terminal."""
     told = [f"{run.id}: {planned.status}, {planned.seconds:.0f} s"]
     if planned.reason:
@@ -392,6 +394,6 @@ def line(run: PublishedRun, planned: Planned) -> str:
     return "; ".join(told)
 
 
-def files(runs: Sequence[PublishedRun], kept: Mapping[str, Planned]) -> dict[Path, str]:
+def files(runs: Sequence[PublishedRun], kept: Mapping[str, PlannedRow]) -> dict[Path, str]:
     """Return the files of the page and their texts."""
     return {DOCS / "accuracy.md": page(runs, kept), DOCS / "accuracy.svg": picture(runs, kept)}

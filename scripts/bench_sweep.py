@@ -28,7 +28,7 @@ import psutil
 
 from scripts.browser import Browser, find_browser
 from vllm_memprof.plans.plan_folder import row_of
-from vllm_memprof.plans.pool import Task, Watcher
+from vllm_memprof.plans.pool import PlanWatcher, Task
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store
@@ -61,7 +61,7 @@ class _Clock:
 def cached(run_dir: Path, count: int) -> tuple[list[float], float]:
     """Seconds of each plan that is taken from the cache, and processor time of one."""
 
-    def copies(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+    def copies(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             shutil.copytree(run_dir, task.run_dir)
             yield task, row_of(task.plan, task.run_dir)

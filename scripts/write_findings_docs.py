@@ -33,7 +33,7 @@ from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.deployment import build_deployment
 from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
-from vllm_memprof.accounting.findings.registry import Rule
+from vllm_memprof.accounting.findings.registry import FindingRule
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import HookState, Loss, load_run
@@ -226,7 +226,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-def sections_of(rule: Rule) -> dict[str, str]:
+def sections_of(rule: FindingRule) -> dict[str, str]:
     """Return the sections of a rule's docstring, name -> Markdown."""
     parts = re.split(r"^([A-Z][a-z ]+):$", cleandoc(rule.explained), flags=re.MULTILINE)
     return {
@@ -236,7 +236,7 @@ def sections_of(rule: Rule) -> dict[str, str]:
     }
 
 
-def shown(rule: Rule, example: Example) -> str:
+def shown(rule: FindingRule, example: Example) -> str:
     """Return a finding as the terminal shows it.
 
     Raises:
@@ -255,7 +255,7 @@ def shown(rule: Rule, example: Example) -> str:
     raise LookupError(f"{rule.id}: not in {example.said}")
 
 
-def page(rule: Rule) -> str:
+def page(rule: FindingRule) -> str:
     severity = rule.severity
     if not isinstance(severity, str):
         severity = (severity.__doc__ or "").removeprefix("Return ").rstrip(".").replace("``", "")

@@ -16,11 +16,11 @@ from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
-from vllm_memprof.plans.share_rows import Share
+from vllm_memprof.plans.share_rows import DeviceShare
 from vllm_memprof.record.codec import json_schema
 
 FOLDER = Path(__file__).parents[1] / "vllm_memprof" / "report" / "schemas"
-TYPES = (Report, Diff, CheckResult, Sweep, Fit, Share, Who, Calibrated)
+TYPES = (Report, Diff, CheckResult, Sweep, Fit, DeviceShare, Who, Calibrated)
 
 
 def schemas() -> dict[str, str]:

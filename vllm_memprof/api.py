@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm_memprof.frames.tables import RankSource
     from vllm_memprof.plans.pool import Pool, Task
     from vllm_memprof.plans.rows import PlanRow, Sweep
-    from vllm_memprof.plans.sweep import Progress, SweepJob
+    from vllm_memprof.plans.sweep import SweepJob, SweepProgress
 
 
 class RunFrames:
@@ -326,7 +326,7 @@ def sweep(
     job = SweepJob(asked, knobs, place.absolute(), command, Store() if cache else None)
     at_once = jobs or default_jobs(job.plans)
     try:
-        make_sweep(job, lambda tasks, watcher: run_here(tasks, watcher, at_once), _Silent())
+        make_sweep(job, lambda tasks, watcher: run_here(tasks, watcher, at_once), _SilentSweep())
     except Interrupted:
         raise KeyboardInterrupt from None
     return SweepFrames(job.folder / "sweep.csv")
@@ -335,7 +335,7 @@ def sweep(
 def make_sweep(
     job: SweepJob,
     pool: Pool,
-    progress: Progress,
+    progress: SweepProgress,
     lang: str = "en",
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> tuple[Sweep, list[str]]:
@@ -383,7 +383,7 @@ def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], Non
     return list(made)
 
 
-class _Silent:
+class _SilentSweep:
     """Says nothing of the plans under way."""
 
     def started(self, task: Task) -> None:

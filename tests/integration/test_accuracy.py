@@ -9,7 +9,7 @@ import pytest
 
 from scripts.accuracy import ROWS, read_kept, simulate
 from tests.support.engine import OLD_STACK, STACK, require_stack
-from vllm_memprof.accuracy.errors import Planned, errors_of
+from vllm_memprof.accuracy.errors import PlannedRow, errors_of
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
@@ -26,7 +26,7 @@ CHEAP = {
 def test_a_published_run_is_planned_as_kept(name):
     require_stack(CHEAP[name])
     [run] = [run for run in load_runs(ROWS) if run.id == name]
-    planned, kept = Planned(**simulate(run)), read_kept()[name]
+    planned, kept = PlannedRow(**simulate(run)), read_kept()[name]
     assert planned.status == "ok", planned.reason
     assert planned.figures == kept.figures, "make accuracy: docs/accuracy.json is of other plans"
     assert (planned.equation, planned.constants) == (kept.equation, kept.constants)
@@ -50,7 +50,7 @@ def test_a_piece_of_a_graph_keeps_its_arguments_and_a_whole_graph_does_not():
     run = PublishedRun("modes", "none", "0.23.0", "a3", "Qwen/Qwen3-0.6B", args=args, stack=STACK)
     peaks = {}
     for mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"):
-        planned = Planned(
+        planned = PlannedRow(
             **simulate(run, ["--compilation-config", f'{{"cudagraph_mode": "{mode}"}}'])
         )
         assert planned.status == "ok", planned.reason

@@ -13,7 +13,7 @@ from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_
 from vllm_memprof.cli.plans import PlainProgress
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.share_rows import More, Share, Start, Way
+from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, UtilizationStep
 from vllm_memprof.plans.share_starts import Instance, ShareJob, beside, compute, start_all
 from vllm_memprof.plans.store import Store
 from vllm_memprof.record.codec import from_json
@@ -33,13 +33,13 @@ ARGS = {
 MODELS = {"A": "memprof/tiny", "B": "memprof/tiny-moe"}
 
 
-def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = True) -> Share:
+def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = True) -> DeviceShare:
     command = ["plan", MODELS["A"], *ARGS["A"]]
     command += ["--", MODELS["B"], *ARGS["B"]] if second else []
     command += ["--share", "--device", "sim:910b", "--stack", stack, *own]
     run = finish(start_memprof(command, folder), folder, 1500)
     assert run.returncode == status, run.output[-4000:]
-    return from_json(Share, json.loads((folder / "share.json").read_text()))
+    return from_json(DeviceShare, json.loads((folder / "share.json").read_text()))
 
 
 def job_of(folder: Path, stack: str) -> ShareJob:
@@ -50,7 +50,7 @@ def job_of(folder: Path, stack: str) -> ShareJob:
     return ShareJob(instances, 0, 0, folder, [], Store())
 
 
-def with_more(job: ShareJob, way: Way, more: More) -> Start:
+def with_more(job: ShareJob, way: SharingPlan, more: UtilizationStep) -> InstanceStart:
     """Start all with the flags of a way, one of them a step higher; in the order that was told."""
     share = more.gpu_memory_utilization
     flags = [

@@ -21,7 +21,16 @@ else:
 
 PACKAGE = Path(vllm_memprof.__file__).parent
 #: Open to every layer; they import nothing of the package but each other.
-OPEN_TO_ALL = {"errors", "files", "options", "peers", "redact", "units", "text", "version"}
+OPEN_TO_ALL = {
+    "errors",
+    "files",
+    "options",
+    "socket_credentials",
+    "redact",
+    "units",
+    "text",
+    "version",
+}
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
 #: API.
@@ -29,7 +38,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": set(),
     "options": set(),
-    "peers": set(),
+    "socket_credentials": set(),
     "redact": set(),
     "units": set(),
     "text": set(),

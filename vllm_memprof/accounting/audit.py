@@ -47,7 +47,7 @@ _EACH_OF_ITS_PARTS = text("what lies between the readings that it is made of")
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnReading:
     """A reading of memprof, or what several of them give."""
 
     bytes: int | None
@@ -59,22 +59,22 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Moment:
+class EngineMoment:
     """A moment at which the engine reads, as memprof's edges enclose it."""
 
     nearest: Snapshot | None
     other: Snapshot | None  # the edge on the other side; None: the engine reads right after nearest
     where: Text
 
-    def read(self, field: str, simulated: bool, between: Text = _NOTHING) -> Own:
+    def read(self, field: str, simulated: bool, between: Text = _NOTHING) -> OwnReading:
         """Read a field of the snapshot; the tolerance is what moved between the two edges."""
         size = None if self.nearest is None else getattr(self.nearest, field)
         far = None if self.other is None else getattr(self.other, field)
         if size is None:
-            return Own(None, source=self.where, reason=text("no reading at this edge"))
+            return OwnReading(None, source=self.where, reason=text("no reading at this edge"))
         moved = 0 if far is None else abs(far - size)
         how = MODELLED if simulated and field in _DEVICE_WIDE else MEASURED
-        return Own(size, moved, how, self.where, between)
+        return OwnReading(size, moved, how, self.where, between)
 
 
 #: Fields that are read from the device, and depend on the profile of a simulated one.
@@ -82,7 +82,7 @@ _DEVICE_WIDE = ("device_free_bytes", "non_torch_bytes")
 
 
 @dataclass(frozen=True)
-class Evidence:
+class OwnEdges:
     """What memprof itself read of one rank.
 
     Attributes:
@@ -97,7 +97,7 @@ class Evidence:
     simulated: bool
     equation: Equation
     estimates_graphs: bool = False
-    replica: Replica | None = None
+    replica: ReplicaEdges | None = None
 
     @cached_property
     def _profile_edges(self) -> list[Span]:
@@ -107,7 +107,7 @@ class Evidence:
             if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run")
         ]
 
-    def start(self) -> Moment:
+    def start(self) -> EngineMoment:
         """Return the moment of the engine's first snapshot.
 
         vllm-ascend takes it after the last empty_cache of its device set-up, before process groups
@@ -117,10 +117,10 @@ class Evidence:
         """
         groups = last_of(self.spans, "hccl_init")
         if groups is None:
-            return Moment(None, None, text("before hccl_init"))
+            return EngineMoment(None, None, text("before hccl_init"))
         if self.equation.engine == "vllm":
             before = None if self.equation.id == "E6" else groups.before
-            return Moment(groups.after, before, text("after hccl_init"))
+            return EngineMoment(groups.after, before, text("after hccl_init"))
         emptied = [
             span.after
             for span in self.spans
@@ -128,31 +128,33 @@ class Evidence:
             and span.order < groups.order
             and is_within(self.spans, span, "device_init")
         ]
-        return Moment(groups.before, emptied[-1] if emptied else None, text("before hccl_init"))
+        return EngineMoment(
+            groups.before, emptied[-1] if emptied else None, text("before hccl_init")
+        )
 
-    def profile_begin(self) -> Moment:
+    def profile_begin(self) -> EngineMoment:
         calls = self._profile_edges
         where = text("after the first empty_cache of the profile run")
-        return Moment(calls[0].after if len(calls) > 1 else None, None, where)
+        return EngineMoment(calls[0].after if len(calls) > 1 else None, None, where)
 
-    def profile_end(self) -> Moment:
+    def profile_end(self) -> EngineMoment:
         calls = self._profile_edges
         where = text("before the last empty_cache of the profile run")
-        return Moment(calls[-1].before if calls else None, None, where)
+        return EngineMoment(calls[-1].before if calls else None, None, where)
 
-    def profile_after(self) -> Moment:
+    def profile_after(self) -> EngineMoment:
         calls, run = self._profile_edges, last_of(self.spans, "profile_run")
         where = text("after the last empty_cache of the profile run")
-        return Moment(calls[-1].after if calls else None, run.after if run else None, where)
+        return EngineMoment(calls[-1].after if calls else None, run.after if run else None, where)
 
-    def capture(self) -> tuple[Moment, Moment]:
+    def capture(self) -> tuple[EngineMoment, EngineMoment]:
         """Return the moments around a graph capture: the engine's own calls of empty_cache there.
 
         Where it makes none: the edges of the phase.
         """
         span = last_of(self.spans, "graph_capture")
         if span is None or span.error:
-            nothing = Moment(None, None, text("graph_capture"))
+            nothing = EngineMoment(None, None, text("graph_capture"))
             return nothing, nothing
         own = [
             each
@@ -161,48 +163,52 @@ class Evidence:
             and each.parent == span.order
             and (each.string("function") or "").endswith("capture_model")
         ]
-        begin = Moment(own[0].after if own else span.before, None, text("graph_capture, before"))
+        begin = EngineMoment(
+            own[0].after if own else span.before, None, text("graph_capture, before")
+        )
         last = own[-1].before if len(own) > 1 else span.after
-        return begin, Moment(last, None, text("graph_capture, after"))
+        return begin, EngineMoment(last, None, text("graph_capture, after"))
 
 
-def _total(at: Evidence) -> Own:
+def _total(at: OwnEdges) -> OwnReading:
     for _, edge in edges_of(at.spans):
         if edge.snapshot.device_total_bytes is not None:
             source = text("the first reading of the device")
-            return Own(edge.snapshot.device_total_bytes, source=source, between=_CONSTANT)
-    return Own(None, reason=text("no reading of the device"))
+            return OwnReading(edge.snapshot.device_total_bytes, source=source, between=_CONSTANT)
+    return OwnReading(None, reason=text("no reading of the device"))
 
 
-def _initial_free(at: Evidence) -> Own:
+def _initial_free(at: OwnEdges) -> OwnReading:
     return at.start().read("device_free_bytes", at.simulated, _START_BETWEEN)
 
 
-def _initial_non_torch(at: Evidence) -> Own:
+def _initial_non_torch(at: OwnEdges) -> OwnReading:
     return at.start().read("non_torch_bytes", at.simulated, _START_BETWEEN)
 
 
-def _weights(at: Evidence) -> Own:
+def _weights(at: OwnEdges) -> OwnReading:
     span = last_of(at.spans, "weight_load")
     where = text("growth of allocated over weight_load")
     if span is None or span.before is None or span.after is None or span.error:
-        return Own(None, source=where, reason=text("weight_load was not recorded to its end"))
+        return OwnReading(
+            None, source=where, reason=text("weight_load was not recorded to its end")
+        )
     end = end_of_loading(at.spans, span) or span.after
     if end is not span.after:
         where = text("growth of allocated from the begin of weight_load to that of model_state")
     grown = minus(end.allocated_bytes, span.before.allocated_bytes)
-    return Own(grown, LOAD_SLACK_BYTES, DERIVED, where, _LOAD_BETWEEN)
+    return OwnReading(grown, LOAD_SLACK_BYTES, DERIVED, where, _LOAD_BETWEEN)
 
 
-def _allocated_before(at: Evidence) -> Own:
+def _allocated_before(at: OwnEdges) -> OwnReading:
     return at.profile_begin().read("allocated_bytes", at.simulated, _SAME_COUNTER)
 
 
-def _peak(at: Evidence) -> Own:
+def _peak(at: OwnEdges) -> OwnReading:
     """The peak of the profile run, folded over resets where it is the highest of the process."""
     if at.estimates_graphs:
         reason = text("graphs were captured for the estimate before memprof's next reading")
-        return Own(None, reason=reason)
+        return OwnReading(None, reason=reason)
     begin, end = at.profile_begin(), at.profile_end()
     found = end.read("allocated_peak_bytes", at.simulated, _SAME_COUNTER)
     if begin.nearest is None or end.nearest is None:
@@ -210,38 +216,38 @@ def _peak(at: Evidence) -> Own:
     low, high = begin.nearest.allocated_run_peak_bytes, end.nearest.allocated_run_peak_bytes
     if found.bytes is None or low is None or high is None or high <= low:
         return found
-    return Own(max(found.bytes, high), 0, MEASURED, end.where, _SAME_COUNTER)
+    return OwnReading(max(found.bytes, high), 0, MEASURED, end.where, _SAME_COUNTER)
 
 
-def _free_after(at: Evidence) -> Own:
+def _free_after(at: OwnEdges) -> OwnReading:
     return at.profile_after().read("device_free_bytes", at.simulated)
 
 
-def _non_torch_after(at: Evidence) -> Own:
+def _non_torch_after(at: OwnEdges) -> OwnReading:
     return at.profile_after().read("non_torch_bytes", at.simulated)
 
 
-def _graph(at: Evidence) -> Own:
+def _graph(at: OwnEdges) -> OwnReading:
     begin, end = at.capture()
     where = text("growth of used device memory over graph_capture")
     if last_of(at.spans, "graph_capture") is None:
-        return Own(None, source=where, reason=text("no graph was captured in this run"))
+        return OwnReading(None, source=where, reason=text("no graph was captured in this run"))
     sizes = [each.read("device_free_bytes", at.simulated) for each in (begin, end)]
     return _difference(sizes[0], sizes[1], where)
 
 
-def _free_before_load(spans: Sequence[Span], simulated: bool) -> Own:
+def _free_before_load(spans: Sequence[Span], simulated: bool) -> OwnReading:
     """SGLang reads right after an empty_cache, before it loads the weights."""
     load = last_of(spans, "weight_load")
     if load is None:
-        return Own(None, reason=text("weight_load was not recorded to its end"))
+        return OwnReading(None, reason=text("weight_load was not recorded to its end"))
     emptied = [span for span in spans if span.phase == "empty_cache" and span.order < load.order]
     last = emptied[-1].after if emptied else None
     where = text("after the last empty_cache before weight_load")
-    return Moment(last, load.before, where).read("device_free_bytes", simulated)
+    return EngineMoment(last, load.before, where).read("device_free_bytes", simulated)
 
 
-def _free_after_load(spans: Sequence[Span], simulated: bool) -> Own:
+def _free_after_load(spans: Sequence[Span], simulated: bool) -> OwnReading:
     sizing = last_of(spans, "kv_cache_sizing")
     inside = [
         span
@@ -251,7 +257,7 @@ def _free_after_load(spans: Sequence[Span], simulated: bool) -> Own:
     where = text("after the empty_cache of kv_cache_sizing")
     last = inside[-1].after if inside else None
     after = None if sizing is None else sizing.after
-    return Moment(last, after, where).read("device_free_bytes", simulated)
+    return EngineMoment(last, after, where).read("device_free_bytes", simulated)
 
 
 #: SGLang's ranks agree on the least of a figure in 32 bits: below 128 GiB it is off by 4 KiB at
@@ -259,53 +265,57 @@ def _free_after_load(spans: Sequence[Span], simulated: bool) -> Own:
 _FLOAT32_BYTES = 4096
 
 
-_OfARank = Callable[[Sequence[Span], bool], Own]
+_OfARank = Callable[[Sequence[Span], bool], OwnReading]
 
 
-class Replica:
+class ReplicaEdges:
     """The ranks that agree on one KV cache, by the least of what each of them reads."""
 
     def __init__(self, ranks: Sequence[Sequence[Span]], simulated: bool) -> None:
         """Take the phases of each rank, and whether a device's profile sets what they read."""
         self._ranks = ranks
         self._simulated = simulated
-        self._found: dict[_OfARank, Own] = {}
+        self._found: dict[_OfARank, OwnReading] = {}
 
-    def least(self, read: _OfARank) -> Own:
+    def least(self, read: _OfARank) -> OwnReading:
         """Return the least of all ranks; unknown where one of them has no reading."""
         if read not in self._found:
             self._found[read] = self._least(read)
         return self._found[read]
 
-    def _least(self, read: _OfARank) -> Own:
+    def _least(self, read: _OfARank) -> OwnReading:
         each = [read(spans, self._simulated) for spans in self._ranks]
         least = min(each, key=lambda own: -1 if own.bytes is None else own.bytes)
         if len(each) == 1:
             return least
         if least.bytes is None:
-            return Own(None, source=least.source, reason=text("another rank has no such reading"))
+            return OwnReading(
+                None, source=least.source, reason=text("another rank has no such reading")
+            )
         return replace(least, tolerance=least.tolerance + _FLOAT32_BYTES)
 
 
-def _least(at: Evidence, read: _OfARank) -> Own:
+def _least(at: OwnEdges, read: _OfARank) -> OwnReading:
     """Return the least of all ranks, as the engine takes it; of this one where it has none."""
     own = read(at.spans, at.simulated)
     return own if own.bytes is None or at.replica is None else at.replica.least(read)
 
 
-def _difference(more: Own, less: Own, source: Text) -> Own:
+def _difference(more: OwnReading, less: OwnReading, source: Text) -> OwnReading:
     if more.bytes is None or less.bytes is None:
         unread = more if more.bytes is None else less
         reason = text("{edge}: {reason}", edge=unread.source or source, reason=unread.reason)
-        return Own(None, source=source, reason=unread.reason if unread.source is None else reason)
+        return OwnReading(
+            None, source=source, reason=unread.reason if unread.source is None else reason
+        )
     how = weakest((DERIVED, more.how, less.how))
     tolerance = more.tolerance + less.tolerance
-    return Own(more.bytes - less.bytes, tolerance, how, source, _EACH_OF_ITS_PARTS)
+    return OwnReading(more.bytes - less.bytes, tolerance, how, source, _EACH_OF_ITS_PARTS)
 
 
 #: Figure of the engine -> memprof's reading of the same memory. A figure that is not here, and that
 #: no difference of these gives, has no independent reading.
-_READINGS: dict[str, Callable[[Evidence], Own]] = {
+_READINGS: dict[str, Callable[[OwnEdges], OwnReading]] = {
     "device_total_bytes": _total,
     "initial_free_bytes": _initial_free,
     "initial_non_torch_bytes": _initial_non_torch,
@@ -382,7 +392,7 @@ def audit(
     source: str,
     simulated: bool,
     asked_utilization: float | None = None,
-    replica: Replica | None = None,
+    replica: ReplicaEdges | None = None,
 ) -> list[AuditRow]:
     """Return a row per term of the equation, and one per other figure of the engine.
 
@@ -400,7 +410,7 @@ def audit(
         equation gives with memprof's readings alone.
     """
     estimates = bool(engine.get("graph_estimate_bytes"))
-    at = Evidence(spans, simulated, equation, estimates, replica)
+    at = OwnEdges(spans, simulated, equation, estimates, replica)
     own = {} if source == "log" else {name: read(at) for name, read in _READINGS.items()}
     utilization = asked_utilization or engine.get(equation.share)
     total = own.get(equation.base)
@@ -414,7 +424,7 @@ def audit(
     of_terms = {term.figure for term in equation.terms} | _LEAST_OF_RANKS
     for name in _READINGS:
         if engine.get(name) is not None and name not in of_terms:
-            reading = own.get(name, Own(None))
+            reading = own.get(name, OwnReading(None))
             rows.append(_row(name.removesuffix("_bytes"), _whole(engine[name]), reading, source))
     granted = _granted(equation, engine, request, total, utilization, terms, own)
     return [*rows, _row("kv_cache", _whole(engine.get("kv_cache_bytes")), granted, source)]
@@ -425,36 +435,36 @@ def _whole(value: float | int | None) -> int | None:
 
 
 def _request(
-    equation: Equation, total: Own | None, utilization: float | None, asked: float | None
-) -> Own:
+    equation: Equation, total: OwnReading | None, utilization: float | None, asked: float | None
+) -> OwnReading:
     if total is None or total.bytes is None or utilization is None:
-        return Own(None, reason=text("device total or utilization is unknown"))
+        return OwnReading(None, reason=text("device total or utilization is unknown"))
     figures = {equation.base: total.bytes, equation.share: utilization}
     size = equations.computed_request(equation, figures)
     if equation.base != "device_total_bytes":
         source = text("free memory as read x the share as the engine holds it")
-        return Own(_whole(size), total.tolerance, weakest((DERIVED, total.how)), source)
+        return OwnReading(_whole(size), total.tolerance, weakest((DERIVED, total.how)), source)
     source = text("device total as read x utilization of the command")
     if asked is None:
         source = text("device total as read x utilization as the engine holds it")
-    return Own(_whole(size), 0, DERIVED, source, _CONSTANT)
+    return OwnReading(_whole(size), 0, DERIVED, source, _CONSTANT)
 
 
-def _of_term(term: Term, own: Mapping[str, Own], engine: Figures) -> Own:
+def _of_term(term: Term, own: Mapping[str, OwnReading], engine: Figures) -> OwnReading:
     """Return memprof's reading of a term: that of its figure, else of the figures it is made of."""
     if term.name in _NO_SPAN:
-        return Own(None, reason=_NO_SPAN[term.name])
+        return OwnReading(None, reason=_NO_SPAN[term.name])
     if term.figure is not None and term.figure in own:
         return own[term.figure]
     limit, source = _SET_ASIDE.get(term.name, ("", None))
     if own and engine.get(limit) is not None:
-        return Own(_whole(engine[limit]), 0, DERIVED, source, _NOT_HELD)
+        return OwnReading(_whole(engine[limit]), 0, DERIVED, source, _NOT_HELD)
     parts = (*term.plus, *term.minus)
     if not own or not parts or any(name not in own for name in parts):
-        return Own(None, reason=_UNREADABLE.get(term.name))
+        return OwnReading(None, reason=_UNREADABLE.get(term.name))
     unread = next((own[name] for name in parts if own[name].bytes is None), None)
     if unread is not None:
-        return Own(None, reason=unread.reason)
+        return OwnReading(None, reason=unread.reason)
     size = term.derived({name: own[name].bytes for name in parts})
     source = text(
         "{added} less {taken}",
@@ -463,39 +473,39 @@ def _of_term(term: Term, own: Mapping[str, Own], engine: Figures) -> Own:
     )
     how = weakest([DERIVED, *(own[name].how for name in parts)])
     tolerance = sum(own[name].tolerance for name in parts)
-    return Own(size, tolerance, how, source, _EACH_OF_ITS_PARTS)
+    return OwnReading(size, tolerance, how, source, _EACH_OF_ITS_PARTS)
 
 
 def _granted(
     equation: Equation,
     engine: Figures,
-    request: Own,
-    total: Own | None,
+    request: OwnReading,
+    total: OwnReading | None,
     utilization: float | None,
-    terms: Mapping[str, Own],
-    own: Mapping[str, Own],
-) -> Own:
+    terms: Mapping[str, OwnReading],
+    own: Mapping[str, OwnReading],
+) -> OwnReading:
     """Evaluate the equation with memprof's readings; an estimate is the engine's, and named."""
     if equation.override and engine.get(equation.override) is not None:
-        return Own(None, reason=text("a fixed size replaced the equation"))
+        return OwnReading(None, reason=text("a fixed size replaced the equation"))
     if request.bytes is None or utilization is None or total is None:
-        return Own(None, reason=request.reason)
+        return OwnReading(None, reason=request.reason)
     figures: dict[str, int | float | None] = {
         equation.base: total.bytes,
         equation.share: utilization,
         "graph_estimate_charged": engine.get("graph_estimate_charged"),
     }
-    used: list[Own] = [request]
+    used: list[OwnReading] = [request]
     borrowed: list[str] = []
     if equation.limited_by and engine.get(equation.limited_by) is not None:
-        return Own(None, reason=text("a fixed size replaced the equation"))
+        return OwnReading(None, reason=text("a fixed size replaced the equation"))
     if equation.pages is not None:
         figures[equation.pages] = engine.get(equation.pages)
     for stage in equation.stages:
         if stage.factor(engine) is not None:
             if stage.replaces:
                 reason = text("the engine's planner of blocks made it of the device's budget")
-                return Own(None, reason=reason)
+                return OwnReading(None, reason=reason)
             figures |= {name: engine.get(name) for name in stage.figures}
             borrowed.append(stage.name)
     for term in equation.terms:
@@ -515,10 +525,10 @@ def _granted(
             size = term.value(engine)
             borrowed += [term.name] if size else []
         else:
-            return Own(None, reason=text("{term} has no reading", term=term.name))
+            return OwnReading(None, reason=text("{term} has no reading", term=term.name))
         figures[term.figure] = size
     if len(used) == 1:
-        return Own(None, reason=text("no term has a reading"))
+        return OwnReading(None, reason=text("no term has a reading"))
     source = text("the equation with memprof's readings")
     if borrowed:
         source = text(
@@ -527,13 +537,13 @@ def _granted(
         )
     size = equations.evaluate(equation, figures).kv_cache_bytes
     if size is None:
-        return Own(None, source=source, reason=text("a term has neither reading nor figure"))
+        return OwnReading(None, source=source, reason=text("a term has neither reading nor figure"))
     tolerance = sum(each.tolerance for each in used) // equation.divisor
     how = weakest([DERIVED, *(each.how for each in used)])
-    return Own(size, tolerance, how, source, _EACH_OF_ITS_PARTS)
+    return OwnReading(size, tolerance, how, source, _EACH_OF_ITS_PARTS)
 
 
-def _row(name: str, engine: int | None, own: Own, source: str) -> AuditRow:
+def _row(name: str, engine: int | None, own: OwnReading, source: str) -> AuditRow:
     reason = _FROM_LOG if source == "log" else own.reason
     if own.bytes is not None:
         reason = _NOT_KEPT if engine is None else None

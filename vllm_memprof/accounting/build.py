@@ -9,7 +9,7 @@ from typing import cast
 
 from vllm_memprof.accounting import equations
 from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.audit import Replica, audit
+from vllm_memprof.accounting.audit import ReplicaEdges, audit
 from vllm_memprof.accounting.budgets import (
     corrections,
     fit_device,
@@ -21,6 +21,7 @@ from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summa
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
 from vllm_memprof.accounting.engine_options import SGLANG, is_cuda
 from vllm_memprof.accounting.findings import find
+from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
     Budget,
@@ -40,7 +41,6 @@ from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, grown_by
 from vllm_memprof.accounting.ranks import fullest_notes
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
-from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
@@ -66,7 +66,7 @@ class _Rank:
     evidence: Evidence  # with the engine's figures
     kv: Kv
     tried: list[Tried]
-    replica: Replica
+    replica: ReplicaEdges
 
 
 def build_report(run: Run) -> Report:
@@ -102,7 +102,7 @@ def rank_reports(
     for process in run.whole.processes if run.group is not None else [each for _, each in workers]:
         if process.is_worker:
             phases_by_replica.setdefault(process.identity.dp_rank, []).append(process.phases)
-    replicas = {dp: Replica(each, summary.simulated) for dp, each in phases_by_replica.items()}
+    replicas = {dp: ReplicaEdges(each, summary.simulated) for dp, each in phases_by_replica.items()}
     ranks = []
     for at, (label, process) in enumerate(workers):
         figures = engine_figures(process, run.source, summary.eager, equation)

@@ -18,7 +18,7 @@ from vllm_memprof.accounting.quantities import held_quantities
 
 
 @dataclass(frozen=True)
-class Line:
+class KvChange:
     """What one quantity adds to the KV cache, bytes; several: the run does not tell them apart."""
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Decomposition:
     """``granted`` = the sum of ``lines``, to the byte, where it is known."""
 
     granted: int | None  # bytes: the engine's figure; recomputed where it is unknown
-    lines: list[Line]
+    lines: list[KvChange]
     #: Quantities without a line: neither they nor the granted KV cache are known.
     unknown: tuple[str, ...]
     held: dict[str, int | None]  # also what no term subtracts, bytes
@@ -55,12 +55,12 @@ def decompose(rank: RankReport, simulated: bool) -> Decomposition:
     """Take a rank's budget apart into common quantities."""
     budget, granted = rank.budget, granted_bytes(rank)
     held = held_quantities(rank, simulated)
-    lines: list[Line] = []
+    lines: list[KvChange] = []
     unknown: list[str] = []
     if budget.requested_bytes is None:
         unknown.append("requested")
     else:
-        lines.append(Line(("requested",), budget.requested_bytes))
+        lines.append(KvChange(("requested",), budget.requested_bytes))
     row = form_of(budget.equation)
     for term in budget.terms:
         if term.subtracted:
@@ -85,7 +85,7 @@ def decompose(rank: RankReport, simulated: bool) -> Decomposition:
 
 def _split(
     row: Equation | None, term: TermRow, held: Mapping[str, int | None]
-) -> tuple[list[Line], list[str]]:
+) -> tuple[list[KvChange], list[str]]:
     """Take a term apart into (lines, quantities of unknown size).
 
     Quantities that are unknown stay together, with what the known ones leave of the term.
@@ -100,13 +100,17 @@ def _split(
     if len(rest) > 1 and last is not None:
         known[parts[-1]] = last
         rest.remove(parts[-1])
-    lines = [Line((name,), -size) for name, size in known.items()]
-    return [*lines, Line(tuple(rest), -term.bytes + sum(known.values()))], []
+    lines = [KvChange((name,), -size) for name, size in known.items()]
+    return [*lines, KvChange(tuple(rest), -term.bytes + sum(known.values()))], []
 
 
 def _to_the_grant(
-    budget: Budget, row: Equation | None, granted: int | None, lines: list[Line], unknown: list[str]
-) -> tuple[list[Line], list[str]]:
+    budget: Budget,
+    row: Equation | None,
+    granted: int | None,
+    lines: list[KvChange],
+    unknown: list[str],
+) -> tuple[list[KvChange], list[str]]:
     """Add the steps from the sum of the terms to the granted KV cache.
 
     Where a term is unknown, add what the granted KV cache leaves for all that is.
@@ -118,7 +122,7 @@ def _to_the_grant(
         names += ["fixed_size"] if budget.override else []
         if granted is None or not names:  # nothing says what the unknown ones are together
             return lines, names
-        return [*lines, Line(tuple(names), granted - total, implied=True)], []
+        return [*lines, KvChange(tuple(names), granted - total, implied=True)], []
     step = budget.kv_cache_bytes - total
     if budget.override:
         name = "fixed_size"
@@ -128,9 +132,9 @@ def _to_the_grant(
         name = "clamped"
     else:  # a float of bytes is cut once, at the end
         name = "rounding" if abs(step) <= 1 else "residual"
-    steps = [Line((name,), step)]
+    steps = [KvChange((name,), step)]
     if granted is not None:
         residual = granted - budget.kv_cache_bytes
         within = abs(residual) <= budget.tolerance_bytes
-        steps.append(Line(("printed_digits" if within else "residual",), residual))
+        steps.append(KvChange(("printed_digits" if within else "residual",), residual))
     return lines + [line for line in steps if line.bytes], []

@@ -28,7 +28,7 @@ def is_cuda(engine: str | None, device: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """What an engine asks for: a share of a size."""
 
     option: str
@@ -36,7 +36,7 @@ class Share:
     value: float | None
 
 
-def share_of(rank: RankReport, engine: str | None = None) -> Share:
+def share_of(rank: RankReport, engine: str | None = None) -> MemoryShare:
     """Return the share that a rank's equation takes, with the size that it is a share of.
 
     Args:
@@ -47,9 +47,9 @@ def share_of(rank: RankReport, engine: str | None = None) -> Share:
     if row is None or row.base == "device_total_bytes":
         arguments = row_of_run(engine).arguments
         if not arguments.share_of_total:
-            return Share(arguments.share, None, None)
+            return MemoryShare(arguments.share, None, None)
         utilization = rank.budget.gpu_memory_utilization
-        return Share(arguments.share, rank.device_total_bytes, utilization)
+        return MemoryShare(arguments.share, rank.device_total_bytes, utilization)
     base = rank.figures.get(row.base)
     option = f"--{row.share.replace('_', '-')}"
-    return Share(option, None if base is None else int(base), rank.figures.get(row.share))
+    return MemoryShare(option, None if base is None else int(base), rank.figures.get(row.share))

@@ -95,7 +95,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Stage:
+class BudgetStage:
     """What a release makes of the device's budget before it returns it; the figures say whether.
 
     From here on the engine counts bytes by which it divides the KV cache into blocks, and no longer
@@ -168,7 +168,7 @@ class Equation:
     #: The engine raises at its start where less is free than it requests.
     #: (vllm/v1/worker/utils.py::request_memory; NPUWorker.init_device, from vllm-ascend 0.15)
     checks_free: bool = True
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[BudgetStage, ...] = ()
     #: At the end of a start the engine prints sizes for --kv-cache-memory-bytes, made of weights,
     #: peak activation, non-torch increase and captured graphs. (``accounting.suggestions``)
     suggests: bool = False
@@ -242,14 +242,16 @@ _USED_BY_DEVICE = Term(
 )
 #: Layers that share buffers under layerwise KV pooling: the device holds fewer than the engine
 #: counts. (from 0.26.0rc1)
-_LAYER_REUSE = Stage("layer_reuse", "kv_layer_reuse", printed_half_unit=0.0005)
+_LAYER_REUSE = BudgetStage("layer_reuse", "kv_layer_reuse", printed_half_unit=0.0005)
 #: Buffers per layer of every group, where the engine counts those of the largest.
 #: (``_scale_kv_cache_memory_for_multi_group``, in use from 0.29.0rc1; in 0.28.0rc1 it returns what
 #: it is given)
-_MULTI_GROUP = Stage("multi_group", "kv_largest_group_page_bytes", over="kv_all_page_bytes")
+_MULTI_GROUP = BudgetStage("multi_group", "kv_largest_group_page_bytes", over="kv_all_page_bytes")
 #: Sparse KV offload (from 0.26.0rc1) and KV cache spread over ranks (KVPP, from 0.28.0rc1): blocks
 #: that lie in host memory or on other ranks are in what is returned.
-_PLANNER = Stage("kv_elsewhere", "kv_planner_bytes", over="kv_planner_input_bytes", replaces=True)
+_PLANNER = BudgetStage(
+    "kv_elsewhere", "kv_planner_bytes", over="kv_planner_input_bytes", replaces=True
+)
 _RELATIVE_LEAVES_OUT = (
     "persistent_torch",
     "initial_non_torch",

@@ -25,7 +25,7 @@ _Key = tuple[str | None, int | None, str, int]
 
 
 @dataclass(frozen=True)
-class _Passage:
+class _CollectiveTimes:
     """When the ranks of one host were in one blocking collective, ns of its clock."""
 
     enters: tuple[int, ...]
@@ -50,7 +50,7 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
         runs: the parts of a deployment, the first host's first. Groups share no collective.
     """
     walls: dict[str | None, int] = {}
-    passages: dict[_Key, dict[str | None, _Passage]] = {}
+    passages: dict[_Key, dict[str | None, _CollectiveTimes]] = {}
     for run in runs:
         for host in _hosts(run):
             ahead = wall_of(run, host)
@@ -60,7 +60,7 @@ def host_clocks(runs: Sequence[Run]) -> dict[str | None, HostClock]:
         known = passages.setdefault(key, {})
         if host in known:
             old = known[host]
-            passage = _Passage(old.enters + passage.enters, old.exits + passage.exits)
+            passage = _CollectiveTimes(old.enters + passage.enters, old.exits + passage.exits)
         known[host] = passage
     hosts = list(dict.fromkeys(host for run in runs for host in _hosts(run)))
     if not hosts:
@@ -93,7 +93,7 @@ def _hosts(run: Run) -> list[str | None]:
     return sorted(there, key=lambda host: host != run.info.host) or [run.info.host]
 
 
-def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _Passage]]:
+def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _CollectiveTimes]]:
     """Yield each passage of a rank through a blocking phase, keyed by world, phase and number."""
     workers = [(run, each) for run in runs for each in run.processes if each.is_worker]
     across = {_group(run) for run, each in workers if _shares_replicas(each)}
@@ -109,7 +109,7 @@ def _passages(runs: Sequence[Run]) -> Iterator[tuple[_Key, str | None, _Passage]
             if span.start_t_ns is None or span.end_t_ns is None or span.error is not None:
                 continue
             key = (_group(run), replica, span.phase, number)
-            yield key, who.host, _Passage((span.start_t_ns,), (span.end_t_ns,))
+            yield key, who.host, _CollectiveTimes((span.start_t_ns,), (span.end_t_ns,))
 
 
 def _group(run: Run) -> str | None:
@@ -131,7 +131,7 @@ def _shares_replicas(process: ProcessRecord) -> bool:
 
 
 def _bounds(
-    passages: dict[_Key, dict[str | None, _Passage]],
+    passages: dict[_Key, dict[str | None, _CollectiveTimes]],
     a: str | None,
     b: str | None,
 ) -> Iterator[_Bound]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_memprof.accounting.layers import Limits, page_bytes, request_blocks
+from vllm_memprof.accounting.layers import RequestLimits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
 from vllm_memprof.text import text
 
@@ -74,7 +74,7 @@ def build_kv(
         draft_bytes=draft_bytes,
         draft_layers=draft_layers,
     )
-    limits = Limits(
+    limits = RequestLimits(
         kv.max_model_len,
         _integer(plan.get("max_num_batched_tokens")),
         kv.context_parallel,
@@ -187,7 +187,7 @@ def concurrency_at(plan: dict[str, Any], length: int) -> float | None:
     ``max_model_len``: blocks over the blocks that one request takes.
     """
     kv = build_kv(plan, None, None)
-    limits = Limits(
+    limits = RequestLimits(
         min(length, kv.max_model_len or length),
         _integer(plan.get("max_num_batched_tokens")),
         kv.context_parallel,
@@ -297,7 +297,7 @@ def _fitting_blocks(plan: dict[str, Any], blocks: int | None) -> int | None:
     return min(fitting, default=None)
 
 
-def _checks(kv: Kv, limits: Limits, shared_backing: bool) -> list[Check]:
+def _checks(kv: Kv, limits: RequestLimits, shared_backing: bool) -> list[Check]:
     pages = [page_bytes(group) for group in kv.groups]
     per_block = None
     if pages and None not in pages:
@@ -380,7 +380,7 @@ def _printed_checks(kv: Kv, printed: Mapping[str, int | float]) -> list[Check]:
     ]
 
 
-def _request_blocks(kv: Kv, limits: Limits) -> int | None:
+def _request_blocks(kv: Kv, limits: RequestLimits) -> int | None:
     """Return the blocks of a request of full length over all groups.
 
     The layers of one group share their blocks.
@@ -394,7 +394,7 @@ def _request_blocks(kv: Kv, limits: Limits) -> int | None:
     return sum(known) if kv.group_count == len(known) else None
 
 
-def _tokens(kv: Kv, limits: Limits) -> int | None:
+def _tokens(kv: Kv, limits: RequestLimits) -> int | None:
     if kv.blocks is None:
         return None
     if kv.tokens_rule == "blocks":

@@ -17,7 +17,7 @@ _Layout = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What a request of full length depends on besides its layers; None is unknown."""
 
     max_model_len: int | None = None  # tokens
@@ -33,7 +33,7 @@ class LayerType:
     names: tuple[str, ...]  # class names of the engine's specs
     page: Callable[[_Layout, int], int | None]  # bytes of a block of so many tokens in one layer
     blocks: Callable[
-        [_Layout, int, Limits], int | None
+        [_Layout, int, RequestLimits], int | None
     ]  # that one request of max_model_len tokens takes
     cite: str
 
@@ -48,7 +48,7 @@ def page_bytes(group: KvGroup) -> int | None:
     return size if size is None or padded is None else max(size, int(padded))
 
 
-def request_blocks(group: KvGroup, limits: Limits) -> int | None:
+def request_blocks(group: KvGroup, limits: RequestLimits) -> int | None:
     """Blocks that one request of ``max_model_len`` tokens takes of the group."""
     row = _row(group)
     if row is None or not group.block_size or not limits.max_model_len:
@@ -121,12 +121,12 @@ def _state(layout: _Layout, block: int) -> int | None:
     return None if size is None else int(size)
 
 
-def _whole_length(layout: _Layout, block: int, limits: Limits) -> int | None:
+def _whole_length(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
     share = -(-(limits.max_model_len or 0) // limits.context_parallel)
     return -(-share // block)
 
 
-def _window(layout: _Layout, block: int, limits: Limits) -> int | None:
+def _window(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
     """Return the blocks of the window and the tokens of one step, and one more.
 
     A window need not begin at the beginning of a block.
@@ -138,14 +138,14 @@ def _window(layout: _Layout, block: int, limits: Limits) -> int | None:
     return -(-min(kept + batch, limits.max_model_len) // block) + 1
 
 
-def _chunk(layout: _Layout, block: int, limits: Limits) -> int | None:
+def _chunk(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
     chunk, batch = layout.get("attention_chunk_size"), limits.max_num_batched_tokens
     if chunk is None or batch is None or limits.max_model_len is None:
         return None
     return -(-min(int(chunk) + batch, limits.max_model_len) // block)
 
 
-def _states(layout: _Layout, block: int, limits: Limits) -> int | None:
+def _states(layout: _Layout, block: int, limits: RequestLimits) -> int | None:
     """Return one state, one per speculative token, and one where prefix caching aligns them.
 
     Without a mode the release is one from before 0.18, where it is one block or as many as the

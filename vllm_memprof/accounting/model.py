@@ -25,7 +25,7 @@ from vllm_memprof.accounting.requests import StageRow as StageRow
 from vllm_memprof.accounting.serving_growth import HostGrowth as HostGrowth
 from vllm_memprof.accounting.serving_growth import OwnerGrowth as OwnerGrowth
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
-from vllm_memprof.record.failures import Reading as Reading
+from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
 from vllm_memprof.record.schema import REPORT_SCHEMA, PlannedRanks
 from vllm_memprof.record.spans import DERIVED as DERIVED
@@ -160,7 +160,7 @@ class NotSubtracted:
 
 
 @dataclass(frozen=True)
-class Held:
+class PeakItem:
     """Memory that a rank holds beside its KV cache at the serving peak."""
 
     name: str  # of ``accounting.quantities``
@@ -251,7 +251,7 @@ class Budget:
     kv_tokens: int | None = None  # what kv_cache_bytes would hold on this rank alone
     fits_request_tokens: int | None = None
     #: Beside the KV cache at the serving peak; an unknown one makes what follows estimated.
-    held_at_peak: list[Held] = field(default_factory=list)
+    held_at_peak: list[PeakItem] = field(default_factory=list)
     fits_device_bytes: int | None = None  # device total less held_at_peak
     fits_device_tokens: int | None = None
     #: The same if the allocator releases every unallocated block and operator workspace.
@@ -427,7 +427,7 @@ class Oom:
     request_count: int | None = field(default=None, metadata={"json": OPTIONAL})
     input: str | None = field(default=None, metadata={"json": OPTIONAL})  # name of its file
     #: Of a log: what the parts of a step took before.
-    readings: list[Reading] = field(default_factory=list, metadata={"json": OPTIONAL})
+    readings: list[StepReading] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: Of the allocator's variable, in the process that failed; None: not read.
     allocator_settings: str | None = field(default=None, metadata={"json": OPTIONAL})
     #: The device at the failure; those that are no part of another add up to its total.

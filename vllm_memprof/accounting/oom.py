@@ -10,7 +10,7 @@ from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow, Oom
 from vllm_memprof.accounting.owners import EdgeTime
 from vllm_memprof.accounting.torch_owners import divide_allocated, torch_owners
 from vllm_memprof.record.codec import from_json
-from vllm_memprof.record.failures import Reading, StepItem, StepRequest, stage_of
+from vllm_memprof.record.failures import StepItem, StepReading, StepRequest, stage_of
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.oom_files import Counters
 from vllm_memprof.record.schema import Snapshot
@@ -94,7 +94,7 @@ def failed_allocation(process: ProcessRecord, counters: Mapping[int, Counters]) 
         at_request=span.integer("at_request"),
         request_count=span.integer("request_count"),
         input=span.string("input"),
-        readings=[from_json(Reading, each) for each in _list(span, "readings")],
+        readings=[from_json(StepReading, each) for each in _list(span, "readings")],
         free_blocks=blocks,
         allocator_settings=None if failure is None else failure.allocator_settings,
     )

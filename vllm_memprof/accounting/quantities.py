@@ -107,7 +107,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Reading:
+class QuantityReading:
     """A quantity as one rank's evidence gives it; None where the row of the table says it all."""
 
     bytes: int | None
@@ -125,7 +125,7 @@ class Quantity:
     name: str
     title: Text
     #: Read from the evidence of a rank; None: a term or a step of an equation, known from there.
-    read: Callable[[Evidence], Reading] | None = None
+    read: Callable[[Evidence], QuantityReading] | None = None
     device_wide: bool = False  # read from the device: a simulated device's profile has a part in it
     without_neighbours: bool = False  # what other processes hold on the device is taken off
     how: str = MEASURED
@@ -138,13 +138,13 @@ class Quantity:
     estimated_by: str | None = None
     estimated_within: str | None = None
 
-    def reading(self, evidence: Evidence) -> Reading:
+    def reading(self, evidence: Evidence) -> QuantityReading:
         """Read the quantity, every field filled in."""
-        found = Reading(None) if self.read is None else self.read(evidence)
+        found = QuantityReading(None) if self.read is None else self.read(evidence)
         how = MODELLED if evidence.simulated and self.device_wide else found.how or self.how
         reason = (found.reason or self.unknown) if found.bytes is None else None
         formula, source = found.formula or self.formula, found.source or self.source
-        return Reading(found.bytes, how, formula, source, reason, found.parts)
+        return QuantityReading(found.bytes, how, formula, source, reason, found.parts)
 
 
 def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
@@ -194,16 +194,16 @@ def is_device_wide(name: str) -> bool:
     return name in QUANTITIES and QUANTITIES[name].device_wide
 
 
-def _weights(evidence: Evidence) -> Reading:
+def _weights(evidence: Evidence) -> QuantityReading:
     """Where the engine keeps no figure: the growth of allocated memory while it loaded them."""
     size = evidence.figure("weights_bytes")
     span = last_of(evidence.spans, "weight_load")
     end = None if span is None else end_of_loading(evidence.spans, span)
     if size is None and span is not None and span.before is not None and end is not None:
         grown = minus(end.allocated_bytes, span.before.allocated_bytes)
-        found = Reading(grown, formula="growth of allocated in weight_load")
+        found = QuantityReading(grown, formula="growth of allocated in weight_load")
         return replace(found, parts=_weight_parts(evidence.spans, grown))
-    return Reading(size, parts=_weight_parts(evidence.spans, size))
+    return QuantityReading(size, parts=_weight_parts(evidence.spans, size))
 
 
 def _weight_parts(spans: list[Span], size: int | None) -> tuple[ItemPart, ...]:
@@ -259,44 +259,46 @@ def _allocated_before(evidence: Evidence) -> int | None:
     return span.before.allocated_bytes if size is None and span and span.before else size
 
 
-def _persistent_torch(evidence: Evidence) -> Reading:
-    return Reading(minus(_allocated_before(evidence), _weights(evidence).bytes))
+def _persistent_torch(evidence: Evidence) -> QuantityReading:
+    return QuantityReading(minus(_allocated_before(evidence), _weights(evidence).bytes))
 
 
-def _peak_activation(evidence: Evidence) -> Reading:
+def _peak_activation(evidence: Evidence) -> QuantityReading:
     size = evidence.figure("peak_activation_bytes")
     peak = evidence.figure("profile_after_allocated_peak_bytes")
-    return Reading(minus(peak, _allocated_before(evidence)) if size is None else size)
+    return QuantityReading(minus(peak, _allocated_before(evidence)) if size is None else size)
 
 
-def _kept_torch(evidence: Evidence) -> Reading:
+def _kept_torch(evidence: Evidence) -> QuantityReading:
     _, after, _ = evidence.profile_end()
     left = None if after is None else after.allocated_bytes
-    return Reading(minus(left, _allocated_before(evidence)))
+    return QuantityReading(minus(left, _allocated_before(evidence)))
 
 
-def _reserved_not_allocated(evidence: Evidence) -> Reading:
+def _reserved_not_allocated(evidence: Evidence) -> QuantityReading:
     """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
     _, after, where = evidence.profile_end()
     source = text("after {where}", where=where)
     if after is None or after.allocated_bytes is not None:
         size = None if after is None else minus(after.reserved_bytes, after.allocated_bytes)
-        return Reading(size, source=source)
+        return QuantityReading(size, source=source)
     # right after a peak reset the peak is what is allocated; a profile run leaves nothing behind
     size = minus(after.reserved_bytes, _allocated_before(evidence))
     if size is None:
-        return Reading(None, source=source)
-    return Reading(size, DERIVED, "reserved - profile_before_allocated_peak", source)
+        return QuantityReading(None, source=source)
+    return QuantityReading(size, DERIVED, "reserved - profile_before_allocated_peak", source)
 
 
-def _used_at_start(evidence: Evidence) -> Reading:
+def _used_at_start(evidence: Evidence) -> QuantityReading:
     """Non-torch memory of the whole device before anything is loaded, neighbours included."""
     size = evidence.figure("initial_non_torch_bytes")
     if size is not None:
-        return Reading(size, formula="initial_non_torch")
+        return QuantityReading(size, formula="initial_non_torch")
     total, free = evidence.figure("device_total_bytes"), evidence.figure("initial_free_bytes")
     if total is not None and free is not None:
-        return Reading(total - free, formula="device_total - initial_free")  # nothing reserved yet
+        return QuantityReading(
+            total - free, formula="device_total - initial_free"
+        )  # nothing reserved yet
     first = next((span.order for span in evidence.spans if span.phase in _BEFORE_LOADING), None)
     read = [
         edge.snapshot
@@ -305,12 +307,14 @@ def _used_at_start(evidence: Evidence) -> Reading:
         if edge.snapshot.non_torch_bytes is not None
     ]
     if not read:
-        return Reading(None)
+        return QuantityReading(None)
     size = min(read, key=lambda snapshot: snapshot.t_ns or 0).non_torch_bytes
-    return Reading(size, formula="non_torch", source=text("the first reading of the device"))
+    return QuantityReading(
+        size, formula="non_torch", source=text("the first reading of the device")
+    )
 
 
-def _initial_non_torch(evidence: Evidence) -> Reading:
+def _initial_non_torch(evidence: Evidence) -> QuantityReading:
     """The runtime context of this process, before it loads anything."""
     found, others = _used_at_start(evidence), others_at_start(evidence.spans)
     if found.bytes is None:
@@ -322,51 +326,53 @@ def _initial_non_torch(evidence: Evidence) -> Reading:
             "{held:gib} GiB were in use at the start: other processes' memory cannot be told apart",
             held=own,
         )
-        return Reading(None, formula=formula, source=found.source, reason=reason)
-    return Reading(own, formula=formula, source=found.source)
+        return QuantityReading(None, formula=formula, source=found.source, reason=reason)
+    return QuantityReading(own, formula=formula, source=found.source)
 
 
-def _other_processes_at_start(evidence: Evidence) -> Reading:
+def _other_processes_at_start(evidence: Evidence) -> QuantityReading:
     """What else is on the device; where the driver lists nobody, nothing that could be told."""
     if _initial_non_torch(evidence).bytes is None:
-        return Reading(None)
+        return QuantityReading(None)
     others = others_at_start(evidence.spans)
-    return Reading(0, DERIVED) if others is None else Reading(others)
+    return QuantityReading(0, DERIVED) if others is None else QuantityReading(others)
 
 
-def _non_torch(evidence: Evidence) -> Reading:
+def _non_torch(evidence: Evidence) -> QuantityReading:
     size = evidence.figure("non_torch_increase_bytes")
     if size is None:
         size = evidence.figure("profile_after_non_torch_bytes")
         _, after, _ = evidence.profile_end()
         size = after.non_torch_bytes if size is None and after is not None else size
         size = minus(size, _used_at_start(evidence).bytes)
-    return Reading(size)
+    return QuantityReading(size)
 
 
-def _non_torch_cleared(evidence: Evidence) -> Reading:
+def _non_torch_cleared(evidence: Evidence) -> QuantityReading:
     """Operator workspace that empty_cache freed before the reading; serving takes it again."""
     before, after, where = evidence.profile_end()
     source = text("around {where}", where=where)
     if before is None or after is None:
-        return Reading(None, source=source)
+        return QuantityReading(None, source=source)
     size = minus(before.non_torch_bytes, after.non_torch_bytes)
-    return Reading(None if size is None else max(0, size), source=source)
+    return QuantityReading(None if size is None else max(0, size), source=source)
 
 
-def _graph(evidence: Evidence) -> Reading:
+def _graph(evidence: Evidence) -> QuantityReading:
     """Return the engine's figure, a growth of the whole device, less that of other processes."""
     capture = last_of(evidence.spans, "graph_capture")
     if capture is not None and capture.error:
-        return Reading(evidence.figure("graph_bytes"), reason=text("graph_capture failed"))
+        return QuantityReading(evidence.figure("graph_bytes"), reason=text("graph_capture failed"))
     size = evidence.figure("graph_bytes")
     if size is None or capture is None or capture.before is None or capture.after is None:
-        return Reading(size)
+        return QuantityReading(size)
     before, after = capture.before, capture.after
     others = minus(after.other_processes_bytes, before.other_processes_bytes) or 0
     formula = "graph_bytes - growth of other processes" if others else None
     own = size - others
-    return Reading(own, formula=formula, parts=_graph_parts(before, after, own, evidence.simulated))
+    return QuantityReading(
+        own, formula=formula, parts=_graph_parts(before, after, own, evidence.simulated)
+    )
 
 
 #: Parts of the memory of captured graphs: name, title, reading of a snapshot.
@@ -403,12 +409,12 @@ def _graph_parts(
     return tuple(parts) if len(parts) > 1 else ()
 
 
-def _late_non_torch(evidence: Evidence) -> Reading:
+def _late_non_torch(evidence: Evidence) -> QuantityReading:
     """ATB pools, communicators first used in warm-up; the graph figure holds its own growth."""
     warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
     before, after, _ = evidence.profile_end()
     if warm_up is None or warm_up.error or warm_up.after is None:
-        return Reading(None)
+        return QuantityReading(None)
     ends = [] if capture is None else [capture.before, capture.after]
     edges = [edge for edge in (before, after, warm_up.after, *ends) if edge is not None]
     told_apart = all(edge.other_processes_bytes is not None for edge in edges)
@@ -421,10 +427,10 @@ def _late_non_torch(evidence: Evidence) -> Reading:
     in_graphs = 0 if capture is None else minus(own(capture.after), own(capture.before))
     size = minus(minus(own(warm_up.after), max(known, default=None)), in_graphs)
     source = None if told_apart else text("after warm_up; other processes are not told apart")
-    return Reading(None if size is None else max(0, size), source=source)
+    return QuantityReading(None if size is None else max(0, size), source=source)
 
 
-def _request_pools(evidence: Evidence) -> Reading:
+def _request_pools(evidence: Evidence) -> QuantityReading:
     """What SGLang's pools took of the device beside keys and values."""
     span = last_of(evidence.spans, "kv_cache_alloc")
     if span is not None:
@@ -440,10 +446,10 @@ def _request_pools(evidence: Evidence) -> Reading:
     if pool is None and None not in sizes:
         pool = sum(size or 0 for size in sizes)
     size = minus(minus(before, after), pool)
-    return Reading(None if size is None else max(0, size))
+    return QuantityReading(None if size is None else max(0, size))
 
 
-def _runner_buffers(evidence: Evidence) -> Reading:
+def _runner_buffers(evidence: Evidence) -> QuantityReading:
     """What SGLang took between its pools and its readiness, graphs left out."""
     span = last_of(evidence.spans, "warm_up")
     if span is not None and not span.error:
@@ -454,17 +460,17 @@ def _runner_buffers(evidence: Evidence) -> Reading:
         return _of_snapshots(size, "used over warm_up - used over graph_capture")
     before = evidence.figure("free_before_capture_bytes")
     size = minus(evidence.figure("free_after_pools_bytes"), before)
-    return Reading(None if size is None else max(0, size))
+    return QuantityReading(None if size is None else max(0, size))
 
 
-def _first_steps(evidence: Evidence) -> Reading:
+def _first_steps(evidence: Evidence) -> QuantityReading:
     """What the first step took and kept; of a log, where a weight update prints what is free."""
     span = last_of(evidence.spans, "request")
     if span is not None and not span.error:
         size = _taken(span.before, span.after)
         return _of_snapshots(size, "used over the first batch")
     size = minus(evidence.figure("free_ready_bytes"), evidence.figure("free_at_update_bytes"))
-    return Reading(None if size is None else max(0, size))
+    return QuantityReading(None if size is None else max(0, size))
 
 
 def _taken(before: Snapshot | None, after: Snapshot | None) -> int | None:
@@ -476,10 +482,10 @@ def _taken(before: Snapshot | None, after: Snapshot | None) -> int | None:
     return minus(taken, others)
 
 
-def _of_snapshots(size: int | None, formula: str) -> Reading:
+def _of_snapshots(size: int | None, formula: str) -> QuantityReading:
     """Return what memprof's own readings give, where a log has what SGLang prints."""
     source = text("memprof's readings at the edges of the phase")
-    return Reading(
+    return QuantityReading(
         None if size is None else max(0, size), how=DERIVED, formula=formula, source=source
     )
 
@@ -608,7 +614,7 @@ _ROWS = (
     Quantity(
         "graph_prefill",
         text("captured graphs of prefill"),
-        lambda evidence: Reading(evidence.figure("graph_prefill_bytes")),
+        lambda evidence: QuantityReading(evidence.figure("graph_prefill_bytes")),
         device_wide=True,
         formula="graph_prefill",
         required=False,

@@ -88,7 +88,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Given:
+class RemedyEstimate:
     """What an argument gives in one case."""
 
     argument: str
@@ -101,9 +101,9 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Row:
+class RemedyRow:
     id: str
-    gives: Callable[[Case], Iterator[Given]]
+    gives: Callable[[Case], Iterator[RemedyEstimate]]
 
 
 def remedies(case: Case) -> list[Remedy]:
@@ -124,7 +124,7 @@ def remedies(case: Case) -> list[Remedy]:
     ]
 
 
-def _enough(case: Case, given: Given) -> bool | None:
+def _enough(case: Case, given: RemedyEstimate) -> bool | None:
     """Return whether the bytes alone let the allocation pass; None: not known."""
     if given.surely:
         return True
@@ -140,7 +140,7 @@ def _enough(case: Case, given: Given) -> bool | None:
             return True if covers else None
 
 
-def _expandable_segments(case: Case) -> Iterator[Given]:
+def _expandable_segments(case: Case) -> Iterator[RemedyEstimate]:
     """Free blocks that were too small, as pages that a growing segment takes over."""
     oom, blocks = case.oom, case.oom.free_blocks
     variable = "PYTORCH_CUDA_ALLOC_CONF" if case.cuda else "PYTORCH_NPU_ALLOC_CONF"
@@ -171,10 +171,12 @@ def _expandable_segments(case: Case) -> Iterator[Given]:
     else:
         return
     if size >= _LEAST_BYTES:
-        yield Given(f"{variable}=expandable_segments:True", size, AT_MOST, DERIVED, grounds)
+        yield RemedyEstimate(
+            f"{variable}=expandable_segments:True", size, AT_MOST, DERIVED, grounds
+        )
 
 
-def _kv_cache_memory(case: Case) -> Iterator[Given]:
+def _kv_cache_memory(case: Case) -> Iterator[RemedyEstimate]:
     budget, needed = case.rank.budget, case.needed
     granted = budget.engine_kv_cache_bytes
     if case.has_kv_cache is False or not budget.takes_fixed_size or budget.equation is None:
@@ -186,10 +188,10 @@ def _kv_cache_memory(case: Case) -> Iterator[Given]:
     unsure = case.has_kv_cache is None
     argument = f"--kv-cache-memory-bytes {granted - rounded - needed}"
     bound = AT_LEAST if rounded else EXACT
-    yield Given(argument, needed, bound, DERIVED, grounds, unsure=unsure)
+    yield RemedyEstimate(argument, needed, bound, DERIVED, grounds, unsure=unsure)
 
 
-def _room_for_the_peak(case: Case) -> Iterator[Given]:
+def _room_for_the_peak(case: Case) -> Iterator[RemedyEstimate]:
     """The KV cache that leaves what the serving peak needs, where that is more than was missing."""
     budget, needed = case.rank.budget, case.needed
     granted, spare = budget.engine_kv_cache_bytes, budget.spare_bytes
@@ -201,10 +203,10 @@ def _room_for_the_peak(case: Case) -> Iterator[Given]:
     how = MODELLED if case.simulated else DERIVED
     unsure = case.has_kv_cache is None
     argument = f"--kv-cache-memory-bytes {granted + spare}"
-    yield Given(argument, -spare, EXACT, how, grounds, unsure=unsure)
+    yield RemedyEstimate(argument, -spare, EXACT, how, grounds, unsure=unsure)
 
 
-def _utilization(case: Case) -> Iterator[Given]:
+def _utilization(case: Case) -> Iterator[RemedyEstimate]:
     budget, needed = case.rank.budget, case.needed
     asked = share_of(case.rank, case.engine)
     total, option = asked.base_bytes, asked.option
@@ -214,7 +216,7 @@ def _utilization(case: Case) -> Iterator[Given]:
         return
     unknown = text("what was asked for is not known")
     if needed is None or total is None:
-        yield Given(text("a lower {option}", option=option), None, None, None, unknown)
+        yield RemedyEstimate(text("a lower {option}", option=option), None, None, None, unknown)
         return
     granted = budget.engine_kv_cache_bytes
     if granted is not None and granted <= needed:
@@ -230,15 +232,15 @@ def _utilization(case: Case) -> Iterator[Given]:
     if utilization is None:
         argument = text("{option} lower by {share:.4f}", option=option, share=lower)
         size = int(lower * total / parts)
-        yield Given(argument, size, EXACT, DERIVED, grounds, unsure=unsure)
+        yield RemedyEstimate(argument, size, EXACT, DERIVED, grounds, unsure=unsure)
         return
     share = math.floor((utilization - lower) * 10_000 + 1e-6) / 10_000
     if share > 0:
         given = int((utilization - share) * total / parts)
-        yield Given(f"{option} {share:.4f}", given, EXACT, DERIVED, grounds, unsure=unsure)
+        yield RemedyEstimate(f"{option} {share:.4f}", given, EXACT, DERIVED, grounds, unsure=unsure)
 
 
-def _image_size(case: Case) -> Iterator[Given]:
+def _image_size(case: Case) -> Iterator[RemedyEstimate]:
     """The failed allocation itself, where it grows with the pixels of the images in the step."""
     if not _multimodal(case):
         return
@@ -246,7 +248,7 @@ def _image_size(case: Case) -> Iterator[Given]:
     if case.oom.stage not in _BY_PIXELS or requested is None or not images:
         argument = text('{option} with a lower "max_pixels"', option=option)
         reason = text("the images of the step, or the part of it that failed, are not known")
-        yield Given(argument, None, None, None, reason)
+        yield RemedyEstimate(argument, None, None, None, reason)
         return
     pixels = [width * height for width, height in (item.size or [0, 0] for item in images)]
     share = 0.5
@@ -256,7 +258,7 @@ def _image_size(case: Case) -> Iterator[Given]:
         if share <= _SMALLEST_SHARE or (case.needed is not None and given >= case.needed):
             break
         share /= 2
-    yield Given(
+    yield RemedyEstimate(
         f"{option} '{{\"max_pixels\": {limit}}}'",
         given,
         AT_LEAST,
@@ -269,7 +271,7 @@ def _image_size(case: Case) -> Iterator[Given]:
     )
 
 
-def _images_per_prompt(case: Case) -> Iterator[Given]:
+def _images_per_prompt(case: Case) -> Iterator[RemedyEstimate]:
     """The failed allocation, where one request brought several images into the step."""
     if not _multimodal(case):
         return
@@ -278,7 +280,7 @@ def _images_per_prompt(case: Case) -> Iterator[Given]:
     if requested is None or not known:
         argument = text("{option} with fewer images", option=option)
         reason = text("how many images the step had is not known")
-        yield Given(argument, None, None, None, reason)
+        yield RemedyEstimate(argument, None, None, None, reason)
         return
     counts = [
         [item for item in request.items if item.encoded] for request in case.oom.requests or []
@@ -291,7 +293,7 @@ def _images_per_prompt(case: Case) -> Iterator[Given]:
     kept = 0
     for items in counts:
         kept += max((item.size[0] * item.size[1] for item in items if item.size), default=0)
-    yield Given(
+    yield RemedyEstimate(
         f"{option} '{{\"image\": 1}}'",
         int(requested * (1 - kept / every)),
         AT_LEAST,
@@ -304,7 +306,7 @@ def _images_per_prompt(case: Case) -> Iterator[Given]:
     )
 
 
-def _batched_tokens(case: Case) -> Iterator[Given]:
+def _batched_tokens(case: Case) -> Iterator[RemedyEstimate]:
     """The failed allocation, where it grows with the tokens of a full step."""
     profiling = any(phase in ("profile_run", "mm_profile") for phase in case.phases)
     if not (profiling or "request" in case.phases or case.oom.requests is not None):
@@ -319,11 +321,11 @@ def _batched_tokens(case: Case) -> Iterator[Given]:
             if stage == "mm_encoder"
             else text("how the failed allocation depends on the tokens of a step is not known")
         )
-        yield Given(text("a lower {option}", option=option), None, None, None, reason)
+        yield RemedyEstimate(text("a lower {option}", option=option), None, None, None, reason)
         return
     after = tokens // 2
     total = tokens if profiling else sum(size or 0 for size in scheduled)
-    yield Given(
+    yield RemedyEstimate(
         f"{option} {after}",
         int(requested * (1 - min(after, total) / total)),
         AT_LEAST,
@@ -335,7 +337,7 @@ def _batched_tokens(case: Case) -> Iterator[Given]:
     )
 
 
-def _fewer_graphs(case: Case) -> Iterator[Given]:
+def _fewer_graphs(case: Case) -> Iterator[RemedyEstimate]:
     """Graphs that were captured, or were being captured."""
     capture, options = (
         first_of(case.rank.phases, "graph_capture"),
@@ -350,12 +352,12 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
         if taken is None or taken <= 0:
             taken, grounds = None, text("without graphs nothing is captured")
         bound, source = (None, None) if taken is None else (AT_LEAST, how)
-        yield Given(options.no_graphs, taken, bound, source, grounds, surely=True)
+        yield RemedyEstimate(options.no_graphs, taken, bound, source, grounds, surely=True)
         fewer = text("fewer sizes in {option}", option=options.graph_sizes)
         if options.largest_graph is not None:
             fewer = text("a lower {option}", option=options.largest_graph)
         reason = text("how many bytes a graph of each size takes was not measured")
-        yield Given(fewer, None, None, None, reason)
+        yield RemedyEstimate(fewer, None, None, None, reason)
         return
     graphs = case.rank.figures.get("graph_bytes") or case.oom.graph_pools_bytes
     if not graphs:
@@ -375,7 +377,7 @@ def _fewer_graphs(case: Case) -> Iterator[Given]:
                 "subtracts less",
                 grounds=grounds,
             )
-        yield Given(argument, size, EXACT, how_known, grounds, unsure=subtracted)
+        yield RemedyEstimate(argument, size, EXACT, how_known, grounds, unsure=subtracted)
 
 
 def _taken_since(case: Case, span: Span) -> int | None:
@@ -387,7 +389,7 @@ def _taken_since(case: Case, span: Span) -> int | None:
     return minus(used, minus(at.device_total_bytes, at.device_free_bytes))
 
 
-def _other_processes(case: Case) -> Iterator[Given]:
+def _other_processes(case: Case) -> Iterator[RemedyEstimate]:
     oom = case.oom
     device = text("the device")
     if oom.device is not None:
@@ -395,17 +397,19 @@ def _other_processes(case: Case) -> Iterator[Given]:
     end = text("end what else is on {device}, or take another one", device=device)
     size = next((row.bytes for row in oom.owners if row.component == "other_processes"), None)
     if size and size >= _LEAST_BYTES:
-        yield Given(end, size, EXACT, MEASURED, text("what other processes held on the device"))
+        yield RemedyEstimate(
+            end, size, EXACT, MEASURED, text("what other processes held on the device")
+        )
     outside, total = oom.other_bytes, oom.device_total_bytes
     if size is None and outside is not None and total is not None and outside > total // 3:
         grounds = text(
             "outside this process's allocator: other processes, and what this one holds outside "
             "torch"
         )
-        yield Given(end, outside, AT_MOST, DERIVED, grounds)
+        yield RemedyEstimate(end, outside, AT_MOST, DERIVED, grounds)
 
 
-def _lora_slots(case: Case) -> Iterator[Given]:
+def _lora_slots(case: Case) -> Iterator[RemedyEstimate]:
     """Buffers that grow with the number of adapters and with their rank."""
     held = _held(case, "lora")
     if held is not None:
@@ -413,15 +417,15 @@ def _lora_slots(case: Case) -> Iterator[Given]:
             "a lower {first} or {second}", first="--max-loras", second="--max-lora-rank"
         )
         grounds, unsure = _less_weights(case, text("all LoRA slots: they grow with both"))
-        yield Given(argument, held, AT_MOST, DERIVED, grounds, unsure=unsure)
+        yield RemedyEstimate(argument, held, AT_MOST, DERIVED, grounds, unsure=unsure)
 
 
-def _draft_model(case: Case) -> Iterator[Given]:
+def _draft_model(case: Case) -> Iterator[RemedyEstimate]:
     held = _held(case, "draft_weights")
     if held is not None:
         argument = text("without {option}", option="--speculative-config")
         grounds, unsure = _less_weights(case, text("the draft model"))
-        yield Given(argument, held, AT_LEAST, DERIVED, grounds, unsure=unsure)
+        yield RemedyEstimate(argument, held, AT_LEAST, DERIVED, grounds, unsure=unsure)
 
 
 def _held(case: Case, owner: str) -> int | None:
@@ -441,28 +445,28 @@ def _less_weights(case: Case, grounds: Text) -> tuple[Text, bool]:
     return more, True
 
 
-def _less_per_device(case: Case) -> Iterator[Given]:
+def _less_per_device(case: Case) -> Iterator[RemedyEstimate]:
     """More ranks, or fewer bits, where the weights did not fit or the phase is not known."""
     if "weight_load" in case.phases or not case.phases:
         more = text("more ranks ({option})", option=row_of_run(case.engine).arguments.ranks)
-        yield Given(more, None, None, None, _UNKNOWN_SHARE)
+        yield RemedyEstimate(more, None, None, None, _UNKNOWN_SHARE)
         fewer = text("weights of fewer bits ({option})", option="--quantization")
-        yield Given(fewer, None, None, None, _UNKNOWN_SHARE)
+        yield RemedyEstimate(fewer, None, None, None, _UNKNOWN_SHARE)
 
 
-def _sequences(case: Case) -> Iterator[Given]:
+def _sequences(case: Case) -> Iterator[RemedyEstimate]:
     if "profile_run" in case.phases and "mm_profile" not in case.phases:
         argument = text("a lower {option}", option="--max-num-seqs")
-        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
+        yield RemedyEstimate(argument, None, None, None, _UNKNOWN_SHARE)
 
 
-def _steps(case: Case) -> Iterator[Given]:
+def _steps(case: Case) -> Iterator[RemedyEstimate]:
     """Smaller steps of an engine that runs none of full size before it serves."""
     if case.has_kv_cache is False or "graph_capture" in case.phases:
         return
     for option in row_of_run(case.engine).arguments.steps:
         argument = text("a lower {option}", option=option)
-        yield Given(argument, None, None, None, _UNKNOWN_SHARE)
+        yield RemedyEstimate(argument, None, None, None, _UNKNOWN_SHARE)
 
 
 def _multimodal(case: Case) -> bool:
@@ -476,19 +480,19 @@ def _multimodal(case: Case) -> bool:
 
 
 #: In the order in which they are worth trying.
-REMEDIES: tuple[Row, ...] = (
-    Row("room_for_the_peak", _room_for_the_peak),
-    Row("expandable_segments", _expandable_segments),
-    Row("kv_cache_memory", _kv_cache_memory),
-    Row("utilization", _utilization),
-    Row("fewer_graphs", _fewer_graphs),
-    Row("other_processes", _other_processes),
-    Row("lora_slots", _lora_slots),
-    Row("draft_model", _draft_model),
-    Row("less_per_device", _less_per_device),
-    Row("image_size", _image_size),
-    Row("images_per_prompt", _images_per_prompt),
-    Row("batched_tokens", _batched_tokens),
-    Row("sequences", _sequences),
-    Row("steps", _steps),
+REMEDIES: tuple[RemedyRow, ...] = (
+    RemedyRow("room_for_the_peak", _room_for_the_peak),
+    RemedyRow("expandable_segments", _expandable_segments),
+    RemedyRow("kv_cache_memory", _kv_cache_memory),
+    RemedyRow("utilization", _utilization),
+    RemedyRow("fewer_graphs", _fewer_graphs),
+    RemedyRow("other_processes", _other_processes),
+    RemedyRow("lora_slots", _lora_slots),
+    RemedyRow("draft_model", _draft_model),
+    RemedyRow("less_per_device", _less_per_device),
+    RemedyRow("image_size", _image_size),
+    RemedyRow("images_per_prompt", _images_per_prompt),
+    RemedyRow("batched_tokens", _batched_tokens),
+    RemedyRow("sequences", _sequences),
+    RemedyRow("steps", _steps),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.samples import RequestMemory, RequestRecord, Sample, Served, Stage
+from vllm_memprof.record.samples import MediaStage, RequestMemory, RequestRecord, Sample, Served
 from vllm_memprof.record.schema import STAGES
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import minus
@@ -201,7 +201,7 @@ def stage_rows(process: ProcessRecord) -> list[StageRow]:
     return rows
 
 
-def _extent(stage: Stage) -> tuple[int, int]:
+def _extent(stage: MediaStage) -> tuple[int, int]:
     """Return what makes a passage the largest: bytes handed out, then tokens."""
     return stage.figures["allocated_total_bytes"] or 0, _tokens_of(stage)
 
@@ -337,17 +337,17 @@ def _profiled_bytes(span: Span) -> int | None:
     return minus(new, before.allocated_bytes) if rose else None
 
 
-def _tokens_of(stage: Stage) -> int:
+def _tokens_of(stage: MediaStage) -> int:
     return sum(item.tokens or 0 for item in stage.items)
 
 
-def _largest_size(stage: Stage) -> list[int] | None:
+def _largest_size(stage: MediaStage) -> list[int] | None:
     sizes = [item.size for item in stage.items if item.size is not None]
     size = max(sizes, key=lambda each: each[0] * each[1], default=None)
     return None if size is None else list(size)
 
 
-def _most_taken(stages: Iterable[Stage]) -> int | None:
+def _most_taken(stages: Iterable[MediaStage]) -> int | None:
     """Return the most that was allocated in a passage less what was before it, where known."""
     taken = [
         minus(stage.figures["allocated_peak_bytes"], stage.figures["allocated_before_bytes"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.model import Held, Oom
+from vllm_memprof.accounting.model import Oom, PeakItem
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence
 from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.record.schema import Snapshot
@@ -47,7 +47,7 @@ def unprofiled(peak_activation_bytes: int | None) -> int:
 class ServingPeak:
     """What a rank holds beside its KV cache, bytes; None where it is unknown."""
 
-    items: list[Held]
+    items: list[PeakItem]
     #: Sum of the known items: every block stays reserved. None where the profile run is unknown.
     held_bytes: int | None
     #: What no release of unallocated blocks and workspace gives back; a part may be missing.
@@ -127,7 +127,9 @@ def _without_profile(evidence: Evidence, kv_cache_bytes: int, oom: Oom | None) -
     if held is None:
         return ServingPeak([], None, None, DERIVED)
     where = text("the worst reading after kv_cache_alloc; this engine runs no step of full size")
-    item = Held("held_at_worst", QUANTITIES["held_at_worst"].title, held, ESTIMATED, where, None)
+    item = PeakItem(
+        "held_at_worst", QUANTITIES["held_at_worst"].title, held, ESTIMATED, where, None
+    )
     return ServingPeak([item], held, None, ESTIMATED)
 
 
@@ -137,8 +139,10 @@ def profile_reserved_peak(spans: list[Span]) -> int | None:
     return None if peak is None else peak.reserved
 
 
-def _held(name: str, size: int | None, how: str, source: Text, reason: Text | None = None) -> Held:
-    return Held(name, QUANTITIES[name].title, size, how, source, reason)
+def _held(
+    name: str, size: int | None, how: str, source: Text, reason: Text | None = None
+) -> PeakItem:
+    return PeakItem(name, QUANTITIES[name].title, size, how, source, reason)
 
 
 @dataclass(frozen=True)

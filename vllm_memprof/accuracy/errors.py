@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_memprof.accuracy.runs import Figure, PublishedRun
+from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
 
 #: Figure -> largest error that is aimed at, of 1. Those without one are shown only.
 TARGETS = {
@@ -28,7 +28,7 @@ LEAST_RUNS = 5
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRow:
     """What the plan of a row gave."""
 
     status: str  # ok, or why there are no figures: failed, oom
@@ -54,9 +54,9 @@ class Error:
     """One figure of one row, published and simulated. Bytes, or a count."""
 
     run: PublishedRun
-    planned: Planned
+    planned: PlannedRow
     figure: str
-    published: Figure
+    published: PublishedFigure
     simulated: float
 
     @property
@@ -97,7 +97,7 @@ class Error:
         return None if value is None else (value - self.published.value) / self.published.value
 
 
-def errors_of(run: PublishedRun, planned: Planned) -> list[Error]:
+def errors_of(run: PublishedRun, planned: PlannedRow) -> list[Error]:
     """Return the error of every figure that the row and its plan have."""
     found = []
     for name, published in run.published.items():
@@ -106,12 +106,12 @@ def errors_of(run: PublishedRun, planned: Planned) -> list[Error]:
             found.append(Error(run, planned, name, published, simulated))
     if run.limit is not None and planned.limit is not None:
         middle = (run.limit.starts + run.limit.fails) / 2
-        interval = Figure(middle, (run.limit.fails - run.limit.starts) / 2)
+        interval = PublishedFigure(middle, (run.limit.fails - run.limit.starts) / 2)
         found.append(Error(run, planned, "limit", interval, planned.limit))
     return found
 
 
-def without_fitted(planned: Planned, figure: str, simulated: float) -> float | None:
+def without_fitted(planned: PlannedRow, figure: str, simulated: float) -> float | None:
     """Return a figure with every constant that was taken from a run set to nothing.
 
     E2 subtracts all non-torch memory of the device, contexts included; E3 and E4 what was added

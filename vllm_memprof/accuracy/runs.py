@@ -38,7 +38,7 @@ _PRINTED = re.compile(r"(-?\d+)(?:\.(\d+))? (GiB|MiB)")
 
 
 @dataclass(frozen=True)
-class Figure:
+class PublishedFigure:
     """A published figure, bytes or a count, and the half of its last printed digit."""
 
     value: float
@@ -54,7 +54,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Limit:
+class StartLimit:
     """Two starts that differ in one option: the larger value did not start."""
 
     option: str  # without dashes
@@ -80,8 +80,8 @@ class PublishedRun:
     stack: str | None = None  # nearest; None: the newest
     total_bytes: int | None = None  # of the device, where printed in bytes
     rank: int = 0
-    published: dict[str, Figure] = field(default_factory=dict)
-    limit: Limit | None = None
+    published: dict[str, PublishedFigure] = field(default_factory=dict)
+    limit: StartLimit | None = None
     unknown: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
     fitted: dict[str, str] = field(default_factory=dict)  # figure -> constants taken from this run
@@ -139,7 +139,7 @@ def parse_runs(text: str, path: Path) -> list[PublishedRun]:
     return runs
 
 
-def parse_figure(name: str, given: object) -> Figure:
+def parse_figure(name: str, given: object) -> PublishedFigure:
     """Return a figure: an integer is exact, "43.40 GiB" has the rounding of its digits.
 
     Raises:
@@ -149,14 +149,16 @@ def parse_figure(name: str, given: object) -> Figure:
         raise ValueError(f"{name} = {given!r} is no figure")
     if isinstance(given, float):
         digits = len(repr(given).partition(".")[2])
-        return Figure(given, 0.5 * 10.0**-digits)
+        return PublishedFigure(given, 0.5 * 10.0**-digits)
     if isinstance(given, int):
-        return Figure(given)
+        return PublishedFigure(given)
     match = _PRINTED.fullmatch(given)
     if match is None or not FIGURES.get(name):
         raise ValueError(f'{name} = {given!r} is no size: bytes, or "43.40 GiB" as printed')
     whole, decimals, unit = match[1], match[2] or "", _UNITS[match[3]]
-    return Figure(float(f"{whole}.{decimals or 0}") * unit, 0.5 * 10.0 ** -len(decimals) * unit)
+    return PublishedFigure(
+        float(f"{whole}.{decimals or 0}") * unit, 0.5 * 10.0 ** -len(decimals) * unit
+    )
 
 
 def _row(row: Mapping[str, Any], where: str) -> PublishedRun:
@@ -177,7 +179,7 @@ def _row(row: Mapping[str, Any], where: str) -> PublishedRun:
     try:
         values["published"] = {key: parse_figure(key, each) for key, each in published.items()}
         if "limit" in values:
-            values["limit"] = Limit(**values["limit"])
+            values["limit"] = StartLimit(**values["limit"])
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name}: {error}") from error
     if bool(values.get("added")) != bool(values.get("why_added")):

@@ -20,7 +20,7 @@ FIGURE = "kv_cache"
 
 
 @dataclass(frozen=True)
-class Spread:
+class ErrorSpread:
     """Signed relative errors of predictions, of 1."""
 
     equation: str
@@ -32,12 +32,12 @@ class Spread:
 
 
 @cache
-def list_spreads() -> tuple[Spread, ...]:
+def list_spreads() -> tuple[ErrorSpread, ...]:
     """Return the spreads that the table supports."""
-    return tuple(Spread(**row) for row in json.loads(DATA.read_text(encoding="utf-8")))
+    return tuple(ErrorSpread(**row) for row in json.loads(DATA.read_text(encoding="utf-8")))
 
 
-def spread_of(equation: str | None, profile: str | None) -> Spread | None:
+def spread_of(equation: str | None, profile: str | None) -> ErrorSpread | None:
     """Return the spread of the KV cache for plans of a kind; None where too few runs are of it.
 
     Args:
@@ -63,5 +63,5 @@ def spreads_text(errors: Sequence[Error], profiles: Mapping[str, str]) -> str:
         stats = statistics_of(of_kind)
         if stats is not None and stats.count >= LEAST_RUNS:
             low, median, high = (round(x, 4) for x in (stats.low, stats.median, stats.high))
-            rows.append(Spread(equation, profiles[device], stats.count, low, median, high))
+            rows.append(ErrorSpread(equation, profiles[device], stats.count, low, median, high))
     return json.dumps([asdict(row) for row in rows], indent=1) + "\n"

@@ -46,7 +46,7 @@ class Alive(NamedTuple):
     bytes: int = 0
 
 
-class Device:
+class LiveBlocks:
     """Live blocks of torch's allocator on one device, by the stack that allocated them."""
 
     memory = "device"
@@ -122,7 +122,7 @@ class Host:
         return None
 
 
-Source = Device | Host
+Source = LiveBlocks | Host
 
 
 @dataclass
@@ -235,7 +235,7 @@ def device_source(backend: str | None, device: int | None, run_dir: Path) -> Sou
     memory = getattr(getattr(torch, backend or "", None), "memory", None)
     if not hasattr(memory, "_record_memory_history") or not hasattr(memory, "_snapshot"):
         return "torch has no memory history for this device"
-    return Device(memory, device, run_dir / ALLOCATIONS_DIR)
+    return LiveBlocks(memory, device, run_dir / ALLOCATIONS_DIR)
 
 
 def _blocks(

@@ -29,13 +29,13 @@ from typing import Any, cast
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.segments import divide, pools_of
-from vllm_memprof.capture.snapshot import Snapshot
+from vllm_memprof.capture.snapshot import SnapshotDict
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS, SNAPSHOT_OBJECTS
 
 NOT_INITIALISED = "the device is not initialised in this process"
 #: A snapshot as JSON in which nothing is known. (Built by hand: dataclasses.asdict costs more than
 #: the reading.)
-_UNKNOWN = cast(Snapshot, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS)))
+_UNKNOWN = cast(SnapshotDict, dict.fromkeys(("t_ns", *SNAPSHOT_FIELDS, *SNAPSHOT_OBJECTS)))
 CAPTURING = "a graph is being captured: counters only"
 #: Readings of one snapshot while the device's free memory moves under them.
 _MOST_READINGS = 3
@@ -152,7 +152,9 @@ class Probe:
     def is_ready(self) -> bool:
         return self.backend is not None and self.backend.is_ready()
 
-    def snapshot(self, workspace: bool = False, owners: bool = True) -> tuple[Snapshot, str | None]:
+    def snapshot(
+        self, workspace: bool = False, owners: bool = True
+    ) -> tuple[SnapshotDict, str | None]:
         """Read the memory of this process and its device.
 
         Args:
@@ -180,7 +182,7 @@ class Probe:
             reason = None if self._unmapped_known else ASLEEP_UNKNOWN
         return {**_UNKNOWN, "t_ns": t_ns, "host_rss_bytes": rss, **figures}, reason
 
-    def _whole(self, backend: Backend, device: int, workspace: bool, owners: bool) -> Snapshot:
+    def _whole(self, backend: Backend, device: int, workspace: bool, owners: bool) -> SnapshotDict:
         """Read the figures of one moment: while free memory stands still, if it does."""
         for again in range(_MOST_READINGS):
             free, total = backend.mem_info(device)
@@ -204,11 +206,11 @@ class Probe:
                 break
         return figures
 
-    def _owners(self, device: int, processes: bool) -> Snapshot:
+    def _owners(self, device: int, processes: bool) -> SnapshotDict:
         """Read the owners of memory outside torch, as far as runtime and driver know them."""
         components, reason = self._modules.read(device)
         self._tell("components", reason)
-        figures: Snapshot = {"components": components}
+        figures: SnapshotDict = {"components": components}
         if processes:
             own, others, reason = self._neighbours.read(device)
             self._tell("processes", reason)
@@ -225,17 +227,17 @@ class Probe:
             self._told.add((what, reason))
             self.unread.append((what, reason))
 
-    def host_only(self) -> Snapshot:
+    def host_only(self) -> SnapshotDict:
         """Return a snapshot that leaves the device alone."""
         return {**_UNKNOWN, "t_ns": time.monotonic_ns(), "host_rss_bytes": host_rss_bytes()}
 
-    def counters_only(self) -> Snapshot:
+    def counters_only(self) -> SnapshotDict:
         """Read the counters of allocator and runtime alone: safe inside a failing allocation.
 
         torch_npu's own observer reads the runtime's counters at the same place
         (``OptionsManager.cpp::oom_observer``).
         """
-        figures: Snapshot = {}
+        figures: SnapshotDict = {}
         if self.backend is not None and self.backend.is_ready():
             device = self._device(self.backend)
             figures = self._counters(self.backend, device)
@@ -268,7 +270,7 @@ class Probe:
     def _device(self, backend: Backend) -> int:
         return backend.current_device() if self.device is None else self.device
 
-    def _counters(self, backend: Backend, device: int) -> Snapshot:
+    def _counters(self, backend: Backend, device: int) -> SnapshotDict:
         stats = backend.stats(device)
         allocated_peak = _stat(stats, "allocated_bytes", "peak")
         reserved_peak = _stat(stats, "reserved_bytes", "peak")

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from vllm_memprof.capture.allocations import Tracer
 from vllm_memprof.capture.probe import Probe
 from vllm_memprof.capture.sampler import Sampler, parse_every
-from vllm_memprof.capture.snapshot import Snapshot, with_later
+from vllm_memprof.capture.snapshot import SnapshotDict, with_later
 from vllm_memprof.capture.writer import EventWriter
 from vllm_memprof.record.schema import (
     ENV_EMPTY_CACHE_AT,
@@ -40,7 +40,7 @@ class OpenPhase:
     hook: str
     parent: int | None
     detail: dict[str, object] = field(default_factory=dict)
-    before: Snapshot = field(default_factory=Snapshot)
+    before: SnapshotDict = field(default_factory=SnapshotDict)
 
 
 @dataclass
@@ -48,11 +48,11 @@ class LatePhase:
     """A phase whose work is queued: its call returned before its non-torch bytes appeared."""
 
     opened: OpenPhase
-    after: Snapshot  # when the call returned
+    after: SnapshotDict  # when the call returned
 
 
 @dataclass
-class Notes:
+class ProcessNotes:
     """Facts about this process that one hook leaves for another."""
 
     label: str | None = None  # of the rank, e.g. "TP0"
@@ -121,7 +121,7 @@ class Recorder:
         self.figures: dict[str, int | float | None] = dict.fromkeys(FIGURES)
         self.calls: dict[str, int] = {}  # hook id -> calls seen in this process
         self.failed: set[str] = set()  # hooks that raised and are out of the way
-        self.notes = Notes()
+        self.notes = ProcessNotes()
         self.late: list[LatePhase] = []
         self._id_lock = threading.Lock()
         self._stacks = threading.local()
@@ -235,7 +235,7 @@ class Recorder:
                 self._emit_edge(late.opened, "after", with_later(late.after, now), reason)
                 now.pop("read_again", None)  # said once, by the first of them
 
-    def mark(self, phase: str, hook: str, snapshot: Snapshot, detail: dict[str, object]) -> int:
+    def mark(self, phase: str, hook: str, snapshot: SnapshotDict, detail: dict[str, object]) -> int:
         """Record a phase that is a moment, with the snapshot given, and return its id."""
         parent = self.stack[-1].id if self.stack else None
         number = self._new_id()
@@ -247,7 +247,7 @@ class Recorder:
         self,
         opened: OpenPhase,
         edge: str,
-        snapshot: Snapshot,
+        snapshot: SnapshotDict,
         reason: str | None,
         error: BaseException | None = None,
     ) -> None:

@@ -61,7 +61,7 @@ def parse_every(text: str) -> Every:
     return every
 
 
-class Reading(NamedTuple):
+class AllocatorCounters(NamedTuple):
     """The allocator's counters at one moment, in bytes."""
 
     t_ns: int
@@ -104,7 +104,7 @@ class _Running:
     id: str  # as it is written
     quoted: str  # the same as JSON
     step: int
-    before: Reading | None
+    before: AllocatorCounters | None
     readings: int  # of this process, before it
     prompt_tokens: int | None
     items: list[dict[str, object]]
@@ -113,7 +113,7 @@ class _Running:
 @dataclass
 class _Stage:
     stage: str
-    begin: Reading | None
+    begin: AllocatorCounters | None
     begin_ns: int
     requests: list[str]
     items: list[dict[str, object]]
@@ -148,7 +148,7 @@ class Sampler:
         self._sampled_ns = 0
         self._readings = 0
         self._counters: tuple[Backend, int, Callable[[int], Mapping[str, Any]]] | None = None
-        self._last: Reading | None = None
+        self._last: AllocatorCounters | None = None
         self._allocated_high: int | None = None  # exact peak since the last sample
         self._reserved_high: int | None = None
         self._run_peaks = (0, 0)
@@ -174,7 +174,7 @@ class Sampler:
 
     # --- readings
 
-    def read(self) -> Reading | None:
+    def read(self) -> AllocatorCounters | None:
         """Read the allocator's counters; None where the device is not initialised."""
         probe, known = self.probe, self._counters
         if known is not None and known[0] is probe.backend and known[1] == probe.device:
@@ -189,10 +189,10 @@ class Sampler:
         self._counters = backend, device, call
         return self._read(call(device))
 
-    def _read(self, stats: Mapping[str, Any]) -> Reading:
+    def _read(self, stats: Mapping[str, Any]) -> AllocatorCounters:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         peak, reserved_peak = allocated["peak"], reserved["peak"]
-        now = Reading(
+        now = AllocatorCounters(
             time.monotonic_ns(),
             allocated["current"],
             peak,
@@ -218,7 +218,9 @@ class Sampler:
         if now is not None:
             self._last = now._replace(allocated_peak=now.allocated, reserved_peak=now.reserved)
 
-    def _remember(self, stage: str, now: Reading, before: Reading | None) -> None:
+    def _remember(
+        self, stage: str, now: AllocatorCounters, before: AllocatorCounters | None
+    ) -> None:
         """Keep the largest that is known of the time since ``before``."""
         most = now.allocated
         if before is not None:
@@ -355,7 +357,7 @@ class Sampler:
             self._cache_size = sum(_bytes_of(each) for each in list(cache.values())), len(cache)
         return self._cache_size
 
-    def _forget(self, now: Reading) -> None:
+    def _forget(self, now: AllocatorCounters) -> None:
         names, self._gone = self._gone, []
         for name in names:
             running = self._requests.pop(name, None)
@@ -377,7 +379,7 @@ class Sampler:
             self._write_request(running, now, finished=False)
         self._requests.clear()
 
-    def _write_request(self, running: _Running, now: Reading, finished: bool) -> None:
+    def _write_request(self, running: _Running, now: AllocatorCounters, finished: bool) -> None:
         peak, most = self._peaks.since(running.step), self._together.since(running.step)
         before = running.before
         known = self._readings > running.readings
@@ -468,8 +470,8 @@ class Sampler:
     def _write_stage(
         self,
         opened: _Stage,
-        before: Reading | None,
-        now: Reading | None,
+        before: AllocatorCounters | None,
+        now: AllocatorCounters | None,
         error: BaseException | None,
     ) -> None:
         rose = rose_reserved = False

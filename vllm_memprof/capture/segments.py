@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_memprof.capture.snapshot import Snapshot
+from vllm_memprof.capture.snapshot import SnapshotDict
 
 _DEFAULT = (0, 0)  # the pool that is no graph's
 
 
-def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) -> Snapshot:
+def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) -> SnapshotDict:
     """Return the figures of a snapshot that only the segments have.
 
     Args:
@@ -31,7 +31,7 @@ def divide(segments: Sequence[Mapping[str, Any]], device: int, reserved: int) ->
     """
     own = [segment for segment in segments if segment["device"] == device]
     listed = sum(int(segment["total_size"]) for segment in own)
-    unknown: Snapshot = {
+    unknown: SnapshotDict = {
         "npu_workspace_bytes": None,
         "npu_workspace_streams": None,
         "graph_pool_bytes": None,

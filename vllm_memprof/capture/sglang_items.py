@@ -59,7 +59,7 @@ def features_of(request: Any) -> list[Feature] | None:
     return [Feature(item) for item in items_of(request)] or None
 
 
-class Held(Mapping[int, Any]):
+class EmbeddingCacheItems(Mapping[int, Any]):
     """The outputs that SGLang's cache of embeddings holds, by hash."""
 
     def __init__(self, entries: Mapping[int, Any]) -> None:
@@ -114,7 +114,7 @@ def leave_cache_set(recorder: Recorder, call: Call) -> None:
     if sampler is None or call.error is not None or not recorder.notes.serving:
         return
     found = next(((name, at) for name, at, item in _known(recorder) if item.hash == key), None)
-    sampler.cache_took(Held(call.subject.mm_cache), key, found)
+    sampler.cache_took(EmbeddingCacheItems(call.subject.mm_cache), key, found)
 
 
 def _known(recorder: Recorder) -> Iterator[tuple[str, int, Any]]:

@@ -37,7 +37,7 @@ class _Cached:
         self.num_computed_tokens: list[int] = []
 
 
-class Batch:
+class SchedulerBatch:
     """A batch in the shape of vLLM's scheduler output, as far as the sampler reads it."""
 
     def __init__(self, finished: set[str]) -> None:
@@ -72,7 +72,7 @@ def enter_batch(recorder: Recorder, call: Call) -> None:
     if sampler is None or not recorder.notes.serving or not requests:
         return
     known = recorder.notes.requests
-    batch = Batch({name for name, request in known.items() if _has_finished(request)})
+    batch = SchedulerBatch({name for name, request in known.items() if _has_finished(request)})
     for name in batch.finished_req_ids:
         del known[name]
     extends = extended(call.argument("batch"), len(requests))
@@ -118,7 +118,7 @@ def leave_result(recorder: Recorder, call: Call) -> None:
         return
     for name in ended:
         del known[name]
-    sampler.begin_step(Batch(ended), call.subject)
+    sampler.begin_step(SchedulerBatch(ended), call.subject)
     sampler.leave_call(True, None)
 
 

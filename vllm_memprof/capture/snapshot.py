@@ -18,7 +18,7 @@ class Component(TypedDict):
     peak_bytes: int
 
 
-class Snapshot(TypedDict, total=False):
+class SnapshotDict(TypedDict, total=False):
     """Keys and units as in ``record.schema``; a dictionary, since it is written as it is."""
 
     t_ns: int
@@ -45,7 +45,7 @@ class Snapshot(TypedDict, total=False):
     read_again: int  # readings dropped because free memory moved under them; absent for none
 
 
-def with_later(snapshot: Snapshot, later: Snapshot) -> Snapshot:
+def with_later(snapshot: SnapshotDict, later: SnapshotDict) -> SnapshotDict:
     """Return a snapshot with the figures of a later one for memory outside torch.
 
     Free, the process's own figure and the counter that holds torch's segments follow the reserved
@@ -57,7 +57,7 @@ def with_later(snapshot: Snapshot, later: Snapshot) -> Snapshot:
     if total is None or reserved is None or non_torch is None or reserved_later is None:
         return snapshot
     since = reserved_later - reserved
-    moved: Snapshot = {
+    moved: SnapshotDict = {
         **snapshot,
         "non_torch_bytes": non_torch,
         "npu_workspace_bytes": later["npu_workspace_bytes"],

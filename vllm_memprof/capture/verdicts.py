@@ -13,7 +13,7 @@ REPORTED_AT = (MODEL_READY, ENGINE_READY)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HookVerdict:
     """The state of one row at one moment."""
 
     hook: Hook
@@ -29,7 +29,7 @@ class Verdict:
 
 def judge(
     hook: Hook, bindings: Sequence[Binding], *, calls: int, due: bool, failed: bool
-) -> Verdict:
+) -> HookVerdict:
     """Return the verdict on one row.
 
     Args:
@@ -43,25 +43,25 @@ def judge(
     if not bound:
         states = {binding.state for binding in bindings}
         if hook.need == EXPECTED_ABSENT:
-            return Verdict(hook, "absent_ok", hook.targets[0])
+            return HookVerdict(hook, "absent_ok", hook.targets[0])
         state = next((state for state in ("error", MISSING) if state in states), "pending")
-        return Verdict(hook, state, hook.targets[0])
+        return HookVerdict(hook, state, hook.targets[0])
     target = bound[0].target if len(bound) == 1 else f"{bound[0].target} and {len(bound) - 1} more"
     if hook.need == EXPECTED_ABSENT:
         detail = "expected to be absent in this version: the hook table is out of date"
-        return Verdict(hook, "stale", target, detail)
+        return HookVerdict(hook, "stale", target, detail)
     for binding in bound:
         if binding.state == OVERWRITTEN:
-            return Verdict(hook, OVERWRITTEN, binding.target, binding.detail)
+            return HookVerdict(hook, OVERWRITTEN, binding.target, binding.detail)
     if failed:
-        return Verdict(hook, "error", target, "the hook failed and is off; see the error event")
+        return HookVerdict(hook, "error", target, "the hook failed and is off; see the error event")
     if due and calls < hook.least_calls:
         detail = f"{calls} calls, expected at least {hook.least_calls}"
-        return Verdict(hook, "never_called", target, detail)
-    return Verdict(hook, "bound", target)
+        return HookVerdict(hook, "never_called", target, detail)
+    return HookVerdict(hook, "bound", target)
 
 
-def summarise(verdicts: list[Verdict]) -> tuple[str, list[Verdict]]:
+def summarise(verdicts: list[HookVerdict]) -> tuple[str, list[HookVerdict]]:
     """Return one line for the log, and the required rows that are not in place."""
     required = [verdict for verdict in verdicts if verdict.hook.need == REQUIRED]
     failing = [verdict for verdict in required if verdict.state not in ("bound", "absent_ok")]

@@ -25,7 +25,7 @@ SAME_RANK, WORST_RANK = "same rank", "worst rank"
 
 
 @dataclass(frozen=True)
-class Reading:
+class LimitReading:
     """One figure of one rank, in the unit of the figure."""
 
     rank: int | None
@@ -37,7 +37,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Figure:
+class LimitFigure:
     """A figure that limits are set on."""
 
     name: str
@@ -76,14 +76,14 @@ def of_quantity(
     phase: str,
     printed: tuple[tuple[str, ...], ...] = (),
     varies_bytes: int = 0,
-) -> Figure:
+) -> LimitFigure:
     """Return the figure of a quantity of ``accounting.quantities``."""
 
     def read(rank: RankReport, simulated: bool) -> int | None:
         return held_quantities(rank, simulated)[name]
 
     row = QUANTITIES[name]
-    return Figure(
+    return LimitFigure(
         name,
         row.title,
         BYTES,
@@ -137,10 +137,10 @@ def _spare(rank: RankReport, simulated: bool) -> int | None:
 
 _KV_CACHE_BYTES = (("kv_cache_bytes",),)
 _VARIES = 16 * MIB
-FIGURES: dict[str, Figure] = {
+FIGURES: dict[str, LimitFigure] = {
     figure.name: figure
     for figure in (
-        Figure(
+        LimitFigure(
             "kv_cache",
             text("KV cache"),
             BYTES,
@@ -149,7 +149,7 @@ FIGURES: dict[str, Figure] = {
             _KV_CACHE_BYTES,
             varies_bytes=_VARIES,
         ),
-        Figure(
+        LimitFigure(
             "kv_cache_tokens",
             text("KV cache"),
             TOKENS,
@@ -176,7 +176,7 @@ FIGURES: dict[str, Figure] = {
             varies_bytes=_VARIES,
         ),
         of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=_VARIES),
-        Figure(
+        LimitFigure(
             "unexplained",
             text("unexplained, the most at any moment"),
             BYTES,
@@ -186,7 +186,7 @@ FIGURES: dict[str, Figure] = {
             varies_bytes=_VARIES,
             why_unknown=_only_remainder,
         ),
-        Figure(
+        LimitFigure(
             "headroom",
             text("spare at the serving peak"),
             BYTES,
@@ -195,7 +195,7 @@ FIGURES: dict[str, Figure] = {
             device_wide=True,
             varies_bytes=_VARIES,
         ),
-        Figure(
+        LimitFigure(
             "rank_skew",
             text("KV cache, most less least"),
             BYTES,
@@ -232,7 +232,7 @@ KEYS: tuple[Key, ...] = (
 )
 
 
-def figure_of(key: Key) -> Figure:
+def figure_of(key: Key) -> LimitFigure:
     """Return the figure that a key limits."""
     return FIGURES[key.figure]
 
@@ -241,10 +241,10 @@ def figure_of(key: Key) -> Figure:
 FAIL_ON = "fail_on"
 
 
-def read_figure(report: Report, figure: Figure) -> list[Reading]:
+def read_figure(report: Report, figure: LimitFigure) -> list[LimitReading]:
     """Read a figure on every rank, or per group of ranks where it compares them; never empty."""
     if not report.ranks:
-        return [Reading(None, "", None, reason=text("no worker was recorded"))]
+        return [LimitReading(None, "", None, reason=text("no worker was recorded"))]
     readings = []
     for rank in report.ranks:
         value = figure.value(rank, report.run.simulated)
@@ -255,11 +255,11 @@ def read_figure(report: Report, figure: Figure) -> list[Reading]:
             if value is not None and all(rank.figures.get(name) is not None for name in names)
         )
         half_unit = sum(rank.half_units.get(name, 0) for name in next(known, ()))
-        readings.append(Reading(rank.rank, rank.label, value, half_unit, reason))
+        readings.append(LimitReading(rank.rank, rank.label, value, half_unit, reason))
     return readings if figure.per_rank else _spreads(report, readings)
 
 
-def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> Text:
+def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
     if report.run.source == "log":
         return text("the log does not print it")
     if figure.why_unknown is not None and (reason := figure.why_unknown(rank)) is not None:
@@ -277,7 +277,7 @@ def _why_unknown(report: Report, rank: RankReport, figure: Figure) -> Text:
     return text("no record of it, run {status}", status=report.run.status)
 
 
-def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
+def _spreads(report: Report, readings: list[LimitReading]) -> list[LimitReading]:
     """Return the largest less the smallest of ranks that hold the same layers.
 
     The label is that of the smallest.
@@ -287,8 +287,8 @@ def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
         return unknown
     unnamed = any(reading.rank is None for reading in readings)
     if report.run.source == "log" and len(readings) > 1 and unnamed:
-        return [Reading(None, "", None, reason=text("the log does not name its ranks"))]
-    groups: dict[tuple[object, ...], list[tuple[int, Reading]]] = {}
+        return [LimitReading(None, "", None, reason=text("the log does not name its ranks"))]
+    groups: dict[tuple[object, ...], list[tuple[int, LimitReading]]] = {}
     for rank, reading in zip(report.ranks, readings, strict=True):
         alike = (rank.group, rank.dp_rank, rank.pp_rank)
         groups.setdefault(alike, []).append((reading.value or 0, reading))
@@ -297,5 +297,5 @@ def _spreads(report: Report, readings: list[Reading]) -> list[Reading]:
         low, least = min(group, key=lambda pair: pair[0])
         high, most = max(group, key=lambda pair: pair[0])
         slack = least.half_unit + most.half_unit if least is not most else 0
-        found.append(Reading(least.rank, least.label, high - low, slack, whole=high))
+        found.append(LimitReading(least.rank, least.label, high - low, slack, whole=high))
     return found

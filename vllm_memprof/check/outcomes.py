@@ -21,7 +21,7 @@ from vllm_memprof.check.limits import (
     REGRESSION,
     SAME_RANK,
     STATUS,
-    Reading,
+    LimitReading,
     figure_of,
     read_figure,
 )
@@ -221,10 +221,10 @@ def _allowed(limit: Limit, whole: int | None) -> int | None:
     return None if whole is None else int(limit.percent * abs(whole))
 
 
-def _before(limit: Limit, readings: list[Reading], rank: Reading) -> Reading:
+def _before(limit: Limit, readings: list[LimitReading], rank: LimitReading) -> LimitReading:
     """Return the baseline's reading that a rank is held against."""
     if limit.key.against == SAME_RANK:
-        missing = Reading(
+        missing = LimitReading(
             None, rank.label, None, reason=text("no rank {label} in it", label=rank.label)
         )
         return next((reading for reading in readings if reading.label == rank.label), missing)
@@ -233,7 +233,7 @@ def _before(limit: Limit, readings: list[Reading], rank: Reading) -> Reading:
     return unknown or pick(readings, key=lambda reading: reading.value or 0)
 
 
-def _regressed(reading: Reading, limit: Limit, before: Reading) -> Judged:
+def _regressed(reading: LimitReading, limit: Limit, before: LimitReading) -> Judged:
     allowed = _allowed(limit, before.value)
     if before.value is None or allowed is None:
         reason = text("the baseline does not tell: {reason}", reason=before.reason)
@@ -243,7 +243,7 @@ def _regressed(reading: Reading, limit: Limit, before: Reading) -> Judged:
     return replace(judged, baseline=before.value, half_unit=reading.half_unit + before.half_unit)
 
 
-def _held_to(reading: Reading, limit: Limit, bound: int | None) -> Judged:
+def _held_to(reading: LimitReading, limit: Limit, bound: int | None) -> Judged:
     margin = minus(bound, reading.value)
     if margin is not None and limit.key.sense == AT_LEAST:
         margin = -margin

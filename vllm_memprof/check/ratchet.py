@@ -19,8 +19,8 @@ from vllm_memprof.check.limits import (
     BYTES,
     FAIL_ON,
     KEYS,
-    Figure,
     Key,
+    LimitFigure,
     figure_of,
     read_figure,
 )
@@ -45,7 +45,7 @@ class Margin:
     percent: Fraction  # 1/100 is 1%
     least: bool = True  # at least ``Figure.varies_bytes``, where a figure varies between starts
 
-    def room(self, value: int, figure: Figure) -> int:
+    def room(self, value: int, figure: LimitFigure) -> int:
         share = math.ceil(value * self.percent)
         return max(share, figure.varies_bytes) if self.least else share
 
@@ -133,7 +133,7 @@ def _worst(report: Report, key: Key) -> tuple[int | None, str | None]:
     return (min(values) if key.sense == AT_LEAST else max(values)), None
 
 
-def _with_margin(value: int, key: Key, figure: Figure, margin: Margin) -> int:
+def _with_margin(value: int, key: Key, figure: LimitFigure, margin: Margin) -> int:
     room = margin.room(value, figure)
     return max(0, value - room) if key.sense == AT_LEAST else value + room
 

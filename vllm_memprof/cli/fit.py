@@ -100,7 +100,13 @@ def fit(
     """
     from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.fit import FitJob, run_fit
-    from vllm_memprof.plans.knobs import Asked, find_knob, parse_range, parse_step, refuse_needless
+    from vllm_memprof.plans.knobs import (
+        SearchRequest,
+        find_knob,
+        parse_range,
+        parse_step,
+        refuse_needless,
+    )
     from vllm_memprof.plans.pool import run_here
     from vllm_memprof.plans.store import Store, model_config
     from vllm_memprof.plans.sweep import PLANS_DIR
@@ -114,7 +120,7 @@ def fit(
     wanted = parse_wants(wants, headroom, plan.own.get("until"))
     low_high, each = parse_range(between), parse_step(step)
     check_setup(plan)
-    space = knob.values(Asked(model_config(plan.model, plan.engine_args), *low_high, each))
+    space = knob.values(SearchRequest(model_config(plan.model, plan.engine_args), *low_high, each))
     folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-fit-{knob.name}", PLANS_DIR)
     job = FitJob(
         replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,

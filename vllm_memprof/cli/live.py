@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import LiveView, PlainView, Shown, Watcher
+    from vllm_memprof.launch.live import LiveView, PlainView, Shown, SilentView
     from vllm_memprof.launch.metrics import Exporter
     from vllm_memprof.launch.refresh import Refresher
-    from vllm_memprof.launch.status import Growth, RankBudget
+    from vllm_memprof.launch.status import GrowingOwner, RankBudget
 
 Screen = Annotated[
     bool, typer.Option("--live", help="A full-screen view; q goes back to the line, nothing ends.")
@@ -113,23 +113,23 @@ def rank_budgets(report: Report) -> list[RankBudget]:
     return found
 
 
-def _growth(rank: RankReport) -> tuple[Growth, ...] | None:
+def _growth(rank: RankReport) -> tuple[GrowingOwner, ...] | None:
     """Return the owners that grow; None where no owner could be judged."""
     from vllm_memprof.accounting.trend import GROWING, TOO_SHORT
-    from vllm_memprof.launch.status import Growth
+    from vllm_memprof.launch.status import GrowingOwner
 
     judged = [row for row in rank.growth if row.verdict != TOO_SHORT and not row.bounded]
     if not judged:
         return None
     return tuple(
-        Growth(row.owner, row.bytes_per_hour, row.bytes_per_request, row.hours_until_full)
+        GrowingOwner(row.owner, row.bytes_per_hour, row.bytes_per_request, row.hours_until_full)
         for row in judged
         if row.verdict == GROWING
     )
 
 
 def refresher(
-    run_dir: Path, views: Iterable[PlainView | LiveView | Watcher], sampled: bool
+    run_dir: Path, views: Iterable[PlainView | LiveView | SilentView], sampled: bool
 ) -> list[Refresher]:
     """Return what gives views newer figures; nothing of a run that is not sampled has any."""
     if not sampled:

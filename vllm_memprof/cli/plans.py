@@ -14,8 +14,8 @@ from vllm_memprof.units import format_bytes, format_gib, one_line
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
     from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
-    from vllm_memprof.plans.share_rows import Share
-    from vllm_memprof.plans.sweep import Progress
+    from vllm_memprof.plans.share_rows import DeviceShare
+    from vllm_memprof.plans.sweep import SweepProgress
 
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
@@ -122,7 +122,7 @@ def describe(row: PlanRow, how: str) -> str:
     return f"{title}: {text} ({how if how != 'made' else took or how})"
 
 
-def print_plans(found: Sweep | Fit | Share, format_name: str, lang: str) -> None:
+def print_plans(found: Sweep | Fit | DeviceShare, format_name: str, lang: str) -> None:
     """Print a sweep, a search or a division: as a table, as markdown, or as JSON."""
     if format_name == "json":
         from vllm_memprof.report.results import render_result_json
@@ -132,7 +132,9 @@ def print_plans(found: Sweep | Fit | Share, format_name: str, lang: str) -> None
         write_out(draw(found, format_name, lang=lang), None)
 
 
-def make_plans(make: Callable[[Progress], _Found], quiet: bool, kept: str = "") -> _Found | int:
+def make_plans(
+    make: Callable[[SweepProgress], _Found], quiet: bool, kept: str = ""
+) -> _Found | int:
     """Show the progress of what makes many plans; return its result, or a signal's exit status.
 
     Args:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.launch.metrics import Exporter
     from vllm_memprof.launch.request import LaunchRequest
-    from vllm_memprof.launch.run import Job, Outcome
+    from vllm_memprof.launch.run import Job, RunOutcome
     from vllm_memprof.launch.status import RankBudget
     from vllm_memprof.record.schema import RunInfo
 
@@ -277,7 +277,7 @@ def _report(run_dir: Path, format_name: str, lang: str, print_it: bool) -> Repor
     return report
 
 
-def _say_how_it_ended(outcome: Outcome, job: Job, request: LaunchRequest) -> None:
+def _say_how_it_ended(outcome: RunOutcome, job: Job, request: LaunchRequest) -> None:
     from rich.console import Console
     from rich.text import Text
 

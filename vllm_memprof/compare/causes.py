@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from vllm_memprof.accounting.decomposition import Decomposition, Line
+from vllm_memprof.accounting.decomposition import Decomposition, KvChange
 from vllm_memprof.accounting.model import Kv, RankReport
 from vllm_memprof.accounting.quantities import QUANTITIES, title_of
 from vllm_memprof.text import join, text
@@ -40,7 +40,7 @@ _ORDER = list(QUANTITIES)
 
 
 @dataclass(frozen=True)
-class Side:
+class CausePart:
     """One run's part in a cause."""
 
     held_bytes: int | None  # None: unknown, or not a thing that is held
@@ -48,7 +48,7 @@ class Side:
     subtracts: tuple[str, ...] = ()  # which of the quantities its equation subtracts
 
 
-_NEITHER = Side(None, None)
+_NEITHER = CausePart(None, None)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Cause:
     title: str
     kind: str
     bytes: int | None  # None: unknown
-    a: Side = _NEITHER
-    b: Side = _NEITHER
+    a: CausePart = _NEITHER
+    b: CausePart = _NEITHER
     kv_tokens: int | None = None
 
 
@@ -111,7 +111,7 @@ def _place(name: str) -> tuple[int, str]:
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 
-def _within(run: Decomposition, names: Iterable[str]) -> list[Line]:
+def _within(run: Decomposition, names: Iterable[str]) -> list[KvChange]:
     return [line for line in run.lines if set(line.names) & set(names)]
 
 
@@ -119,16 +119,16 @@ def _sum(run: Decomposition, names: Iterable[str]) -> int:
     return sum(line.bytes for line in _within(run, names))
 
 
-def _side(run: Decomposition, names: Sequence[str]) -> Side:
+def _side(run: Decomposition, names: Sequence[str]) -> CausePart:
     subtracts = tuple(name for name in names if name in run.subtracted)
     if set(names) & _NOT_HELD:
-        return Side(None, None, subtracts)
+        return CausePart(None, None, subtracts)
     subtracted = None if set(names) & set(run.unknown) else -_sum(run, names)
     if subtracted is not None and len(subtracts) == len(names):
-        return Side(subtracted, subtracted, subtracts)
+        return CausePart(subtracted, subtracted, subtracts)
     sizes = [run.held.get(name) for name in names]
     held = None if None in sizes else sum(size or 0 for size in sizes)
-    return Side(held, subtracted, subtracts)
+    return CausePart(held, subtracted, subtracts)
 
 
 def _kind(names: Sequence[str], a: Decomposition, b: Decomposition) -> str:

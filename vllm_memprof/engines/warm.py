@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from vllm_memprof.peers import peer_of
+from vllm_memprof.socket_credentials import peer_of
 
 #: Seconds that a plan has to end by itself after its client went away.
 _ENDS_WITHIN_S = 30.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.launch.folder import is_held
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.run import View
+from vllm_memprof.launch.run import ProgressView
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.loader import load_info
@@ -76,7 +76,7 @@ class Attached:
             )
         return None
 
-    def follow(self, view: View, left: Callable[[], bool]) -> str | None:
+    def follow(self, view: ProgressView, left: Callable[[], bool]) -> str | None:
         """Show the run until it ends or the view is left.
 
         Args:

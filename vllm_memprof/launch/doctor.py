@@ -81,7 +81,7 @@ HOST_LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One row: what was looked at, what was found, and what to do when it is not good."""
 
     name: str
@@ -92,7 +92,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    checks: list[Check]
+    checks: list[DoctorCheck]
     ways: list[str]  # how memprof can run here, e.g. ``--device sim:910b``
 
     @property
@@ -125,7 +125,10 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
 
 
 def find_ways(
-    facts: InterpreterFacts | None, devices: list[Check], host: list[Check], stacks: list[Check]
+    facts: InterpreterFacts | None,
+    devices: list[DoctorCheck],
+    host: list[DoctorCheck],
+    stacks: list[DoctorCheck],
 ) -> list[str]:
     """Return the ``--device`` values that would work."""
     ways = []
@@ -139,23 +142,23 @@ def find_ways(
     return ways
 
 
-def ready_stacks(checks: list[Check]) -> list[Check]:
+def ready_stacks(checks: list[DoctorCheck]) -> list[DoctorCheck]:
     return [check for check in checks if check.name == STACK and check.state == GOOD]
 
 
-def check_memprof() -> Check:
+def check_memprof() -> DoctorCheck:
     version = platform.python_version_tuple()
     found = f"{vllm_memprof.__version__} on Python {platform.python_version()}"
     if (3, 10) <= (int(version[0]), int(version[1])) <= (3, 12):
-        return Check("memprof", GOOD, found)
-    return Check("memprof", WARNING, found, "tested on Python 3.10 to 3.12")
+        return DoctorCheck("memprof", GOOD, found)
+    return DoctorCheck("memprof", WARNING, found, "tested on Python 3.10 to 3.12")
 
 
-def check_platform() -> Check:
+def check_platform() -> DoctorCheck:
     found = f"{platform.system()} {platform.release()} {platform.machine()}"
     if platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"):
-        return Check("platform", GOOD, found)
-    return Check(
+        return DoctorCheck("platform", GOOD, found)
+    return DoctorCheck(
         "platform",
         MISSING,
         found,
@@ -165,45 +168,47 @@ def check_platform() -> Check:
 
 def check_engine(
     python: str | None, environ: Mapping[str, str]
-) -> tuple[InterpreterFacts | None, list[Check]]:
+) -> tuple[InterpreterFacts | None, list[DoctorCheck]]:
     """The engine's interpreter and the packages in it; None when there is no interpreter that
     works."""
     try:
         facts = probe_interpreter(find_python(python), environ)
     except MemprofError as error:
-        return None, [Check("engine interpreter", MISSING, error.message, error.hint or "")]
-    checks = [Check("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
+        return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
+    checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
     vllm = facts.versions.get("vllm")
     if facts.has_vllm:
-        checks.append(Check("vllm", GOOD, vllm or "importable, no metadata"))
+        checks.append(DoctorCheck("vllm", GOOD, vllm or "importable, no metadata"))
     else:
         todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
-        checks.append(Check("vllm", MISSING, "not installed there", todo))
+        checks.append(DoctorCheck("vllm", MISSING, "not installed there", todo))
     for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
         version = facts.versions.get(name)
-        checks.append(Check(name, INFO, version or "not installed there"))
+        checks.append(DoctorCheck(name, INFO, version or "not installed there"))
     if facts.has_vllm and PLUGIN_NAME not in facts.plugins:
         todo = f"{facts.path} -m pip install vllm-memprof"
-        checks.append(Check("memprof plugin", MISSING, "not installed beside the engine", todo))
+        checks.append(
+            DoctorCheck("memprof plugin", MISSING, "not installed beside the engine", todo)
+        )
     elif facts.has_vllm:
-        checks.append(Check("memprof plugin", GOOD, "installed beside the engine"))
+        checks.append(DoctorCheck("memprof plugin", GOOD, "installed beside the engine"))
     return facts, checks
 
 
-def check_devices(dev: Path = Path("/dev")) -> list[Check]:
+def check_devices(dev: Path = Path("/dev")) -> list[DoctorCheck]:
     """Device files and the vendors' tools."""
     nodes = sorted(path.name for path in dev.glob("nvidia[0-9]*"))
     found = f"{len(nodes)} device(s): {', '.join(nodes[:8])}" if nodes else "no /dev/nvidia*"
-    return [_check_npu(dev), Check("cuda", GOOD if nodes else INFO, found)]
+    return [_check_npu(dev), DoctorCheck("cuda", GOOD if nodes else INFO, found)]
 
 
-def _check_npu(dev: Path) -> Check:
+def _check_npu(dev: Path) -> DoctorCheck:
     nodes = sorted(path for path in dev.glob("davinci[0-9]*") if path.name[7:].isdigit())
     if not nodes:
         tool = " (npu-smi is there)" if shutil.which("npu-smi") else ""
         files = ", ".join(f"/dev/{name}" for name in _NPU_FILES)
         todo = f"--device sim:910b needs none; in a container pass --device /dev/davinciN, {files}"
-        return Check("npu", INFO, f"no /dev/davinci*{tool}", todo)
+        return DoctorCheck("npu", INFO, f"no /dev/davinci*{tool}", todo)
     found = f"{len(nodes)} device(s): {', '.join(node.name for node in nodes[:8])}"
     closed = [
         node.name
@@ -212,11 +217,13 @@ def _check_npu(dev: Path) -> Check:
     ]
     if closed:
         todo = "join the group that owns them (HwHiAiUser), or pass them into the container"
-        return Check("npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo)
-    return Check("npu", GOOD, found)
+        return DoctorCheck(
+            "npu", WARNING, f"{found}; not accessible: {', '.join(closed[:4])}", todo
+        )
+    return DoctorCheck("npu", GOOD, found)
 
 
-def check_host(npu: Check, python: str, environ: Mapping[str, str]) -> list[Check]:
+def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> list[DoctorCheck]:
     """The libraries of a host with an NPU, loaded by the engine's interpreter in its environment.
 
     Without an NPU what is missing is information, not a fault.
@@ -244,13 +251,13 @@ def check_host(npu: Check, python: str, environ: Mapping[str, str]) -> list[Chec
         loaded = [file for file in library.files if errors[file] is None]
         if not loaded:
             checks.append(
-                Check(library.check, lacking, str(errors[library.files[0]]), library.todo)
+                DoctorCheck(library.check, lacking, str(errors[library.files[0]]), library.todo)
             )
         elif library.check == "CANN" and not _cann_home(environ):
             found = f"{loaded[0]}; ASCEND_HOME_PATH is not set"
-            checks.append(Check(library.check, lacking, found, library.todo))
+            checks.append(DoctorCheck(library.check, lacking, found, library.todo))
         else:
-            checks.append(Check(library.check, GOOD, loaded[0]))
+            checks.append(DoctorCheck(library.check, GOOD, loaded[0]))
     return checks
 
 
@@ -258,7 +265,7 @@ def _cann_home(environ: Mapping[str, str]) -> str | None:
     return environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
 
 
-def check_compiler(needless: bool) -> Check:
+def check_compiler(needless: bool) -> DoctorCheck:
     """The C++ compiler, which only setting up a simulated stack needs."""
     for name in _COMPILERS:
         path = shutil.which(name)
@@ -269,13 +276,13 @@ def check_compiler(needless: bool) -> Check:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0 and done.stdout.strip():
-            return Check("C++ compiler", GOOD, done.stdout.splitlines()[0].strip())
+            return DoctorCheck("C++ compiler", GOOD, done.stdout.splitlines()[0].strip())
     state = INFO if needless else MISSING
     todo = "only `memprof sim setup` needs one: apt install g++, or dnf install gcc-c++"
-    return Check("C++ compiler", state, f"none of {', '.join(_COMPILERS)} on PATH", todo)
+    return DoctorCheck("C++ compiler", state, f"none of {', '.join(_COMPILERS)} on PATH", todo)
 
 
-def check_stacks(environ: Mapping[str, str]) -> list[Check]:
+def check_stacks(environ: Mapping[str, str]) -> list[DoctorCheck]:
     """The simulated stacks, set up or not, and whether the hooks fit the ready ones."""
     from vllm_memprof.sim.runtime import prepare_runtime
     from vllm_memprof.sim.stacks import list_stacks
@@ -284,20 +291,20 @@ def check_stacks(environ: Mapping[str, str]) -> list[Check]:
     try:
         names = [stack.name for stack in list_stacks()]
     except (MemprofError, OSError) as error:
-        return [Check(STACK, MISSING, str(error))]
+        return [DoctorCheck(STACK, MISSING, str(error))]
     for name in names:
         try:
             runtime = prepare_runtime(DEFAULT_PROFILE, name)
         except (MemprofError, OSError) as error:
             todo = getattr(error, "hint", None) or f"memprof sim setup --stack {name}"
-            checks.append(Check(STACK, MISSING, str(error), todo))
+            checks.append(DoctorCheck(STACK, MISSING, str(error), todo))
         else:
-            checks.append(Check(STACK, GOOD, f"{name}: {runtime.python}"))
+            checks.append(DoctorCheck(STACK, GOOD, f"{name}: {runtime.python}"))
             checks.append(check_hooks(runtime.python, {**environ, **runtime.env}, name))
     return checks
 
 
-def check_plugins_variable(environ: Mapping[str, str]) -> list[Check]:
+def check_plugins_variable(environ: Mapping[str, str]) -> list[DoctorCheck]:
     """``VLLM_PLUGINS`` is an allow-list: it can shut out memprof, and vllm-ascend too."""
     value = environ.get(ENV_PLUGINS)
     if value is None:
@@ -310,17 +317,21 @@ def check_plugins_variable(environ: Mapping[str, str]) -> list[Check]:
     )
     if "ascend" not in names:
         todo.append("without `ascend` vLLM does not find the NPU")
-    return [Check(ENV_PLUGINS, WARNING if todo else GOOD, value or "(empty)", "; ".join(todo))]
+    return [
+        DoctorCheck(ENV_PLUGINS, WARNING if todo else GOOD, value or "(empty)", "; ".join(todo))
+    ]
 
 
-def check_alloc_conf(environ: Mapping[str, str]) -> list[Check]:
+def check_alloc_conf(environ: Mapping[str, str]) -> list[DoctorCheck]:
     """Check settings of the caching allocator for conflicts and repetitions."""
     value = environ.get(ALLOC_CONF)
     if value is None:
         return []
     problems = find_alloc_conf_problems(value)
     return [
-        Check(ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems))
+        DoctorCheck(
+            ALLOC_CONF, WARNING if problems else GOOD, value or "(empty)", "; ".join(problems)
+        )
     ]
 
 
@@ -347,7 +358,7 @@ def find_alloc_conf_problems(value: str) -> list[str]:
     return problems + [f"{key} has no value" for key, setting in pairs if not setting]
 
 
-def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
+def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> DoctorCheck:
     """Return the hooks that have their place in the installed engine, read from its sources by the
     engine's interpreter."""
     command = [str(python), "-m", "vllm_memprof.capture.selfcheck", "--json"]
@@ -357,10 +368,10 @@ def check_hooks(python: Path, environ: Mapping[str, str], where: str) -> Check:
         )
         return summarise_hooks(json.loads(done.stdout), where)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return Check("hooks", WARNING, f"{where}: could not be checked: {error}")
+        return DoctorCheck("hooks", WARNING, f"{where}: could not be checked: {error}")
 
 
-def summarise_hooks(data: Any, where: str) -> Check:
+def summarise_hooks(data: Any, where: str) -> DoctorCheck:
     """Return the self-check's answer, ``{"rows": [{"hook", "need", "state", "target"}...]}``, as
     one row."""
     rows = (
@@ -369,18 +380,18 @@ def summarise_hooks(data: Any, where: str) -> Check:
         else []
     )
     if not rows:
-        return Check(
+        return DoctorCheck(
             "hooks", WARNING, f"{where}: the hook table has no row for this engine version"
         )
     missing = [str(row.get("hook")) for row in rows if row.get("state") == "missing"]
     found = f"{where}: {len(rows) - len(missing)} of {len(rows)} required hooks find their place"
     if not missing:
-        return Check("hooks", GOOD, found)
+        return DoctorCheck("hooks", GOOD, found)
     todo = "their phases will read NOT MEASURED; is this engine version supported?"
-    return Check("hooks", WARNING, f"{found}; not: {', '.join(missing)}", todo)
+    return DoctorCheck("hooks", WARNING, f"{found}; not: {', '.join(missing)}", todo)
 
 
-def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
+def check_run_dir(parent: Path = DEFAULT_PARENT) -> DoctorCheck:
     """Check that a run can be recorded in the default place."""
     place = parent.absolute()
     existing = next(path for path in (place, *place.parents) if path.exists())
@@ -389,7 +400,7 @@ def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
             pass
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             "run folder",
             WARNING,
             f"{place}: {error.strerror}",
@@ -397,19 +408,23 @@ def check_run_dir(parent: Path = DEFAULT_PARENT) -> Check:
         )
     found = f"{place}, {format_gib(free)} GiB free"
     if free < _MIN_FREE_BYTES:
-        return Check(
+        return DoctorCheck(
             "run folder", WARNING, found, "make room, or give another place with --run-dir DIR"
         )
-    return Check("run folder", GOOD, found)
+    return DoctorCheck("run folder", GOOD, found)
 
 
-def check_shm(path: Path = Path("/dev/shm")) -> Check:
+def check_shm(path: Path = Path("/dev/shm")) -> DoctorCheck:
     """Shared memory, which ranks of one engine talk through."""
     try:
         free = shutil.disk_usage(path).free
     except OSError as error:
-        return Check("shared memory", WARNING, f"{path}: {error.strerror}", "mount a tmpfs there")
+        return DoctorCheck(
+            "shared memory", WARNING, f"{path}: {error.strerror}", "mount a tmpfs there"
+        )
     found = f"{path}, {format_gib(free)} GiB free"
     if free < _MIN_SHM_BYTES:
-        return Check("shared memory", WARNING, found, "with docker: --shm-size=2g or --ipc=host")
-    return Check("shared memory", GOOD, found)
+        return DoctorCheck(
+            "shared memory", WARNING, found, "with docker: --shm-size=2g or --ipc=host"
+        )
+    return DoctorCheck("shared memory", GOOD, found)

@@ -202,8 +202,8 @@ class GuardedView:
         views: what draws, and what else is told; each is dropped at its first failure.
     """
 
-    def __init__(self, *views: PlainView | LiveView | Watcher) -> None:
-        self._views: list[PlainView | LiveView | Watcher] = list(views)
+    def __init__(self, *views: PlainView | LiveView | SilentView) -> None:
+        self._views: list[PlainView | LiveView | SilentView] = list(views)
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:
         self._each(lambda view: view.update(progress, last_line))
@@ -224,7 +224,7 @@ class GuardedView:
     def close(self) -> None:
         self._each(lambda view: view.close())
 
-    def _each(self, action: Callable[[PlainView | LiveView | Watcher], None]) -> None:
+    def _each(self, action: Callable[[PlainView | LiveView | SilentView], None]) -> None:
         for view in list(self._views):
             try:
                 action(view)
@@ -235,7 +235,7 @@ class GuardedView:
                         print(f"memprof: the progress display failed: {error!r}", file=sys.stderr)
 
 
-class Watcher:
+class SilentView:
     """A view that shows nothing; for what only wants to know."""
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_memprof.errors import MemprofError, UsageError
-from vllm_memprof.launch.live import Watcher
+from vllm_memprof.launch.live import SilentView
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget, RankStatus, Status, read_status
 
@@ -216,7 +216,7 @@ def exported_names() -> list[str]:
     return [f"{each.name}_total" if each.kind == COUNTER else each.name for each in METRICS]
 
 
-class Exporter(Watcher):
+class Exporter(SilentView):
     """Serves the metrics of one run until it is closed.
 
     Args:

@@ -42,7 +42,7 @@ def ready_what(info: RunInfo) -> str:
 
 
 @dataclass(frozen=True)
-class OpenPhase:
+class PhaseUnderWay:
     id: object
     phase: str
     t_ns: int  # CLOCK_MONOTONIC
@@ -104,7 +104,7 @@ class ProcessProgress:
     roles: set[str] = field(default_factory=set)
     label: str | None = None
     rank: int | None = None
-    open: list[OpenPhase] = field(default_factory=list)  # outermost first
+    open: list[PhaseUnderWay] = field(default_factory=list)  # outermost first
     done: list[DonePhase] = field(default_factory=list)
     readings: dict[str, int] = field(default_factory=dict)  # latest known, by snapshot field
     shutting_down: bool = False
@@ -278,7 +278,7 @@ class EngineProgress:
             process.shutting_down = True
             self.shutdown_t_ns = self.shutdown_t_ns or t_ns
         if event.get("edge") == "before":
-            process.open.append(OpenPhase(phase_id, phase, t_ns))
+            process.open.append(PhaseUnderWay(phase_id, phase, t_ns))
             return
         index = next((i for i, entry in enumerate(process.open) if entry.id == phase_id), None)
         start = None if index is None else process.open.pop(index).t_ns

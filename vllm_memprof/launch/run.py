@@ -24,13 +24,13 @@ from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
 from vllm_memprof.launch.engine import EngineProcess, LogPump
 from vllm_memprof.launch.folder import hold, write_run_info
-from vllm_memprof.launch.head import Head
+from vllm_memprof.launch.head_node import Head
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.signals import catch_signals, signal_name
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.verdict import (
-    Seen,
-    Verdict,
+    EngineEnd,
+    RunVerdict,
     describe_death,
     describe_lost,
     describe_stuck,
@@ -38,7 +38,7 @@ from vllm_memprof.launch.verdict import (
     find_lost,
     judge,
 )
-from vllm_memprof.launch.watch import Ending, ProcessWatch, Step, adopt_orphans
+from vllm_memprof.launch.watch import Ending, EndingStep, ProcessWatch, adopt_orphans
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.host import host_name
@@ -79,7 +79,7 @@ class Patience:
     after_kill_s: float = 5.0  # the kernel frees device memory before a process is gone
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Shows the progress of a run to the user; see ``launch.live``."""
 
     def update(self, progress: EngineProgress, last_line: str = "") -> None: ...
@@ -112,17 +112,17 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     info: RunInfo
-    verdict: Verdict
+    verdict: RunVerdict
     ready: bool
     log_tail: list[str]
     left_behind: list[int]  # pids that could not be ended: processes that hang in the kernel
 
 
-def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> Outcome:
+def run_engine(job: Job, view: ProgressView, on_ready: OnReady | None = None) -> RunOutcome:
     """Run the engine to its end.
 
     Args:
@@ -140,7 +140,7 @@ def run_engine(job: Job, view: View, on_ready: OnReady | None = None) -> Outcome
 class _EngineRun:
     """One run: the loop over events, processes and signals, and what is known so far."""
 
-    def __init__(self, job: Job, view: View, on_ready: OnReady | None) -> None:
+    def __init__(self, job: Job, view: ProgressView, on_ready: OnReady | None) -> None:
         self._job = job
         self._view = view
         self._on_ready = on_ready
@@ -148,7 +148,7 @@ class _EngineRun:
         self._progress = EngineProgress(self._host)
         self._tail = EventTail(job.run_dir)
         self._info = job.info
-        self._seen = Seen(mode=job.info.mode, engine_code=None)
+        self._seen = EngineEnd(mode=job.info.mode, engine_code=None)
         self._ending: Ending | None = None
         self._signals: list[int] = []
         self._wake = threading.Event()
@@ -160,7 +160,7 @@ class _EngineRun:
         self._next_look_s = 0.0
         self._started_s = time.time()  # since the epoch, as files are dated
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         self._info.start_t_ns = time.monotonic_ns()
         self._started_s = time.time()
         self._info.started = _utc_now()
@@ -180,14 +180,16 @@ class _EngineRun:
                     (lambda: bool(self._signals)) if self._job.warm else None,
                 )
             except Exception as error:
-                self._finish(Verdict("failed", 1, str(error)))
+                self._finish(RunVerdict("failed", 1, str(error)))
                 raise
             watch = ProcessWatch(engine.pid)
             try:
                 left = self._supervise(engine, watch)
             except Exception as error:
                 self._finish(
-                    Verdict("failed", 1, f"memprof itself failed: {type(error).__name__}: {error}")
+                    RunVerdict(
+                        "failed", 1, f"memprof itself failed: {type(error).__name__}: {error}"
+                    )
                 )
                 raise
             finally:
@@ -223,7 +225,7 @@ class _EngineRun:
             self._info.notes.append(engine.pump.log_error)
         self._info.notes += engine.pump.device_answers
         self._finish(verdict)
-        return Outcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
+        return RunOutcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
 
     def _supervise(self, engine: EngineProcess, watch: ProcessWatch) -> list[int]:
         """Wait until all processes of the engine are gone; return those that could not be ended."""
@@ -453,7 +455,9 @@ class _EngineRun:
                 f"memprof: cannot write {RUN_FILE} in {self._job.run_dir}: {error.strerror}"
             )
 
-    def _force(self, engine: EngineProcess, watch: ProcessWatch, patience_s: float) -> list[Step]:
+    def _force(
+        self, engine: EngineProcess, watch: ProcessWatch, patience_s: float
+    ) -> list[EndingStep]:
         def send(number: int) -> Callable[[], None]:
             def action() -> None:
                 watch.walk()
@@ -464,8 +468,8 @@ class _EngineRun:
             return action
 
         return [
-            Step(patience_s, "SIGTERM to all its processes", send(signal.SIGTERM)),
-            Step(
+            EndingStep(patience_s, "SIGTERM to all its processes", send(signal.SIGTERM)),
+            EndingStep(
                 self._job.patience.after_term_s,
                 "SIGKILL to all its processes",
                 send(signal.SIGKILL),
@@ -502,7 +506,7 @@ class _EngineRun:
         if self._progress.soc and not self._info.simulated:
             self._info.device = self._progress.soc
 
-    def _finish(self, verdict: Verdict) -> None:
+    def _finish(self, verdict: RunVerdict) -> None:
         self._adopt_facts()
         assert self._info.start_t_ns is not None
         self._info.ended = _utc_now()

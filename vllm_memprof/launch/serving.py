@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_memprof.launch.status import RankStatus, Serving, Status
+from vllm_memprof.launch.status import RankStatus, ServingStatus, Status
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, MIB, format_gib
 
@@ -119,7 +119,7 @@ def describe_growth(status: Status) -> Text | None:
     )
 
 
-def _age(serving: Serving, now_ns: int) -> Text | None:
+def _age(serving: ServingStatus, now_ns: int) -> Text | None:
     """Return the age of a sample that is not of now."""
     seconds = (now_ns - serving.t_ns) / 1e9
     if seconds < _OLD_S:

@@ -12,7 +12,7 @@ from vllm_memprof.launch.progress import EngineProgress, KvSize, ProcessProgress
 
 
 @dataclass(frozen=True)
-class Growth:
+class GrowingOwner:
     """An owner of a rank's memory that grows while the engine serves; None where unknown."""
 
     owner: str
@@ -33,7 +33,7 @@ class RankBudget:
     spare_bytes: int | None  # at the serving peak
     owners: Mapping[str, int] = field(default_factory=dict)  # at the last phase edge
     #: Owners that grow; empty: none of those that could be judged. None: none could be yet.
-    growth: tuple[Growth, ...] | None = None
+    growth: tuple[GrowingOwner, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RankStatus:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingStatus:
     """What the engine cores do, all replicas together; None where it was not sampled."""
 
     running: int | None
@@ -71,7 +71,7 @@ class Serving:
 @dataclass(frozen=True)
 class Status:
     ranks: list[RankStatus]
-    serving: Serving | None  # None: no sample of an engine core
+    serving: ServingStatus | None  # None: no sample of an engine core
     lost_events: int
     samples: int  # lines of samples, of all processes
     blind: list[str]  # processes that record nothing, each with the reason
@@ -83,7 +83,7 @@ class Status:
         return _all_known(min, [rank.spare_bytes for rank in self.ranks])
 
     @property
-    def growing(self) -> list[tuple[str, Growth]]:
+    def growing(self) -> list[tuple[str, GrowingOwner]]:
         """Return (label, owner that grows) of all ranks, the fastest first."""
         found = [
             (rank.label, each)
@@ -137,7 +137,7 @@ def read_status(
     )
 
 
-def _serving(processes: list[ProcessProgress]) -> Serving | None:
+def _serving(processes: list[ProcessProgress]) -> ServingStatus | None:
     cores = [process for process in processes if process.load is not None]
     if not cores:
         return None
@@ -150,7 +150,7 @@ def _serving(processes: list[ProcessProgress]) -> Serving | None:
         for name in ("running", "waiting")
     }
     plans = [process.plan or KvSize(0, ()) for process in cores]
-    return Serving(
+    return ServingStatus(
         running=_all_known(sum, counts["running"]),
         waiting=_all_known(sum, counts["waiting"]),
         blocks_used=_all_known(sum, [load.blocks_used for _, load in loads]),

@@ -37,7 +37,7 @@ _LOG_PREFIX = re.compile(
 
 
 @dataclass
-class Seen:
+class EngineEnd:
     """Everything the launcher noticed about an engine that has ended."""
 
     mode: str
@@ -63,13 +63,13 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     status: str  # ok | failed | oom
     exit_code: int  # of memprof
     reason: str | None = None  # one sentence
 
 
-def judge(seen: Seen, progress: EngineProgress) -> Verdict:
+def judge(seen: EngineEnd, progress: EngineProgress) -> RunVerdict:
     """Return the status, exit code and reason of a run: the first cause, not what followed."""
     code = seen.engine_code
     own_code = EXIT_FAILED if code is None else code if code >= 0 else 128 - code
@@ -79,7 +79,9 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         return _judge_interrupted(seen, progress, own_code)
     if seen.timed_out_s is not None:
         deadline = f"not ready within {seen.timed_out_s:g} s (--startup-timeout)"
-        return Verdict("failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}")
+        return RunVerdict(
+            "failed", EXIT_FAILED, f"{deadline}: {seen.stuck or 'no process reported'}"
+        )
     if seen.head_ended is not None:
         return _judge_without_head(seen, progress, own_code)
     culprit = find_culprit(seen.deaths, progress)
@@ -91,14 +93,14 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
     ):
         if t_ns is not None and (culprit is None or culprit.t_ns > t_ns):
             reason = f"{what}: the run of that host says why"
-            return Verdict("failed", own_code or EXIT_FAILED, reason)
+            return RunVerdict("failed", own_code or EXIT_FAILED, reason)
     lost = find_lost(seen, progress)
     gone = seen.mode == "serve" and not (culprit is None and lost is None)
     broken = seen.hung or seen.failed_before or gone
     # its main process ends with 0 after an engine core's end
     broken |= seen.headless and seen.ready
     if seen.engine_code == 0 and not broken:
-        return Verdict("ok", 0)
+        return RunVerdict("ok", 0)
     if lost is None:
         reason, oom = _first_cause(seen, progress, culprit)
     else:
@@ -107,12 +109,12 @@ def judge(seen: Seen, progress: EngineProgress) -> Verdict:
         ended_by = (
             signal_name(seen.interrupted_by) if seen.interrupted_by is not None else "memprof"
         )
-        return Verdict(
+        return RunVerdict(
             "oom" if oom else "failed",
             EXIT_FAILED,
             f"{reason}; the engine hung and was ended by {ended_by}",
         )
-    return Verdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
+    return RunVerdict("oom" if oom else "failed", own_code or EXIT_FAILED, reason)
 
 
 def find_culprit(
@@ -173,7 +175,7 @@ def describe_death(death: Death, progress: EngineProgress, ready: bool, mode: st
     return f"{who} (pid {death.pid}) {death.describe()} {where(process, ready, mode)}"
 
 
-def find_lost(seen: Seen, progress: EngineProgress) -> Lost | None:
+def find_lost(seen: EngineEnd, progress: EngineProgress) -> Lost | None:
     """Return the loss on a Ray node that caused the end: a node's before that of one worker, whose
     own error says more."""
     nodes = [lost for lost in seen.lost if lost.rank is None]
@@ -224,35 +226,39 @@ def describe_stuck(progress: EngineProgress, now_ns: int) -> str:
     return ", ".join(parts)
 
 
-def _judge_interrupted(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+def _judge_interrupted(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
     assert seen.interrupted_by is not None
     name = signal_name(seen.interrupted_by)
     killed = ", and did not end until memprof ended its processes" if seen.forced else ""
     if seen.mode == "serve" and seen.ready:
-        return Verdict("ok", own_code, f"ended by {name}{killed}")
+        return RunVerdict("ok", own_code, f"ended by {name}{killed}")
     at = ", ".join(
         f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
     )
-    return Verdict(
+    return RunVerdict(
         "failed",
         128 + seen.interrupted_by,
         f"interrupted by {name}{': ' + at if at else ''}{killed}",
     )
 
 
-def _judge_without_head(seen: Seen, progress: EngineProgress, own_code: int) -> Verdict:
+def _judge_without_head(seen: EngineEnd, progress: EngineProgress, own_code: int) -> RunVerdict:
     killed = "; the engine did not end until memprof ended its processes" if seen.forced else ""
     if seen.ready:  # its main process may have ended well though memprof had to signal it
         code = 0 if seen.engine_code == 0 else own_code
-        return Verdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
+        return RunVerdict("ok", code, f"the head {seen.head_ended} has ended{killed}")
     at = ", ".join(
         f"{process.name} {where(process, seen.ready, seen.mode)}" for process in progress.workers
     )
     reason = f"the head {seen.head_ended} ended before this host was ready"
-    return Verdict("failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}")
+    return RunVerdict(
+        "failed", own_code or EXIT_FAILED, f"{reason}{': ' + at if at else ''}{killed}"
+    )
 
 
-def _first_cause(seen: Seen, progress: EngineProgress, culprit: Death | None) -> tuple[str, bool]:
+def _first_cause(
+    seen: EngineEnd, progress: EngineProgress, culprit: Death | None
+) -> tuple[str, bool]:
     """Return the reason, and True if it is device memory that ran out."""
     error = progress.first_error
     line = find_error_line(seen.error_lines)

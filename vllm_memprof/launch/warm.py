@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_memprof.launch.watch import OWN_CHILDREN
-from vllm_memprof.peers import peer_of
 from vllm_memprof.record.schema import ENV_HOLD, TRAVELS
 from vllm_memprof.sim.runtime import ENV_STATE, PACKAGE_DIR, STAMP
+from vllm_memprof.socket_credentials import peer_of
 
 #: Set to anything but 0: every plan is a process of its own from the start.
 ENV_NO_WARM = "MEMPROF_NO_WARM"

@@ -273,7 +273,7 @@ def adopt_orphans() -> None:
 
 
 @dataclass(frozen=True)
-class Step:
+class EndingStep:
     """One step of an ending: after so many seconds in the step before, do this."""
 
     after_s: float
@@ -291,7 +291,7 @@ class Ending:
         now_s: ``time.monotonic()``.
     """
 
-    def __init__(self, cause: str, steps: list[Step], now_s: float) -> None:
+    def __init__(self, cause: str, steps: list[EndingStep], now_s: float) -> None:
         self.cause = cause
         self._steps = list(steps)
         self._since_s = now_s

@@ -16,7 +16,7 @@ from math import ceil
 
 from vllm_memprof.logs.formats import FORMATS
 from vllm_memprof.logs.line_format import UNITS, LineFormat, Placeholder
-from vllm_memprof.logs.lines import Line, strip_markup
+from vllm_memprof.logs.lines import LogLine, strip_markup
 from vllm_memprof.redact import Redactor
 from vllm_memprof.units import GIB
 
@@ -211,13 +211,13 @@ def _extent(row: LineFormat, match: re.Match[str], text: str) -> tuple[int, int]
     return min(begin, nearest), max(end, nearest + size)
 
 
-def parse_lines(lines: Iterable[Line]) -> Iterator[ParsedLine]:
+def parse_lines(lines: Iterable[LogLine]) -> Iterator[ParsedLine]:
     """Yield every line with its figures; wrapped lines are joined where that completes one.
 
     Secrets are replaced before anything else reads a line.
     """
     redactor = Redactor()
-    waiting: deque[tuple[Line, str]] = deque()
+    waiting: deque[tuple[LogLine, str]] = deque()
     source = iter(lines)
     context: str | None = None
     joined = 0  # lines to come that were read already, as the rest of a wrapped one
@@ -276,7 +276,7 @@ def parse_lines(lines: Iterable[Line]) -> Iterator[ParsedLine]:
         yield ParsedLine(line.number, text.rstrip(), prefix, figures)
 
 
-def _wrapped(text: str, rest: deque[tuple[Line, str]]) -> list[str]:
+def _wrapped(text: str, rest: deque[tuple[LogLine, str]]) -> list[str]:
     """Return this line and those that may continue it; [] where no format could cross the boundary.
 
     A format could begin on the first line where an anchor is on it or lies across its end.
@@ -347,7 +347,7 @@ def _may_be_torn(text: str, following: str) -> bool:
     return following[:1].isdigit() and _OPEN_END.search(text) is not None
 
 
-def _continues(line: Line, text: str) -> bool:
+def _continues(line: LogLine, text: str) -> bool:
     """Return True where a line may be the rest of the one before it."""
     stripped = text.strip()
     return (

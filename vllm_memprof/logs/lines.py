@@ -1,7 +1,7 @@
 """Bytes of a log become plain lines of text, in constant memory; runs in ``memprof explain``.
 
 Input: a binary stream, plain or gzip, UTF-8 or UTF-16, with or without a byte order mark. Output:
-an iterator of ``Line``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are
+an iterator of ``LogLine``. The first ``DENSE_BYTES`` are passed on line by line, because pastes are
 short and may be wrapped or cut; after that only the lines around a needle are, so that a log of
 1 GiB is read in seconds.
 """
@@ -58,7 +58,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One logical line: between line feeds, or between carriage returns of a progress bar."""
 
     number: int  # from 1, as an editor counts
@@ -134,7 +134,7 @@ def detect_encoding(head: bytes) -> tuple[str, int]:
     return "utf-8", 0
 
 
-def read_lines(chunks: Iterator[bytes]) -> Iterator[Line]:
+def read_lines(chunks: Iterator[bytes]) -> Iterator[LogLine]:
     """Yield the lines of a log: all of them at its beginning, those around needles later on."""
     number, read, tail = 1, 0, b""
     seen: set[bytes] = set()
@@ -189,7 +189,7 @@ def _split_long(data: bytes) -> tuple[list[bytes], bytes]:
     return pieces, data[begin:]
 
 
-def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[Line]:
+def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[LogLine]:
     """Yield a line, in pieces where it is too long."""
     if len(raw) < MAX_LINE_BYTES:
         yield from _segments(raw, number, follows, cut=False)
@@ -200,15 +200,15 @@ def _bounded(raw: bytes, number: int, follows: bool) -> Iterator[Line]:
         follows = False
 
 
-def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[Line]:
+def _segments(raw: bytes, number: int, follows: bool, cut: bool) -> Iterator[LogLine]:
     """Yield the parts of a line between carriage returns."""
     text = raw.decode("utf-8", errors="replace")
     if "\r" not in text:
-        yield Line(number, text, follows, cut)
+        yield LogLine(number, text, follows, cut)
         return
     for part in text.split("\r"):
         if part:
-            yield Line(number, part, follows, cut)
+            yield LogLine(number, part, follows, cut)
             follows = True
 
 

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from vllm_memprof.record.failures import PROFILE, Reading, stage_of
+from vllm_memprof.record.failures import PROFILE, StepReading, stage_of
 from vllm_memprof.units import GIB
 
 #: Readings that are kept, the last ones.
@@ -36,13 +36,13 @@ _STAGE_OF_FILE = {"mm_encoder": "mm_encoder"}
 
 
 @dataclass
-class Notes:
+class LogNotes:
     """The state of a log while it is read."""
 
     at_request: int | None = None  # counted from 1
     request_count: int | None = None
     input: str | None = None  # name of the file that was processed
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[StepReading] = field(default_factory=list)
     _moment: str | None = None
 
     def read(self, text: str) -> None:
@@ -69,7 +69,7 @@ class Notes:
             return
         moment = PROFILE if self._moment == "profiling" else self._moment
         level = None if match["level"] is None else _bytes(match["level"])
-        self.readings.append(Reading(moment, stage, _bytes(match["size"]), level))
+        self.readings.append(StepReading(moment, stage, _bytes(match["size"]), level))
         del self.readings[:-_MOST_READINGS]
 
 

@@ -23,7 +23,7 @@ MAX_ROWS = 256
 
 
 @dataclass
-class Card:
+class NpuSmiChip:
     """One chip; npu-smi prints MiB."""
 
     npu: int
@@ -38,7 +38,7 @@ class NpuSmi:
     """The rows of one or more tables."""
 
     def __init__(self) -> None:
-        self.cards: dict[tuple[int, int], Card] = {}
+        self.cards: dict[tuple[int, int], NpuSmiChip] = {}
         self._npu: tuple[int, str] | None = None
 
     def read(self, text: str) -> None:
@@ -59,7 +59,7 @@ class NpuSmi:
             if card is not None and len(card.processes) < MAX_ROWS:
                 card.processes[int(match["pid"])] = int(match["mib"]) * MIB
 
-    def _card(self, npu: int, chip: int) -> Card | None:
+    def _card(self, npu: int, chip: int) -> NpuSmiChip | None:
         if (npu, chip) not in self.cards and len(self.cards) >= MAX_ROWS:
             return None
-        return self.cards.setdefault((npu, chip), Card(npu, chip))
+        return self.cards.setdefault((npu, chip), NpuSmiChip(npu, chip))

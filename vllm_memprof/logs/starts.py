@@ -16,7 +16,7 @@ from vllm_memprof.logs import sglang
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
 from vllm_memprof.logs.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
-from vllm_memprof.logs.notes import Notes
+from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.record.failures import PROFILE
 
@@ -97,7 +97,7 @@ class Worker:
     ooms: int = 0
     in_first_oom: bool = False  # the message of the first OOM may go on
     oom_phase: str | None = None  # of the first OOM, by its traceback or by the lines before it
-    oom_at: Notes | None = None  # what the log has noted before the first OOM
+    oom_at: LogNotes | None = None  # what the log has noted before the first OOM
     oom_chain: list[str] = field(default_factory=list)  # functions of its traceback, innermost last
     oom_site: str | None = None  # file:line of the last frame outside torch
     stage_before_oom: int = -1  # the last stage whose lines came before the first OOM
@@ -156,7 +156,7 @@ def agree(one: Figure, other: Figure) -> bool:
 
 
 @dataclass
-class Start:
+class EngineStart:
     """One start of an engine."""
 
     config: Config
@@ -218,11 +218,11 @@ class StartSorter:
     """Takes parsed lines in order; ``starts`` is the result."""
 
     def __init__(self) -> None:
-        self.starts: list[Start] = []
+        self.starts: list[EngineStart] = []
         self.left_out = 0  # starts beyond MAX_STARTS
         self.lines = 0
         self.smi = NpuSmi()
-        self.notes = Notes()
+        self.notes = LogNotes()
         self._reader = ConfigReader()
         self.exports = self._reader.exports
         self._pending: Config | None = None  # of a start without figures so far
@@ -372,7 +372,7 @@ class StartSorter:
         if prefix is not None:
             start.members.setdefault(prefix.label, prefix)
 
-    def _serving(self, figures: list[Figure]) -> Start | None:
+    def _serving(self, figures: list[Figure]) -> EngineStart | None:
         """Return the start that serves, for a line that SGLang prints while it does.
 
         Such a line begins no start, also below a heading, as a driver puts it between requests.
@@ -384,7 +384,7 @@ class StartSorter:
         )
         return newest if newest is not None and newest.is_sglang and serves else None
 
-    def _start_of(self, prefix: Prefix | None) -> Start:
+    def _start_of(self, prefix: Prefix | None) -> EngineStart:
         """Return the start to which the process of a prefix belongs, if need be a new one."""
         candidates = self.starts[-OPEN_STARTS:]
         if prefix is not None and prefix.pid is not None:
@@ -415,7 +415,7 @@ class StartSorter:
             return nearest
         return newest if prefix.label not in newest.members else self._new_start()
 
-    def _new_start(self) -> Start:
+    def _new_start(self) -> EngineStart:
         if self._pending is not None:
             base = replace(
                 self._document, around=self._document.engine, engine=None, ascend_version=None
@@ -424,7 +424,7 @@ class StartSorter:
         else:
             previous = self.starts[-1].config if self.starts else Config()
             config = previous.merged(self._document)
-        start = Start(config, dict(self._pending_members))
+        start = EngineStart(config, dict(self._pending_members))
         if self._section and self._pending is None and config.command:
             start.heading = config.heading
         self._pending, self._pending_members, self._pending_kinds = None, {}, set()
@@ -435,7 +435,7 @@ class StartSorter:
         self.starts.append(start)
         return start
 
-    def _restart(self, start: Start) -> Start:
+    def _restart(self, start: EngineStart) -> EngineStart:
         """Return a new start, with the set-up of the previous one where no line gave another."""
         configured = self._pending is not None or self._section
         new = self._new_start()
@@ -444,7 +444,9 @@ class StartSorter:
             new.inferred = True
         return new
 
-    def _add_kv_plan(self, start: Start, prefix: Prefix | None, figures: list[Figure]) -> Start:
+    def _add_kv_plan(
+        self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
+    ) -> EngineStart:
         """Add the engine core's figures; of several workers the least counts."""
         dp = None if prefix is None else _dims(prefix.label).get("dp")
         plan = start.kv_plans.setdefault(dp, {})
@@ -459,7 +461,9 @@ class StartSorter:
                 plan[figure.name] = figure
         return start
 
-    def _add_to_worker(self, start: Start, prefix: Prefix | None, figures: list[Figure]) -> Start:
+    def _add_to_worker(
+        self, start: EngineStart, prefix: Prefix | None, figures: list[Figure]
+    ) -> EngineStart:
         """Add a worker's figures; return their start, which is a new one where they contradict."""
         is_oom = any(figure.format.stage == OOM for figure in figures)
         device = next((figure.device for figure in figures if figure.device is not None), None)
@@ -486,7 +490,7 @@ class StartSorter:
                         READY if start.finished else -1,
                     )
                     worker.oom_phase = self._phase_of_oom(start, worker, prefix)
-                    worker.oom_at, self.notes = self.notes, Notes()
+                    worker.oom_at, self.notes = self.notes, LogNotes()
                     frames = self._frames.pop("" if prefix is None else prefix.label, [])
                     worker.oom_chain = [name for _, name in frames]
                     outside = [site for site, _ in frames if site is not None]
@@ -513,7 +517,9 @@ class StartSorter:
             worker.add(figure)
         return start
 
-    def _phase_of_oom(self, start: Start, worker: Worker, prefix: Prefix | None) -> str | None:
+    def _phase_of_oom(
+        self, start: EngineStart, worker: Worker, prefix: Prefix | None
+    ) -> str | None:
         """Return the phase by the traceback above; after the start-up, a request; else None."""
         named = self._failing.pop("" if prefix is None else prefix.label, None)
         if named is not None:
@@ -522,7 +528,7 @@ class StartSorter:
         served = at.at_request is not None or any(each.moment != PROFILE for each in at.readings)
         return "request" if start.finished or served else None
 
-    def _worker(self, start: Start, prefix: Prefix | None, oom_device: str | None) -> Worker:
+    def _worker(self, start: EngineStart, prefix: Prefix | None, oom_device: str | None) -> Worker:
         key, label, dims = self._identify(start, prefix)
         if oom_device is not None and label is None:
             first = start.workers.get(key)
@@ -538,7 +544,7 @@ class StartSorter:
         return start.workers[key]
 
     def _identify(
-        self, start: Start, prefix: Prefix | None
+        self, start: EngineStart, prefix: Prefix | None
     ) -> tuple[str, str | None, dict[str, int]]:
         """Return (key, label, ranks) of the worker that a prefix names; the key "" for none."""
         if prefix is None:
@@ -567,7 +573,7 @@ class StartSorter:
         return short, short, dims
 
     @staticmethod
-    def _unnamed_peer(start: Start, worker: Worker, figures: list[Figure]) -> Worker | None:
+    def _unnamed_peer(start: EngineStart, worker: Worker, figures: list[Figure]) -> Worker | None:
         """Return the next of several ranks without labels, while some ranks were not seen."""
         if worker.label is not None or worker.key.startswith("device"):
             return None
@@ -582,7 +588,7 @@ class StartSorter:
         return peer
 
 
-def _repeats(start: Start, previous: Start) -> bool:
+def _repeats(start: EngineStart, previous: EngineStart) -> bool:
     """Return True where a start holds nothing but some of the figures of the one before it.
 
     Workers of V0 print the first lines of their budget one after the other, and excerpts repeat

@@ -20,9 +20,9 @@ from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
 from vllm_memprof.logs.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
-from vllm_memprof.logs.notes import Notes
+from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.sglang.ranks import Rank, derive
-from vllm_memprof.logs.starts import Start, StartSorter, Worker
+from vllm_memprof.logs.starts import EngineStart, StartSorter, Worker
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
@@ -155,7 +155,7 @@ def to_runs(sorter: StartSorter, name: str) -> list[Run]:
     """Return a ``Run`` per start that printed a figure; ``name`` is the log's."""
     found = [start for start in sorter.starts if start.workers or start.kv_plans]
     if not found and sorter.smi.cards:
-        found = [Start(Config(engine="vllm-ascend"))]
+        found = [EngineStart(Config(engine="vllm-ascend"))]
     runs = []
     for number, start in enumerate(found, start=1):
         run = _to_run(start, name, number, len(found))
@@ -168,7 +168,7 @@ def to_runs(sorter: StartSorter, name: str) -> list[Run]:
     return runs
 
 
-def _to_run(start: Start, name: str, number: int, count: int) -> Run:
+def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
     config = start.config
     engine, version, notes = _engine(start)
     if start.last_line:
@@ -240,7 +240,7 @@ def _engine_command(config: Config) -> list[str]:
     return [*config.arguments, *(["--enforce-eager"] if eager else [])]
 
 
-def _equations(start: Start, engine: str | None) -> list[str]:
+def _equations(start: EngineStart, engine: str | None) -> list[str]:
     """Return the equations whose lines were seen.
 
     The summary of memory_profiling belongs to E4, E5 or E6, by the engine and its figures.
@@ -253,7 +253,7 @@ def _equations(start: Start, engine: str | None) -> list[str]:
     return ["E6" if "consumed_bytes" in names else "E5"]
 
 
-def _engine(start: Start) -> tuple[str | None, str | None, list[str]]:
+def _engine(start: EngineStart) -> tuple[str | None, str | None, list[str]]:
     """Return (engine, its version, notes on how the version is known)."""
     config = start.config
     if start.is_sglang:
@@ -270,7 +270,7 @@ def _engine(start: Start) -> tuple[str | None, str | None, list[str]]:
     return None, None, []
 
 
-def _status(start: Start) -> tuple[str, str | None]:
+def _status(start: EngineStart) -> tuple[str, str | None]:
     """Return (status of the run, reason where it failed)."""
     names = {name for worker in start.workers.values() for name in worker.figures}
     if any(name.startswith("oom_") for name in names):
@@ -329,7 +329,7 @@ def _noted_usage(worker: Worker) -> list[str]:
     return [f"npu-smi: used, MiB: {', '.join(used)}{total}"]
 
 
-def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
+def _worker_process(start: EngineStart, worker: Worker, name: str) -> ProcessRecord:
     config, dims = start.config, worker.dims
     label = worker.label or _described(start, worker)
     index = (worker.device or "").rpartition(":")[2]
@@ -364,7 +364,7 @@ def _worker_process(start: Start, worker: Worker, name: str) -> ProcessRecord:
     return _process(file, identity, phases=phases, figures=figures, half_units=half_units)
 
 
-def _complete_sglang(start: Start, workers: list[Worker], found: list[ProcessRecord]) -> None:
+def _complete_sglang(start: EngineStart, workers: list[Worker], found: list[ProcessRecord]) -> None:
     """Add what SGLang's equation takes from all ranks that agree on one KV cache.
 
     A start that no line of its own names may have had another set-up than the one before it.
@@ -393,7 +393,7 @@ def _place(process: ProcessRecord, worker: Worker) -> int | None:
     return process.identity.rank if worker.dims.keys() & WITHIN_CORE.keys() else None
 
 
-def _pools(start: Start) -> dict[int | None, dict[str, Figure]]:
+def _pools(start: EngineStart) -> dict[int | None, dict[str, Figure]]:
     """Return the tokens of the ranks' pools, where no line says how many are served.
 
     The ranks of a start have as many each; where one has others, none counts.
@@ -410,7 +410,7 @@ def _pools(start: Start) -> dict[int | None, dict[str, Figure]]:
     return {dp: plan for dp, plan in found.items() if dp not in spoilt}
 
 
-def _notes_of_sglang(start: Start) -> list[str]:
+def _notes_of_sglang(start: EngineStart) -> list[str]:
     """Return what the lines of a start say twice, and with which set-up they were printed."""
     notes: list[str] = []
     if start.drafts:
@@ -426,7 +426,7 @@ def _notes_of_sglang(start: Start) -> list[str]:
     return notes
 
 
-def _described(start: Start, worker: Worker) -> str:
+def _described(start: EngineStart, worker: Worker) -> str:
     """Return what is known of a worker without a label: its device, or its place among others."""
     failed = bool(worker.ooms) or "startup_refused" in worker.figures
     if worker.device is not None and (failed or len(start.workers) > 1):
@@ -634,7 +634,7 @@ def _oom_span(worker: Worker, order: int) -> Span:
         "last_stage": _LAST_SEEN.get(worker.stage_before_oom),
         "failures": worker.ooms,
     }
-    at = worker.oom_at or Notes()
+    at = worker.oom_at or LogNotes()
     detail |= {
         "stage": stage_of(reversed(worker.oom_chain)),
         "site": worker.oom_site,

@@ -17,7 +17,7 @@ Probe = Callable[[str], int]
 
 
 @dataclass(frozen=True)
-class Found:
+class BisectionResult:
     """The result of a search."""
 
     answer: str | None  # the most ambitious value tried that passes; None: none does
@@ -25,7 +25,7 @@ class Found:
     ordered: bool
 
 
-def bisect(values: Sequence[str], probe: Probe) -> Found:
+def bisect(values: Sequence[str], probe: Probe) -> BisectionResult:
     """Find the last value that passes, in about log2 of their number of tries.
 
     The most ambitious value is tried first: where it passes, no other has to be tried. Then the
@@ -72,7 +72,7 @@ def bisect(values: Sequence[str], probe: Probe) -> Found:
         border(best, after, fails)
         best = _last(values, tried)
     verdicts = [tried[value] for value in values if value in tried]
-    return Found(
+    return BisectionResult(
         None if best is None else values[best], tried, ordered=verdicts == sorted(verdicts)
     )
 
@@ -83,7 +83,7 @@ def _last(values: Sequence[str], tried: Mapping[str, int]) -> int | None:
     return max(passing, default=None)
 
 
-def from_the_least(values: Sequence[str], probe: Probe) -> Found:
+def from_the_least(values: Sequence[str], probe: Probe) -> BisectionResult:
     """Find the first of few values that passes, whatever their order of verdicts.
 
     Values stand in the order of their cost, the least first; each before the answer is tried.
@@ -92,12 +92,12 @@ def from_the_least(values: Sequence[str], probe: Probe) -> Found:
     for value in values:
         tried[value] = probe(value)
         if tried[value] == HOLDS:
-            return Found(value, tried, ordered=True)
-    return Found(None, tried, ordered=True)
+            return BisectionResult(value, tried, ordered=True)
+    return BisectionResult(None, tried, ordered=True)
 
 
-def each(values: Sequence[str], probe: Probe) -> Found:
+def each(values: Sequence[str], probe: Probe) -> BisectionResult:
     """Try every value, and find the first that passes."""
     tried = {value: probe(value) for value in values}
     answer = next((value for value, found in tried.items() if found == HOLDS), None)
-    return Found(answer, tried, ordered=True)
+    return BisectionResult(answer, tried, ordered=True)

@@ -18,7 +18,7 @@ from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.errors import MemprofError, RunRecordError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.calibrated_rows import Calibrated
-from vllm_memprof.plans.corrections import Corrected, Side, correct, figures_of
+from vllm_memprof.plans.corrections import ComparedRank, Corrected, correct, figures_of
 from vllm_memprof.plans.device_facts import DECIDING
 from vllm_memprof.plans.hardware import Hardware, counted_of, is_same, own_plan, unlike
 from vllm_memprof.plans.plan_folder import write_row
@@ -27,7 +27,7 @@ from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import Store, key_of
-from vllm_memprof.plans.sweep import PLANS_DIR, Progress
+from vllm_memprof.plans.sweep import PLANS_DIR, SweepProgress
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.sim.calibrate import render
 from vllm_memprof.sim.profiles import DeviceProfile, find_profile, load_profile
@@ -50,7 +50,7 @@ class CalibratedJob:
     store: Store | None = None
 
 
-def run_calibrated(job: CalibratedJob, pool: Pool, progress: Progress) -> Calibrated:
+def run_calibrated(job: CalibratedJob, pool: Pool, progress: SweepProgress) -> Calibrated:
     """Make the plans and the corrected profile.
 
     Raises:
@@ -60,7 +60,7 @@ def run_calibrated(job: CalibratedJob, pool: Pool, progress: Progress) -> Calibr
     started_s = time.monotonic()
     own = own_plan(job.hardware, job.plan)
     notes = [*job.hardware.notes, *own.notes, *unlike(job.hardware, own.plan, job.plan)]
-    row, simulated = None, Side({})
+    row, simulated = None, ComparedRank({})
     if own.plan is not None:
         environ = None if job.hardware.env is None else _environ(job.hardware.env)
         row = _make(job, own.plan, OWN, 0, pool, progress, environ)
@@ -141,7 +141,7 @@ def _make(
     name: str,
     number: int,
     pool: Pool,
-    progress: Progress,
+    progress: SweepProgress,
     environ: Mapping[str, str] | None = None,
 ) -> PlanRow:
     """Make one plan, or take it from the store."""
@@ -165,20 +165,20 @@ def _make(
     return row
 
 
-def _side(run_dir: Path, like: RankReport) -> Side:
+def _side(run_dir: Path, like: RankReport) -> ComparedRank:
     """Return the simulated side: the rank of the hardware's number, else the first planned."""
     try:
         report = build_report(load_run(run_dir))
     except MemprofError:
-        return Side({})
+        return ComparedRank({})
     if not report.ranks:
-        return Side({})
+        return ComparedRank({})
     rank = next((each for each in report.ranks if each.rank == like.rank), report.ranks[0])
     return _side_of(report, rank)
 
 
-def _side_of(report: Report, rank: RankReport) -> Side:
-    return Side(
+def _side_of(report: Report, rank: RankReport) -> ComparedRank:
+    return ComparedRank(
         figures_of(rank, report.run.simulated, None),
         rank.budget.equation,
         counted_of(report),
@@ -187,10 +187,10 @@ def _side_of(report: Report, rank: RankReport) -> Side:
     )
 
 
-def _hardware_side(hardware: Hardware, own: PlanRow | None) -> Side:
+def _hardware_side(hardware: Hardware, own: PlanRow | None) -> ComparedRank:
     """Return the hardware's side; a request that a log does not print is that of the same plan."""
     requested = None if own is None else own.requested_bytes
-    return Side(
+    return ComparedRank(
         figures_of(hardware.rank, simulated=False, requested_bytes=requested),
         hardware.rank.budget.equation,
         hardware.counted,

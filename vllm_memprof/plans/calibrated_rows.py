@@ -38,7 +38,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Correction:
+class ProfileCorrection:
     """One owner of memory that the profile models, as hardware and the simulated device have it."""
 
     owner: Annotated[str, Allowed(OWNERS)]
@@ -89,7 +89,7 @@ class Calibrated:
     source: HardwareSource
     stack: str | None  # that the hardware's own command was planned on; None: it was not
     own: PlanRow | None  # that plan
-    corrections: list[Correction]
+    corrections: list[ProfileCorrection]
     profile: str  # the corrected profile, relative to the folder
     #: The plan is that of the hardware run itself: agreement is by construction.
     same_command: bool

@@ -26,7 +26,7 @@ from vllm_memprof.plans.calibrated_rows import (
     NON_TORCH,
     WORKSPACE,
     Constant,
-    Correction,
+    ProfileCorrection,
 )
 from vllm_memprof.record.spans import How
 from vllm_memprof.sim.calibrate import Calibration, Setting
@@ -36,7 +36,7 @@ from vllm_memprof.units import MIB
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportedFigure:
     """A figure as one run tells it."""
 
     bytes: int
@@ -85,7 +85,9 @@ _COUNTED: dict[str, tuple[str, Text]] = {
 _PAGES = 4 * MIB
 
 
-def figures_of(rank: RankReport, simulated: bool, requested_bytes: int | None) -> dict[str, Told]:
+def figures_of(
+    rank: RankReport, simulated: bool, requested_bytes: int | None
+) -> dict[str, ReportedFigure]:
     """Return what a rank's report tells of memory outside torch, by name; absent: it does not.
 
     Args:
@@ -94,13 +96,13 @@ def figures_of(rank: RankReport, simulated: bool, requested_bytes: int | None) -
         requested_bytes: of the budget, where the report does not say it.
     """
     figures, halves, budget = rank.figures, rank.half_units, rank.budget
-    found: dict[str, Told] = {}
+    found: dict[str, ReportedFigure] = {}
 
     def add(name: str, value: int | float | None, source: str, parts: Iterable[str]) -> None:
         if value is not None:
             half = sum(halves.get(part, 0) for part in parts)
             how = MEASURED if len(list(parts)) == 1 else DERIVED
-            found[name] = Told(int(value), half, how, source)
+            found[name] = ReportedFigure(int(value), half, how, source)
 
     initial = "initial_non_torch_bytes"
     if figures.get(initial) is not None:
@@ -116,7 +118,9 @@ def figures_of(rank: RankReport, simulated: bool, requested_bytes: int | None) -
     for row in budget.terms:
         if row.name in ("non_torch", "used_by_device") and row.bytes is not None:
             measure = next(each for each in _AS_ONE if each.name == row.name)
-            found[row.name] = Told(row.bytes, row.half_unit_bytes, MEASURED, measure.source)
+            found[row.name] = ReportedFigure(
+                row.bytes, row.half_unit_bytes, MEASURED, measure.source
+            )
     kv, weights = budget.engine_kv_cache_bytes, figures.get("weights_bytes")
     requested = requested_bytes if budget.requested_bytes is None else budget.requested_bytes
     if None not in (kv, weights, requested) and budget.override is None:
@@ -142,10 +146,10 @@ def holds_context(equation: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedRank:
     """One side of the comparison: a rank on hardware, or the plan of its command."""
 
-    told: Mapping[str, Told]
+    told: Mapping[str, ReportedFigure]
     equation: str | None = None
     #: What ``sim.calibrate`` reads from it; None: no counters, as of a log.
     counted: Calibration | None = None
@@ -162,7 +166,7 @@ class Side:
 class Corrected:
     """All that was compared, and the profile's constants as they become."""
 
-    rows: list[Correction]
+    rows: list[ProfileCorrection]
     calibration: Calibration  # for ``sim.calibrate.render``
 
     @property
@@ -171,7 +175,10 @@ class Corrected:
 
 
 def correct(
-    hardware: Side, simulated: Side, profile: DeviceProfile, from_kv_cache: bool = False
+    hardware: ComparedRank,
+    simulated: ComparedRank,
+    profile: DeviceProfile,
+    from_kv_cache: bool = False,
 ) -> Corrected:
     """Compare both sides owner by owner; return the corrections of the profile's constants.
 
@@ -217,7 +224,7 @@ class _Draft:
         self.rules[pattern] = after
         return Constant(pattern, before, after)
 
-    def calibration(self, rows: Iterable[Correction]) -> Calibration:
+    def calibration(self, rows: Iterable[ProfileCorrection]) -> Calibration:
         """Return the changed constants with what changed them."""
         result = Calibration()
         for row in rows:
@@ -234,15 +241,15 @@ class _Draft:
 
 def _row(
     owner: str,
-    hardware: Told | None,
-    simulated: Told | None,
+    hardware: ReportedFigure | None,
+    simulated: ReportedFigure | None,
     applied: int = 0,
     constants: Iterable[Constant] = (),
     scales_with: Text | None = None,
     reason: Text | None = None,
-) -> Correction:
+) -> ProfileCorrection:
     changed = [each for each in constants if each.before != each.after]
-    return Correction(
+    return ProfileCorrection(
         owner=owner,
         hardware_bytes=None if hardware is None else hardware.bytes,
         half_unit_bytes=0 if hardware is None else hardware.half_unit_bytes,
@@ -256,7 +263,9 @@ def _row(
     )
 
 
-def _silent(owner: str, hardware: Told | None, simulated: Told | None) -> Correction:
+def _silent(
+    owner: str, hardware: ReportedFigure | None, simulated: ReportedFigure | None
+) -> ProfileCorrection:
     """Return the row of an owner that one of the sides does not tell."""
     if hardware is None:
         reason = text("the hardware run does not tell it")
@@ -265,7 +274,7 @@ def _silent(owner: str, hardware: Told | None, simulated: Told | None) -> Correc
     return _row(owner, hardware, simulated, reason=reason)
 
 
-def _within_rounding(hardware: Told, difference: int) -> Text | None:
+def _within_rounding(hardware: ReportedFigure, difference: int) -> Text | None:
     if abs(difference) > hardware.half_unit_bytes:
         return None
     if difference == 0:
@@ -273,10 +282,10 @@ def _within_rounding(hardware: Told, difference: int) -> Text | None:
     return text("within the last printed digit of the log")
 
 
-def _context(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
+def _context(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
     """Correct what a process holds before it does anything."""
     held = hardware.told.get("context")
-    modelled = Told(draft.values["context_bytes"], source="context_bytes")
+    modelled = ReportedFigure(draft.values["context_bytes"], source="context_bytes")
     modelled = simulated.told.get("context", modelled)
     if held is None:
         return _silent(CONTEXT, None, modelled)
@@ -295,12 +304,12 @@ def _context(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
 
 
 def _as_one(
-    hardware: Side,
-    simulated: Side,
+    hardware: ComparedRank,
+    simulated: ComparedRank,
     draft: _Draft,
-    others: Iterable[Correction],
+    others: Iterable[ProfileCorrection],
     from_kv_cache: bool,
-) -> Correction:
+) -> ProfileCorrection:
     """Correct all that was added outside torch, as one figure.
 
     More than simulated is added per process and device, at its first operator. Less is taken there,
@@ -355,7 +364,7 @@ def _as_one(
     )  # fmt: skip
 
 
-def _workspace(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
+def _workspace(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
     """Correct the workspace that the last empty_cache of the profile run gave back."""
     held, modelled = hardware.told.get("cleared"), simulated.told.get("cleared")
     if held is None or modelled is None:
@@ -378,7 +387,7 @@ def _workspace(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
     )  # fmt: skip
 
 
-def _graph(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
+def _graph(hardware: ComparedRank, simulated: ComparedRank, draft: _Draft) -> ProfileCorrection:
     """Correct what the runtime holds of captured graphs: its three constants by one factor."""
     held, modelled = hardware.told.get("graph"), simulated.told.get("graph")
     if held is None or modelled is None:
@@ -412,7 +421,9 @@ def _graph(hardware: Side, simulated: Side, draft: _Draft) -> Correction:
     )  # fmt: skip
 
 
-def _counted_rows(hardware: Side, simulated: Side, draft: _Draft) -> list[Correction]:
+def _counted_rows(
+    hardware: ComparedRank, simulated: ComparedRank, draft: _Draft
+) -> list[ProfileCorrection]:
     """Return corrections owner by owner, where the runtime's counters were read on both sides."""
     if hardware.counted is None or simulated.counted is None:
         return []
@@ -450,7 +461,7 @@ def _counted_rows(hardware: Side, simulated: Side, draft: _Draft) -> list[Correc
 
 def _counted_workspace(
     hardware: Calibration, simulated: Calibration, draft: _Draft
-) -> list[Correction]:
+) -> list[ProfileCorrection]:
     ours = {setting.key: setting for setting in simulated.workspace}
     rows = []
     for setting in hardware.workspace:
@@ -469,8 +480,8 @@ def _counted_workspace(
     return rows
 
 
-def _of_setting(setting: Setting | None) -> Told | None:
+def _of_setting(setting: Setting | None) -> ReportedFigure | None:
     if setting is None:
         return None
     how = next((each for each in (MEASURED, DERIVED) if setting.source.startswith(each)), DERIVED)
-    return Told(setting.value, 0, how, f"{setting.key}: {setting.source}")
+    return ReportedFigure(setting.value, 0, how, f"{setting.key}: {setting.source}")

@@ -13,15 +13,15 @@ from vllm_memprof.accounting.model import Report
 from vllm_memprof.engines import engine_row
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.options import setting
-from vllm_memprof.plans.beyond import Planned, beyond
-from vllm_memprof.plans.bisection import TOO_MUCH, Found, bisect, each, from_the_least
-from vllm_memprof.plans.knobs import BISECT, EACH, UNTIL_ONE, FitKnob, Space
+from vllm_memprof.plans.bisection import TOO_MUCH, BisectionResult, bisect, each, from_the_least
+from vllm_memprof.plans.first_failure import TriedPlan, beyond
+from vllm_memprof.plans.knobs import BISECT, EACH, UNTIL_ONE, FitKnob, SearchRange
 from vllm_memprof.plans.plan_folder import write_row
 from vllm_memprof.plans.pool import Pool, Task
 from vllm_memprof.plans.request import Plan, folder_names
-from vllm_memprof.plans.rows import KV, READY, Beyond, Fit, PlanRow, Try
+from vllm_memprof.plans.rows import KV, READY, FirstFailure, Fit, PlanRow, Try
 from vllm_memprof.plans.store import Store, key_of
-from vllm_memprof.plans.sweep import PLANS_DIR, Progress
+from vllm_memprof.plans.sweep import PLANS_DIR, SweepProgress
 from vllm_memprof.plans.wants import Miss, Want, misses
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import RUN_FILE
@@ -59,7 +59,7 @@ class FitJob:
 
     plan: Plan  # without the knob
     knob: FitKnob
-    space: Space
+    space: SearchRange
     wants: list[Want]
     folder: Path
     command: list[str]  # as typed, secrets redacted
@@ -79,7 +79,7 @@ class _Tries:
     verdicts: dict[str, int] = field(default_factory=dict)
 
 
-def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
+def run_fit(job: FitJob, pool: Pool, progress: SweepProgress) -> Fit:
     """Search; every plan is made in a folder of its own, or taken from the store.
 
     Raises:
@@ -101,7 +101,7 @@ def run_fit(job: FitJob, pool: Pool, progress: Progress) -> Fit:
     try:
         found = _SEARCHES[job.knob.search](job.space.values, probe)
     except _Refused:
-        found = Found(None, dict(tries.verdicts), ordered=True)
+        found = BisectionResult(None, dict(tries.verdicts), ordered=True)
     limit = _beyond(job, found, tries)
     flag = None
     if found.answer is not None:
@@ -139,7 +139,7 @@ def _is_refused(missing: Sequence[Miss]) -> bool:
     return any(miss.kind == "refused" for miss in missing)
 
 
-def _beyond(job: FitJob, found: Found, tries: _Tries) -> Beyond | None:
+def _beyond(job: FitJob, found: BisectionResult, tries: _Tries) -> FirstFailure | None:
     """Return why the search ends where it does: the value after the answer, or without an answer
     the most modest one that was too much; None where the answer is the last value."""
     by_value = {row.value: row for row in tries.rows}
@@ -153,12 +153,12 @@ def _beyond(job: FitJob, found: Found, tries: _Tries) -> Beyond | None:
         return None
     failed, best = by_value[value], by_value.get(found.answer or "")
     return beyond(
-        Planned(value, _report(job, failed.row), tries.missing[value]),
-        None if best is None else Planned(best.value, _report(job, best.row), []),
+        TriedPlan(value, _report(job, failed.row), tries.missing[value]),
+        None if best is None else TriedPlan(best.value, _report(job, best.row), []),
     )
 
 
-def _neighbour(job: FitJob, found: Found) -> str | None:
+def _neighbour(job: FitJob, found: BisectionResult) -> str | None:
     """Return the value next to the answer that is more ambitious; None: there is none.
 
     Where the first value that passes is the best, the more ambitious ones stand before it.
@@ -177,7 +177,7 @@ def _report(job: FitJob, row: PlanRow) -> Report | None:
         return None
 
 
-def _row(job: FitJob, value: str, number: int, pool: Pool, progress: Progress) -> PlanRow:
+def _row(job: FitJob, value: str, number: int, pool: Pool, progress: SweepProgress) -> PlanRow:
     plan = job.plan.vary(job.knob.option.removeprefix("--"), value)
     plan = replace(plan, values={job.knob.name: value})
     name = f"{number + 1:02d}{folder_names([plan])[0][2:]}"
@@ -197,7 +197,9 @@ def _row(job: FitJob, value: str, number: int, pool: Pool, progress: Progress) -
     return row
 
 
-def _notes(job: FitJob, found: Found, tries: _Tries, limit: Beyond | None) -> list[str]:
+def _notes(
+    job: FitJob, found: BisectionResult, tries: _Tries, limit: FirstFailure | None
+) -> list[str]:
     notes: list[str] = []
     if found.answer is None:
         if tries.rows and _is_refused(tries.missing[tries.rows[0].value]):
@@ -226,7 +228,7 @@ def _notes(job: FitJob, found: Found, tries: _Tries, limit: Beyond | None) -> li
     return [*notes, *_what_passing_means(job, found, tries)]
 
 
-def _uneven(job: FitJob, tries: _Tries, limit: Beyond | None) -> str | None:
+def _uneven(job: FitJob, tries: _Tries, limit: FirstFailure | None) -> str | None:
     """Return a note where the next value lacks less than a figure is seen to vary against the
     order: between values that were not tried the verdict may then change more than once."""
     if limit is None or limit.short_bytes is None or job.knob.search != BISECT:
@@ -249,7 +251,7 @@ def _uneven(job: FitJob, tries: _Tries, limit: Beyond | None) -> str | None:
     )
 
 
-def _what_passing_means(job: FitJob, found: Found, tries: _Tries) -> list[str]:
+def _what_passing_means(job: FitJob, found: BisectionResult, tries: _Tries) -> list[str]:
     if job.until != READY:
         return [AFTER_THE_PLAN]
     best = next((row.row for row in tries.rows if row.value == found.answer), None)

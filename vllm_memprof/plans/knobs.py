@@ -43,7 +43,7 @@ SMALLEST, LARGEST = "smallest", "largest"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchRequest:
     """What the values of a search are made of, None where it was not given."""
 
     config: ModelConfig = None
@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchRange:
     """The values of one search in the order of ambition, the most ambitious last."""
 
     values: list[str]
@@ -73,7 +73,7 @@ class FitKnob:
     #: modest value is tried.
     larger_mends: tuple[str, ...] | None
     #: The values to try, in the order of a goal "largest" where it is bisected.
-    space: Callable[[Asked], Space]
+    space: Callable[[SearchRequest], SearchRange]
     search: str = BISECT
     needless_with: str | None = None  # an option that leaves nothing to search for
 
@@ -86,7 +86,7 @@ class FitKnob:
         too_small = all(miss.kind in self.larger_mends for miss in missing)
         return TOO_LITTLE if too_small is (self.goal == LARGEST) else TOO_MUCH
 
-    def values(self, asked: Asked) -> Space:
+    def values(self, asked: SearchRequest) -> SearchRange:
         """Return the values to try, by their ambition.
 
         Raises:
@@ -170,7 +170,7 @@ def tensor_parallel_sizes(config: ModelConfig, most: int = MOST_DEVICES) -> list
     ]
 
 
-def _devices(asked: Asked) -> Space:
+def _devices(asked: SearchRequest) -> SearchRange:
     if asked.step is not None:
         hint = "the sizes are those that the heads allow"
         raise UsageError("--step means nothing with --fit devices", hint=hint)
@@ -183,33 +183,35 @@ def _devices(asked: Asked) -> Space:
             f"--between {least}:{most} has no tensor-parallel size that the model's heads allow"
         )
     step = text("the sizes that the heads allow: {sizes}", sizes=", ".join(sizes))
-    return Space(sizes, sizes[0], sizes[-1], step)
+    return SearchRange(sizes, sizes[0], sizes[-1], step)
 
 
-def _kv_dtypes(asked: Asked) -> Space:
+def _kv_dtypes(asked: SearchRequest) -> SearchRange:
     if (asked.low, asked.high, asked.step) != (None, None, None):
         raise UsageError(
             "--between and --step mean nothing with --fit kv-cache-dtype",
             hint="its values are names: memprof sweep --over kv-cache-dtype=auto,fp8",
         )
     names = [name for name, _ in KV_DTYPES]
-    return Space(names, names[0], names[-1], text("each of them, most bytes per element first"))
+    return SearchRange(
+        names, names[0], names[-1], text("each of them, most bytes per element first")
+    )
 
 
-def _max_model_len(asked: Asked) -> Space:
+def _max_model_len(asked: SearchRequest) -> SearchRange:
     longest = _positive(_text_config(asked.config), "max_position_embeddings") or 131072
     each = Decimal(1024 if longest > 8192 else 128)
     return _grid(asked, min(each, Decimal(longest)), Decimal(longest), each)
 
 
-def _utilization(asked: Asked) -> Space:
+def _utilization(asked: SearchRequest) -> SearchRange:
     if asked.high is not None and asked.high > 1:
         raise UsageError(f"--between: gpu-memory-utilization is at most 1, got {asked.high}")
     default = Decimal("0.10"), Decimal("0.99"), Decimal("0.01")
     return _grid(asked, *default, whole=False)
 
 
-def _capture_sizes(asked: Asked) -> Space:
+def _capture_sizes(asked: SearchRequest) -> SearchRange:
     """Return the largest sizes that the engine captures: between two of them it takes the lower.
 
     (vllm 0.13.0 and 0.23.0, vllm/config/vllm.py::VllmConfig._set_cudagraph_sizes)
@@ -222,30 +224,30 @@ def _capture_sizes(asked: Asked) -> Space:
     values = [str(size) for size in sizes if low <= size <= high]
     if not values:
         raise UsageError(f"--between {low}:{high} has no size that the engine captures")
-    return Space(values, values[0], values[-1], text("sizes that the engine captures"))
+    return SearchRange(values, values[0], values[-1], text("sizes that the engine captures"))
 
 
-def _by(low: int, high: int, step: int) -> Callable[[Asked], Space]:
+def _by(low: int, high: int, step: int) -> Callable[[SearchRequest], SearchRange]:
     """Return a grid of whole numbers from 1 on, with what it is unless it was asked for."""
     return lambda asked: _grid(asked, Decimal(low), Decimal(high), Decimal(step))
 
 
-def _other(asked: Asked) -> Space:
+def _other(asked: SearchRequest) -> SearchRange:
     """Return the values of an option that the table does not have: ``--between`` was given."""
     low, high = asked.low or Decimal(0), asked.high or Decimal(0)
     whole = low == int(low) and high == int(high) and asked.step in (None, int(asked.step or 0))
     step = asked.step or Decimal(1 if whole else "0.01")
-    return _grid(Asked(None, low, high, step), low, high, step, whole, least=None)
+    return _grid(SearchRequest(None, low, high, step), low, high, step, whole, least=None)
 
 
 def _grid(
-    asked: Asked,
+    asked: SearchRequest,
     low: Decimal,
     high: Decimal,
     step: Decimal,
     whole: bool = True,
     least: Decimal | None = Decimal(1),
-) -> Space:
+) -> SearchRange:
     """Return the values from the lowest by a step, and the highest itself.
 
     Args:
@@ -267,7 +269,7 @@ def _grid(
     numbers = [low + step * i for i in range(count + 1)]
     numbers += [high] if numbers[-1] < high else []
     values = [f"{number.normalize():f}" for number in numbers]
-    return Space(values, values[0], values[-1], f"{step.normalize():,f}")
+    return SearchRange(values, values[0], values[-1], f"{step.normalize():,f}")
 
 
 def _require_range(low: Decimal, high: Decimal, least: Decimal | None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.signals import catch_signals
-from vllm_memprof.plans.pool import Interrupted, Task, Watcher
+from vllm_memprof.plans.pool import Interrupted, PlanWatcher, Task
 from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
@@ -52,7 +52,7 @@ def require_ray() -> None:
 
 
 def run_on_ray(
-    tasks: Sequence[Task], watcher: Watcher, address: str, jobs: int | None
+    tasks: Sequence[Task], watcher: PlanWatcher, address: str, jobs: int | None
 ) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans on the cluster, at most ``jobs`` at a time.
 

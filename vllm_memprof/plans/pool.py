@@ -45,7 +45,7 @@ class Task:
     run_dir: Path
 
 
-class Watcher(Protocol):
+class PlanWatcher(Protocol):
     """Receives the progress of the plans under way."""
 
     def started(self, task: Task) -> None: ...
@@ -53,7 +53,7 @@ class Watcher(Protocol):
     def ending(self, text: str) -> None: ...
 
 
-Pool = Callable[[Sequence[Task], Watcher], Iterator[tuple[Task, PlanRow]]]
+Pool = Callable[[Sequence[Task], PlanWatcher], Iterator[tuple[Task, PlanRow]]]
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
@@ -69,7 +69,9 @@ def default_jobs(plans: Sequence[Plan]) -> int:
     return max(1, min(cores // ranks, psutil.virtual_memory().available // each))
 
 
-def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tuple[Task, PlanRow]]:
+def run_here(
+    tasks: Sequence[Task], watcher: PlanWatcher, jobs: int
+) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans, ``jobs`` at a time.
 
     Raises:
@@ -106,7 +108,7 @@ def run_here(tasks: Sequence[Task], watcher: Watcher, jobs: int) -> Iterator[tup
 
 
 def _end(
-    under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: Watcher
+    under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: PlanWatcher
 ) -> None:
     """End the plans, once for each signal that came."""
     asked = sum(process.ended is not None for _, process in under_way)

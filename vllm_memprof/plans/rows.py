@@ -121,7 +121,7 @@ class OwnerChange:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class FirstFailure:
     """The first value that does not pass, and why."""
 
     value: str
@@ -166,7 +166,7 @@ class Fit:
     flag: str | None = None  # what to give the engine for the answer
     #: What a plan had to reach: kv, its KV plan; ready, the end of its largest batches.
     until: str = field(default=KV, metadata={"json": OPTIONAL})
-    beyond: Beyond | None = field(default=None, metadata={"json": OPTIONAL})
+    beyond: FirstFailure | None = field(default=None, metadata={"json": OPTIONAL})
     SCHEMA: ClassVar[str] = FIT_SCHEMA
 
     @property

@@ -19,26 +19,26 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from vllm_memprof.accounting.equations import form_of
-from vllm_memprof.plans.share_rows import Alone, Flags, More, Way
+from vllm_memprof.plans.share_rows import Flags, SharingPlan, SoloPlan, UtilizationStep
 from vllm_memprof.record.schema import READY, SERVED
 from vllm_memprof.text import Text, text
 
 #: Equations for which shares are computed. E4p (310P) halves what is left and E5, E6 are of vLLM on
 #: CUDA devices: neither can be started here.
 EQUATIONS = ("E2", "E3", "E4")
-#: A step more, of which ``More`` tells the effect; in hundredths.
+#: A step more, of which ``UtilizationStep`` tells the effect; in hundredths.
 STEP = 2
 
 
 @dataclass(frozen=True)
-class Rule:
+class SharingRule:
     """How an equation treats the memory of others on the device."""
 
     subtracts: bool  # from the KV cache
     checks: bool  # at the start: that the request is free
 
     @classmethod
-    def of(cls, equation: str) -> Rule:
+    def of(cls, equation: str) -> SharingRule:
         row = form_of(equation)
         assert row is not None
         return cls(row.subtracts_neighbours, row.checks_free)
@@ -54,18 +54,18 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Card:
+class SharedDevice:
     """The device that is shared; bytes."""
 
     total: int
-    rule: Rule
+    rule: SharingRule
     beside: int = 0  # held by somebody else from before the first start
     headroom: int = 0  # to stay free at the end
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One instance, all known; bytes as in ``Alone``."""
+    """One instance, all known; bytes as in ``SoloPlan``."""
 
     name: str
     subtracted: int
@@ -78,7 +78,7 @@ class Figures:
     fixed: float | None = None  # utilization
 
     @classmethod
-    def of(cls, row: Alone) -> Figures | None:
+    def of(cls, row: SoloPlan) -> Figures | None:
         """Return the figures of a row; None where one is unknown."""
         subtracted, ready, peak = row.subtracted_bytes, row.held_ready_bytes, row.held_peak_bytes
         context, need, block = row.context_bytes, row.need_bytes, row.bytes_per_block
@@ -95,7 +95,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Given:
+class InstanceSize:
     """What an instance is started with: utilization, and blocks where they are fixed."""
 
     utilization: float
@@ -148,11 +148,11 @@ _Instance = TypeVar("_Instance")
 #: KV cache of each instance, or why there is none.
 Outcome = dict[str, int] | Problem
 #: What gives each instance its KV cache, from the bytes wanted; or why it cannot be had.
-Giving = Callable[[Mapping[str, int]], "dict[str, Given] | Problem"]
+Giving = Callable[[Mapping[str, int]], "dict[str, InstanceSize] | Problem"]
 
 
 def predict(
-    card: Card, order: Sequence[Figures], given: Mapping[str, Given], moment: str
+    card: SharedDevice, order: Sequence[Figures], given: Mapping[str, InstanceSize], moment: str
 ) -> Outcome:
     """Follow instances through their starts, one after the other.
 
@@ -199,7 +199,7 @@ def rotations(instances: Sequence[_Instance]) -> list[list[_Instance]]:
 
 
 def predict_all(
-    card: Card, orders: Iterable[Sequence[Figures]], given: Mapping[str, Given]
+    card: SharedDevice, orders: Iterable[Sequence[Figures]], given: Mapping[str, InstanceSize]
 ) -> Outcome:
     """Return the least KV cache of each over orders and moments; or the first problem."""
     least: dict[str, int] = {}
@@ -213,7 +213,7 @@ def predict_all(
     return least
 
 
-def ways(card: Card, figures: Sequence[Figures]) -> list[Way]:
+def ways(card: SharedDevice, figures: Sequence[Figures]) -> list[SharingPlan]:
     """Return the ways in which instances can share a device, each with its flags or without.
 
     By utilization alone: in any order of starting where the equation subtracts no neighbour; else
@@ -233,8 +233,8 @@ def ways(card: Card, figures: Sequence[Figures]) -> list[Way]:
 
 
 def more_of(
-    card: Card, orders: Sequence[Sequence[Figures]], given: Mapping[str, Given]
-) -> list[More]:
+    card: SharedDevice, orders: Sequence[Sequence[Figures]], given: Mapping[str, InstanceSize]
+) -> list[UtilizationStep]:
     """Return what ``STEP`` more does to each instance, all else as it is."""
     before = predict_all(card, orders, given)
     rows = []
@@ -244,7 +244,7 @@ def more_of(
             card, orders, {**given, name: replace(setting, utilization=utilization)}
         )
         if isinstance(after, Problem):
-            rows.append(More(name, utilization, False, after.why))
+            rows.append(UtilizationStep(name, utilization, False, after.why))
             continue
         assert not isinstance(before, Problem)
         losers = [other for other in after if other != name and after[other] < before[other]]
@@ -258,21 +258,21 @@ def more_of(
             )
         else:
             why = text("still starts")
-        rows.append(More(name, utilization, True, why))
+        rows.append(UtilizationStep(name, utilization, True, why))
     return rows
 
 
 def _way(
-    card: Card,
+    card: SharedDevice,
     figures: Sequence[Figures],
     orders: Sequence[Sequence[Figures]],
     name: str,
     order: list[str] | None,
     giving: Giving,
-) -> Way:
+) -> SharingPlan:
     """Return the largest equal addition to what each needs that passes, rounded to hundredths."""
 
-    def attempt(addition: int) -> tuple[dict[str, Given], Outcome]:
+    def attempt(addition: int) -> tuple[dict[str, InstanceSize], Outcome]:
         found = giving({each.name: each.need + addition for each in figures})
         if isinstance(found, Problem):
             return {}, found
@@ -284,7 +284,7 @@ def _way(
         if needed > card.total:  # in any order, by any shares
             names = tuple(each.name for each in figures)
             first = Problem("device", names[-1], needed - card.total, names)
-        return Way(name, order, [], first.why, first.short)
+        return SharingPlan(name, order, [], first.why, first.short)
     low, high = 0, card.total
     while high - low > 1:
         middle = (low + high) // 2
@@ -293,7 +293,7 @@ def _way(
     exact, _ = attempt(low)
     given = _rounded(card, figures, orders, exact)
     if isinstance(given, Problem):
-        return Way(name, order, [], given.why, given.short)
+        return SharingPlan(name, order, [], given.why, given.short)
     sizes = predict_all(card, orders, given)
     assert not isinstance(sizes, Problem)
     flags = [
@@ -308,15 +308,15 @@ def _way(
         )
         for each in figures
     ]
-    return Way(name, order, flags, more=more_of(card, orders, given))
+    return SharingPlan(name, order, flags, more=more_of(card, orders, given))
 
 
 def _rounded(
-    card: Card,
+    card: SharedDevice,
     figures: Sequence[Figures],
     orders: Sequence[Sequence[Figures]],
-    exact: Mapping[str, Given],
-) -> dict[str, Given] | Problem:
+    exact: Mapping[str, InstanceSize],
+) -> dict[str, InstanceSize] | Problem:
     """Return utilizations in hundredths: rounded down, or up where an instance then lacks what it
     needs; then each a hundredth more where that costs no other any KV cache."""
     given = {
@@ -329,7 +329,7 @@ def _rounded(
     }  # fmt: skip
     free = [each.name for each in figures if each.fixed is None]
 
-    def raised(name: str) -> dict[str, Given]:
+    def raised(name: str) -> dict[str, InstanceSize]:
         utilization = round(given[name].utilization + 0.01, 2)
         return {**given, name: replace(given[name], utilization=utilization)}
 
@@ -355,12 +355,12 @@ def _down(share: float) -> float:
     return math.floor(share * 100 + 1e-9) / 100
 
 
-def _by_utilization(card: Card, figures: Sequence[Figures]) -> Giving:
+def _by_utilization(card: SharedDevice, figures: Sequence[Figures]) -> Giving:
     """The equation grants what it is asked for, whoever else is there."""
 
-    def giving(wanted: Mapping[str, int]) -> dict[str, Given]:
+    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize]:
         return {
-            each.name: Given(
+            each.name: InstanceSize(
                 (each.subtracted + wanted[each.name]) / card.total
                 if each.fixed is None
                 else each.fixed
@@ -371,25 +371,25 @@ def _by_utilization(card: Card, figures: Sequence[Figures]) -> Giving:
     return giving
 
 
-def _one_order(card: Card, order: Sequence[Figures]) -> Giving:
+def _one_order(card: SharedDevice, order: Sequence[Figures]) -> Giving:
     """A share contains all that those before hold."""
 
-    def giving(wanted: Mapping[str, int]) -> dict[str, Given]:
-        held, given = card.beside, dict[str, Given]()
+    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize]:
+        held, given = card.beside, dict[str, InstanceSize]()
         for each in order:
             asked: float = each.subtracted + held + wanted[each.name]
             share = asked / card.total if each.fixed is None else each.fixed
-            given[each.name] = Given(share)
+            given[each.name] = InstanceSize(share)
             held += int(card.total * share - each.subtracted - held) + each.peak
         return given
 
     return giving
 
 
-def _by_blocks(card: Card, figures: Sequence[Figures]) -> Giving:
+def _by_blocks(card: SharedDevice, figures: Sequence[Figures]) -> Giving:
     """The KV cache is a number of blocks; the share is what lets the instance start as the last."""
 
-    def giving(wanted: Mapping[str, int]) -> dict[str, Given] | Problem:
+    def giving(wanted: Mapping[str, int]) -> dict[str, InstanceSize] | Problem:
         blocks = {each.name: wanted[each.name] // each.block for each in figures}
         for each in figures:  # what it needs may be no whole blocks
             if blocks[each.name] * each.block < each.need:
@@ -406,13 +406,13 @@ def _by_blocks(card: Card, figures: Sequence[Figures]) -> Giving:
                     return Problem("share", each.name, short, tuple(f.name for f in figures))
             else:
                 share = each.fixed
-            given[each.name] = Given(share, blocks[each.name])
+            given[each.name] = InstanceSize(share, blocks[each.name])
         return given
 
     return giving
 
 
-def _none_in_any_order(figures: Sequence[Figures]) -> Way:
+def _none_in_any_order(figures: Sequence[Figures]) -> SharingPlan:
     """Return why one share each does not serve both orders, and the bytes that are missing.
 
     With B later, (uB - uA) x total >= own B - own A + held A + need B; with A later the same, the
@@ -426,4 +426,4 @@ def _none_in_any_order(figures: Sequence[Figures]) -> Way:
         "share; with the same shares in both orders {size:gib} GiB are missing",
         size=short,
     )
-    return Way("utilization", None, [], why, short)
+    return SharingPlan("utilization", None, [], why, short)

@@ -16,7 +16,7 @@ SHARE_SCHEMA = "memprof.share/1"
 
 
 @dataclass(frozen=True)
-class Alone:
+class SoloPlan:
     """One instance, from a plan in which it had the device to itself."""
 
     name: str  # A, B, ... in the order as typed
@@ -80,7 +80,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Start:
+class InstanceStart:
     """All instances, started one after the other on one device; observed."""
 
     order: list[str]
@@ -97,7 +97,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class More:
+class UtilizationStep:
     """What a step more of utilization does to one instance; computed."""
 
     name: str
@@ -107,7 +107,7 @@ class More:
 
 
 @dataclass(frozen=True)
-class Way:
+class SharingPlan:
     """One way to share the device, for one order of starting or for all."""
 
     name: Annotated[str, Allowed(values=("utilization", "blocks"))]  # what divides the KV cache
@@ -116,8 +116,8 @@ class Way:
     #: Where there are none: why, and how many bytes are missing.
     why_none: str | None = None
     short_bytes: int | None = None
-    starts: list[Start] = field(default_factory=list)
-    more: list[More] = field(default_factory=list)
+    starts: list[InstanceStart] = field(default_factory=list)
+    more: list[UtilizationStep] = field(default_factory=list)
 
     @property
     @computed
@@ -127,16 +127,16 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """Several instances on one device: the shares with which all start and survive."""
 
     command: list[str]
-    instances: list[Alone]
+    instances: list[SoloPlan]
     equation: str | None  # of the engine, as ``accounting.equations`` names it
     device_total_bytes: int | None
     beside_bytes: int  # held by somebody else, before the first instance starts
     headroom_bytes: int  # that must stay free
-    ways: list[Way] = field(default_factory=list)
+    ways: list[SharingPlan] = field(default_factory=list)
     why_none: str | None = None  # where nothing could be computed
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)

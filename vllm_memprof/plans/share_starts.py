@@ -31,10 +31,17 @@ from vllm_memprof.plans.pool import Interrupted, Task, run_here
 from vllm_memprof.plans.process import PlanProcess
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.share import EQUATIONS, Card, Figures, Rule, rotations, ways
-from vllm_memprof.plans.share_rows import Alone, Flags, Share, Start, Started, Way
+from vllm_memprof.plans.share import EQUATIONS, Figures, SharedDevice, SharingRule, rotations, ways
+from vllm_memprof.plans.share_rows import (
+    DeviceShare,
+    Flags,
+    InstanceStart,
+    SharingPlan,
+    SoloPlan,
+    Started,
+)
 from vllm_memprof.plans.store import Store, key_of
-from vllm_memprof.plans.sweep import PLANS_DIR, Progress
+from vllm_memprof.plans.sweep import PLANS_DIR, SweepProgress
 from vllm_memprof.plans.wants import Want, misses
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, MOMENTS, READY, SERVED
@@ -132,7 +139,7 @@ def check(instances: Sequence[Instance], beside: int) -> None:
         )
 
 
-def run_share(job: ShareJob, progress: Progress) -> Share:
+def run_share(job: ShareJob, progress: SweepProgress) -> DeviceShare:
     """Plan each instance alone, compute the shares, and start all with them.
 
     Raises:
@@ -155,7 +162,7 @@ def run_share(job: ShareJob, progress: Progress) -> Share:
     return replace(share, ways=found, notes=_notes(share, found), seconds=seconds)
 
 
-def compute(job: ShareJob, progress: Progress) -> Share:
+def compute(job: ShareJob, progress: SweepProgress) -> DeviceShare:
     """Plan each instance alone and compute the shares; start nothing with them.
 
     Raises:
@@ -166,7 +173,7 @@ def compute(job: ShareJob, progress: Progress) -> Share:
     ranks = [rank for _, rank in planned if rank is not None]
     equations = {rank.budget.equation for rank in ranks}
     total = next((rank.device_total_bytes for rank in ranks if rank.device_total_bytes), None)
-    share = Share(
+    share = DeviceShare(
         job.command, rows, next(iter(equations), None), total, job.beside, job.headroom,
         simulated=True,
     )  # fmt: skip
@@ -174,21 +181,23 @@ def compute(job: ShareJob, progress: Progress) -> Share:
     why = _why_not(rows, figures, equations)
     if why is not None or total is None or share.equation is None:
         return replace(share, why_none=why)
-    card = Card(total, Rule.of(share.equation), job.beside, job.headroom)
+    card = SharedDevice(total, SharingRule.of(share.equation), job.beside, job.headroom)
     return replace(share, ways=ways(card, figures))
 
 
-def moments_of(equation: str | None, way: Way) -> tuple[str, ...]:
+def moments_of(equation: str | None, way: SharingPlan) -> tuple[str, ...]:
     """Return what those before have done in the starts of a way.
 
     A number of blocks is the same whatever they have done.
     """
     if equation is None or way.name == "blocks":
         return (SERVED,)
-    return Rule.of(equation).moments
+    return SharingRule.of(equation).moments
 
 
-def _why_not(rows: list[Alone], figures: list[Figures], equations: set[str | None]) -> str | None:
+def _why_not(
+    rows: list[SoloPlan], figures: list[Figures], equations: set[str | None]
+) -> str | None:
     for row in rows:
         if row.status != "ok":
             return text(
@@ -205,7 +214,7 @@ def _why_not(rows: list[Alone], figures: list[Figures], equations: set[str | Non
     return None
 
 
-def _notes(share: Share, found: Sequence[Way]) -> list[str]:
+def _notes(share: DeviceShare, found: Sequence[SharingPlan]) -> list[str]:
     if not found:
         return []
     notes: list[str] = [
@@ -223,7 +232,9 @@ def _notes(share: Share, found: Sequence[Way]) -> list[str]:
     return notes
 
 
-def _plan_alone(job: ShareJob, place: int, progress: Progress) -> tuple[Alone, RankReport | None]:
+def _plan_alone(
+    job: ShareJob, place: int, progress: SweepProgress
+) -> tuple[SoloPlan, RankReport | None]:
     """Return the row of an instance that has the device to itself, with its report."""
     instance = job.instances[place]
     plan = replace(instance.plan, values={"instance": instance.name})
@@ -231,7 +242,7 @@ def _plan_alone(job: ShareJob, place: int, progress: Progress) -> tuple[Alone, R
     if row.status == "oom" and instance.fixed is None:
         plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
         row, run_dir = _plan(job, plan, f"{instance.name}-{LESS}", place, progress)
-    alone = Alone(
+    alone = SoloPlan(
         instance.name,
         instance.plan.model,
         redact_command(["", *instance.plan.engine_args])[1:],
@@ -248,7 +259,7 @@ def _plan_alone(job: ShareJob, place: int, progress: Progress) -> tuple[Alone, R
 
 
 def _plan(
-    job: ShareJob, plan: Plan, name: str, place: int, progress: Progress
+    job: ShareJob, plan: Plan, name: str, place: int, progress: SweepProgress
 ) -> tuple[PlanRow, Path]:
     run_dir = job.folder / PLANS_DIR / name
     key = key_of(plan)
@@ -264,7 +275,9 @@ def _plan(
     return row, run_dir
 
 
-def _with_figures(alone: Alone, rank: RankReport, row: PlanRow, wants: Sequence[Want]) -> Alone:
+def _with_figures(
+    alone: SoloPlan, rank: RankReport, row: PlanRow, wants: Sequence[Want]
+) -> SoloPlan:
     """Return the row with what the engine's record says of its memory."""
     budget, kv, total = rank.budget, rank.kv, rank.device_total_bytes
     terms = [term.bytes for term in budget.terms if term.subtracted]
@@ -350,8 +363,8 @@ def start_all(
     flags: Sequence[Flags],
     order: Sequence[str],
     moment: str,
-    progress: Progress,
-) -> Start:
+    progress: SweepProgress,
+) -> InstanceStart:
     """Start all instances one after the other on one device, each when those before wait.
 
     Args:
@@ -417,7 +430,7 @@ def start_all(
     if least is not None and least < job.headroom:
         short = f"headroom {format_gib(least)} < {format_gib(job.headroom)} GiB"
         results[-1] = replace(results[-1], missing=[*results[-1].missing, short])
-    return Start(list(order), moment, results, least)
+    return InstanceStart(list(order), moment, results, least)
 
 
 def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:

@@ -25,7 +25,7 @@ from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.options import long_name, normal_form
 from vllm_memprof.plans.plan_folder import OUTPUT_FILE, is_complete, read_row, write_row
-from vllm_memprof.plans.pool import Interrupted, Pool, Task, Watcher
+from vllm_memprof.plans.pool import Interrupted, PlanWatcher, Pool, Task
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
 from vllm_memprof.plans.store import Store, key_of
@@ -37,7 +37,7 @@ PLANS_DIR = "plans"
 _REQUEST_SCHEMA = "memprof.sweep-request/1"
 
 
-class Progress(Watcher, Protocol):
+class SweepProgress(PlanWatcher, Protocol):
     """Receives the progress of a sweep."""
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
@@ -145,7 +145,7 @@ def _shown(knob: Knob) -> Knob:
     return Knob(knob.name, [redact_value(knob.name, value) for value in knob.values])
 
 
-def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
+def run_sweep(job: SweepJob, pool: Pool, progress: SweepProgress) -> Sweep:
     """Make the plans that are not there yet.
 
     Returns:
@@ -179,7 +179,7 @@ def run_sweep(job: SweepJob, pool: Pool, progress: Progress) -> Sweep:
         return found
 
 
-def _rows(job: SweepJob, pool: Pool, progress: Progress) -> Iterator[tuple[int, PlanRow, str]]:
+def _rows(job: SweepJob, pool: Pool, progress: SweepProgress) -> Iterator[tuple[int, PlanRow, str]]:
     """Yield (place, row, how) of every plan, as they come."""
     todo: list[tuple[Task, str | None, str]] = []
     for place, (plan, name) in enumerate(zip(job.plans, folder_names(job.plans), strict=True)):

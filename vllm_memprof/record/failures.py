@@ -90,7 +90,7 @@ PROFILE = "profile"
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepReading:
     """What a part of a step took, as a log notes it; bytes."""
 
     moment: str  # PROFILE, or the name of a request, e.g. image1

@@ -434,7 +434,7 @@ def _failure(event: Event) -> Failure:
 
 
 @dataclass
-class _Passage:
+class _PhaseEdges:
     """Edges of one phase while they are collected."""
 
     before: Event | None = None
@@ -449,13 +449,13 @@ class _Passage:
 
 def _pair_phases(events: list[Event]) -> list[Span]:
     """Pairs the edges by id, in the order in which the phases began."""
-    passages: list[_Passage] = []
-    by_id: dict[Any, _Passage] = {}
+    passages: list[_PhaseEdges] = []
+    by_id: dict[Any, _PhaseEdges] = {}
     for event in events:
         key = event.get("id")
         passage = by_id.get(key) if key is not None else None
         if event.get("edge") == "before" or passage is None or passage.after is not None:
-            passage = _Passage()
+            passage = _PhaseEdges()
             passages.append(passage)
             by_id[key] = passage
         if event.get("edge") == "before":
@@ -480,7 +480,7 @@ def _pair_phases(events: list[Event]) -> list[Span]:
     return spans
 
 
-def _build_span(order: int, passage: _Passage, parent: int | None, depth: int) -> Span:
+def _build_span(order: int, passage: _PhaseEdges, parent: int | None, depth: int) -> Span:
     before, after = passage.before or {}, passage.after or {}
     last = _snapshot(after)
     return Span(

@@ -61,7 +61,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Stage:
+class MediaStage:
     """One passage of a worker through a multimodal stage."""
 
     stage: str  # of schema.STAGES
@@ -119,7 +119,7 @@ class Served:
     samples: list[Sample] = field(default_factory=list)
     kv_samples: list[Sample] = field(default_factory=list)
     device_samples: list[Sample] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[MediaStage] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
     request_memory: list[RequestMemory] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)  # kind -> lines that are in no file
@@ -237,8 +237,8 @@ def _sample(event: Event) -> Sample:
     )
 
 
-def _stage(event: Event) -> Stage:
-    return Stage(
+def _stage(event: Event) -> MediaStage:
+    return MediaStage(
         stage=str(event.get("stage")),
         begin_ns=_integer("begin_ns", event.get("begin_ns")),
         t_ns=_integer("t_ns", event.get("t_ns")),

@@ -12,7 +12,7 @@ MOST_NAMED = 24
 
 
 @dataclass(frozen=True)
-class Figure:
+class CurveFigure:
     """A quantity that the curves can show."""
 
     name: str  # of a ``PlanRow``
@@ -21,19 +21,19 @@ class Figure:
 
 
 FIGURES = (
-    Figure("tokens", text("KV tokens"), "tokens"),
-    Figure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
-    Figure("fits_device_tokens", text("KV tokens that fit the device"), "tokens"),
-    Figure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
-    Figure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
-    Figure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
-    Figure("spare_bytes", text("Spare, GiB"), "GiB"),
-    Figure("max_concurrency", text("Requests of max_model_len"), "requests"),
+    CurveFigure("tokens", text("KV tokens"), "tokens"),
+    CurveFigure("fits_request_tokens", text("KV tokens that fit the request"), "tokens"),
+    CurveFigure("fits_device_tokens", text("KV tokens that fit the device"), "tokens"),
+    CurveFigure("kv_cache_bytes", text("KV cache, GiB"), "GiB"),
+    CurveFigure("fits_request_bytes", text("KV cache that fits the request, GiB"), "GiB"),
+    CurveFigure("fits_device_bytes", text("KV cache that fits the device, GiB"), "GiB"),
+    CurveFigure("spare_bytes", text("Spare, GiB"), "GiB"),
+    CurveFigure("max_concurrency", text("Requests of max_model_len"), "requests"),
 )
 
 
 @dataclass(frozen=True)
-class Line:
+class CurveLine:
     """Plans that differ in one option alone, in the order of its values."""
 
     name: str  # the values of the other options
@@ -59,7 +59,7 @@ class Curve:
     knob: str
     ticks: list[tuple[float, str]]
     others: int  # options that the lines differ in
-    lines: list[Line]
+    lines: list[CurveLine]
     failed: Marks
     text: str
     named: bool  # the lines are in a legend
@@ -83,7 +83,7 @@ def _curve(sweep: Sweep, knob: Knob) -> Curve:
     for name, rows in groups.items():
         rows = sorted(rows, key=lambda row: places[row.values[knob.name]])
         lines.append(
-            Line(
+            CurveLine(
                 name=name or sweep.model,
                 places=[places[row.values[knob.name]] for row in rows],
                 values=[row.values[knob.name] for row in rows],

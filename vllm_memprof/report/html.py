@@ -23,8 +23,8 @@ from vllm_memprof.errors import MemprofError
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
-from vllm_memprof.plans.share_rows import Share
-from vllm_memprof.report.curves import FIGURES, Curve, Figure, curves
+from vllm_memprof.plans.share_rows import DeviceShare
+from vllm_memprof.report.curves import FIGURES, Curve, CurveFigure, curves
 from vllm_memprof.report.document import (
     MUTED,
     NOT_MEASURED,
@@ -38,7 +38,7 @@ from vllm_memprof.report.document import (
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.plots import Plots, View, plots
+from vllm_memprof.report.plots import Plots, RankView, plots
 from vllm_memprof.report.sections.base import BYTES, GIB, modelled
 from vllm_memprof.report.sections.starts import starts_section
 from vllm_memprof.text import fill, join, text
@@ -60,7 +60,7 @@ _SAID = re.compile(r'\bsay\("((?:[^"\\]|\\.)*)"')
 class _Picture:
     """What stands beside the plots of a view: a sentence and a table for each."""
 
-    view: View
+    view: RankView
     timeline_text: str
     timeline: Section | None
     waterfall_text: str
@@ -83,7 +83,7 @@ class _ReportPlots:
 class _SweepPlots:
     """The plots of a sweep."""
 
-    figures: list[Figure]
+    figures: list[CurveFigure]
     curves: list[Curve]
 
 
@@ -148,7 +148,7 @@ def _is_simulated(found: Found) -> bool:
         return any(row.simulated for row in found.rows)
     if isinstance(found, Fit):
         return any(each.row.simulated for each in found.tries)
-    if isinstance(found, (Share, Who)):
+    if isinstance(found, (DeviceShare, Who)):
         return found.simulated
     if isinstance(found, Calibrated):
         return True
@@ -259,7 +259,7 @@ def _page(found: Found, say: Language) -> _Page:
     return _Page(say(english), slugs)
 
 
-def _picture(view: View) -> _Picture:
+def _picture(view: RankView) -> _Picture:
     return _Picture(
         view=view,
         timeline_text=view.no_timeline or _timeline_text(view),
@@ -270,7 +270,7 @@ def _picture(view: View) -> _Picture:
     )
 
 
-def _serving_text(view: View) -> str:
+def _serving_text(view: RankView) -> str:
     served = view.serving
     if served is None:
         return ""
@@ -296,7 +296,7 @@ def _serving_text(view: View) -> str:
     return join("; ", parts)
 
 
-def _timeline_text(view: View) -> str:
+def _timeline_text(view: RankView) -> str:
     line = view.timeline
     assert line is not None
     parts = [
@@ -327,7 +327,7 @@ def _timeline_text(view: View) -> str:
     return join("; ", parts)
 
 
-def _timeline_table(view: View) -> Section:
+def _timeline_table(view: RankView) -> Section:
     line = view.timeline
     assert line is not None
     columns = [
@@ -354,7 +354,7 @@ def _timeline_table(view: View) -> Section:
     return Section(text("Readings of {rank}", rank=view.drawn), columns, rows, notes)
 
 
-def _waterfall_text(view: View) -> str:
+def _waterfall_text(view: RankView) -> str:
     first, last = view.waterfall[0], view.waterfall[-1]
     return text(
         "{labels}: from {first}, {first_size:gib} GiB, to {last}, {last_size:gib} GiB",
@@ -366,7 +366,7 @@ def _waterfall_text(view: View) -> str:
     )
 
 
-def _waterfall_table(view: View) -> Section:
+def _waterfall_table(view: RankView) -> Section:
     rows = [
         Row(
             [step.title, format_gib(step.bytes, 4), format_bytes(step.bytes)],

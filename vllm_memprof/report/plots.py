@@ -22,7 +22,7 @@ from vllm_memprof.report.sections.base import (
     printed_gib,
 )
 from vllm_memprof.report.sections.budget import term_title
-from vllm_memprof.report.serving import Serving, serving_of
+from vllm_memprof.report.serving import ServingMemory, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
@@ -32,7 +32,7 @@ MOST_VIEWS = 24
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallBar:
     """One bar of the waterfall."""
 
     title: str
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class View:
+class RankView:
     """A group of ranks that agree in print, drawn with the times of the first."""
 
     labels: str
@@ -51,9 +51,9 @@ class View:
     requested_bytes: int | None
     timeline: Timeline | None
     no_timeline: str | None  # why there is none
-    waterfall: list[Step]
+    waterfall: list[WaterfallBar]
     no_waterfall: str | None
-    serving: Serving | None = None  # None: the run was not sampled
+    serving: ServingMemory | None = None  # None: the run was not sampled
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SkewRow:
 
 @dataclass(frozen=True)
 class Plots:
-    views: list[View]
+    views: list[RankView]
     folded: str  # ranks whose view is left out, "" where there are none
     labels: list[str]  # of all ranks
     skew: list[SkewRow] = field(default_factory=list)  # empty where there is but one rank
@@ -177,7 +177,7 @@ def _starts(ranks: Iterable[RankReport]) -> dict[str | None, int]:
     return starts
 
 
-def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> View:
+def _view(report: Report, members: list[RankReport], starts: dict[str | None, int]) -> RankView:
     rank = members[0]
     drawn: Timeline | None = None
     why: str | None = None
@@ -191,7 +191,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
             else text("no memory was read on this rank: there is no timeline")
         )
     steps, missing = waterfall(report, rank)
-    return View(
+    return RankView(
         labels=labels_of(members),
         drawn=rank.label,
         ranks=len(members),
@@ -208,7 +208,7 @@ def _view(report: Report, members: list[RankReport], starts: dict[str | None, in
 # --- from the device's total to the KV cache
 
 
-def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]:
+def waterfall(report: Report, rank: RankReport) -> tuple[list[WaterfallBar], str | None]:
     """Return the budget as levels and the changes between them; or no steps, and why.
 
     Every level but the first is the sum of the steps before it. What the equation does besides
@@ -228,13 +228,13 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
     assert asked is not None
     steps = []
     if rank.device_total_bytes is not None:
-        steps.append(Step(text("device total"), rank.device_total_bytes, "level"))
+        steps.append(WaterfallBar(text("device total"), rank.device_total_bytes, "level"))
         steps += _change(text("outside the request"), asked - rank.device_total_bytes)
-    steps.append(Step(text("requested"), asked, "level"))
+    steps.append(WaterfallBar(text("requested"), asked, "level"))
     level = asked
     for term in charged:
         assert term.bytes is not None
-        steps.append(Step(term_title(report, term), -term.bytes, "change"))
+        steps.append(WaterfallBar(term_title(report, term), -term.bytes, "change"))
         level -= term.bytes
     computed = budget.kv_cache_bytes
     if computed is not None:
@@ -253,24 +253,24 @@ def waterfall(report: Report, rank: RankReport) -> tuple[list[Step], str | None]
             granted - level,
         )
         level = granted
-    steps.append(Step(text("KV cache"), level, "level"))
+    steps.append(WaterfallBar(text("KV cache"), level, "level"))
     if budget.fits_request_bytes is not None:
         for item in budget.not_subtracted:
             if item.bytes:
                 title = modelled(item.title, item.how == MODELLED)
-                steps.append(Step(title, -item.bytes, "change"))
+                steps.append(WaterfallBar(title, -item.bytes, "change"))
                 level -= item.bytes
         divided = divisor_of(budget.equation) != 1
         rest = title_of("halved") if divided else text("rounding")
         steps += _change(rest, budget.fits_request_bytes - level)
         steps.append(
-            Step(text("KV cache that fits the request"), budget.fits_request_bytes, "level")
+            WaterfallBar(text("KV cache that fits the request"), budget.fits_request_bytes, "level")
         )
     return steps, None
 
 
-def _change(title: str, size: int) -> list[Step]:
-    return [Step(title, size, "change")] if size else []
+def _change(title: str, size: int) -> list[WaterfallBar]:
+    return [WaterfallBar(title, size, "change")] if size else []
 
 
 # --- ranks beside each other

@@ -11,7 +11,7 @@ from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import TERMS, Fit, PlanRow, Sweep
-from vllm_memprof.plans.share_rows import Share
+from vllm_memprof.plans.share_rows import DeviceShare
 from vllm_memprof.record.codec import to_json
 
 #: Columns of the csv behind one for each option that was varied, which bear the options' own
@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def render_result_json(
-    found: Diff | CheckResult | Sweep | Fit | Share | Who | Calibrated,
+    found: Diff | CheckResult | Sweep | Fit | DeviceShare | Who | Calibrated,
 ) -> str:
     """Return it as text; the first key names the schema."""
     return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -41,7 +41,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingMemory:
     """Memory over time of one rank."""
 
     seconds: list[float]  # since the launch: the end of each stretch, which begins at the last one
@@ -51,7 +51,7 @@ class Serving:
     readings: int
 
 
-def serving_of(rank: RankReport) -> Serving | None:
+def serving_of(rank: RankReport) -> ServingMemory | None:
     """Return memory over time of a rank; None where it was not sampled."""
     points = [point for point in rank.samples if point.readings]
     if not points:
@@ -68,7 +68,7 @@ def serving_of(rank: RankReport) -> Serving | None:
     ]
     timed = [row for row in rank.requests if row.begin_seconds is not None]
     drawn = sorted(timed, key=lambda row: -(row.allocated_peak_bytes or 0))[:MOST_BARS]
-    return Serving(
+    return ServingMemory(
         seconds=[point.end_seconds for point in points],
         curves=curves,
         bars=_bars(sorted(drawn, key=lambda row: row.begin_seconds or 0.0)),

@@ -45,7 +45,7 @@ _NOT_OWNERS = (*TORCH_ROWS, "free")
 
 
 @dataclass(frozen=True)
-class Moment:
+class TimelinePoint:
     seconds: float  # since the first reading on the rank's host
     phase: str
     edge: str  # before | after
@@ -88,7 +88,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Timeline:
-    moments: list[Moment]
+    moments: list[TimelinePoint]
     owners: list[Owner]  # bottom of the stack first
     in_use: list[int | None]  # device total less free, as read
     bands: list[Band]
@@ -129,7 +129,8 @@ def timeline_of(rank: RankReport, start: int) -> Timeline | None:
     held += [_reserved_between(span) for span in rank.phases]
     return Timeline(
         moments=[
-            Moment((each.t_ns - start) / 1e9, each.span.phase, each.edge.side) for each in drawn
+            TimelinePoint((each.t_ns - start) / 1e9, each.span.phase, each.edge.side)
+            for each in drawn
         ],
         owners=[owner for owner in owners if any(owner.bytes)],
         in_use=[_in_use(reading.snapshot) for reading in drawn],

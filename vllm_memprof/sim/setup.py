@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import left_out
+from vllm_memprof.sim import cuda_stubs
 from vllm_memprof.sim.build import build_shim, find_compiler
+from vllm_memprof.sim.cuda_stubs import build_left_out
 from vllm_memprof.sim.extensions import build_extension, target_of
 from vllm_memprof.sim.extensions import fingerprint as extension_fingerprint
-from vllm_memprof.sim.left_out import build_left_out
 from vllm_memprof.sim.profiles import list_profiles, load_profile, write_flat
 from vllm_memprof.sim.runtime import (
     STAMP,
@@ -82,7 +82,7 @@ _PIP_WORK = re.compile(
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
 
-class Progress(Protocol):
+class SetupProgress(Protocol):
     """Receives the progress of a setup. The command line shows it."""
 
     def step(self, number: int, total: int, title: str) -> None:
@@ -98,7 +98,7 @@ class Progress(Protocol):
         return
 
 
-class _Silent(Progress):
+class _SilentSetup(SetupProgress):
     """Shows nothing."""
 
 
@@ -116,7 +116,7 @@ class SetupResult:
 def setup_stack(
     name: str | None = None,
     prefix: Path | None = None,
-    progress: Progress | None = None,
+    progress: SetupProgress | None = None,
     force: bool = False,
     run: RunCommand | None = None,
 ) -> SetupResult:
@@ -145,7 +145,7 @@ def setup_stack(
 
     if not force and stack_state(stack, folder) == "ready":
         return result(changed=False)
-    job = _Setup(stack, folder, progress or _Silent(), run or run_command)
+    job = _Setup(stack, folder, progress or _SilentSetup(), run or run_command)
     try:
         with _locked(folder, job.progress):
             if not force and stack_state(stack, folder) == "ready":
@@ -171,7 +171,7 @@ def setup_stack(
 def add_extra(
     result: SetupResult,
     name: str,
-    progress: Progress | None = None,
+    progress: SetupProgress | None = None,
     run: RunCommand | None = None,
 ) -> bool:
     """Install packages beside those of a stack that is set up.
@@ -190,7 +190,7 @@ def add_extra(
         SetupError: pip failed.
     """
     chunks = load_extra(name)
-    job = _Setup(result.stack, result.prefix, progress or _Silent(), run or run_command)
+    job = _Setup(result.stack, result.prefix, progress or _SilentSetup(), run or run_command)
     missing = [pin for chunk in chunks for pin in missing_pins(chunk.pins, job.site_packages)]
     if missing:
         with _locked(result.prefix, job.progress):
@@ -205,7 +205,9 @@ def add_extra(
 class _Setup:
     """The steps of one setup."""
 
-    def __init__(self, stack: Stack, prefix: Path, progress: Progress, run: RunCommand) -> None:
+    def __init__(
+        self, stack: Stack, prefix: Path, progress: SetupProgress, run: RunCommand
+    ) -> None:
         self.stack = stack
         self.prefix = prefix
         self.progress = progress
@@ -360,7 +362,7 @@ class _Setup:
     def build_left_out(self) -> None:
         target = self.prefix / "left_out"
         marker = target / ".done"
-        source = hashlib.sha256(Path(str(left_out.__file__)).read_bytes()).hexdigest()[:16]
+        source = hashlib.sha256(Path(str(cuda_stubs.__file__)).read_bytes()).hexdigest()[:16]
         versions = f"{__version__} {source} {self.stack.version_of('torch') or ''}"
         if marker.is_file() and marker.read_text() == versions:
             self.progress.detail("already there")
@@ -618,7 +620,7 @@ def remove_torn(site_packages: Path) -> None:
 
 
 @contextmanager
-def _locked(prefix: Path, progress: Progress) -> Iterator[None]:
+def _locked(prefix: Path, progress: SetupProgress) -> Iterator[None]:
     """Hold the lock of a folder: one setup at a time, a second one waits."""
     prefix.mkdir(parents=True, exist_ok=True)
     with (prefix / ".setup.lock").open("w") as stream:

@@ -28,7 +28,7 @@ _STAGE_ONE = re.compile(r"(?:aclnn(\w+?)|(Atb\w+?))Get(?:Max)?WorkspaceSize")
 
 
 @dataclass(frozen=True)
-class Rule:
+class SymbolRule:
     """One row of ``symbols.toml``."""
 
     pattern: re.Pattern[str]
@@ -46,9 +46,9 @@ class Rules:
     providers: list[str]
     lookup: re.Pattern[bytes]
     opened: list[str]
-    rules: list[Rule]
+    rules: list[SymbolRule]
 
-    def match(self, name: str) -> Rule | None:
+    def match(self, name: str) -> SymbolRule | None:
         """Return the first rule for a name."""
         return next((rule for rule in self.rules if rule.pattern.fullmatch(name)), None)
 
@@ -108,7 +108,7 @@ def load_rules(path: Path = RULES_FILE) -> Rules:
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     engine = table["engine"]
     rules = [
-        Rule(re.compile(row["pattern"]), row["state"], row["reason"], row.get("target", ""))
+        SymbolRule(re.compile(row["pattern"]), row["state"], row["reason"], row.get("target", ""))
         for row in table["rule"]
     ]
     lookup = re.compile(rb"(?<=\0)(?:" + "|".join(engine["lookup"]).encode() + rb")(?=\0)")

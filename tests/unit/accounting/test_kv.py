@@ -19,7 +19,7 @@ from vllm_memprof.accounting.kv import (
     tokens_for_bytes,
     worth_in_tokens,
 )
-from vllm_memprof.accounting.layers import LAYER_TYPES, Limits, page_bytes, request_blocks
+from vllm_memprof.accounting.layers import LAYER_TYPES, RequestLimits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv
 from vllm_memprof.record.codec import to_json
 
@@ -228,7 +228,7 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
     known = set()
     for row in LAYOUTS["releases"][release]:
         group = read_group(row["group"])
-        limits = Limits(
+        limits = RequestLimits(
             LAYOUTS["max_model_len"], LAYOUTS["max_num_batched_tokens"], 1, row["mamba_cache_mode"]
         )
         page, blocks = page_bytes(group), request_blocks(group, limits)
@@ -257,7 +257,7 @@ def test_pages_and_requests_are_those_of_the_engine_s_own_classes(release: str) 
     ],
 )
 def test_a_layout_that_lacks_a_figure_gives_none(lacking: str) -> None:
-    limits = Limits(5000, 2048, 1, "none")
+    limits = RequestLimits(5000, 2048, 1, "none")
     for row in LAYOUTS["releases"]["0.23.0"]:
         whole = read_group(row["group"])
         layout = {name: value for name, value in (whole.layout or {}).items() if name != lacking}
@@ -304,7 +304,7 @@ def test_latent_attention_of_vllm_ascend(otherwise: dict[str, Any], page: int | 
 
 def test_limits_that_are_unknown_give_none() -> None:
     for row in LAYOUTS["releases"]["0.23.0"]:
-        assert request_blocks(read_group(row["group"]), Limits()) is None
+        assert request_blocks(read_group(row["group"]), RequestLimits()) is None
 
 
 def test_no_plan_no_figures() -> None:

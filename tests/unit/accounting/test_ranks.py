@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_memprof.accounting.model import Budget, Held, Kv, RankReport, Report, RunSummary
+from vllm_memprof.accounting.model import Budget, Kv, PeakItem, RankReport, Report, RunSummary
 from vllm_memprof.accounting.ranks import fullest_notes, rank_notes, spans, step_notes
 from vllm_memprof.compare.changes import changes
 from vllm_memprof.record.schema import FullStep, HoldsMore, ModalityStep, PlannedRanks
@@ -60,8 +60,8 @@ def test_ranks_not_run_that_hold_more_are_named_with_it():
 
 def held(label: str, pp_rank: int, reserved: int, other: int | None = 5 << 20) -> RankReport:
     rows = [
-        Held("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
-        Held("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
+        PeakItem("reserved_peak", "reserved, peak", reserved, "measured", "profile_run"),
+        PeakItem("non_torch_peak", "non-torch, peak", other, "modelled", "profile_run"),
     ]
     numbers = (None, None, None, pp_rank, None, None, None, None)
     return RankReport(0, label, *numbers, [], Budget(held_at_peak=rows), Kv(), [])

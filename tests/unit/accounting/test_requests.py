@@ -14,11 +14,11 @@ from vllm_memprof.accounting.requests import MOST_POINTS, largest
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.samples import (
     Item,
+    MediaStage,
     RequestMemory,
     RequestRecord,
     Sample,
     Served,
-    Stage,
 )
 from vllm_memprof.record.schema import STAGE_FIGURES
 from vllm_memprof.units import GIB, MIB
@@ -40,7 +40,7 @@ def kv_sample(t_s: float, used: int) -> Sample:
 
 def stage(
     name: str, tokens: int, before: int, peak: int | None, total: int, error: str | None = None
-) -> Stage:
+) -> MediaStage:
     figures: dict[str, int | None] = dict.fromkeys(STAGE_FIGURES)
     figures |= {
         "allocated_before_bytes": before,
@@ -49,7 +49,7 @@ def stage(
         "allocated_total_bytes": total,
     }
     items = (Item("image", tokens, SIZE, request="r1"),)
-    return Stage(name, 60 * S, 61 * S, 1, ("r1",), items, figures, error)
+    return MediaStage(name, 60 * S, 61 * S, 1, ("r1",), items, figures, error)
 
 
 def vision(

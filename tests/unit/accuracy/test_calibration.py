@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from scripts.accuracy_calibration import Pair, pairs, section
-from vllm_memprof.accuracy.errors import Planned
-from vllm_memprof.accuracy.runs import Figure, PublishedRun
+from vllm_memprof.accuracy.errors import PlannedRow
+from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
 from vllm_memprof.units import GIB, MIB
 
 #: On hardware 96 MiB more lie outside torch than the simulated device has.
 MORE = 96 * MIB
 A = PublishedRun(
     id="a", source="s", release="0.23.0", device="910b", model="Qwen/Qwen3-8B",
-    published={"non_torch": Figure(500 * MIB + MORE), "kv_cache": Figure(40 * GIB - MORE),
-               "weights": Figure(15 * GIB)},
+    published={"non_torch": PublishedFigure(500 * MIB + MORE), "kv_cache": PublishedFigure(40 * GIB - MORE),
+               "weights": PublishedFigure(15 * GIB)},
 )  # fmt: skip
-B = replace(A, id="b", published={"kv_cache": Figure(30 * GIB - MORE)})
+B = replace(A, id="b", published={"kv_cache": PublishedFigure(30 * GIB - MORE)})
 FIGURES = {"weights": 15.0 * GIB, "non_torch": 500.0 * MIB, "kv_cache": 40.0 * GIB}
 KEPT = {
-    "a": Planned("ok", 1.0, equation="E4", figures=FIGURES),
-    "b": Planned("ok", 1.0, equation="E4", figures={**FIGURES, "kv_cache": 30.0 * GIB}),
+    "a": PlannedRow("ok", 1.0, equation="E4", figures=FIGURES),
+    "b": PlannedRow("ok", 1.0, equation="E4", figures={**FIGURES, "kv_cache": 30.0 * GIB}),
 }
 
 
@@ -42,7 +42,7 @@ def test_another_run_of_the_same_memory_takes_the_error_away() -> None:
 
 
 def test_a_run_without_that_memory_becomes_worse() -> None:
-    right = replace(B, published={"kv_cache": Figure(30.0 * GIB)})
+    right = replace(B, published={"kv_cache": PublishedFigure(30.0 * GIB)})
     found = pair("b", A, right)
     assert found is not None
     assert (found.before, found.better) == (0.0, False)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from vllm_memprof.accuracy import spread
-from vllm_memprof.accuracy.errors import Planned, errors_of, statistics_of
-from vllm_memprof.accuracy.runs import Figure, Limit, PublishedRun
-from vllm_memprof.accuracy.spread import Spread, list_spreads, spread_of, spreads_text
+from vllm_memprof.accuracy.errors import PlannedRow, errors_of, statistics_of
+from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
+from vllm_memprof.accuracy.spread import ErrorSpread, list_spreads, spread_of, spreads_text
 from vllm_memprof.units import GIB
 
 RUN = PublishedRun(
@@ -19,10 +19,10 @@ RUN = PublishedRun(
     release="0.23.0",
     device="910b",
     model="m",
-    published={"kv_cache": Figure(40 * GIB, 0.005 * GIB), "tokens": Figure(1000)},
+    published={"kv_cache": PublishedFigure(40 * GIB, 0.005 * GIB), "tokens": PublishedFigure(1000)},
 )
 TAKEN = {"context_bytes": GIB, "hccl_base_bytes": 2 * GIB, "graph_capture_bytes": 100}
-PLANNED = Planned(
+PLANNED = PlannedRow(
     status="ok",
     seconds=1.0,
     equation="E4",
@@ -47,7 +47,7 @@ def test_errors_have_a_sign():
 
 
 def test_a_target_is_met_by_what_rounds_to_the_published_figure():
-    published = {"graphs": Figure(0.1 * GIB, 0.05 * GIB)}
+    published = {"graphs": PublishedFigure(0.1 * GIB, 0.05 * GIB)}
     run = replace(RUN, published=published)
     for size, met in ((0.19, True), (0.20, False), (0.036, True), (0.034, False)):
         planned = replace(PLANNED, figures={"graphs": size * GIB})
@@ -74,7 +74,9 @@ def test_a_kv_cache_without_constants_taken_from_runs(equation, communicators, e
 
 
 def test_other_figures_without_constants_taken_from_runs():
-    run = replace(RUN, published={"graphs": Figure(1000), "non_torch": Figure(GIB)})
+    run = replace(
+        RUN, published={"graphs": PublishedFigure(1000), "non_torch": PublishedFigure(GIB)}
+    )
     assert errors(run)["graphs"].without_fitted == 4000
     assert errors(run)["non_torch"].without_fitted == GIB
     unknown = replace(PLANNED, graph_count=None)
@@ -89,7 +91,7 @@ def test_statistics_are_of_signed_errors():
     for number, relative in enumerate(kv):
         planned = replace(PLANNED, figures={"kv_cache": 40 * GIB * (1 + relative)})
         found += errors_of(
-            replace(RUN, id=str(number), published={"kv_cache": Figure(40 * GIB)}), planned
+            replace(RUN, id=str(number), published={"kv_cache": PublishedFigure(40 * GIB)}), planned
         )
     stats = statistics_of(found)
     assert stats.count == 10
@@ -101,7 +103,7 @@ def test_statistics_are_of_signed_errors():
 
 
 def test_a_limit_is_held_against_its_interval():
-    run = replace(RUN, published={}, limit=Limit("max-num-batched-tokens", 45056, 47104))
+    run = replace(RUN, published={}, limit=StartLimit("max-num-batched-tokens", 45056, 47104))
     for value, met in ((46_000, True), (45_056 * 0.981, True), (47_104 * 1.03, False)):
         [error] = errors_of(run, replace(PLANNED, limit=value))
         assert error.met is met
@@ -137,7 +139,7 @@ def test_runs_that_were_fitted_to_support_no_spread():
 
 
 def test_a_spread_is_of_a_kind(monkeypatch):
-    row = Spread("E4", "ascend910b", 7, -0.003, 0.001, 0.006)
+    row = ErrorSpread("E4", "ascend910b", 7, -0.003, 0.001, 0.006)
     monkeypatch.setattr(spread, "list_spreads", lambda: (row,))
     assert spread_of("E4", "ascend910b") == row
     assert spread_of("E2", "ascend910b") is None

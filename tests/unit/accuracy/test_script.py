@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from scripts import accuracy, accuracy_page
-from vllm_memprof.accuracy.errors import Planned
-from vllm_memprof.accuracy.runs import Figure, Limit, PublishedRun
+from vllm_memprof.accuracy.errors import PlannedRow
+from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB
 
@@ -22,9 +22,9 @@ RUN = PublishedRun(
     added=["--gpu-memory-utilization", "0.9"],
     why_added="the default",
     stack="vllm-ascend-0.23.0",
-    published={"kv_cache": Figure(40 * GIB)},
+    published={"kv_cache": PublishedFigure(40 * GIB)},
 )
-PLANNED = Planned(status="ok", seconds=1.0, equation="E4", figures={"kv_cache": 40 * GIB})
+PLANNED = PlannedRow(status="ok", seconds=1.0, equation="E4", figures={"kv_cache": 40 * GIB})
 
 
 def after(command, word):
@@ -41,7 +41,7 @@ def test_a_row_is_planned_as_published(tmp_path):
 
 
 def test_graphs_need_a_run_beyond_the_plan(tmp_path):
-    run = replace(RUN, published={"graphs": Figure(GIB)})
+    run = replace(RUN, published={"graphs": PublishedFigure(GIB)})
     assert accuracy.command_of(run, tmp_path)[3] == "offline"
     several = replace(run, args=["--tensor-parallel-size", "2"])
     assert accuracy.command_of(several, tmp_path)[3] == "plan"
@@ -82,7 +82,7 @@ def engine(limit, slope=1e-5, refusals=True):
 def test_a_limit_is_found_in_few_plans(monkeypatch, limit):
     simulate, tried = engine(limit)
     monkeypatch.setattr(accuracy, "simulate", simulate)
-    run = replace(RUN, published={}, limit=Limit("max-num-batched-tokens", 45_056, 47_104))
+    run = replace(RUN, published={}, limit=StartLimit("max-num-batched-tokens", 45_056, 47_104))
     result = accuracy.search_limit(run, None)
     assert result["limit"] == pytest.approx(limit, rel=0.005)
     assert len(tried) <= 4
@@ -92,7 +92,7 @@ def test_a_limit_is_found_in_few_plans(monkeypatch, limit):
 def test_a_start_that_tells_nothing_has_no_limit(monkeypatch):
     failed = {"status": "failed", "seconds": 1.0, "reason": "no such stack"}
     monkeypatch.setattr(accuracy, "simulate", lambda *_: failed)
-    run = replace(RUN, published={}, limit=Limit("max-num-batched-tokens", 45_056, 47_104))
+    run = replace(RUN, published={}, limit=StartLimit("max-num-batched-tokens", 45_056, 47_104))
     result = accuracy.search_limit(run, None)
     assert (result["limit"], result["tries"]) == (None, {})
 

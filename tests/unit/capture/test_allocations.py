@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_memprof.capture import allocations
-from vllm_memprof.capture.allocations import Device, Host, Tracer, device_source
+from vllm_memprof.capture.allocations import Host, LiveBlocks, Tracer, device_source
 from vllm_memprof.record.allocations import read_trace
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ class History:
 
 def trace(tmp_path: Path, history: History, asked: int) -> tuple[Tracer, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    tracer = Tracer(asked, lambda: Device(history, 0, tmp_path / "allocations"), events.append,
+    tracer = Tracer(asked, lambda: LiveBlocks(history, 0, tmp_path / "allocations"), events.append,
                     "device")  # fmt: skip
     return tracer, events
 
@@ -122,7 +122,7 @@ def test_a_torch_without_history_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     assert device_source("npu", 0, tmp_path) == "torch has no memory history for this device"
     assert isinstance(device_source(None, 0, tmp_path), str)
     module.npu.memory = History()
-    assert isinstance(device_source("npu", 0, tmp_path), Device)
+    assert isinstance(device_source("npu", 0, tmp_path), LiveBlocks)
 
 
 def test_python_memory_that_stays_is_named_by_its_line() -> None:

@@ -12,8 +12,8 @@ from tests.unit.capture.test_sampler import Worker
 from vllm_memprof.capture import sglang_items, steps
 from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
-from vllm_memprof.capture.sglang_steps import Batch, _New
-from vllm_memprof.record.samples import Stage
+from vllm_memprof.capture.sglang_steps import SchedulerBatch, _New
+from vllm_memprof.record.samples import MediaStage
 
 CONFIG = SimpleNamespace(vision_config=SimpleNamespace(patch_size=16))
 ROW = Hook("row", None, ())
@@ -74,7 +74,7 @@ class Scene:
         self.recorder: Any = SimpleNamespace(sampler=self.sampler, notes=notes)
 
     def begin(self) -> None:
-        batch = Batch(set())
+        batch = SchedulerBatch(set())
         for name, each in self.requests.items():
             batch.num_scheduled_tokens[name] = 9
             batch.scheduled_new_reqs.append(_New(each))
@@ -103,7 +103,7 @@ class Scene:
         call.result = result
         sglang_items.leave_embedding(self.recorder, call)
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[MediaStage]:
         self.sampler.leave_call(True, None)
         return self.worker.served().stages
 

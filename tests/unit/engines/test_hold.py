@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.engines.vllm.hold import hold
+from vllm_memprof.engines.vllm.wait_for_go import hold
 from vllm_memprof.record.schema import ENV_HOLD, MOMENTS, READY, SERVED
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_memprof.launch import doctor
 from vllm_memprof.launch.doctor import (
-    Check,
+    DoctorCheck,
     InterpreterFacts,
     find_alloc_conf_problems,
     find_ways,
@@ -70,16 +70,19 @@ def test_ways_to_run():
     facts = InterpreterFacts(
         Path("p"), "3", "x", has_vllm=True, has_memprof=True, plugins=("memprof",)
     )
-    device = Check("npu", doctor.GOOD, "")
-    host = [Check("CANN", doctor.GOOD, ""), Check("libdcmi", doctor.WARNING, "")]
-    bare = [Check("CANN", doctor.WARNING, "")]
-    stack = Check(doctor.STACK, doctor.GOOD, "")
+    device = DoctorCheck("npu", doctor.GOOD, "")
+    host = [DoctorCheck("CANN", doctor.GOOD, ""), DoctorCheck("libdcmi", doctor.WARNING, "")]
+    bare = [DoctorCheck("CANN", doctor.WARNING, "")]
+    stack = DoctorCheck(doctor.STACK, doctor.GOOD, "")
     assert find_ways(facts, [device], host, []) == ["--device npu"]
     assert find_ways(facts, [device], bare, []) == []
-    assert find_ways(facts, [Check("cuda", doctor.GOOD, "")], bare, []) == ["--device cuda"]
+    assert find_ways(facts, [DoctorCheck("cuda", doctor.GOOD, "")], bare, []) == ["--device cuda"]
     assert find_ways(None, [device], host, []) == []
     assert find_ways(None, [], [], [stack]) == ["--device sim:910b"]
-    closed, absent = Check("npu", doctor.WARNING, ""), Check(doctor.STACK, doctor.MISSING, "")
+    closed, absent = (
+        DoctorCheck("npu", doctor.WARNING, ""),
+        DoctorCheck(doctor.STACK, doctor.MISSING, ""),
+    )
     assert find_ways(facts, [closed], host, [absent]) == []
 
 
@@ -95,7 +98,7 @@ def libraries(folder: Path, *names: str) -> dict[str, str]:
 
 def test_what_a_host_with_an_npu_needs(tmp_path):
     """Every library is named with what to do; with an NPU, what does not load is a warning."""
-    found = Check("npu", doctor.GOOD, "")
+    found = DoctorCheck("npu", doctor.GOOD, "")
     env = libraries(tmp_path, "libascendcl.so", "libdcmi.so")
     checks = {c.name: c for c in doctor.check_host(found, sys.executable, env)}
     assert list(checks) == ["driver", "CANN", "ATB", "libdcmi"]
@@ -116,14 +119,14 @@ def test_what_a_host_with_an_npu_needs(tmp_path):
 
 
 def test_without_an_npu_nothing_of_it_is_a_fault():
-    absent = Check("npu", doctor.INFO, "")
+    absent = DoctorCheck("npu", doctor.INFO, "")
     checks = doctor.check_host(absent, sys.executable, {})
     assert {check.state for check in checks} <= {doctor.INFO, doctor.GOOD}
     assert all(check.todo for check in checks if check.state == doctor.INFO)
 
 
 def test_an_interpreter_that_loads_nothing():
-    checks = doctor.check_host(Check("npu", doctor.GOOD, ""), "/no/python", {})
+    checks = doctor.check_host(DoctorCheck("npu", doctor.GOOD, ""), "/no/python", {})
     assert {check.state for check in checks} == {doctor.WARNING}
 
 

@@ -22,7 +22,7 @@ from vllm_memprof.launch.live import (
 )
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.serving import describe_serving
-from vllm_memprof.launch.status import Growth, RankBudget, read_status
+from vllm_memprof.launch.status import GrowingOwner, RankBudget, read_status
 from vllm_memprof.report.language import language
 from vllm_memprof.text import text
 
@@ -33,7 +33,7 @@ _ENGLISH = re.compile(r"[a-z]{3,} [a-z]{3,} ")
 
 
 def growing() -> list[RankBudget]:
-    grows = Growth("torch allocated", 40.0 * (1 << 20), 100.0, 12.5)
+    grows = GrowingOwner("torch allocated", 40.0 * (1 << 20), 100.0, 12.5)
     return [replace(budget, growth=(grows,)) for budget in budgets(5 * GIB, 4 * GIB)]
 
 

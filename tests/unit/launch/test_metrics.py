@@ -17,7 +17,7 @@ import pytest
 from tests.unit.launch.test_status import GIB, budgets, event, sample_core, served
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.launch.metrics import METRICS, Exporter, clean_label, exported_names
-from vllm_memprof.launch.status import Growth, RankBudget
+from vllm_memprof.launch.status import GrowingOwner, RankBudget
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "memprof.json"
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "live.md"
@@ -78,7 +78,7 @@ def test_a_run_that_serves(exporter: Exporter) -> None:
     progress.fold("w0", event("device_sample", 61, device_total_bytes=61 * GIB, host_rss_bytes=7,
                               device_free_bytes=GIB, non_torch_bytes=GIB))  # fmt: skip
     progress.fold("w0", event("sample", 61, allocated_bytes=5, allocated_run_peak_bytes=6))
-    grows = (Growth("allocated", 12.5 * (1 << 20), 10.0, 30.0),)
+    grows = (GrowingOwner("allocated", 12.5 * (1 << 20), 10.0, 30.0),)
     exporter.serve([replace(budgets(5 * GIB)[0], owners=owners, growth=grows)])
     exporter.update(progress)
     assert {name for name, _ in scrape(exporter)} == set(exported_names())

@@ -22,7 +22,7 @@ import pytest
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.folder import create_run_dir, is_held, write_run_info
 from vllm_memprof.launch.live import PlainView, Shown
-from vllm_memprof.launch.run import Job, Outcome, Patience, run_engine
+from vllm_memprof.launch.run import Job, Patience, RunOutcome, run_engine
 from vllm_memprof.launch.watch import OWN_CHILDREN
 from vllm_memprof.record.schema import DeploymentPart, RunInfo
 
@@ -81,7 +81,7 @@ def make_job(tmp_path: Path, *options: str, mode: str = "serve", timeout_s: floa
     )
 
 
-def run(job: Job, on_ready: Any = None) -> tuple[Outcome, Recorder]:
+def run(job: Job, on_ready: Any = None) -> tuple[RunOutcome, Recorder]:
     view = Recorder()
     outcome = run_engine(job, view, on_ready)
     assert view.closed

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.serving import NOT_SAMPLED, describe_serving, render_status
-from vllm_memprof.launch.status import Growth, RankBudget, read_status
+from vllm_memprof.launch.status import GrowingOwner, RankBudget, read_status
 
 GIB = 1 << 30
 
@@ -195,7 +195,7 @@ def test_growth_is_said_once_it_is_known() -> None:
     # one rank that cannot be judged yet: nothing is claimed of all
     assert "growth" not in line(progress, 61, budgets=[still[0], known])
     slow, fast = (
-        Growth(owner, rate * (1 << 20), None, hours)
+        GrowingOwner(owner, rate * (1 << 20), None, hours)
         for owner, rate, hours in (("runtime:HCCL", 3.0, None), ("allocated", 12.0, 341.3))
     )
     grows = [replace(unknown, growth=(slow,)), replace(known, growth=(slow, fast))]

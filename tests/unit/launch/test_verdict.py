@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from vllm_memprof.launch.progress import EngineProgress
-from vllm_memprof.launch.verdict import Seen, describe_stuck, find_error_line, judge
-from vllm_memprof.launch.watch import Death, Ending, ProcessWatch, Step, read_stat
+from vllm_memprof.launch.verdict import EngineEnd, describe_stuck, find_error_line, judge
+from vllm_memprof.launch.watch import Death, Ending, EndingStep, ProcessWatch, read_stat
 
 S = 1_000_000_000
 
@@ -51,8 +51,8 @@ def end_phase(
     progress.fold(f"h-{10 + rank}.jsonl", {**event, "error": error})
 
 
-def seen(**fields: Any) -> Seen:
-    return Seen(**{"mode": "serve", "engine_code": 1, **fields})
+def seen(**fields: Any) -> EngineEnd:
+    return EngineEnd(**{"mode": "serve", "engine_code": 1, **fields})
 
 
 def test_a_violent_death_comes_before_what_followed_from_it():
@@ -223,8 +223,8 @@ def test_foreign_events_are_skipped():
 def test_steps_of_an_ending():
     taken: list[str] = []
     steps = [
-        Step(2.0, "one", lambda: taken.append("one")),
-        Step(3.0, "two", lambda: taken.append("two")),
+        EndingStep(2.0, "one", lambda: taken.append("one")),
+        EndingStep(3.0, "two", lambda: taken.append("two")),
     ]
     ending = Ending("why", steps, 100.0)
     assert ending.advance(101.9) is None

@@ -17,7 +17,7 @@ TEXT = "INFO Available KV cache memory: 43.40 GiB\nINFO GPU KV cache size: 632,0
 FILLER = b'INFO:     10.0.0.1:4242 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
 
 
-def lines_of(data: bytes) -> list[lines.Line]:
+def lines_of(data: bytes) -> list[lines.LogLine]:
     return list(read_lines(read_chunks(io.BytesIO(data))))
 
 

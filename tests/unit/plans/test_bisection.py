@@ -13,7 +13,7 @@ from vllm_memprof.plans.bisection import (
     HOLDS,
     TOO_LITTLE,
     TOO_MUCH,
-    Found,
+    BisectionResult,
     bisect,
     each,
     from_the_least,
@@ -24,7 +24,7 @@ def values_of(verdicts: list[int]) -> dict[str, int]:
     return {str(i): verdict for i, verdict in enumerate(verdicts)}
 
 
-def search(verdicts: list[int]) -> tuple[Found, list[str]]:
+def search(verdicts: list[int]) -> tuple[BisectionResult, list[str]]:
     table, asked = values_of(verdicts), list[str]()
 
     def probe(value: str) -> int:

@@ -17,7 +17,7 @@ from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.hardware import Hardware
 from vllm_memprof.plans.plan_folder import row_of
-from vllm_memprof.plans.pool import Task, Watcher
+from vllm_memprof.plans.pool import PlanWatcher, Task
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import Store
@@ -45,7 +45,9 @@ class Recorded:
         self.plans: list[Plan] = []
         self.failing = failing
 
-    def __call__(self, tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(
+        self, tasks: Sequence[Task], watcher: PlanWatcher
+    ) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.plans.append(task.plan)
             if task.place in self.failing:

@@ -10,11 +10,11 @@ import pytest
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.logs.to_record import read_log
-from vllm_memprof.plans.calibrated_rows import Correction
+from vllm_memprof.plans.calibrated_rows import ProfileCorrection
 from vllm_memprof.plans.corrections import (
+    ComparedRank,
     Corrected,
-    Side,
-    Told,
+    ReportedFigure,
     correct,
     figures_of,
     holds_context,
@@ -40,20 +40,20 @@ def of_run(name: str) -> Report:
     return build_report(load_run(DATA / name))
 
 
-def side(report: Report, simulated: bool, requested: int | None = None) -> Side:
+def side(report: Report, simulated: bool, requested: int | None = None) -> ComparedRank:
     rank = report.ranks[-1]
     opened = sum(span.phase == "communicator" for span in rank.phases)
     told = figures_of(rank, simulated, requested)
-    return Side(told, rank.budget.equation, communicators=opened)
+    return ComparedRank(told, rank.budget.equation, communicators=opened)
 
 
-def row(found: Corrected, owner: str) -> Correction:
+def row(found: Corrected, owner: str) -> ProfileCorrection:
     return next(each for each in found.rows if each.owner == owner)
 
 
-def only(**sizes: int) -> Side:
-    told = {name: Told(size) for name, size in sizes.items()}
-    return Side(told, "E4", communicators=1, release="0.23.0")
+def only(**sizes: int) -> ComparedRank:
+    told = {name: ReportedFigure(size) for name, size in sizes.items()}
+    return ComparedRank(told, "E4", communicators=1, release="0.23.0")
 
 
 # --- a log of hardware, against the recorded plan of its command ------------------------------------
@@ -78,7 +78,7 @@ def test_what_agrees_within_the_digits_of_the_log_is_left_alone() -> None:
     context = row(found, "context")
     assert (context.hardware_bytes, context.applied_bytes, context.constants) == (375809638, 0, [])
     near = only(non_torch=500 * MIB)
-    logged = Side({"non_torch": Told(503 * MIB, 5 * MIB)}, "E4")
+    logged = ComparedRank({"non_torch": ReportedFigure(503 * MIB, 5 * MIB)}, "E4")
     kept = correct(logged, near, PROFILE)
     assert row(kept, "non_torch").reason == "within the last printed digit of the log"
     assert not kept.any
@@ -97,7 +97,9 @@ def test_the_old_method_compares_what_is_used_beside_allocated_blocks() -> None:
 def test_other_equations_are_not_compared_by_what_they_leave() -> None:
     plan = side(of_run("recorded_023_tp2"), True)
     told = {name: each for name, each in plan.told.items() if name == "rest"}
-    found = correct(Side({"rest": Told(15 * GIB)}, "E2"), replace(plan, told=told), PROFILE)
+    found = correct(
+        ComparedRank({"rest": ReportedFigure(15 * GIB)}, "E2"), replace(plan, told=told), PROFILE
+    )
     assert row(found, "non_torch").applied_bytes == 0
     assert "E2 and E4" in str(row(found, "non_torch").reason)
 
@@ -144,9 +146,12 @@ def test_a_context_is_not_corrected_twice_where_the_equation_subtracts_it() -> N
     assert holds_context("E2")
     assert not holds_context("E4")
     context = PROFILE.memory.context_bytes
-    hardware = {"context": Told(context + 30 * MIB), "used_by_device": Told(1100 * MIB)}
-    plan = {"context": Told(context), "used_by_device": Told(1000 * MIB)}
-    found = correct(Side(hardware, "E2"), Side(plan, "E2"), PROFILE)
+    hardware = {
+        "context": ReportedFigure(context + 30 * MIB),
+        "used_by_device": ReportedFigure(1100 * MIB),
+    }
+    plan = {"context": ReportedFigure(context), "used_by_device": ReportedFigure(1000 * MIB)}
+    found = correct(ComparedRank(hardware, "E2"), ComparedRank(plan, "E2"), PROFILE)
     assert row(found, "context").applied_bytes == 30 * MIB
     assert row(found, "non_torch").applied_bytes == 70 * MIB
 
@@ -182,10 +187,10 @@ def test_graphs_are_corrected_by_one_factor_of_their_part_in_the_runtime() -> No
 # --- a run with the runtime's counters ---------------------------------------------------------------
 
 
-def counted(**settings: int) -> Side:
+def counted(**settings: int) -> ComparedRank:
     told = [Setting(key, size, "measured: TP0, after warm_up") for key, size in settings.items()]
     workspace = [Setting("Atb*", 90 * MIB, "measured: TP0")]
-    return Side({}, "E4", Calibration(told, {}, workspace))
+    return ComparedRank({}, "E4", Calibration(told, {}, workspace))
 
 
 def test_counters_correct_owner_by_owner() -> None:
@@ -208,7 +213,7 @@ def test_a_recorded_run_has_counters_and_equals_itself() -> None:
     report = of_run("recorded_023_tp2")
     settings = calibrate(facts_of(best_rank(report), {}))
     assert "kernels_bytes" in {each.key for each in settings.settings}
-    same = Side(figures_of(report.ranks[0], True, None), "E4", settings)
+    same = ComparedRank(figures_of(report.ranks[0], True, None), "E4", settings)
     assert not correct(same, same, PROFILE).any
 
 

@@ -11,8 +11,8 @@ from vllm_memprof.plans.bisection import HOLDS, TOO_LITTLE, TOO_MUCH
 from vllm_memprof.plans.knobs import (
     KNOBS,
     KV_DTYPES,
-    Asked,
-    Space,
+    SearchRange,
+    SearchRequest,
     find_knob,
     parse_range,
     parse_step,
@@ -76,8 +76,10 @@ def space(
     between: str | None = None,
     step: str | None = None,
     config: dict[str, int] | None = None,
-) -> Space:
-    return find_knob(name, between).values(Asked(config, *parse_range(between), parse_step(step)))
+) -> SearchRange:
+    return find_knob(name, between).values(
+        SearchRequest(config, *parse_range(between), parse_step(step))
+    )
 
 
 def test_the_values_that_are_searched() -> None:
@@ -108,13 +110,13 @@ def test_any_numeric_option_with_a_range_and_a_goal() -> None:
         "compilation-config.max_size",
         "--compilation-config.max_size",
     )
-    assert knob.values(Asked(None, *parse_range("1:3"))).values == ["3", "2", "1"]
+    assert knob.values(SearchRequest(None, *parse_range("1:3"))).values == ["3", "2", "1"]
     assert knob.verdict([Miss("out of memory", "plan")]) == TOO_MUCH
 
 
 def test_the_smallest_utilization_is_searched_from_above() -> None:
     knob = find_knob("gpu-memory-utilization", None, "smallest")
-    values = knob.values(Asked(None, *parse_range("0.5:0.7"), parse_step("0.1"))).values
+    values = knob.values(SearchRequest(None, *parse_range("0.5:0.7"), parse_step("0.1"))).values
     assert values == ["0.7", "0.6", "0.5"]
     assert knob.verdict([Miss("KV tokens 1 < 2", "tokens")]) == TOO_MUCH
     assert knob.verdict([Miss("headroom", "headroom")]) == TOO_LITTLE

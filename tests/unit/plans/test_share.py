@@ -15,18 +15,18 @@ from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import plan_row
 from vllm_memprof.plans.share import (
-    Card,
     Figures,
-    Given,
+    InstanceSize,
     Problem,
-    Rule,
+    SharedDevice,
+    SharingRule,
     predict,
     predict_all,
     rotations,
     ways,
 )
 from vllm_memprof.plans.share_file import Typed, read_instances
-from vllm_memprof.plans.share_rows import Alone, Way
+from vllm_memprof.plans.share_rows import SharingPlan, SoloPlan
 from vllm_memprof.plans.share_starts import Instance, _with_figures, check, moments_of
 from vllm_memprof.plans.wants import Want
 from vllm_memprof.record.schema import READY, SERVED
@@ -47,22 +47,22 @@ def instance(name: str, own: int, **changes: int) -> Figures:
 A, B = instance("A", 4 * GIB), instance("B", 20 * GIB)
 
 
-def card(equation: str, **changes: int) -> Card:
-    return replace(Card(TOTAL, Rule.of(equation)), **changes)
+def card(equation: str, **changes: int) -> SharedDevice:
+    return replace(SharedDevice(TOTAL, SharingRule.of(equation)), **changes)
 
 
-def utilizations(way: Way) -> dict[str, float]:
+def utilizations(way: SharingPlan) -> dict[str, float]:
     return {each.name: each.gpu_memory_utilization for each in way.flags}
 
 
-def settings(way: Way) -> dict[str, Given]:
+def settings(way: SharingPlan) -> dict[str, InstanceSize]:
     return {
-        each.name: Given(each.gpu_memory_utilization, each.num_gpu_blocks_override)
+        each.name: InstanceSize(each.gpu_memory_utilization, each.num_gpu_blocks_override)
         for each in way.flags
     }
 
 
-def orders_of(way: Way, figures: list[Figures]) -> list[list[Figures]]:
+def orders_of(way: SharingPlan, figures: list[Figures]) -> list[list[Figures]]:
     by_name = {each.name: each for each in figures}
     return rotations(figures) if way.order is None else [[by_name[name] for name in way.order]]
 
@@ -84,7 +84,7 @@ def test_e4_has_one_answer_for_both_orders() -> None:
 
 def test_e4_refuses_a_request_that_is_not_free() -> None:
     """A holds 4 + 1 + 26 GiB: of the 60, 29 less a context are free for B."""
-    given = {"A": Given(0.5), "B": Given(0.5)}
+    given = {"A": InstanceSize(0.5), "B": InstanceSize(0.5)}
     found = predict(card("E4"), [A, B], given, SERVED)
     assert found == Problem("refused", "B", 5 * GIB + 26 * GIB + GIB // 4 - 30 * GIB, ("A", "B"))
     assert "B is refused at its start, 1.25 GiB less are free" in found.why
@@ -107,7 +107,7 @@ def test_e2_has_one_answer_for_each_order_and_none_for_both() -> None:
 
 
 def test_e2_neighbours_that_have_only_become_ready_leave_more_and_grow() -> None:
-    given = {"A": Given(0.3), "B": Given(0.98)}
+    given = {"A": InstanceSize(0.3), "B": InstanceSize(0.98)}
     by_moment = [predict(card("E2"), [A, B], given, moment) for moment in (SERVED, READY)]
     assert not isinstance(by_moment[0], Problem)
     assert by_moment[1] == Problem("device", "B", pytest.approx(0.3 * GIB, abs=MIB), ("A", "B"))
@@ -263,7 +263,7 @@ def test_figures_of_a_recorded_start() -> None:
     assert kv.tokens
     assert kv.max_concurrency
     row = plan_row(run, build_report(run), {}, (1024,))
-    alone = Alone("A", "m", [], [], "ok")
+    alone = SoloPlan("A", "m", [], [], "ok")
     found = _with_figures(alone, rank, row, [])
     assert Figures.of(found) is not None
     request = round(kv.blocks / kv.max_concurrency)

@@ -15,7 +15,7 @@ from vllm_memprof.plans import share_starts
 from vllm_memprof.plans.pool import Interrupted
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.share_rows import Flags, Start
+from vllm_memprof.plans.share_rows import Flags, InstanceStart
 from vllm_memprof.plans.share_starts import Instance, ShareJob, start_all
 from vllm_memprof.plans.wants import Want
 from vllm_memprof.record.schema import ENV_HOLD, MOMENTS, READY, SERVED
@@ -78,7 +78,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert not Path(*Pretended.states).exists()
 
 
-def start(folder: Path, moment: str, names: str = "AB", wants: tuple[Want, ...] = ()) -> Start:
+def start(
+    folder: Path, moment: str, names: str = "AB", wants: tuple[Want, ...] = ()
+) -> InstanceStart:
     own = {"device": "sim:910b", "until": "ready"}
     instances = [Instance(name, Plan(f"m/{name}", [], own=own), list(wants)) for name in names]
     flags = [Flags(name, 0.5, 7) for name in names]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
-from vllm_memprof.plans.knobs import Asked, find_knob, parse_range
+from vllm_memprof.plans.knobs import SearchRequest, find_knob, parse_range
 from vllm_memprof.plans.plan_folder import is_complete, row_of
-from vllm_memprof.plans.pool import Task, Watcher, default_jobs
+from vllm_memprof.plans.pool import PlanWatcher, Task, default_jobs
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import Knob, PlanRow
 from vllm_memprof.plans.store import Store
@@ -52,7 +52,9 @@ class FakePool:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def __call__(self, tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(
+        self, tasks: Sequence[Task], watcher: PlanWatcher
+    ) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
@@ -162,7 +164,7 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
 def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str], bool]:
     """A search of max-num-seqs over plans that hold as told."""
 
-    def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+    def pool(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             good = holds[int(task.plan.values["max-num-seqs"])]
             yield (
@@ -178,7 +180,7 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
     knob = find_knob("max-num-seqs")
     low, high = parse_range(f"{min(holds)}:{max(holds)}")
     wants = parse_wants(["tokens=50"], None)
-    space = knob.values(Asked(None, low, high, low))
+    space = knob.values(SearchRequest(None, low, high, low))
     job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
     found = run_fit(job, pool, Quiet())
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
@@ -204,13 +206,13 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
     spare = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
 
     def notes_with(headroom: int) -> tuple[str | None, str]:
-        def pool(tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+        def pool(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
             for task in tasks:
                 size = spare[int(task.plan.values["max-num-seqs"])]
                 yield task, PlanRow(dict(task.plan.values), "ok", spare_bytes=size)
 
         knob = find_knob("max-num-seqs")
-        space = knob.values(Asked(None, *parse_range("1:8"), Decimal(1)))
+        space = knob.values(SearchRequest(None, *parse_range("1:8"), Decimal(1)))
         wants = parse_wants([], str(headroom))
         job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
         found = run_fit(job, pool, Quiet())

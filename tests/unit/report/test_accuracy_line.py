@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from vllm_memprof.accuracy.spread import Spread
+from vllm_memprof.accuracy.spread import ErrorSpread
 from vllm_memprof.cli.show import draw
 from vllm_memprof.report.documents import report as document
 from vllm_memprof.sources import read_report
 
 DATA = Path(__file__).parents[2] / "data"
-SPREAD = Spread("E4", "ascend910b", 12, -0.0031, 0.0012, 0.0064)
+SPREAD = ErrorSpread("E4", "ascend910b", 12, -0.0031, 0.0012, 0.0064)
 SAID = "on 12 published runs of this kind the error was -0.3 to +0.6 %, median +0.1 %"
 
 

@@ -15,7 +15,7 @@ from tests.unit.test_docs import lacking
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.plans.calibrated_rows import Calibrated, HardwareSource
-from vllm_memprof.plans.corrections import Side, correct, figures_of
+from vllm_memprof.plans.corrections import ComparedRank, correct, figures_of
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.codec import from_json, json_schema
 from vllm_memprof.record.loader import load_run
@@ -34,7 +34,10 @@ def corrections():
     """Of a real log against the recorded plan of its command."""
     log = build_report(read_log(DATA / "logs" / "two_methods_910b_tp2.md")[2]).ranks[0]
     plan = build_report(load_run(DATA / "recorded_023_tp2")).ranks[0]
-    sides = [Side(figures_of(log, False, None), "E4"), Side(figures_of(plan, True, None), "E4")]
+    sides = [
+        ComparedRank(figures_of(log, False, None), "E4"),
+        ComparedRank(figures_of(plan, True, None), "E4"),
+    ]
     return correct(*sides, load_profile("910b")).rows
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from scripts.browser import Browser
 from tests.support.page import Page
 from tests.unit.report.test_schemas import assert_obeys, problems, schema_of
-from vllm_memprof.plans.rows import Beyond, Fit, Knob, OwnerChange, PlanRow, Sweep, Try
+from vllm_memprof.plans.rows import FirstFailure, Fit, Knob, OwnerChange, PlanRow, Sweep, Try
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_table
 from vllm_memprof.report.curves import FIGURES, MOST_NAMED, curves
@@ -69,7 +69,7 @@ FIT = Fit(
         Try("4", SWEEP.rows[4], True, []),
     ],
     answer="4", seconds=31.0, notes=["a note"], flag="--tensor-parallel-size 4", until="ready",
-    beyond=Beyond(
+    beyond=FirstFailure(
         "2", "want", text("KV tokens {found:,} < {least:,}", found=200_000, least=300_000),
         label="TP0", owners=[
             OwnerChange("weights", text("weights"), 8 * GIB, 15 * GIB, "measured"),

@@ -13,7 +13,7 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Edge, Span, edges_of
-from vllm_memprof.report.plots import MOST_VIEWS, Step, plots, waterfall
+from vllm_memprof.report.plots import MOST_VIEWS, WaterfallBar, plots, waterfall
 from vllm_memprof.report.timeline import MOST_MOMENTS, MOST_PEAKS, Timeline
 
 
@@ -220,7 +220,7 @@ def serving(rank: RankReport, requests: int) -> RankReport:
 # --- the waterfall
 
 
-def levels_hold(steps: list[Step]) -> None:
+def levels_hold(steps: list[WaterfallBar]) -> None:
     height = None
     for step in steps:
         if step.kind == "level":

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tests.unit.report.test_schemas import assert_obeys
-from vllm_memprof.plans.share import Card, Figures, Rule, ways
-from vllm_memprof.plans.share_rows import Alone, Share, Start, Started, Way
+from vllm_memprof.plans.share import Figures, SharedDevice, SharingRule, ways
+from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, SoloPlan, Started
 from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.results import render_result_json
@@ -20,8 +20,8 @@ GIB = 1 << 30
 TOTAL = 60 * GIB
 
 
-def alone(name: str, own: int) -> Alone:
-    return Alone(
+def alone(name: str, own: int) -> SoloPlan:
+    return SoloPlan(
         name, f"some/model-{name.lower()}", ["--max-model-len", "4096"],
         ["KV tokens >= 1,000"] if name == "B" else [], "ok", run=f"plans/{name}",
         subtracted_bytes=own, held_ready_bytes=own + GIB // 2, held_peak_bytes=own + GIB,
@@ -29,7 +29,7 @@ def alone(name: str, own: int) -> Alone:
     )  # fmt: skip
 
 
-def started(way: Way, status: str = "ok") -> Way:
+def started(way: SharingPlan, status: str = "ok") -> SharingPlan:
     """The same way with one start, whose last instance ended with this status."""
     names = way.order or [each.name for each in way.flags]
     results = [
@@ -37,21 +37,21 @@ def started(way: Way, status: str = "ok") -> Way:
     ]
     if status != "ok":
         results[-1] = Started(results[-1].name, status, "it ran out of device memory")
-    return replace(way, starts=[Start(list(names), "served", results, GIB // 2)])
+    return replace(way, starts=[InstanceStart(list(names), "served", results, GIB // 2)])
 
 
-def share(equation: str, status: str = "ok") -> Share:
+def share(equation: str, status: str = "ok") -> DeviceShare:
     rows = [alone("A", 4 * GIB), alone("B", 20 * GIB)]
     figures = [each for row in rows if (each := Figures.of(row)) is not None]
-    found = ways(Card(TOTAL, Rule.of(equation)), figures)
-    return Share(
+    found = ways(SharedDevice(TOTAL, SharingRule.of(equation)), figures)
+    return DeviceShare(
         ["memprof", "plan", "some/model-a", "--", "some/model-b", "--share"], rows, equation,
         TOTAL, 0, 0, [started(way, status) if way.flags else way for way in found],
         seconds=1.0, notes=["a note"], simulated=True,
     )  # fmt: skip
 
 
-def drawn(found: Share, width: int, lang: str = "en") -> str:
+def drawn(found: DeviceShare, width: int, lang: str = "en") -> str:
     console = Console(width=width, no_color=True, file=io.StringIO())
     with console.capture() as capture:
         console.print(render_table(found, lang=lang))
@@ -98,7 +98,9 @@ def test_flags_that_were_not_started_are_no_answer() -> None:
 
 def test_why_there_is_nothing_to_compute() -> None:
     failed = replace(alone("A", GIB), status="oom", reason="TP0 ran out of device memory")
-    found = Share(["memprof"], [failed], None, None, 0, 0, why_none="instance A does not start")
+    found = DeviceShare(
+        ["memprof"], [failed], None, None, 0, 0, why_none="instance A does not start"
+    )
     assert not found.found
     assert "why     instance A does not start" in drawn(found, 100)
 
@@ -118,7 +120,7 @@ def test_json_obeys_its_schema_and_is_read_back() -> None:
         data = json.loads(text)
         assert data["schema"] == "memprof.share/1"
         assert data["found"] is found.found
-        assert from_json(Share, data) == found
+        assert from_json(DeviceShare, data) == found
         for way, read in zip(found.ways, data["ways"], strict=True):
             assert read["holds"] is way.holds
             assert [each["flags"] for each in read["flags"]] == [each.flags for each in way.flags]

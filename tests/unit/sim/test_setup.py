@@ -15,7 +15,7 @@ import pytest
 from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim import runtime, setup
 from vllm_memprof.sim.extensions import Target
-from vllm_memprof.sim.setup import Progress, add_extra, run_command, setup_stack, tail_of
+from vllm_memprof.sim.setup import SetupProgress, add_extra, run_command, setup_stack, tail_of
 from vllm_memprof.sim.stacks import default_prefix, load_stack
 
 FACTS = 'MEMPROF {"device_total_bytes": 65452113920}'
@@ -72,7 +72,7 @@ class FakeMachine:
         return [" ".join(command) for command in self.commands if "install" in command]
 
 
-class Recorder(Progress):
+class Recorder(SetupProgress):
     def __init__(self) -> None:
         self.steps: list[str] = []
         self.details: list[str] = []

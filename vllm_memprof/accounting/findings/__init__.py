@@ -26,7 +26,7 @@ from vllm_memprof.accounting.findings import (
     sglang,
 )
 from vllm_memprof.accounting.findings.advice import device_total
-from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, Rule
+from vllm_memprof.accounting.findings.registry import ERROR, INFO, WARNING, FindingRule
 from vllm_memprof.accounting.model import Finding, RankReport, Report
 from vllm_memprof.record.loader import Run
 
@@ -35,7 +35,7 @@ __all__ = ["FINDINGS", "Rule", "blind_ranks", "device_total", "find"]
 _GRAVITY = {ERROR: 0, WARNING: 1, INFO: 2}
 
 #: id -> rule. Of findings as grave and as large as each other, the first here comes first.
-FINDINGS: dict[str, Rule] = {
+FINDINGS: dict[str, FindingRule] = {
     rule.id: rule
     for rule in (
         oom.out_of_memory,

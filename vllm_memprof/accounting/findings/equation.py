@@ -32,7 +32,7 @@ def equation_unbalanced(context: RankContext) -> Iterator[Found]:
     Computed:
         KV cache granted by the engine less the KV cache by the equation; more than the rounding of
         the printed figures. `vllm_memprof/accounting/equations.py::EQUATIONS` has the equations,
-        `vllm_memprof/accounting/search.py::search` tries them.
+        `vllm_memprof/accounting/infer_equation.py::search` tries them.
 
     To do:
         Report it with the run folder: the row of the equation for this release needs a correction.

@@ -11,7 +11,7 @@ from vllm_memprof.text import Text, text
 
 
 @dataclass(frozen=True)
-class Observer:
+class ObservingCall:
     """Functions that read memory or write a log: ``empty_cache`` there changes what is observed."""
 
     module: str  # pattern of the whole module name
@@ -21,26 +21,26 @@ class Observer:
 
 _READING = text("a memory reading")
 #: The most specific first.
-OBSERVERS: tuple[Observer, ...] = (
-    Observer(
+OBSERVERS: tuple[ObservingCall, ...] = (
+    ObservingCall(
         r"vllm\.platforms\.\w+",
         r"get_current_memory_usage",
         text("vLLM's reading of memory around the weight load"),
     ),
-    Observer(
+    ObservingCall(
         r"vllm\.utils(\.mem_utils)?", r"(measure|current_memory_usage|__enter__|__exit__)", _READING
     ),
-    Observer(
+    ObservingCall(
         r"sglang\..*",
         r"get_available_gpu_memory",
         text("sglang's reading of free memory, also for its log lines"),
     ),
-    Observer(
+    ObservingCall(
         r"(logging|loguru|structlog|prometheus_client)(\..*)?",
         r".*",
         text("writing a log or a metric"),
     ),
-    Observer(
+    ObservingCall(
         r".*",
         r"_?(get|read|query|check|log|print|report|dump|show|current|available)_"
         r"(\w+_)?(memory|mem|hbm|vram)(_\w+)?",
@@ -67,7 +67,7 @@ def observer_of(chain: Sequence[str]) -> tuple[str, Text] | None:
 
 
 @lru_cache(maxsize=4096)  # every rank has the same few
-def _observer(entry: str) -> Observer | None:
+def _observer(entry: str) -> ObservingCall | None:
     module, _, name = entry.partition(":")
     function = name.rpartition(".")[2]
     for row in OBSERVERS:

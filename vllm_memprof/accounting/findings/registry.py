@@ -1,7 +1,7 @@
 """Rules of findings: the function, its id, severity, title and needs beside it.
 
-``finding`` makes a ``Rule`` of a generator over one rank, ``finding_of_run`` of one over the run as
-a whole. The generators yield evidence, bytes and action; a rule fills in the rest.
+``finding`` makes a ``FindingRule`` of a generator over one rank, ``finding_of_run`` of one over the
+run as a whole. The generators yield evidence, bytes and action; a rule fills in the rest.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FindingRule:
     """A finding that a run may have."""
 
     id: str
@@ -106,7 +106,7 @@ class Rule:
 
 def finding(
     rule_id: str, *, severity: Severity, title: Text, needs: Need, priced: bool = True
-) -> Callable[[Callable[[RankContext], Iterator[Found]]], Rule]:
+) -> Callable[[Callable[[RankContext], Iterator[Found]]], FindingRule]:
     """Make a rule of a generator that looks at one rank at a time.
 
     Args:
@@ -117,24 +117,24 @@ def finding(
         priced: in KV tokens.
     """
 
-    def make(function: Callable[[RankContext], Iterator[Found]]) -> Rule:
+    def make(function: Callable[[RankContext], Iterator[Found]]) -> FindingRule:
         def find(context: Context) -> Iterator[Found]:
             for rank in context.ranks:
                 for found in function(RankContext(context.run, context.ranks, rank, context)):
                     yield replace(found, about=rank)
 
-        return Rule(rule_id, severity, title, needs, priced, find, *_origin(function))
+        return FindingRule(rule_id, severity, title, needs, priced, find, *_origin(function))
 
     return make
 
 
 def finding_of_run(
     rule_id: str, *, severity: Severity, title: Text, needs: Need
-) -> Callable[[Callable[[Context], Iterator[Found]]], Rule]:
+) -> Callable[[Callable[[Context], Iterator[Found]]], FindingRule]:
     """Make a rule of a generator that looks at the run as a whole, and says itself about what."""
 
-    def make(function: Callable[[Context], Iterator[Found]]) -> Rule:
-        return Rule(rule_id, severity, title, needs, True, function, *_origin(function))
+    def make(function: Callable[[Context], Iterator[Found]]) -> FindingRule:
+        return FindingRule(rule_id, severity, title, needs, True, function, *_origin(function))
 
     return make
 

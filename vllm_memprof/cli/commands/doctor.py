@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from vllm_memprof.launch.doctor import Check
+    from vllm_memprof.launch.doctor import DoctorCheck
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -71,7 +71,7 @@ def doctor(
     raise typer.Exit(1)
 
 
-def _holders(device: str) -> list[Check]:
+def _holders(device: str) -> list[DoctorCheck]:
     """Return rows of who holds the devices; one that says why where they cannot be read.
 
     Raises:
@@ -82,12 +82,12 @@ def _holders(device: str) -> list[Check]:
     from vllm_memprof.holders.checks import holder_checks
     from vllm_memprof.holders.look import look
     from vllm_memprof.holders.processes import run_parents
-    from vllm_memprof.launch.doctor import WARNING, Check
+    from vllm_memprof.launch.doctor import WARNING, DoctorCheck
 
     try:
         who = look(source_of(device, None), folders=run_parents())
     except UsageError:
         raise
     except MemprofError as error:
-        return [Check("who holds it", WARNING, error.message, error.hint or "")]
+        return [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
     return holder_checks(who)

@@ -21,7 +21,7 @@ from vllm_memprof.files import from_here
 from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.pool import Task, Watcher
+    from vllm_memprof.plans.pool import PlanWatcher, Task
     from vllm_memprof.plans.rows import PlanRow
     from vllm_memprof.plans.sweep import SweepJob
 
@@ -185,7 +185,9 @@ class _Pool:
 
             require_ray()
 
-    def __call__(self, tasks: Sequence[Task], watcher: Watcher) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(
+        self, tasks: Sequence[Task], watcher: PlanWatcher
+    ) -> Iterator[tuple[Task, PlanRow]]:
         if not tasks:
             return iter(())
         if self._ray is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from vllm_memprof.engines.vllm import multimodal_batch
 from vllm_memprof.engines.vllm.batch_limits import NEW_TOKENS, Limits
-from vllm_memprof.engines.vllm.multimodal_batch import Item
+from vllm_memprof.engines.vllm.multimodal_batch import MediaItem
 
 #: How the requests sample.
 SAMPLING = {
@@ -40,7 +40,7 @@ class Prompt:
 
     text: list[int]  # token ids, after its items
     new_tokens: int
-    items: tuple[Item, ...] = ()
+    items: tuple[MediaItem, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -49,7 +49,7 @@ class Prompt:
 
 
 @dataclass
-class Seen:
+class LargestSteps:
     """The largest steps that were run, as the scheduler made them."""
 
     prefill_tokens: int = 0  # of one step
@@ -127,7 +127,7 @@ def drive(core: Any, vllm_config: Any) -> dict[str, Any]:
     if reason is None:
         found = list(multimodal_batch.largest(vllm_config, core.scheduler, limits))
         for batch in sorted(found, key=multimodal_batch.Batch.largest_item, reverse=True):
-            seen = driver.run(with_items(batch.requests)) if batch.requests else Seen()
+            seen = driver.run(with_items(batch.requests)) if batch.requests else LargestSteps()
             modalities.append(
                 {
                     "modality": batch.modality,
@@ -175,11 +175,11 @@ class _Driver:
     def __init__(self, core: Any) -> None:
         self._core = core
         self._batches = 0
-        self.seen = Seen()  # of all batches
+        self.seen = LargestSteps()  # of all batches
 
-    def run(self, batch: Sequence[Prompt]) -> Seen:
+    def run(self, batch: Sequence[Prompt]) -> LargestSteps:
         """Add the requests of a batch at once, and step until all have ended."""
-        core, here = self._core, Seen()
+        core, here = self._core, LargestSteps()
         requests = {f"batch-{self._batches}-{at}": prompt for at, prompt in enumerate(batch)}
         self._batches += 1
         schedule = core.scheduler.schedule

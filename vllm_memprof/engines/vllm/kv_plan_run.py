@@ -16,16 +16,16 @@ from typing import Any
 
 from vllm_memprof.capture import actions, plugin
 from vllm_memprof.capture.hook import StopAfterPlan
-from vllm_memprof.engines.vllm.hold import hold
 from vllm_memprof.engines.vllm.rank_choice import (
     Choice,
     RankError,
     RankFailure,
-    Replica,
+    ReplicaRanks,
     World,
     choose,
     layer_kinds,
 )
+from vllm_memprof.engines.vllm.wait_for_go import hold
 from vllm_memprof.record.schema import READY, SERVED
 
 #: Vocabularies are padded to a multiple of it.
@@ -162,7 +162,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _plan_replica(
-    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None, to_the_end: bool
+    vllm_config: Any, choice: Choice, replica: ReplicaRanks, devices: int | None, to_the_end: bool
 ) -> int:
     """One engine core in this process."""
     from vllm.v1.engine.core import EngineCore
@@ -275,7 +275,7 @@ def _plan_replicas(vllm_config: Any, choice: Choice, devices: int | None, to_the
 
 
 def _replica_process(
-    vllm_config: Any, choice: Choice, replica: Replica, devices: int | None, to_the_end: bool
+    vllm_config: Any, choice: Choice, replica: ReplicaRanks, devices: int | None, to_the_end: bool
 ) -> None:
     try:
         status = _plan_replica(vllm_config, choice, replica, devices, to_the_end)

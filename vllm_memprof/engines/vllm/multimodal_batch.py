@@ -24,7 +24,7 @@ _TRIES, _SMALLER = 12, 0.98
 
 
 @dataclass(frozen=True)
-class Item:
+class MediaItem:
     """One image, video or audio, and a prompt of nothing else."""
 
     modality: str
@@ -36,7 +36,7 @@ class Item:
 
 
 #: Items of a request, and tokens of text after them.
-Request = tuple[tuple[Item, ...], int]
+Request = tuple[tuple[MediaItem, ...], int]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def fill(limits: Limits, room: Room, tokens: int, embeds: int) -> list[tuple[int
 
 
 def requests_of(
-    limits: Limits, room: Room, item: Item, smaller: Callable[[int], Item | None]
+    limits: Limits, room: Room, item: MediaItem, smaller: Callable[[int], MediaItem | None]
 ) -> list[Request]:
     """Return the requests of a batch; none where no request can hold the item.
 
@@ -160,12 +160,12 @@ def largest(vllm_config: Any, scheduler: Any, limits: Limits) -> Iterator[Batch]
             yield Batch(modality, [], budget, said)
 
 
-def prompt_of(items: tuple[Item, ...]) -> list[int]:
+def prompt_of(items: tuple[MediaItem, ...]) -> list[int]:
     """Return the token ids of items after each other."""
     return [token for item in items for token in item.tokens]
 
 
-def features_of(name: str, items: tuple[Item, ...]) -> list[Any]:
+def features_of(name: str, items: tuple[MediaItem, ...]) -> list[Any]:
     """Return the items of a request as the engine takes them, each under a name of its own.
 
     Args:
@@ -216,7 +216,7 @@ class _Maker:
         found: Mapping[str, int] = of.allowed_mm_limits
         return found
 
-    def make(self, modality: str, length: int, source: Any = None) -> Item:
+    def make(self, modality: str, length: int, source: Any = None) -> MediaItem:
         """Return an item.
 
         Args:
@@ -244,7 +244,7 @@ class _Maker:
         [(named, places)] = made["mm_placeholders"].items()
         [position] = places
         embeds = position.get_num_embeds
-        return Item(
+        return MediaItem(
             modality=named,
             tokens=list(made["prompt_token_ids"]),
             embeds=int(embeds() if callable(embeds) else embeds),  # a property in 0.13
@@ -253,7 +253,7 @@ class _Maker:
             source=source,
         )
 
-    def make_smaller(self, item: Item, embeds: int) -> Item | None:
+    def make_smaller(self, item: MediaItem, embeds: int) -> MediaItem | None:
         """Return an image of at most so many tokens of the encoder, and nearly as many.
 
         None: it is no image, or the model takes none that is so small.

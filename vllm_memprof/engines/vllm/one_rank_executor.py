@@ -21,11 +21,11 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from vllm_memprof.engines.replaced import replaced
 from vllm_memprof.engines.vllm.absent_peers import join_alone
-from vllm_memprof.engines.vllm.asked_once import alike_questions_once
 from vllm_memprof.engines.vllm.compiled_pieces import alike_pieces_once
-from vllm_memprof.engines.vllm.left_out import needless_work
+from vllm_memprof.engines.vllm.dynamo_caches import alike_questions_once
 from vllm_memprof.engines.vllm.peer_contexts import hold_contexts, is_in_use, let_go
-from vllm_memprof.engines.vllm.rank_choice import RankFailure, Replica
+from vllm_memprof.engines.vllm.rank_choice import RankFailure, ReplicaRanks
+from vllm_memprof.engines.vllm.skipped_compilation import needless_work
 
 #: The calls that a plan makes, in their order.
 _ASKED = ("get_kv_cache_specs", "determine_available_memory")
@@ -54,7 +54,9 @@ class PlanExecutor(UniProcExecutor):  # type: ignore[misc]
         return found
 
 
-def make_executor(replica: Replica, devices: int | None, on_crowd: Callable[[int], None]) -> type:
+def make_executor(
+    replica: ReplicaRanks, devices: int | None, on_crowd: Callable[[int], None]
+) -> type:
     """An executor class for the ranks of a replica that are run.
 
     Args:

@@ -28,7 +28,7 @@ class PromptError(Exception):
     """A file of prompts or images is missing, or has a line of an unknown shape."""
 
 
-class Row(TypedDict, total=False):
+class PromptRow(TypedDict, total=False):
     """What the engine gets: ``prompt`` or ``messages``."""
 
     prompt: str
@@ -40,10 +40,10 @@ class Request:
     """One request, before its images are read."""
 
     name: str  # for messages: the line or the file it comes from
-    content: Row
+    content: PromptRow
     images: tuple[Path, ...] = field(default=())  # that its messages name as files
 
-    def row(self) -> Row:
+    def row(self) -> PromptRow:
         """Return what the engine gets, with its images in it.
 
         Raises:

@@ -103,7 +103,7 @@ def _more(what: str, count: int | None, size: int | None) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaRanks:
     """One data-parallel replica of which ranks are run."""
 
     index: int
@@ -117,7 +117,7 @@ class Choice:
     mode: str  # one | all | edges
     why: str
     world: World
-    replicas: list[Replica]
+    replicas: list[ReplicaRanks]
     alike: dict[int, list[int]]  # rank that is run -> other ranks that hold the same
     not_run: list[int]  # ranks that hold something else than any rank that is run
     crowded: tuple[int, int] | None = None  # (device, contexts of other ranks on it), of a machine
@@ -195,12 +195,12 @@ def choose(
         why = why if rank is not None else (reason or "all processes fit this machine")
     if mode == "all" or world.size == 1:
         everyone = [
-            Replica(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)
+            ReplicaRanks(r, {k: [k] for k in range(world.replica_size)}) for r in range(world.data)
         ]
         return Choice("all", why, world, everyone, {k: [] for k in range(world.size)}, [])
     if mode == "one":
         index, own = divmod(rank or 0, world.replica_size)
-        replicas = [Replica(index, {own: list(range(world.replica_size))})]
+        replicas = [ReplicaRanks(index, {own: list(range(world.replica_size))})]
     else:
         replicas = _edges(world)
     return Choice(mode, why, world, replicas, *_alike(world, replicas))
@@ -215,7 +215,7 @@ def _too_many(size: int, devices: int | None, host_bytes: int | None) -> str | N
     return None
 
 
-def _edges(world: World) -> list[Replica]:
+def _edges(world: World) -> list[ReplicaRanks]:
     """Return the replicas that differ, each with its ends and the first of each kind of shard."""
     ranks = range(world.replica_size)
     shards = [tuple(world.shard(index, rank) for rank in ranks) for index in range(world.data)]
@@ -228,11 +228,13 @@ def _edges(world: World) -> list[Replica]:
             if rank not in ends:
                 ends.setdefault(own.index(shard), set()).add(rank)
         stands_for = {rank: sorted(others | {rank}) for rank, others in sorted(ends.items())}
-        replicas.append(Replica(index, stands_for))
+        replicas.append(ReplicaRanks(index, stands_for))
     return replicas
 
 
-def _alike(world: World, replicas: Sequence[Replica]) -> tuple[dict[int, list[int]], list[int]]:
+def _alike(
+    world: World, replicas: Sequence[ReplicaRanks]
+) -> tuple[dict[int, list[int]], list[int]]:
     run = [(r.index, rank) for r in replicas for rank in r.stands_for]
     first: dict[tuple[Any, ...], int] = {}
     alike: dict[int, list[int]] = {}

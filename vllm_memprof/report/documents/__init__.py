@@ -8,7 +8,7 @@ from vllm_memprof.compare.diff import Diff
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
-from vllm_memprof.plans.share_rows import Share
+from vllm_memprof.plans.share_rows import DeviceShare
 from vllm_memprof.report.document import Document
 from vllm_memprof.report.documents.calibrated import calibrated_document
 from vllm_memprof.report.documents.check import check_document
@@ -20,7 +20,7 @@ from vllm_memprof.report.documents.starts import Starts, starts_document
 from vllm_memprof.report.documents.who import who_document
 
 #: Whatever there is a document of.
-Found = Report | Starts | Diff | CheckResult | Sweep | Fit | Share | Who | Calibrated
+Found = Report | Starts | Diff | CheckResult | Sweep | Fit | DeviceShare | Who | Calibrated
 
 
 def document(found: Found, width: int) -> Document:
@@ -37,6 +37,6 @@ def document(found: Found, width: int) -> Document:
         return who_document(found, width)
     if isinstance(found, Calibrated):
         return calibrated_document(found, width)
-    if isinstance(found, Share):
+    if isinstance(found, DeviceShare):
         return share_document(found, width)
     return sweep_document(found, width) if isinstance(found, Sweep) else fit_document(found, width)

@@ -11,7 +11,7 @@ from vllm_memprof.plans.calibrated_rows import (
     NON_TORCH,
     WORKSPACE,
     Calibrated,
-    Correction,
+    ProfileCorrection,
 )
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.spans import MODELLED
@@ -128,7 +128,7 @@ def _corrections(found: Calibrated, wide: bool) -> Section:
     return Section(text("Corrections of modelled memory"), columns, rows, notes)
 
 
-def _told(each: Correction) -> Text | str:
+def _told(each: ProfileCorrection) -> Text | str:
     if each.source is None:
         return "-"
     how = _HOW.get(each.hardware_how or "", UNKNOWN)
@@ -137,7 +137,7 @@ def _told(each: Correction) -> Text | str:
     return text("{source}; {how}", source=each.source, how=how)
 
 
-def _rounded(each: Correction) -> str:
+def _rounded(each: ProfileCorrection) -> str:
     shown = format_gib(each.hardware_bytes, 4)
     if each.hardware_bytes is None or not each.half_unit_bytes:
         return shown

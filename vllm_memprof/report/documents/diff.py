@@ -23,7 +23,7 @@ from vllm_memprof.compare.causes import (
     STATE,
     UNKNOWN,
     Cause,
-    Side,
+    CausePart,
 )
 from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
 from vllm_memprof.record.spans import UNEXPLAINED
@@ -356,7 +356,7 @@ def _owner_notes(rank: RankDiff) -> list[Text]:
     ]
 
 
-def _held(cause: Cause, side: Side) -> str:
+def _held(cause: Cause, side: CausePart) -> str:
     """Return what a run held, GiB; in brackets what its equation does not subtract."""
     if not side.subtracts or side.subtracted_bytes is None:
         return "" if side.held_bytes is None else f"({format_gib(side.held_bytes, 4)})"
@@ -374,7 +374,7 @@ def _why(rank: RankDiff, cause: Cause) -> str:
     if not cause.a.subtracts or not cause.b.subtracts:
         return text("subtracted by {equation} only", equation=a if cause.a.subtracts else b)
 
-    def subtracted(side: Side) -> str:
+    def subtracted(side: CausePart) -> str:
         if len(side.subtracts) == len(cause.names):
             return text("all of it")
         return join(" + ", [title_of(name) for name in side.subtracts])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.plans.share_rows import Flags, Share, Start, Way
+from vllm_memprof.plans.share_rows import DeviceShare, Flags, InstanceStart, SharingPlan
 from vllm_memprof.record.schema import READY
 from vllm_memprof.report.document import (
     BAD,
@@ -31,7 +31,7 @@ _STATUS = {
 }
 
 
-def share_document(share: Share, width: int) -> Document:
+def share_document(share: DeviceShare, width: int) -> Document:
     """Return a table of each alone, one of every way to share with its starts, and the flags."""
     wide = width >= _WIDE
     models = ", ".join(f"{each.name} {each.model}" for each in share.instances)
@@ -75,7 +75,7 @@ def share_document(share: Share, width: int) -> Document:
     )
 
 
-def _alone(share: Share, wide: bool) -> Section:
+def _alone(share: DeviceShare, wide: bool) -> Section:
     columns = [
         Column(text("Instance")),
         *([Column(text("Model"), right=False)] if wide else []),
@@ -122,7 +122,7 @@ def _alone(share: Share, wide: bool) -> Section:
     return Section(text("Each alone"), columns, rows, notes)
 
 
-def _title(way: Way) -> Text:
+def _title(way: SharingPlan) -> Text:
     if way.order is not None:
         if len(way.order) == 1:
             return text("By utilization")
@@ -132,7 +132,7 @@ def _title(way: Way) -> Text:
     return text("By utilization, in any order of starting")
 
 
-def _way(way: Way, wide: bool) -> Section:
+def _way(way: SharingPlan, wide: bool) -> Section:
     if not way.flags:
         reason = text("none: {reason}", reason=way.why_none or "-")
         return Section(_title(way), [], [], [reason])
@@ -180,7 +180,7 @@ def _flags(each: Flags, blocks: bool) -> list[str]:
     ]
 
 
-def _starts(starts: list[Start], wide: bool) -> Section:
+def _starts(starts: list[InstanceStart], wide: bool) -> Section:
     columns = [
         Column(text("Order"), right=False),
         Column(text("Those before"), right=False),

@@ -18,8 +18,8 @@ from vllm_memprof.accounting.model import (
     DERIVED,
     MODELLED,
     Budget,
-    Held,
     NotSubtracted,
+    PeakItem,
     RankReport,
     Report,
     TermRow,
@@ -302,7 +302,7 @@ def _equation_notes(report: Report, rank: RankReport) -> list[str]:
     ]
 
 
-def _not_measured(item: Held | NotSubtracted) -> Text:
+def _not_measured(item: PeakItem | NotSubtracted) -> Text:
     """Return the note of an item that is not known."""
     return text(
         "{title}: {not_measured} ({reason})",

@@ -38,7 +38,7 @@ _PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with
 
 
 @dataclass(frozen=True)
-class _Passage:
+class _PhasePassage:
     """One or several passages of one rank through a phase, as one row shows them."""
 
     name: str
@@ -135,7 +135,7 @@ def phase_section(report: Report, wide: bool) -> Section:
     return Section(title, columns, plain, notes)
 
 
-_Group = list[tuple[str, _Passage]]
+_Group = list[tuple[str, _PhasePassage]]
 
 
 def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[tuple[str, ...]]:
@@ -164,7 +164,7 @@ def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[t
     return [key for key in groups if key in kept]
 
 
-def _readings(passage: _Passage, names: list[str]) -> list[int | None]:
+def _readings(passage: _PhasePassage, names: list[str]) -> list[int | None]:
     edges = (passage.before, passage.after)
     return [
         None if snapshot is None else getattr(snapshot, name)
@@ -247,7 +247,7 @@ def _digits(report: Report) -> int:
     return 4 if 0 < max(peaks, default=0) < GIB else 2
 
 
-def _edges(passage: _Passage, name: str, digits: int) -> str:
+def _edges(passage: _PhasePassage, name: str, digits: int) -> str:
     before, after = (
         None if snapshot is None else getattr(snapshot, name)
         for snapshot in (passage.before, passage.after)
@@ -257,10 +257,10 @@ def _edges(passage: _Passage, name: str, digits: int) -> str:
     return f"{printed_gib(before, digits)} → {printed_gib(after, digits)}"
 
 
-def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
+def _passages(rank: RankReport) -> dict[_PhaseKey, _PhasePassage]:
     """Return a rank's phases by name, by start; many of a kind within one parent become one."""
     keys: dict[int | None, _PhaseKey] = {None: ()}
-    found: list[tuple[int, _PhaseKey, _Passage]] = []
+    found: list[tuple[int, _PhaseKey, _PhasePassage]] = []
     for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
         groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
         for row in rank.phases:
@@ -283,9 +283,9 @@ def _bundles(rows: list[Span]) -> list[list[Span]]:
     return [ended, *([row] for row in rows if row.open)]
 
 
-def _bundle(name: str, rows: list[Span]) -> _Passage:
+def _bundle(name: str, rows: list[Span]) -> _PhasePassage:
     seconds = [row.seconds for row in rows if row.seconds is not None]
-    return _Passage(
+    return _PhasePassage(
         name=name,
         depth=rows[0].depth,
         seconds=sum(seconds) if seconds else None,
@@ -295,7 +295,7 @@ def _bundle(name: str, rows: list[Span]) -> _Passage:
     )
 
 
-def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
+def _merged_order(per_rank: list[dict[_PhaseKey, _PhasePassage]]) -> list[_PhaseKey]:
     """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
     order: list[_PhaseKey] = []
     known: set[_PhaseKey] = set()

@@ -24,9 +24,9 @@ from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     WARNING_BYTES,
     Context,
+    FindingRule,
     Found,
     RankContext,
-    Rule,
     by_bytes,
     finding,
     finding_of_run,
@@ -43,12 +43,12 @@ ROOT = Path(vllm_memprof.__file__).parents[1]
 ZH = tomllib.loads((ROOT / "vllm_memprof/report/lang/zh/findings.toml").read_text())
 
 
-def rules() -> list[Rule]:
+def rules() -> list[FindingRule]:
     """All rules of the modules, wherever they are listed."""
     found = []
     for info in pkgutil.iter_modules(findings.__path__, f"{findings.__name__}."):
         module = importlib.import_module(info.name)
-        found += [value for value in vars(module).values() if isinstance(value, Rule)]
+        found += [value for value in vars(module).values() if isinstance(value, FindingRule)]
     return found
 
 

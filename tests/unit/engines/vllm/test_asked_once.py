@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vllm_memprof.engines.vllm.asked_once import _hidden_dictionaries, once_for_each, remembering
+from vllm_memprof.engines.vllm.dynamo_caches import _hidden_dictionaries, once_for_each, remembering
 
 
 def test_each_of_equal_pairs_is_added_once() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_memprof.engines.vllm.batch_limits import Limits
-from vllm_memprof.engines.vllm.full_step import Seen, batches
+from vllm_memprof.engines.vllm.full_step import LargestSteps, batches
 
 ROOMY = Limits(
     batched_tokens=8192,
@@ -78,7 +78,7 @@ def test_prompts_of_one_batch_share_no_block() -> None:
 
 
 def test_what_was_run_is_counted() -> None:
-    seen = Seen()
+    seen = LargestSteps()
     seen.count({"a": 2048, "b": 10}, {})
     seen.count({"a": 1, "b": 1, "c": 5}, {"a": 4000, "b": 500})  # not a decode: c computes more
     assert (seen.prefill_tokens, seen.decode_requests, seen.steps) == (2058, 0, 2)
@@ -89,7 +89,7 @@ def test_what_was_run_is_counted() -> None:
 
 
 def test_items_are_counted_in_the_step_that_encodes_most() -> None:
-    seen = Seen()
+    seen = LargestSteps()
     seen.count_items([], 4096)
     assert (seen.items, seen.encoder_tokens, seen.step_tokens) == (0, 0, 0)
     seen.count_items([1024, 900], 2048)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_memprof.engines.vllm.left_out import _uncollected, without_guards
+from vllm_memprof.engines.vllm.skipped_compilation import _uncollected, without_guards
 
 
 class Pickler:

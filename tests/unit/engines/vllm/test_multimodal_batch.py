@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from tests.unit.engines.vllm.test_full_step import ROOMY, SIZES
 from vllm_memprof.engines.vllm.batch_limits import Limits
 from vllm_memprof.engines.vllm.full_step import with_items
-from vllm_memprof.engines.vllm.multimodal_batch import Batch, Item, Room, fill, largest, requests_of
+from vllm_memprof.engines.vllm.multimodal_batch import (
+    Batch,
+    MediaItem,
+    Room,
+    fill,
+    largest,
+    requests_of,
+)
 
 ROOM = Room(per_prompt=999, encoder_tokens=8192, whole=False)
 ROOMS = st.builds(
@@ -22,8 +29,8 @@ ROOMS = st.builds(
 )
 
 
-def item(embeds: int, around: int = 2) -> Item:
-    return Item("image", [7] * (embeds + around), embeds, None, None, None)
+def item(embeds: int, around: int = 2) -> MediaItem:
+    return MediaItem("image", [7] * (embeds + around), embeds, None, None, None)
 
 
 def none(_: int) -> None:
@@ -61,7 +68,7 @@ def test_one_item_larger_than_a_step_is_encoded_alone() -> None:
 def test_a_smaller_item_takes_what_the_largest_leave() -> None:
     asked = []
 
-    def smaller(left: int) -> Item:
+    def smaller(left: int) -> MediaItem:
         asked.append(left)
         return item(left - 8)
 

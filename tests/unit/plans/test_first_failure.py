@@ -9,15 +9,15 @@ import pytest
 from vllm_memprof.accounting.model import (
     Budget,
     Finding,
-    Held,
     Kv,
     Oom,
+    PeakItem,
     RankReport,
     Report,
     RunSummary,
     TermRow,
 )
-from vllm_memprof.plans.beyond import Planned, beyond
+from vllm_memprof.plans.first_failure import TriedPlan, beyond
 from vllm_memprof.plans.wants import Miss
 
 GIB = 1 << 30
@@ -30,9 +30,9 @@ RUN = RunSummary(
 
 def rank(label: str, activation: int, kv_cache: int, spare: int | None) -> RankReport:
     held = [
-        Held("reserved_peak", "", 5 * GIB + activation, "measured", ""),
-        Held("non_torch_peak", "", GIB, "measured", ""),
-        Held("late_device", "", None, "derived", "", "not reached"),
+        PeakItem("reserved_peak", "", 5 * GIB + activation, "measured", ""),
+        PeakItem("non_torch_peak", "", GIB, "measured", ""),
+        PeakItem("late_device", "", None, "derived", "", "not reached"),
     ]
     budget = Budget(
         spare_bytes=spare,
@@ -54,13 +54,13 @@ def report(*ranks: RankReport, status: str = "ok", findings: tuple[Finding, ...]
     return Report(replace(RUN, status=status), list(ranks), list(findings))
 
 
-ANSWER = Planned("8", report(rank("TP0", GIB, 40 * GIB, 9 * GIB),
+ANSWER = TriedPlan("8", report(rank("TP0", GIB, 40 * GIB, 9 * GIB),
                              rank("TP1", GIB, 40 * GIB, 3 * GIB)), [])  # fmt: skip
 
 
 def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -> None:
     failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
-    found = beyond(Planned("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
+    found = beyond(TriedPlan("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
     assert found.text == "1.0000 GiB short; headroom"
     grown = {row.name: row.difference_bytes for row in found.owners}
@@ -84,7 +84,7 @@ def test_an_oom_is_short_of_what_was_asked_for_less_what_was_free(
     )  # fmt: skip
     failing = report(rank("TP0", GIB, 41 * GIB, 2 * GIB),
                      replace(rank("TP1", GIB, 41 * GIB, 2 * GIB), oom=oom), status="oom")  # fmt: skip
-    found = beyond(Planned("9", failing, [Miss("ran out", "plan")]), ANSWER)
+    found = beyond(TriedPlan("9", failing, [Miss("ran out", "plan")]), ANSWER)
     assert (found.kind, found.label, found.phase, found.site) == (
         "oom", "TP1", "request", "linear.py:58",
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 ) -> None:
     said = Finding(finding, "error", 0, "TP0", "title", "evidence", size)
     failing = report(rank("TP0", GIB, 0, None), status="failed", findings=(said,))
-    found = beyond(Planned("9", failing, [Miss("ValueError: no", "plan")]), None)
+    found = beyond(TriedPlan("9", failing, [Miss("ValueError: no", "plan")]), None)
     assert (found.kind, found.short_bytes, found.at_least) == (kind, short, at_least)
     assert found.text.endswith("ValueError: no")
     assert ("GiB short; " in found.text, "at least" in found.text) == (short is not None, at_least)
@@ -116,7 +116,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 
 
 def test_a_plan_without_a_report_has_its_reason_alone() -> None:
-    found = beyond(Planned("9", None, [Miss("unrecognized arguments: --x", "refused")]), ANSWER)
+    found = beyond(TriedPlan("9", None, [Miss("unrecognized arguments: --x", "refused")]), ANSWER)
     assert (found.kind, found.text, found.short_bytes) == (
         "failed", "unrecognized arguments: --x", None,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_kv_cache_that_is_too_small_for_a_request_lacks_the_rest_of_it(
     refused = replace(refused, budget=replace(refused.budget, engine_kv_cache_bytes=32 << 20))
     served = rank("TP0", GIB, 640 << 20, 9 * GIB)
     kv = Kv(blocks=320, max_concurrency=10.0, bytes_per_block=per_block, planned_bytes=640 << 20)
-    answer = Planned("8", report(replace(served, kv=kv)), [])
-    failing = Planned("9", report(refused, status="failed"), [Miss(said, "room")])
+    answer = TriedPlan("8", report(replace(served, kv=kv)), [])
+    failing = TriedPlan("9", report(refused, status="failed"), [Miss(said, "room")])
     found = beyond(failing, answer)
     assert (found.kind, found.short_bytes, found.at_least) == ("kv-cache", short, at_least)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from vllm_memprof.errors import SetupError
-from vllm_memprof.sim import left_out
+from vllm_memprof.sim import cuda_stubs
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
 
@@ -56,23 +56,23 @@ def site_packages(tmp_path):
 
 
 def test_what_the_binaries_want_is_read_from_them(site_packages):
-    wanted = left_out.find_wanted(site_packages)
+    wanted = cuda_stubs.find_wanted(site_packages)
     assert wanted.libraries == {"libfancy.so.12", "libplain.so.2"}
     assert wanted.versioned == {
         ("libfancy.so.12", "libfancy.so.12"): {"fancyMalloc", "__cudaRegister"}
     }
     assert wanted.unversioned == {"plainInit"}
-    assert left_out.find_wanted(site_packages, ["libfancy.so.12"]).libraries == {"libplain.so.2"}
+    assert cuda_stubs.find_wanted(site_packages, ["libfancy.so.12"]).libraries == {"libplain.so.2"}
 
 
 def test_a_file_that_only_looks_like_a_library_is_passed_over(site_packages):
     (site_packages / "torch/lib/libtorch_x.so.txt").write_text("notes")
-    assert left_out.find_wanted(site_packages).libraries == {"libfancy.so.12", "libplain.so.2"}
+    assert cuda_stubs.find_wanted(site_packages).libraries == {"libfancy.so.12", "libplain.so.2"}
 
 
 def test_stand_ins_load_and_fail_by_name(site_packages, tmp_path, capfd):
     out = tmp_path / "out"
-    built = left_out.build_left_out(site_packages, out, "gcc")
+    built = cuda_stubs.build_left_out(site_packages, out, "gcc")
     assert sorted(path.name for path in built) == ["libfancy.so.12", "libplain.so.2"]
     assert sorted(path.name for path in out.iterdir()) == ["libfancy.so.12", "libplain.so.2"]
     code = (
@@ -104,7 +104,7 @@ def test_messages_of_errors_are_text(tmp_path):
     """The result is read as a string: a code in its place is an address that nobody mapped."""
     codes = ["cudaGetLastError", "cuGetErrorString", "cudaMalloc"]
     source, library = tmp_path / "texts.c", tmp_path / "libtexts.so"
-    source.write_text(left_out.stand_in_source([*TEXT_FUNCTIONS, *codes]))
+    source.write_text(cuda_stubs.stand_in_source([*TEXT_FUNCTIONS, *codes]))
     options = ["-shared", "-fPIC", "-fno-builtin", "-w"]
     subprocess.run(["gcc", *options, str(source), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
@@ -112,17 +112,17 @@ def test_messages_of_errors_are_text(tmp_path):
         function = getattr(loaded, name)
         function.restype = ctypes.c_char_p
         assert b"no CUDA here" in function(100)
-    assert [getattr(loaded, name)() for name in codes] == [left_out.NO_DEVICE] * 3
+    assert [getattr(loaded, name)() for name in codes] == [cuda_stubs.NO_DEVICE] * 3
 
 
 def test_nothing_is_built_where_nothing_is_missing(tmp_path):
     libs = tmp_path / "site" / "torch" / "lib"
     libs.mkdir(parents=True)
     compile_library(libs / "libcpu.so", "int f(void){return 1;}")
-    assert left_out.build_left_out(tmp_path / "site", tmp_path / "out", "gcc") == []
+    assert cuda_stubs.build_left_out(tmp_path / "site", tmp_path / "out", "gcc") == []
     assert ctypes.CDLL(str(libs / "libcpu.so")).f() == 1
 
 
 def test_a_compiler_that_fails_is_named(site_packages, tmp_path):
     with pytest.raises(SetupError, match=r"stand-in for libfancy\.so\.12"):
-        left_out.build_left_out(site_packages, tmp_path / "out", "false")
+        cuda_stubs.build_left_out(site_packages, tmp_path / "out", "false")

@@ -11,9 +11,9 @@ from tests.unit.accounting.builders import DATA, gib
 from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budgets import fits_request
 from vllm_memprof.accounting.equations import divisor_of, form_of, select
+from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
 from vllm_memprof.accounting.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import Finding, Report
-from vllm_memprof.accounting.search import Printed, device_by_total, search
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.units import GIB
 

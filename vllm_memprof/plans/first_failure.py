@@ -1,4 +1,4 @@
-"""Why a value does not pass: the reports of two plans enter, a ``Beyond`` leaves.
+"""Why a value does not pass: the reports of two plans enter, a ``FirstFailure`` leaves.
 
 The plan of the answer and that of the first value that does not pass differ in one option. What is
 held at the serving peak of both, owner by owner, says what took the memory; the failed allocation
@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from vllm_memprof.accounting.kv import blocks_per_request
 from vllm_memprof.accounting.model import Oom, RankReport, Report
 from vllm_memprof.accounting.quantities import held_quantities, is_device_wide, title_of
-from vllm_memprof.plans.rows import Beyond, OwnerChange
+from vllm_memprof.plans.rows import FirstFailure, OwnerChange
 from vllm_memprof.plans.wants import Miss
 from vllm_memprof.record.spans import DERIVED, MEASURED, MODELLED, How
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib, one_line, sum_or_none
 
 #: Findings of an engine that refused to start, whose bytes are what it lacks; with the kind of
-#: ``Beyond``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
+#: ``FirstFailure``. Their bytes are what is missing, but for ``negative-kv``: the KV cache itself.
 _REFUSALS = {"kv-too-small": "kv-cache", "negative-kv": "kv-cache", "startup-refused": "in-use"}
 #: Parts of the reserved peak of the profile run. The rest of it, and all that is held beside it, is
 #: one row each: which of them a later reading belongs to differs from run to run.
@@ -43,7 +43,7 @@ _BEFORE_KV = ("non_torch", "graph_estimate")
 
 
 @dataclass(frozen=True)
-class Planned:
+class TriedPlan:
     """A plan that was tried: its value, its report if there is one, and what it lacks."""
 
     value: str
@@ -51,7 +51,7 @@ class Planned:
     missing: list[Miss]
 
 
-def beyond(failed: Planned, answer: Planned | None) -> Beyond:
+def beyond(failed: TriedPlan, answer: TriedPlan | None) -> FirstFailure:
     """Return why a value does not pass, beside the plan of the answer, if there is one."""
     texts = [miss.text for miss in failed.missing]
     told = join("; ", [one_line(each, _MOST) if len(each) > _MOST else each for each in texts])
@@ -66,7 +66,7 @@ def beyond(failed: Planned, answer: Planned | None) -> Beyond:
         kind = "want" if report is not None or short else "failed"
         most = max(short, default=None)
         lack = [] if most is None else [text("{size:gib4} GiB short", size=most)]
-        found = Beyond(failed.value, kind, join("; ", [*lack, told]), short_bytes=most)
+        found = FirstFailure(failed.value, kind, join("; ", [*lack, told]), short_bytes=most)
     if report is None or rank is None:
         return found
     like = None if answer is None else _like(rank, answer.report)
@@ -91,7 +91,7 @@ def _like(rank: RankReport, report: Report | None) -> RankReport | None:
     return same or _rank_of(report)
 
 
-def _of_oom(value: str, rank: RankReport, oom: Oom) -> Beyond:
+def _of_oom(value: str, rank: RankReport, oom: Oom) -> FirstFailure:
     where = oom.phase or oom.last_phase
     parts: list[str] = [
         text("{label} ran out of device memory in {phase}", label=rank.label, phase=where)
@@ -106,7 +106,7 @@ def _of_oom(value: str, rank: RankReport, oom: Oom) -> Beyond:
         parts.append(text("{size:gib4} GiB short", size=oom.missing_bytes))
     if oom.site is not None:
         parts.append(text("called at {site}", site=oom.site))
-    return Beyond(
+    return FirstFailure(
         value=value,
         kind="oom",
         text=join(", ", parts),
@@ -118,7 +118,9 @@ def _of_oom(value: str, rank: RankReport, oom: Oom) -> Beyond:
     )
 
 
-def _of_refusal(failed: Planned, report: Report, told: str, answer: Report | None) -> Beyond:
+def _of_refusal(
+    failed: TriedPlan, report: Report, told: str, answer: Report | None
+) -> FirstFailure:
     """Return what an engine lacks that refused to start, where a figure says it."""
     value = failed.value
     for finding in report.findings:
@@ -128,21 +130,21 @@ def _of_refusal(failed: Planned, report: Report, told: str, answer: Report | Non
         short, at_least = finding.bytes, False
         if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
             short, at_least = None if short is None else max(0, -short), True
-        return _lacking(Beyond(value, kind, told), short, at_least)
+        return _lacking(FirstFailure(value, kind, told), short, at_least)
     needed = next((m for miss in failed.missing if (m := _NEEDED.search(miss.text))), None)
     rank = _rank_of(report)
     granted = None if rank is None else rank.budget.engine_kv_cache_bytes
     if needed is None or rank is None or granted is None:
-        return Beyond(value, "oom" if report.run.outcome == "oom" else "failed", told)
+        return FirstFailure(value, "oom" if report.run.outcome == "oom" else "failed", told)
     like = _like(rank, answer)
     exact = None if like is None else _bytes_per_request(like)
     if exact is not None and format_gib(exact) == needed[1]:
-        return _lacking(Beyond(value, "kv-cache", told), exact - granted, False)
+        return _lacking(FirstFailure(value, "kv-cache", told), exact - granted, False)
     least = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
-    return _lacking(Beyond(value, "kv-cache", told), least - granted, True)
+    return _lacking(FirstFailure(value, "kv-cache", told), least - granted, True)
 
 
-def _lacking(found: Beyond, short: int | None, at_least: bool) -> Beyond:
+def _lacking(found: FirstFailure, short: int | None, at_least: bool) -> FirstFailure:
     """Return the same with what is short, where that is more than nothing."""
     if short is None or short <= 0:
         return found

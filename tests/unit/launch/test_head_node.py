@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_memprof.launch.head import End, Head
+from vllm_memprof.launch.head_node import End, Head
 
 HERE, THERE = End("10.0.0.6", 40000), End("10.0.0.5", 5000)
 HEAD = "10.0.0.5:13345"
