@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "units": set(),
     "text": set(),
     "version": set(),
-    "capture": {"record"},
+    "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
     "logs": {"record", "engines"},
@@ -95,7 +95,10 @@ ONLY = {
     ("capture", "record"): {"schema", "failures", "host"},
     ("engines", "record"): {"schema"},
     # the table and the types of its rows: never hooks, actions or drivers
-    **{(layer, "engines"): {"", "base"} for layer in ("accounting", "launch", "logs", "plans")},
+    **{
+        (layer, "engines"): {"", "base"}
+        for layer in ("accounting", "capture", "launch", "logs", "plans")
+    },
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},

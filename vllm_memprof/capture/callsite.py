@@ -7,18 +7,15 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from types import FrameType
 
+from vllm_memprof.engines import ENGINES
+
 _OURS = ("/vllm_memprof/capture/", "/vllm_memprof/engines/")
 #: Path fragments of frames that only forward ``empty_cache``.
 _FORWARDERS = (
     *_OURS,
     "/torch/",
     "/torch_npu/",
-    "/vllm_ascend/patch/platform/patch_torch_accelerator.py",
-    "/vllm/utils/mem_utils.py",
-    "/vllm/platforms/interface.py",
-    "/sglang/srt/utils/common.py",
-    "/sglang/srt/platforms/",
-    "/sglang/multimodal_gen/runtime/platforms/",
+    *(path for row in ENGINES.values() for path in row.forwarders),
     "/contextlib.py",
 )
 #: Path fragments of frames that a call chain leaves out.

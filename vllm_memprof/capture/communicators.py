@@ -24,6 +24,7 @@ from typing import Any
 
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
+from vllm_memprof.engines import ENGINES
 
 _MIB = 1 << 20
 _BUFFERS = 2
@@ -32,7 +33,7 @@ _DEFAULT_MIB = {"HCCL_BUFFSIZE": 200, "P2P_HCCL_BUFFSIZE": 20}
 #: group's.
 _P2P = ("send", "recv", "recv_anysource", "batch_isend_irecv")
 #: Modules in which engines keep their groups by name.
-_PARALLEL_STATE = ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state")
+_PARALLEL_STATE = [row.parallel_state for row in ENGINES.values() if row.parallel_state]
 #: Backends that never touch a device. torch_npu's is "custom" or "hccl", CUDA's is "nccl".
 _HOST_BACKENDS = ("gloo", "mpi")
 

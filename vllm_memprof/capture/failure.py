@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -21,7 +22,7 @@ from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.items import describe_one
 from vllm_memprof.capture.recorder import Recorder
 from vllm_memprof.capture.sampler import clean_id
-from vllm_memprof.capture.sglang_steps import extended
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.failures import asked_for, is_out_of_memory
 from vllm_memprof.redact import redact_text
 
@@ -32,7 +33,7 @@ _SETTINGS = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC
 #: Readings of one process: an engine that goes on after a failure may fail many times.
 MOST_READINGS = 8
 #: Requests and multimodal items of a step that are listed.
-_MOST_REQUESTS, _MOST_ITEMS = 32, 64
+MOST_REQUESTS, _MOST_ITEMS = 32, 64
 _MOST_CAUSES = 16
 _MESSAGE_LENGTH = 500
 #: Frames that a call chain lists: from a layer of a model out to the engine's step.
@@ -157,8 +158,8 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     """Return the requests of the step that failed, never a prompt; None outside a step."""
     scheduled = next(_scheduler_outputs(frames), None)
     if scheduled is None:
-        batch = next(_sglang_batches(frames), None)
-        return None if batch is None else _of_batch(batch)
+        module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
+        return getattr(import_module(module), name)(frames) if module else None
     reference = recorder.notes.worker
     worker = None if reference is None else reference()
     runner = getattr(worker, "model_runner", None)
@@ -167,7 +168,7 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
     config = getattr(getattr(runner, "model_config", None), "hf_config", None)
     found: list[dict[str, object]] = []
-    for name, tokens in list(scheduled.num_scheduled_tokens.items())[:_MOST_REQUESTS]:
+    for name, tokens in list(scheduled.num_scheduled_tokens.items())[:MOST_REQUESTS]:
         state = states.get(name)
         prompt = getattr(state, "prompt_token_ids", None)
         features = getattr(state, "mm_features", None) or []
@@ -192,29 +193,3 @@ def _scheduler_outputs(frames: Sequence[FrameType]) -> Iterator[Any]:
             output = frame.f_locals.get("scheduler_output")
             if isinstance(getattr(output, "num_scheduled_tokens", None), dict):
                 yield output
-
-
-def _sglang_batches(frames: Sequence[FrameType]) -> Iterator[Any]:
-    for frame in frames:
-        if "batch" in frame.f_code.co_varnames:
-            batch = frame.f_locals.get("batch")
-            requests = getattr(batch, "reqs", None)
-            if isinstance(requests, list) and all(hasattr(each, "rid") for each in requests):
-                yield batch
-
-
-def _of_batch(batch: Any) -> list[dict[str, object]]:
-    """Return the requests of a batch of SGLang, never a prompt; its items are not read."""
-    requests = batch.reqs[:_MOST_REQUESTS]
-    found: list[dict[str, object]] = []
-    for request, tokens in zip(requests, extended(batch, len(batch.reqs)), strict=False):
-        prompt = getattr(request, "origin_input_ids", None)
-        found.append(
-            {
-                "id": clean_id(request.rid),
-                "scheduled_tokens": tokens,
-                "prompt_tokens": None if prompt is None else len(prompt),
-                "items": [],
-            }
-        )
-    return found

@@ -22,14 +22,8 @@ from vllm_memprof.capture.hook import MODEL_READY, Call, Half, Hook, StopAfterPl
 from vllm_memprof.capture.hooks.table import rows_in_force
 from vllm_memprof.capture.probe import detect_backend
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.record.schema import ENV_STRICT, SGLANG_DIFFUSION
-
-#: A child of the engine's logger: its level, format and process prefix apply.
-_LOGGERS = {
-    "vllm": logging.getLogger("vllm.memprof"),
-    "sglang": logging.getLogger("sglang.memprof"),
-    SGLANG_DIFFUSION: logging.getLogger("sglang.multimodal_gen.memprof"),
-}
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.record.schema import ENV_STRICT
 
 #: Backend -> where its allocator takes a function that it calls when an allocation has failed.
 _OOM_OBSERVER = {
@@ -49,7 +43,7 @@ class Observer:
 
     def __init__(self, recorder: Recorder, hooks: tuple[Hook, ...], engine: str = "vllm") -> None:
         self.recorder = recorder
-        self.logger = _LOGGERS[engine]
+        self.logger = logging.getLogger(ENGINES[engine].logger)
         self.hooks = hooks
         self.strict = os.environ.get(ENV_STRICT) == "1"
         self.binder = Binder(hooks, self.wrap, recorder.error)
@@ -242,9 +236,10 @@ def start(run_dir: str, engine: str = "vllm") -> Recorder:
     """Record this process of an engine into a run folder."""
     recorder = Recorder(Path(run_dir))
     recorder.probe.backend = detect_backend()
+    recorder.engine = engine
     recorder.roles.update(roles_by_stack(engine))
-    package = "sglang" if engine == SGLANG_DIFFUSION else engine
-    version = getattr(sys.modules.get(f"{package}.version"), "__version__", None)
+    package = sys.modules.get(f"{ENGINES[engine].package}.version")
+    version = getattr(package, "__version__", None)
     sampling = recorder.sampler is not None
     rows = rows_in_force(recorder.probe.backend_name, version, sampling, engine)
     observer = Observer(recorder, rows, engine)
@@ -253,36 +248,12 @@ def start(run_dir: str, engine: str = "vllm") -> Recorder:
     return recorder
 
 
-_DIFFUSION = "sglang.multimodal_gen.runtime"
-#: Engine -> module whose function is calling the plugin, with that function's name where the module
-#: has several -> role of this process.
-_ROLE_BY_CALLER: dict[str, dict[tuple[str, str | None], str]] = {
-    "vllm": {
-        ("vllm.engine.arg_utils", None): "api",
-        ("vllm.v1.engine.core", None): "engine_core",
-        ("vllm.v1.worker.worker_base", None): "worker",
-    },
-    "sglang": {
-        ("sglang.srt.managers.scheduler", "run_scheduler_process"): "worker",
-        ("sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"): "detokenizer",
-        ("sglang.srt.entrypoints.engine", None): "api",
-        ("sglang.launch_server", None): "api",
-    },
-    SGLANG_DIFFUSION: {
-        (f"{_DIFFUSION}.managers.worker_bootstrap", "bootstrap_scheduler_process"): "worker",
-        (f"{_DIFFUSION}.managers.worker_bootstrap", "bootstrap_http_server_process"): "api",
-        (f"{_DIFFUSION}.entrypoints.diffusion_generator", None): "api",
-        (f"{_DIFFUSION}.launch_server", None): "api",
-    },
-}
-
-
 def roles_by_stack(engine: str) -> set[str]:
     """Return the role of this process by the module that loads plugins in it, if known.
 
     Forked children learn theirs from later calls.
     """
-    known = _ROLE_BY_CALLER[engine]
+    known = ENGINES[engine].roles
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

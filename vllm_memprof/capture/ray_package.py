@@ -10,12 +10,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent.parent
 #: What capture imports: modules, and packages of modules. All of it needs the standard library
 #: alone.
-PARTS = ("__init__.py", "redact.py", "version.py", "capture", "capture/hooks", "record")
+PARTS = (
+    *("__init__.py", "errors.py", "options.py", "redact.py", "version.py"),
+    *("capture", "capture/hooks", "record"),
+    *("engines", *(f"engines/{name.replace('-', '_')}" for name in ENGINES)),
+)
 _MARK = "memprof-ray-"
 _METADATA = f"{PACKAGE.name}-{__version__}.dist-info"
 _ENTRY_POINT = "[vllm.general_plugins]\nmemprof = vllm_memprof.capture.plugin:register\n"

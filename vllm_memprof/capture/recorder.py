@@ -104,6 +104,7 @@ class Recorder:
     """
 
     hooks: HooksInForce  # set by the observer
+    engine = "vllm"  # of ``engines.ENGINES``; set by the observer
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir

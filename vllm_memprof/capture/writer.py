@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.host import host_name
 from vllm_memprof.record.schema import EVENTS_BYTES, EVENTS_DIR, EVENTS_SCHEMA
 from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
@@ -29,11 +30,10 @@ from vllm_memprof.redact import may_hold_secret, redact_command, redact_data
 #: Packages whose versions the first line carries: module that is surely loaded if the package is in
 #: use -> name.
 _VERSIONED = {
-    "vllm": "vllm.version",
     "torch": "torch",
     "torch_npu": "torch_npu",
     "vllm_ascend": "vllm_ascend",
-    "sglang": "sglang.version",
+    **{row.package: f"{row.package}.version" for row in ENGINES.values()},
 }
 
 #: Spaces behind the object of the first line: room for a ``lost`` event where nothing can be added.

@@ -52,11 +52,22 @@ class EngineRow:
     ready_line: bytes
     #: What it logs when it has failed and is about to end.
     fatal_lines: tuple[bytes, ...]
+    hooks: str  # module with its rows of hooks, imported in its processes
+    logger: str  # a child of its own: level, format and process prefix apply
+    #: Module whose function is calling the plug-in, with that function's name where the module has
+    #: several -> role of the process.
+    roles: Mapping[tuple[str, str | None], str]
     #: What it logs when a process of its own ended and nobody had asked.
     lost_lines: tuple[bytes, ...]
     arguments: Arguments
     #: Name of its runs that are on CUDA; None: the device that a run names tells.
     cuda: str | None = None
+    #: Path fragments of frames that only forward ``empty_cache``.
+    forwarders: tuple[str, ...] = ()
+    parallel_state: str | None = None  # module in which it keeps its groups by name
+    #: Function that finds the requests of a failed step in its frames: ``module:name``; None: the
+    #: output of the scheduler tells them.
+    failed_requests: str | None = None
     #: Options whose values multiply to the number of devices of a plan.
     devices: tuple[Size, ...] = ()
     set_up: tuple[Option, ...] = ()  # what the set-up of a run is read from, in a log too

@@ -19,10 +19,10 @@ import pytest
 
 from vllm_memprof.capture import ray_driver, ray_package, ray_worker
 from vllm_memprof.capture.hook import Call
-from vllm_memprof.capture.hooks.vllm import HOOKS
 from vllm_memprof.capture.ray_collector import NODE_LOST, Collector
 from vllm_memprof.capture.ray_worker import Place, Sender, find_place
 from vllm_memprof.capture.recorder import Recorder
+from vllm_memprof.engines.vllm.hooks import HOOKS
 from vllm_memprof.record.schema import (
     ENV_NODE_DIR,
     ENV_RAY_SHIP,

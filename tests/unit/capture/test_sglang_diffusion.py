@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.capture import sglang_diffusion
+from vllm_memprof.engines.sglang_diffusion import actions as sglang_diffusion
 
 from .conftest import Recorded, Run
 

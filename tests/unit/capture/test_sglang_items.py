@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.unit.capture.test_sampler import Worker
-from vllm_memprof.capture import sglang_items, steps
+from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import Call, Hook
 from vllm_memprof.capture.items import describe
-from vllm_memprof.capture.sglang_steps import SchedulerBatch, _New
+from vllm_memprof.engines.sglang import items as sglang_items
+from vllm_memprof.engines.sglang.steps import SchedulerBatch, _New
 from vllm_memprof.record.samples import MediaStage
 
 CONFIG = SimpleNamespace(vision_config=SimpleNamespace(patch_size=16))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from vllm_memprof.capture.hook import Hook
-from vllm_memprof.capture.hooks.sglang import HOOKS as SGLANG_HOOKS
-from vllm_memprof.capture.hooks.sglang_diffusion import HOOKS as SGLANG_DIFFUSION_HOOKS
-from vllm_memprof.capture.hooks.vllm import HOOKS as VLLM_HOOKS
 from vllm_memprof.capture.versions import in_range
+from vllm_memprof.engines import ENGINES
 
 #: Rows that several engines share stand here once.
 HOOKS: tuple[Hook, ...] = tuple(
-    dict.fromkeys((*VLLM_HOOKS, *SGLANG_HOOKS, *SGLANG_DIFFUSION_HOOKS))
+    dict.fromkeys(hook for row in ENGINES.values() for hook in import_module(row.hooks).HOOKS)
 )
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.engines.sglang.options import ARGUMENTS
 
+_RUNTIME = "sglang.multimodal_gen.runtime"
 ROW = EngineRow(
     name="sglang-diffusion",
     title="SGLang's diffusion runtime",
     package="sglang",
     server=("-m", "sglang.multimodal_gen.runtime.launch_server", "--model-path"),
     driver="vllm_memprof.engines.sglang_diffusion.driver",
+    hooks="vllm_memprof.engines.sglang_diffusion.hooks",
+    logger="sglang.multimodal_gen.memprof",
+    roles={
+        (f"{_RUNTIME}.managers.worker_bootstrap", "bootstrap_scheduler_process"): "worker",
+        (f"{_RUNTIME}.managers.worker_bootstrap", "bootstrap_http_server_process"): "api",
+        (f"{_RUNTIME}.entrypoints.diffusion_generator", None): "api",
+        (f"{_RUNTIME}.launch_server", None): "api",
+    },
+    forwarders=("/sglang/multimodal_gen/runtime/platforms/",),
     modes=("offline",),
     plugins="SGLANG_PLUGINS",
     group="sglang.multimodal_gen.plugins",

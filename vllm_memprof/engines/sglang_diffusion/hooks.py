@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, sglang_diffusion
+from vllm_memprof.capture import actions as shared
 from vllm_memprof.capture.hook import END, FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks import rows
 from vllm_memprof.capture.hooks.rows import CUDA, NPU
@@ -19,6 +19,7 @@ from vllm_memprof.capture.hooks.shared import (
     EMPTY_CACHE_NPU,
     first_collectives,
 )
+from vllm_memprof.engines.sglang_diffusion import actions
 from vllm_memprof.record.schema import SGLANG_DIFFUSION
 
 #: Releases that were read.
@@ -41,16 +42,16 @@ def _marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
 HOOKS: tuple[Hook, ...] = (
     # --- The role of the process.
     _marker("role.worker", f"{_WORKER}:GPUWorker.__init__",
-            enter=sglang_diffusion.enter_worker, leave=sglang_diffusion.leave_worker,
+            enter=actions.enter_worker, leave=actions.leave_worker,
             least_calls=1),
     _marker("role.launcher",
             f"{_GEN}.entrypoints.diffusion_generator:DiffGenerator.__init__",
-            enter=sglang_diffusion.enter_launcher, need=OPTIONAL, role="api", due=END),
+            enter=actions.enter_launcher, need=OPTIONAL, role="api", due=END),
 
     # --- Start-up of a worker.
     _phase("device_init", "device_init",
            f"{_WORKER}:maybe_init_distributed_environment_and_model_parallel",
-           enter=actions.begin_device_init, leave=sglang_diffusion.leave_device_init,
+           enter=shared.begin_device_init, leave=actions.leave_device_init,
            least_calls=1),
     _phase("hccl_init", "hccl_init",
            f"{_GEN}.distributed.parallel_state:initialize_model_parallel", need=OPTIONAL),
@@ -58,25 +59,25 @@ HOOKS: tuple[Hook, ...] = (
     # Inside it: the parts of the pipeline, each loaded by itself.
     _phase("component_load", "component_load",
            f"{_GEN}.loader.component_loaders.component_loader:ComponentLoader.load",
-           enter=sglang_diffusion.begin_component, need=OPTIONAL),
+           enter=actions.begin_component, need=OPTIONAL),
 
     # --- The first requests: a phase each, and one per stage of the pipeline.
     _phase("request", "request", f"{_WORKER}:GPUWorker.execute_forward",
-           enter=sglang_diffusion.begin_request, leave=sglang_diffusion.leave_request,
+           enter=actions.begin_request, leave=actions.leave_request,
            need=OPTIONAL, until=FIRST_STEPS, due=END),
     _phase("stage", "stage", f"{_GEN}.pipelines_core.stages.base:PipelineStage.__call__",
-           enter=sglang_diffusion.begin_stage, need=OPTIONAL, until=FIRST_STEPS, due=END),
+           enter=actions.begin_stage, need=OPTIONAL, until=FIRST_STEPS, due=END),
     _marker("event_loop", f"{_GEN}.managers.scheduler:Scheduler.event_loop",
-            leave=sglang_diffusion.leave_event_loop, need=OPTIONAL, due=END),
+            leave=actions.leave_event_loop, need=OPTIONAL, due=END),
 
     # --- The allocator's own functions.
     *EMPTY_CACHE_NPU,
     _marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-            enter=actions.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
+            enter=shared.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
     *EMPTY_CACHE_CUDA,
     _marker("cuda.leaf.reset_peak",
             "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-            enter=actions.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
+            enter=shared.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
 
     *first_collectives(SGLANG_DIFFUSION, "sgd.pg", until=FIRST_STEPS),
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_memprof.capture import actions, sglang, sglang_items, sglang_steps, steps
+from vllm_memprof.capture import actions as shared
+from vllm_memprof.capture import steps
 from vllm_memprof.capture.hook import END, ENGINE_READY, FIRST_STEPS, OPTIONAL, Hook
 from vllm_memprof.capture.hooks import rows
 from vllm_memprof.capture.hooks.rows import CUDA, NPU
@@ -17,6 +18,8 @@ from vllm_memprof.capture.hooks.shared import (
     EMPTY_CACHE_NPU,
     first_collectives,
 )
+from vllm_memprof.engines.sglang import actions, items
+from vllm_memprof.engines.sglang import steps as batches
 
 #: Releases from which on plug-ins are called.
 _VERSIONS = ">=0.5.12"
@@ -43,8 +46,8 @@ def _marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
 
 def _online(hook_id: str, phase_id: str, *targets: str) -> Hook:
     """Return a row of what a request asks of a scheduler that serves."""
-    return _phase(hook_id, phase_id, *targets, enter=sglang.begin_online,
-                  leave=sglang.leave_online, need=OPTIONAL, due=END)  # fmt: skip
+    return _phase(hook_id, phase_id, *targets, enter=actions.begin_online,
+                  leave=actions.leave_online, need=OPTIONAL, due=END)  # fmt: skip
 
 
 def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
@@ -55,53 +58,53 @@ def _step(hook_id: str, *targets: str, **fields: Any) -> Hook:
 HOOKS: tuple[Hook, ...] = (
     # --- The role of the process.
     _marker("role.scheduler", f"{_SCHEDULER}.__init__",
-            enter=sglang.enter_scheduler, leave=sglang.leave_scheduler,
+            enter=actions.enter_scheduler, leave=actions.leave_scheduler,
             least_calls=1, due=ENGINE_READY),
     _marker("role.detokenizer",
             "sglang.srt.managers.detokenizer_manager:DetokenizerManager.__init__",
-            enter=sglang.become_detokenizer, need=OPTIONAL, role="detokenizer", due=END),
+            enter=actions.become_detokenizer, need=OPTIONAL, role="detokenizer", due=END),
     _marker("role.launcher",
             "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
-            enter=sglang.enter_launch, need=OPTIONAL, role="api", due=END),
+            enter=actions.enter_launch, need=OPTIONAL, role="api", due=END),
 
     # --- Start-up of a scheduler.
     _phase("device_init", "device_init",
            "sglang.srt.distributed.bootstrap:init_parallel_runtime",
-           enter=sglang.begin_device_init, leave=sglang.leave_parallel_runtime, need=OPTIONAL),
+           enter=actions.begin_device_init, leave=actions.leave_parallel_runtime, need=OPTIONAL),
     # Communicators are lazy: their bytes appear at the first collective.
     _phase("hccl_init", "hccl_init", "sglang.srt.distributed.bootstrap:_init_parallel_groups",
            need=OPTIONAL),
     _marker("distributed", f"{_RUNNER}.init_torch_distributed",
-            leave=sglang.leave_distributed, least_calls=1),
+            leave=actions.leave_distributed, least_calls=1),
     _phase("weight_load", "weight_load", f"{_RUNNER}.load_model",
-           enter=sglang.begin_load, leave=sglang.leave_load, least_calls=1),
+           enter=actions.begin_load, leave=actions.leave_load, least_calls=1),
     _phase("kv_sizing", "kv_cache_sizing", f"{_KV}:KVCacheConfigurator._profile_available_bytes",
-           enter=sglang.begin_sizing, leave=sglang.leave_sizing, least_calls=1),
+           enter=actions.begin_sizing, leave=actions.leave_sizing, least_calls=1),
     # What the engine reads and does not keep.
-    _marker("kv_free", f"{_KV}:get_available_gpu_memory", leave=sglang.keep_available),
+    _marker("kv_free", f"{_KV}:get_available_gpu_memory", leave=actions.keep_available),
     _marker("kv_reservation", f"{_KV}:mm_runtime_reservation_gb",
-            leave=sglang.keep_reservation, need=OPTIONAL),
+            leave=actions.keep_reservation, need=OPTIONAL),
     _marker("mm_cache", "sglang.srt.mem_cache.kv_cache_builder:init_mm_embedding_cache",
-            leave=sglang.keep_embedding_limit, need=OPTIONAL),
+            leave=actions.keep_embedding_limit, need=OPTIONAL),
     _marker("kv_cell",
             "sglang.srt.model_executor.pool_configurator:DefaultPoolConfigurator"
             ".calculate_pool_sizes",
-            leave=sglang.keep_cell, need=OPTIONAL),
+            leave=actions.keep_cell, need=OPTIONAL),
     _marker("kv_configure", f"{_KV}:KVCacheConfigurator.configure",
-            leave=sglang.leave_configure, least_calls=1),
+            leave=actions.leave_configure, least_calls=1),
     _phase("kv_alloc", "kv_cache_alloc", f"{_KV}:KVCacheConfigurator._init_pools", least_calls=1),
     # Inside it: a table of the tokens of every request, which no figure of the engine holds.
     _phase("request_pool", "request_pool",
            "sglang.srt.mem_cache.memory_pool:ReqToTokenPool.__init__",
-           enter=sglang.begin_request_pool, need=OPTIONAL),
-    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=sglang.leave_pools, need=OPTIONAL),
+           enter=actions.begin_request_pool, need=OPTIONAL),
+    _marker("pools", f"{_SCHEDULER}.init_memory_pools", leave=actions.leave_pools, need=OPTIONAL),
     # Called without graphs, too, where it captures nothing.
     _phase("graph_capture", "graph_capture", f"{_GRAPHS}:capture_decode_graph",
            "sglang.srt.model_executor.model_runner:capture_decode_graph",
            f"{_RUNNER}.init_device_graphs",
-           enter=sglang.begin_graph_capture, leave=sglang.leave_graph_capture, need=OPTIONAL),
+           enter=actions.begin_graph_capture, leave=actions.leave_graph_capture, need=OPTIONAL),
     _phase("shutdown", "shutdown", f"{_SCHEDULER}.release_host_resources",
-           leave=sglang.leave_shutdown, need=OPTIONAL, due=END),
+           leave=actions.leave_shutdown, need=OPTIONAL, due=END),
 
     # --- After the start-up.
     _online("update.disk", "weight_update", f"{_WEIGHTS}.update_weights_from_disk",
@@ -123,48 +126,48 @@ HOOKS: tuple[Hook, ...] = (
     # parent to end.
     _marker("event_loop", f"{_SCHEDULER}.run_event_loop", f"{_SCHEDULER}.event_loop_normal",
             f"{_SCHEDULER}.event_loop_overlap",
-            leave=sglang.leave_event_loop, need=OPTIONAL, due=END),
+            leave=actions.leave_event_loop, need=OPTIONAL, due=END),
 
     # --- Steps, in sampled runs alone.
     _step("s.batch", f"{_SCHEDULER}.run_batch",
-          enter=sglang_steps.enter_batch, leave=sglang_steps.leave_batch),
-    _step("s.result", f"{_SCHEDULER}.process_batch_result", leave=sglang_steps.leave_result),
+          enter=batches.enter_batch, leave=batches.leave_batch),
+    _step("s.result", f"{_SCHEDULER}.process_batch_result", leave=batches.leave_result),
 
     # Parts of a step that multimodal requests alone have. The merge is what embed_mm_inputs does
     # after the encoder.
     _step("s.mm_encoder", "<loaded>:model.get_image_feature", "<loaded>:model.get_video_feature",
           "<loaded>:model.get_audio_feature",
-          enter=sglang_items.enter_encoder, leave=steps.leave_stage),
+          enter=items.enter_encoder, leave=steps.leave_stage),
     _step("s.mm_embedding", f"{_MM}:get_embedding_and_mask",
-          enter=sglang_items.enter_embedding, leave=sglang_items.leave_embedding),
-    _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=sglang_items.leave_embed),
+          enter=items.enter_embedding, leave=items.leave_embedding),
+    _step("s.mm_merge", f"{_MM}:embed_mm_inputs", leave=items.leave_embed),
     _step("s.mm_cache",
           "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.set",
-          leave=sglang_items.leave_cache_set),
+          leave=items.leave_cache_set),
 
     # --- The allocator's own functions.
     *EMPTY_CACHE_NPU,
     _marker("leaf.reset_peak", "torch_npu._C:_npu_resetPeakMemoryStats",
-            enter=actions.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
+            enter=shared.fold_peak, backends=NPU, after="torch_npu", need=OPTIONAL),
     *EMPTY_CACHE_CUDA,
     _marker("cuda.leaf.reset_peak",
             "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
-            enter=actions.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
+            enter=shared.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
 
     # --- The first collective of each device group. Without graphs that is in the first batches.
     *first_collectives("sglang", "sgl.pg", until=FIRST_STEPS),
     _phase("first_steps", "request",
            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-           enter=sglang.enter_first_steps, leave=sglang.leave_first_steps,
+           enter=actions.enter_first_steps, leave=actions.leave_first_steps,
            need=OPTIONAL, until=FIRST_STEPS, due=END),
 
     # --- The process of tokenizer manager and HTTP server.
     _marker("serving", f"{_HTTP}:_wait_and_warmup",
-            leave=sglang.announce_server, need=OPTIONAL, role="api", due=END),
+            leave=actions.announce_server, need=OPTIONAL, role="api", due=END),
     _marker("end", f"{_HTTP}:kill_process_tree",
             "sglang.srt.entrypoints.engine:kill_process_tree",
             "sglang.srt.managers.tokenizer_manager:kill_process_tree",
             "__main__:kill_process_tree",
-            enter=sglang.announce_end, need=OPTIONAL, role="api", due=END),
+            enter=actions.announce_end, need=OPTIONAL, role="api", due=END),
 )
 # fmt: on

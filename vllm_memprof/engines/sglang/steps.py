@@ -7,12 +7,15 @@ counters is read, and a batch costs a pass over its requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
+from vllm_memprof.capture.failure import MOST_REQUESTS
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
-from vllm_memprof.capture.sampler import Sampler
-from vllm_memprof.capture.sglang_items import features_of
+from vllm_memprof.capture.sampler import Sampler, clean_id
+from vllm_memprof.engines.sglang.items import features_of
 
 
 class _New:
@@ -171,3 +174,27 @@ def extended(batch: Any, count: int) -> list[int]:
 
 def _has_finished(request: Any) -> bool:
     return bool(request.finished())
+
+
+def failed_requests(frames: Sequence[FrameType]) -> list[dict[str, object]] | None:
+    """Return the requests of the batch that failed, never a prompt; its items are not read."""
+    for frame in frames:
+        if "batch" not in frame.f_code.co_varnames:
+            continue
+        batch = frame.f_locals.get("batch")
+        requests = getattr(batch, "reqs", None)
+        if not isinstance(requests, list) or not all(hasattr(each, "rid") for each in requests):
+            continue
+        prompts = [getattr(request, "origin_input_ids", None) for request in requests]
+        return [
+            {
+                "id": clean_id(request.rid),
+                "scheduled_tokens": tokens,
+                "prompt_tokens": None if prompt is None else len(prompt),
+                "items": [],
+            }
+            for request, prompt, tokens in zip(
+                requests[:MOST_REQUESTS], prompts, extended(batch, len(requests)), strict=False
+            )
+        ]
+    return None
