@@ -125,7 +125,8 @@ EMPTIES = (
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pipeline whose folder is called as the runtime knows its kind by."""
     runtime = prepare_runtime("910b", require_stack(STACK))
-    if not probe_interpreter(runtime.python, {**os.environ, **runtime.env}).has_diffusion:
+    facts = probe_interpreter(runtime.python, {**os.environ, **runtime.env})
+    if not facts.has_engine(SGLANG_DIFFUSION):
         pytest.skip(
             f"the stack lacks the packages of the diffusion runtime: {SGLANG_DIFFUSION.needs}"
         )

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "record": set(),
     "logs": {"record", "engines"},
     "accounting": {"record", "engines"},
-    "compare": {"accounting", "record"},
+    "compare": {"accounting", "record", "engines"},
     "check": {"accounting", "compare", "record"},
     "accuracy": set(),
     "holders": {"capture", "record", "sim", "launch"},
@@ -97,7 +97,7 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("accounting", "capture", "launch", "logs", "plans")
+        for layer in ("accounting", "capture", "compare", "launch", "logs", "plans")
     },
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},

@@ -80,7 +80,10 @@ def _sites(stacks: Iterable[AliveStack], compared: bool) -> list[AllocationSite]
     """Return one row per line of code, its stacks together."""
     found: dict[tuple[str, str], AllocationSite] = {}
     for stack in sorted(stacks, key=lambda each: -each.bytes):
-        frames = [(str(path), _line(line), str(name)) for path, line, name in stack.frames]
+        frames = [
+            (str(path), (line if isinstance(line, int) else 0), str(name))
+            for path, line, name in stack.frames
+        ]
         if not frames:
             continue
         own = [f for f in frames if not any(part in f[0] for part in _LIBRARIES)] or frames
@@ -101,7 +104,3 @@ def _sites(stacks: Iterable[AliveStack], compared: bool) -> list[AllocationSite]
                 grown_bytes=None if grown is None else (known.grown_bytes or 0) + grown,
             )
     return sorted(found.values(), key=lambda each: (-(each.grown_bytes or 0), -each.bytes))
-
-
-def _line(value: object) -> int:
-    return value if isinstance(value, int) else 0

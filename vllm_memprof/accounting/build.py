@@ -19,7 +19,7 @@ from vllm_memprof.accounting.budgets import (
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
-from vllm_memprof.accounting.engine_options import SGLANG, is_cuda
+from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings import find
 from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
@@ -44,6 +44,7 @@ from vllm_memprof.accounting.requests import mm_profile, points, request_rows, s
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of, last_of
@@ -333,9 +334,13 @@ def _equation_budget(rank: _Rank) -> Budget:
         return replace(budget, tried=rank.tried)
     result = equations.evaluate(equation, figures, half_units)
     counted = equations.counted_per_byte(equation, figures)
-    # what the equation of SGLang does not subtract comes after the plan
+    # what the equation of an engine without a profile does not subtract comes after the plan
     from_log = rank.summary.source == "log"
-    unread = _why_nothing_later(rank) if from_log or rank.summary.engine == SGLANG else None
+    unread = (
+        _why_nothing_later(rank)
+        if from_log or not row_of_run(rank.summary.engine).profiles
+        else None
+    )
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor, counted)))
         for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms, unread)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.equations import Equation
 from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.units import minus
@@ -44,16 +44,18 @@ def engine_figures(
             figures["graph_bytes"] = None
         if equation is not None and equation.from_snapshots:
             _complete(figures, process, equation.from_snapshots)
-        if equation is not None and equation.engine == SGLANG:
-            _complete_sglang(figures, process)
+        if equation is not None and not row_of_run(equation.engine).profiles:
+            _complete_without_profile(figures, process)
     terms = () if equation is None else equation.terms
     if eager and any(term.name == "graph_estimate" for term in terms):
         figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
     return figures
 
 
-def _complete_sglang(figures: dict[str, int | float | None], process: ProcessRecord) -> None:
-    """Add what SGLang does not measure: what was allocated while the weights were loaded."""
+def _complete_without_profile(
+    figures: dict[str, int | float | None], process: ProcessRecord
+) -> None:
+    """Add what such an engine does not measure: what was allocated while the weights loaded."""
     weights = last_of(process.phases, "weight_load")
     if figures.get("weights_bytes") is None and weights is not None and not weights.error:
         before, after = (

@@ -10,8 +10,6 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.engines import row_of_run
 from vllm_memprof.options import flag_of, value_of
 
-SGLANG = "sglang"
-
 
 def is_eager(command: Sequence[str], engine: str | None) -> bool:
     """Return whether a command leaves graphs out."""

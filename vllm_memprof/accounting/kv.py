@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_memprof.accounting.layers import RequestLimits, page_bytes, request_blocks
 from vllm_memprof.accounting.model import Check, Kv, KvGroup
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.text import text
 
 #: A KV connector gets tensors that begin at whole 2 MiB: keys and values of a layer are padded by
@@ -96,8 +97,6 @@ def build_kv(
 #: 16, but attention backends and platform plugins set others, up to 128.
 _DEFAULT_BLOCK_SIZE = {"vllm-ascend": 128}
 _LARGEST_BLOCK = 128
-#: Engines whose size of the KV cache is that of its tokens, not of what they were given to fill.
-_WHOLE = ("sglang",)
 #: Bytes per token and layer: keys and values of the heads of a rank, with head sizes from 64 on and
 #: two bytes per number or one, or the 576 numbers of latent attention (MLA): multiples of this.
 #: Layouts with scales or an index beside them (656 and 132 bytes of DeepSeek in fp8) are none.
@@ -127,7 +126,9 @@ def infer_layout(kv: Kv, granted_bytes: int | None, half_unit_bytes: int, engine
             return kv
         tokens = kv.fitting_blocks * block_size
     # the granted memory holds these blocks and less than one more
-    one_more = 0 if engine in _WHOLE else block_size or math.gcd(tokens, _LARGEST_BLOCK)
+    one_more = (
+        0 if row_of_run(engine).whole_pools else block_size or math.gcd(tokens, _LARGEST_BLOCK)
+    )
     low = math.floor((granted_bytes - half_unit_bytes) / (tokens + one_more)) + 1
     high = math.floor((granted_bytes + half_unit_bytes) / tokens)
     last = high // _BYTES_PER_TOKEN_STEP

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.model import NotMeasured, RunSummary
+from vllm_memprof.engines import VLLM, row_of_run
 from vllm_memprof.record.loader import ProcessRecord
-from vllm_memprof.record.schema import SGLANG_DIFFUSION
 from vllm_memprof.text import text
 
-#: Phases that every start-up passes.
-REQUIRED_PHASES = (
-    "device_init",
-    "hccl_init",
-    "weight_load",
-    "profile_run",
-    "kv_cache_alloc",
-    "graph_capture",
-    "warm_up",
-)
-#: The same of an engine that has no profile run, and reads its own free memory instead.
-_OF_SGLANG = (
-    "device_init",
-    "hccl_init",
-    "weight_load",
-    "kv_cache_sizing",
-    "kv_cache_alloc",
-    "graph_capture",
-    "warm_up",
-    "request",
-)
-#: The same of an engine that has no KV cache.
-_OF_DIFFUSION = ("device_init", "hccl_init", "weight_load", "request")
-_OF_ENGINE = {SGLANG: _OF_SGLANG, SGLANG_DIFFUSION: _OF_DIFFUSION}
 #: Phases that come after the KV plan, where ``memprof plan`` stops the engine.
 _AFTER_PLAN = ("kv_cache_alloc", "graph_capture", "warm_up", "request")
 
@@ -50,10 +25,10 @@ def not_measured(
     """
     if summary.source == "log":
         seen = {span.phase for _, process in workers for span in process.phases}
-        absent = [phase for phase in REQUIRED_PHASES if phase not in seen]
+        absent = [phase for phase in VLLM.phases if phase not in seen]
         return [NotMeasured(phase, text("no snapshot of memory in the log")) for phase in absent]
     rows: list[NotMeasured] = []
-    for phase in _required(summary):
+    for phase in row_of_run(summary.engine).phases:
         reasons: dict[str, list[str]] = {}
         for label, process in workers:
             if not any(span.phase == phase for span in process.phases):
@@ -65,10 +40,6 @@ def not_measured(
     return rows
 
 
-def _required(summary: RunSummary) -> tuple[str, ...]:
-    return _OF_ENGINE.get(summary.engine or "", REQUIRED_PHASES)
-
-
 def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bool) -> str:
     if phase == "graph_capture" and summary.eager:
         return "eager mode"
@@ -78,7 +49,7 @@ def _reason(summary: RunSummary, process: ProcessRecord, phase: str, planned: bo
     if states and not states & {"bound", "pending"}:
         return f"its hook is {', '.join(sorted(states)).replace('_', ' ')}"
     seen = {span.phase for span in process.phases}
-    required = _required(summary)
+    required = row_of_run(summary.engine).phases
     if seen.isdisjoint(required[required.index(phase) :]):
         unfinished = [span.phase for span in process.phases if span.open]
         if unfinished:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.engine_options import SGLANG, share_of
+from vllm_memprof.accounting.engine_options import share_of
 from vllm_memprof.accounting.equations import divisor_of
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, EXACT, Remedy
 from vllm_memprof.accounting.model import (
@@ -223,9 +223,7 @@ def _utilization(case: Case) -> Iterator[RemedyEstimate]:
         return
     parts, utilization = divisor_of(budget.equation), asked.value
     lower = math.ceil(needed * parts / total * 10_000) / 10_000
-    grounds = text("device total x the difference: the KV cache is smaller by this much")
-    if case.engine == SGLANG:
-        grounds = text("free before loading x the difference: the KV cache is smaller by this much")
+    grounds = row_of_run(case.engine).arguments.share_grounds
     unsure = case.has_kv_cache is None
     if unsure:
         grounds = text("{grounds}, if it was allocated already", grounds=grounds)

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_memprof.record.schema import ENV_RUN_DIR, SGLANG_DIFFUSION
+from vllm_memprof.record.schema import ENV_RUN_DIR
 
 if TYPE_CHECKING:
     from vllm_memprof.capture.recorder import Recorder
@@ -44,7 +44,7 @@ def register_sglang() -> None:
 
 def register_sglang_diffusion() -> None:
     """Start recording this process of SGLang's diffusion runtime if the launcher asked for it."""
-    _start(SGLANG_DIFFUSION)
+    _start("sglang-diffusion")
 
 
 def _start(engine: str) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from vllm_memprof.accounting.decomposition import decompose, granted_bytes
-from vllm_memprof.accounting.engine_options import SGLANG
 from vllm_memprof.accounting.model import RankReport, Report, RunSummary
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.compare.causes import RANK, Cause, find_causes, in_order, in_tokens
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.compare.phases import OwnerDiff, PhaseDiff, owner_diffs, phase_diffs
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.record.codec import computed
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus, sum_or_none
@@ -260,16 +260,9 @@ def _notes(
                 "with them"
             )
         )
-    engines = [report.run.engine for report in (a, b)]
-    if SGLANG in engines and set(engines) - {SGLANG, None}:
-        notes.append(
-            text(
-                "different engines: KV cache, tokens, and allocated, reserved and non-torch memory "
-                "at a phase of the same name compare; of the terms of the two equations the "
-                "request alone does, since SGLang runs no profile and takes its weights with all "
-                "that was loaded; its KV cache that fits the device is estimated"
-            )
-        )
+    rows = [row_of_run(report.run.engine) for report in (a, b)]
+    if rows[0] != rows[1] and None not in (a.run.engine, b.run.engine):
+        notes += [row.compared for row in rows if row.compared is not None]
     from_log = "log" in (a.run.source, b.run.source)
     simulated = not from_log and a.run.simulated != b.run.simulated
     if simulated or (a.run.device != b.run.device and None not in (a.run.device, b.run.device)):

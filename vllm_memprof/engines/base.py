@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import Option, Size
+from vllm_memprof.text import Text
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Arguments:
     """What an engine calls the options that findings and remedies name."""
 
     share: str  # of memory, that it asks for where no equation names another
+    #: Why a lower share makes the KV cache smaller by as much.
+    share_grounds: Text
     ranks: str
     no_graphs: str
     graph_sizes: str  # a list of batch sizes
@@ -62,6 +65,17 @@ class EngineRow:
     arguments: Arguments
     #: Name of its runs that are on CUDA; None: the device that a run names tells.
     cuda: str | None = None
+    #: Phases that every start-up passes.
+    phases: tuple[str, ...] = (
+        *("device_init", "hccl_init", "weight_load", "profile_run"),
+        *("kv_cache_alloc", "graph_capture", "warm_up"),
+    )
+    #: It runs a profile of the largest step, and measures weights; else it reads its free memory.
+    profiles: bool = True
+    #: Its size of the KV cache is that of its tokens, not of what it was given to fill.
+    whole_pools: bool = False
+    compared: Text | None = None  # what a comparison with another engine has to say
+    beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
     parallel_state: str | None = None  # module in which it keeps its groups by name

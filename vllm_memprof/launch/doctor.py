@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm_memprof
+from vllm_memprof.engines import VLLM
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.launch.engine import ENV_PLUGINS, PLUGIN_NAME
 from vllm_memprof.launch.folder import DEFAULT_PARENT
@@ -118,7 +119,7 @@ def diagnose(python: str | None = None, environ: Mapping[str, str] | None = None
     stacks = check_stacks(environ)
     checks += [check_compiler(bool(ready_stacks(stacks))), *stacks]
     checks += [*check_plugins_variable(environ), *check_alloc_conf(environ)]
-    if facts is not None and facts.has_vllm and facts.has_memprof:
+    if facts is not None and facts.has_engine(VLLM) and facts.has_memprof:
         checks.append(check_hooks(facts.path, environ, "engine interpreter"))
     checks += [check_run_dir(), check_shm()]
     return Diagnosis(checks, find_ways(facts, devices, host, stacks))
@@ -133,7 +134,7 @@ def find_ways(
     """Return the ``--device`` values that would work."""
     ways = []
     lacks = {check.name for check in host if check.state != GOOD}
-    if facts is not None and facts.has_vllm and PLUGIN_NAME in facts.plugins:
+    if facts is not None and facts.has_plugin(VLLM):
         kinds = [check.name.split()[0] for check in devices if check.state == GOOD]
         ways += ["--device npu"] if "npu" in kinds and "CANN" not in lacks else []
         ways += ["--device cuda"] if "cuda" in kinds else []
@@ -177,7 +178,7 @@ def check_engine(
         return None, [DoctorCheck("engine interpreter", MISSING, error.message, error.hint or "")]
     checks = [DoctorCheck("engine interpreter", GOOD, f"{facts.path} (Python {facts.python})")]
     vllm = facts.versions.get("vllm")
-    if facts.has_vllm:
+    if facts.has_engine(VLLM):
         checks.append(DoctorCheck("vllm", GOOD, vllm or "importable, no metadata"))
     else:
         todo = "--python PATH of an interpreter that has it, or --device sim:910b with its own"
@@ -185,12 +186,12 @@ def check_engine(
     for name in ("vllm_ascend", "torch", "torch_npu", "transformers"):
         version = facts.versions.get(name)
         checks.append(DoctorCheck(name, INFO, version or "not installed there"))
-    if facts.has_vllm and PLUGIN_NAME not in facts.plugins:
+    if facts.has_engine(VLLM) and not facts.has_plugin(VLLM):
         todo = f"{facts.path} -m pip install vllm-memprof"
         checks.append(
             DoctorCheck("memprof plugin", MISSING, "not installed beside the engine", todo)
         )
-    elif facts.has_vllm:
+    elif facts.has_engine(VLLM):
         checks.append(DoctorCheck("memprof plugin", GOOD, "installed beside the engine"))
     return facts, checks
 
@@ -253,16 +254,14 @@ def check_host(npu: DoctorCheck, python: str, environ: Mapping[str, str]) -> lis
             checks.append(
                 DoctorCheck(library.check, lacking, str(errors[library.files[0]]), library.todo)
             )
-        elif library.check == "CANN" and not _cann_home(environ):
+        elif library.check == "CANN" and not (
+            environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
+        ):
             found = f"{loaded[0]}; ASCEND_HOME_PATH is not set"
             checks.append(DoctorCheck(library.check, lacking, found, library.todo))
         else:
             checks.append(DoctorCheck(library.check, GOOD, loaded[0]))
     return checks
-
-
-def _cann_home(environ: Mapping[str, str]) -> str | None:
-    return environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
 
 
 def check_compiler(needless: bool) -> DoctorCheck:

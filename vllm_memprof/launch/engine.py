@@ -288,7 +288,9 @@ class LogPump:
                 self._fatal_t_ns = time.monotonic_ns()
             if self.dead_core_t_ns is None and _has(self._row.dead_core_line, line):
                 self.dead_core_t_ns = time.monotonic_ns()
-            if self.lost_peer_t_ns is None and self._failed_just_now():
+            if self.lost_peer_t_ns is None and (
+                self.fatal_line is None or time.monotonic_ns() - self._fatal_t_ns < _TRACEBACK_NS
+            ):
                 lost = any(marker in line for marker in LOST_PEER)
                 self.lost_peer_t_ns = time.monotonic_ns() if lost else None
             if any(marker in line for marker in self._row.lost_lines):
@@ -305,10 +307,6 @@ class LogPump:
                 answer = found.group(1).decode(errors="replace").replace("]", ":", 1)
                 if answer not in self.device_answers:
                     self.device_answers.append(answer)
-
-    def _failed_just_now(self) -> bool:
-        """Whether the engine has not failed, or is about to print the error by which it did."""
-        return self.fatal_line is None or time.monotonic_ns() - self._fatal_t_ns < _TRACEBACK_NS
 
 
 def _has(marker: bytes | None, line: bytes) -> bool:

@@ -16,20 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_memprof.engines import SGLANG, SGLANG_DIFFUSION, VLLM
+from vllm_memprof.engines import ENGINES, VLLM
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.errors import LaunchError, UsageError
 
 #: Distributions whose versions matter, as ``importlib.metadata`` names them.
 PACKAGES = (
-    "vllm",
-    "vllm_ascend",
-    "sglang",
-    "torch",
-    "torch_npu",
-    "triton_ascend",
-    "transformers",
-    "vllm-memprof",
+    *dict.fromkeys(name for row in ENGINES.values() for name, _ in row.known_as[::-1]),
+    *("torch", "torch_npu", "triton_ascend", "transformers", "vllm-memprof"),
 )
 
 _PROBE_TIMEOUT_S = 60.0
@@ -44,16 +38,13 @@ def importable(name):
 print(json.dumps({
     "python": platform.python_version(),
     "machine": platform.machine(),
-    "versions": {n: version(n) for n in sys.argv[1:]},
-    "vllm": importable("vllm"),
-    "sglang": importable("sglang"),
-    "diffusion": importable("sglang") and importable("diffusers"),
+    "versions": {n: version(n) for n in sys.argv[2:]},
     "memprof": importable("vllm_memprof"),
-    "plugins": sorted({e.name for e in m.entry_points(group="vllm.general_plugins")}),
-    "sglang_plugins": sorted({e.name for e in m.entry_points(group="sglang.srt.plugins")}),
-    "diffusion_plugins": sorted(
-        {e.name for e in m.entry_points(group="sglang.multimodal_gen.plugins")}
-    ),
+    "engines": {
+        name: sorted({e.name for e in m.entry_points(group=group)})
+        for name, group, modules in json.loads(sys.argv[1])
+        if all(map(importable, modules))
+    },
 }))
 """
 
@@ -67,29 +58,17 @@ class InterpreterFacts:
     python: str
     machine: str
     versions: dict[str, str | None] = field(default_factory=dict)
-    has_vllm: bool = False
     has_memprof: bool = False
-    plugins: tuple[str, ...] = ()  # vLLM general plugins by entry-point name
-    has_sglang: bool = False
-    sglang_plugins: tuple[str, ...] = ()  # the same of SGLang
-    has_diffusion: bool = False  # SGLang, and diffusers, which its diffusion runtime needs
-    diffusion_plugins: tuple[str, ...] = ()  # of that runtime
+    #: Engines that can be imported -> names of their plug-ins' entry points.
+    engines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def has_engine(self, row: EngineRow) -> bool:
-        """Return whether an engine can be imported."""
-        return {
-            VLLM.name: self.has_vllm,
-            SGLANG.name: self.has_sglang,
-            SGLANG_DIFFUSION.name: self.has_diffusion,
-        }[row.name]
+        """Return whether an engine can be imported, with what it needs besides."""
+        return row.name in self.engines
 
-    def plugins_of(self, row: EngineRow) -> tuple[str, ...]:
-        """Return the plug-ins of an engine by the names of their entry points."""
-        return {
-            VLLM.name: self.plugins,
-            SGLANG.name: self.sglang_plugins,
-            SGLANG_DIFFUSION.name: self.diffusion_plugins,
-        }[row.name]
+    def has_plugin(self, row: EngineRow) -> bool:
+        """Return whether the engine would load memprof in its processes."""
+        return "memprof" in self.engines.get(row.name, ())
 
 
 def find_python(given: str | None, row: EngineRow = VLLM) -> Path:
@@ -125,9 +104,10 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
     Raises:
         LaunchError: it does not run.
     """
+    asked = [(row.name, row.group, (row.package, *row.beside)) for row in ENGINES.values()]
     try:
         done = subprocess.run(
-            [str(python), "-c", _PROBE, *PACKAGES],
+            [str(python), "-c", _PROBE, json.dumps(asked), *PACKAGES],
             env=dict(env),
             capture_output=True,
             text=True,
@@ -145,13 +125,8 @@ def probe_interpreter(python: Path, env: Mapping[str, str]) -> InterpreterFacts:
         python=data["python"],
         machine=data["machine"],
         versions=data["versions"],
-        has_vllm=data["vllm"],
         has_memprof=data["memprof"],
-        plugins=tuple(data["plugins"]),
-        has_sglang=data.get("sglang", False),
-        sglang_plugins=tuple(data.get("sglang_plugins", ())),
-        has_diffusion=data.get("diffusion", False),
-        diffusion_plugins=tuple(data.get("diffusion_plugins", ())),
+        engines={name: tuple(plugins) for name, plugins in data["engines"].items()},
     )
 
 
@@ -170,7 +145,7 @@ def require_engine(facts: InterpreterFacts, row: EngineRow = VLLM) -> None:
             if row.needs is None
             else f"{facts.path} -m pip install --no-deps {row.needs}",
         )
-    if not facts.has_memprof or "memprof" not in facts.plugins_of(row):
+    if not (facts.has_memprof and facts.has_plugin(row)):
         raise LaunchError(
             f"memprof is not installed in the engine's interpreter {facts.path}, so its hooks "
             "would not load",

@@ -112,7 +112,7 @@ def run_calibrated(job: CalibratedJob, pool: Pool, progress: SweepProgress) -> C
 
 def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
     """Write the corrected profile; a changed constant names the figure that changed it."""
-    base = find_profile(_profile_name(job.plan))
+    base = find_profile(job.plan.own.get("device", "auto").partition(":")[2] or "910b")
     source = job.hardware.source
     run = f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,10 +123,6 @@ def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
     )  # fmt: skip
     write_atomically(path, content)
     load_profile(str(path))  # what was written can be read
-
-
-def _profile_name(plan: Plan) -> str:
-    return plan.own.get("device", "auto").partition(":")[2] or "910b"
 
 
 def _environ(env: Mapping[str, str]) -> dict[str, str]:

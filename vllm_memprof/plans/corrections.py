@@ -110,7 +110,12 @@ def figures_of(
     else:
         parts = ["device_total_bytes", "initial_free_bytes"]
         total, free = (figures.get(part) for part in parts)
-        add("context", _minus(total, free), text("device total less free at the start"), parts)
+        add(
+            "context",
+            (None if total is None or free is None else int(total) - int(free)),
+            text("device total less free at the start"),
+            parts,
+        )
     held = held_quantities(rank, simulated)
     cleared = ["profile_end_non_torch_bytes", "profile_after_non_torch_bytes"]
     source = text("non-torch before less after the last empty_cache of the profile run")
@@ -132,10 +137,6 @@ def figures_of(
     add("graph_runtime", next((part.bytes for part in parts_of if part.name == "runtime"), None),
         text("of it in the runtime"), ["graph_bytes"])  # fmt: skip
     return found
-
-
-def _minus(a: int | float | None, b: int | float | None) -> int | None:
-    return None if a is None or b is None else int(a) - int(b)
 
 
 def holds_context(equation: str | None) -> bool:

@@ -171,7 +171,10 @@ def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[Ow
     known = [name for name in names if all(each.get(name) is not None for each in held)]
     sides = [{name: each[name] for name in known} for each in held]
     if at_peak:
-        missing = [_unknown_at_peak(rank) for rank in (answer, failed)]
+        missing = [
+            {item.name for item in rank.budget.held_at_peak if item.bytes is None}
+            for rank in (answer, failed)
+        ]
         unknown = missing[0] & missing[1]
         for side, rank in zip(sides, (answer, failed), strict=True):
             side["kv_cache"] = rank.kv.planned_bytes
@@ -189,10 +192,6 @@ def _how(name: str, simulated: bool) -> How:
     if simulated and (name == "beside" or is_device_wide(name)):
         return MODELLED
     return MEASURED if name in ("weights", "kv_cache") else DERIVED
-
-
-def _unknown_at_peak(rank: RankReport) -> set[str]:
-    return {item.name for item in rank.budget.held_at_peak if item.bytes is None}
 
 
 def _beside_kv(rank: RankReport, known: int, unknown: Collection[str]) -> dict[str, int | None]:

@@ -322,8 +322,10 @@ def _rounded(
     given = {
         each.name: exact[each.name]
         if each.fixed is not None
+        # 0.58 is not 0.57 for its last binary digit
         else replace(
-            exact[each.name], utilization=_down(exact[each.name].utilization)
+            exact[each.name],
+            utilization=math.floor(exact[each.name].utilization * 100 + 1e-9) / 100,
         )
         for each in figures
     }  # fmt: skip
@@ -348,11 +350,6 @@ def _rounded(
                 break
             given, sizes = raised(name), after
     return given
-
-
-def _down(share: float) -> float:
-    """Return a share in hundredths, rounded down; 0.58 is not 0.57 for its last binary digit."""
-    return math.floor(share * 100 + 1e-9) / 100
 
 
 def _by_utilization(card: SharedDevice, figures: Sequence[Figures]) -> Giving:

@@ -123,9 +123,6 @@ ENGINE_LOG = "engine.log"
 REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
 
-#: ``engine`` of a run of SGLang's diffusion runtime, ``sglang.multimodal_gen``.
-SGLANG_DIFFUSION = "sglang-diffusion"
-
 ROLES = ("api", "engine_core", "worker", "detokenizer", "collector", "unknown")
 STATUSES = ("running", "ok", "failed", "oom", "truncated")
 
@@ -233,21 +230,6 @@ FIGURES = (
     "kv_planner_bytes",  # what it returned, host memory or other ranks included
 )
 
-#: The same of SGLang: its readings of free memory around the weights, which are the least of all
-#: ranks, and what it makes of them.
-SGLANG_FIGURES = (
-    "least_free_before_load_bytes",  # pre_model_load_memory
-    "least_free_after_load_bytes",  # what _profile_available_bytes reads
-    "mem_fraction_static",  # float
-    "mm_reserved_bytes",  # set aside for multi-modal input
-    # what the cache of multimodal embeddings may hold, where the former is for it alone
-    "mm_cache_limit_bytes",
-    "page_bytes",  # of the KV cache, all layers; its tokens go down to whole pages
-    "profiled_bytes",  # what _profile_available_bytes returned
-    "limited_tokens",  # --max-total-tokens, where that is what it serves with
-    "kv_cache_bytes",  # of the tokens that it serves with, without the pool's page more
-)
-
 #: Keys of a ``kv_plan`` event.
 KV_PLAN = (
     "blocks",  # blocks the engine serves with (min over workers)
@@ -280,11 +262,6 @@ KV_PLAN = (
     # with --speculative-config alone, else null
     "layer_bytes",
 )
-#: Keys that a ``kv_plan`` of SGLang has besides.
-SGLANG_PLAN = (
-    "padding_bytes",  # what the pools allocate besides the tokens: a page
-)
-
 
 #: Lines of one level that a line of the next one stands for.
 FOLD = 16

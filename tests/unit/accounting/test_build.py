@@ -22,7 +22,7 @@ from tests.unit.accounting.builders import (
 from tests.unit.accounting.builders import device_memory as device_edges
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.not_measured import REQUIRED_PHASES
+from vllm_memprof.engines import VLLM
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import HookState, Loss
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
@@ -304,7 +304,7 @@ def test_a_log_has_half_units_and_says_what_it_lacks() -> None:
     )
     assert budget.chosen_by == "the form of its lines, as vllm-ascend prints them"
     assert {gap.reason for gap in report.not_measured} == {"no snapshot of memory in the log"}
-    assert [gap.phase for gap in report.not_measured] == list(REQUIRED_PHASES)
+    assert [gap.phase for gap in report.not_measured] == list(VLLM.phases)
     assert to_json(report)["run"]["source"] == "log"
 
 

@@ -42,7 +42,10 @@ def test_loads_neither_the_launcher_s_libraries_nor_the_engine(run_engine: Run) 
         "ours = {name.split('.')[1] for name in sys.modules if name.startswith('vllm_memprof.')}\n"
         "print(sorted(heavy & set(sys.modules)), sorted(ours))"
     )
-    assert run_engine(code).out.strip() == "[] ['capture', 'engines', 'errors', 'options', 'record', 'redact', 'version']"
+    assert (
+        run_engine(code).out.strip()
+        == "[] ['capture', 'engines', 'errors', 'options', 'record', 'redact', 'version']"
+    )
 
 
 def test_worker_modules_are_not_imported_early(run_engine: Run) -> None:

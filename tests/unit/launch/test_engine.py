@@ -252,9 +252,9 @@ def test_an_interpreter_must_have_both_vllm_and_memprof():
         require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64"))
     assert "sim:910b" in str(caught.value.hint)
     with pytest.raises(LaunchError, match="memprof is not installed"):
-        require_engine(InterpreterFacts(PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True))
-    require_engine(
-        InterpreterFacts(
-            PYTHON, "3.11", "x86_64", has_vllm=True, has_memprof=True, plugins=("memprof",)
+        require_engine(
+            InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ()})
         )
+    require_engine(
+        InterpreterFacts(PYTHON, "3.11", "x86_64", has_memprof=True, engines={"vllm": ("memprof",)})
     )

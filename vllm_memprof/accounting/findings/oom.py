@@ -23,7 +23,6 @@ from vllm_memprof.accounting.findings.registry import (
 )
 from vllm_memprof.accounting.model import Oom, RankReport
 from vllm_memprof.accounting.oom_phases import HELD, kv_cache_state
-from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.text import join, text
 from vllm_memprof.units import minus
 
@@ -85,7 +84,9 @@ def out_of_memory(context: RankContext) -> Iterator[Found]:
         sentences.append(
             text("the largest: {name}, {size} GiB", name=name, size=gib_of(rank, size))
         )
-    planned = _planned(rank)
+    planned = next(
+        (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
+    )
     if planned is not None:
         used = minus(oom.device_total_bytes, oom.free_bytes)
         grown = minus(used, minus(planned.device_total_bytes, planned.device_free_bytes))
@@ -139,12 +140,6 @@ def _held(rank: RankReport, oom: Oom) -> list[str]:
 def _peak(oom: Oom) -> int | None:
     """Return the allocated peak, where the message gives that and not what was allocated."""
     return minus(oom.reserved_bytes, oom.fragmentation_bytes)
-
-
-def _planned(rank: RankReport) -> Snapshot | None:
-    return next(
-        (s.after for s in rank.phases if s.phase == "kv_cache_alloc" and s.error is None), None
-    )
 
 
 def _largest(rank: RankReport, oom: Oom, kv_cache: str | None) -> tuple[str, int] | None:

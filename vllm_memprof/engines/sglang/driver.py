@@ -119,18 +119,19 @@ def _chat(engine: Any, messages: list[Any]) -> tuple[str, list[str]]:
         if isinstance(part, dict) and "image_url" in part
     ]
     shown = [
-        {**message, "content": [_as_template(part) for part in message["content"]]}
+        {
+            **message,
+            "content": [
+                ({"type": "image"} if isinstance(part, dict) and "image_url" in part else part)
+                for part in message["content"]
+            ],
+        }
         if isinstance(message.get("content"), list)
         else message
         for message in messages
     ]
     text = manager.tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
     return str(text), images
-
-
-def _as_template(part: Any) -> Any:
-    """Return a part of a message as chat templates of models know it."""
-    return {"type": "image"} if isinstance(part, dict) and "image_url" in part else part
 
 
 def _parser() -> argparse.ArgumentParser:

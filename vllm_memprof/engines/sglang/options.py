@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.engines.base import Arguments
 from vllm_memprof.options import Option, Size
+from vllm_memprof.text import text
 
 #: What the set-up of a run is read from; no other value of its line leaves the reader.
 SET_UP = (
@@ -31,6 +32,9 @@ DEVICES = (
 )
 ARGUMENTS = Arguments(
     share="--mem-fraction-static",
+    share_grounds=text(
+        "free before loading x the difference: the KV cache is smaller by this much"
+    ),
     ranks="--tp-size",
     no_graphs="--disable-cuda-graph",
     no_graphs_too=(("--cuda-graph-backend-decode", "disabled"),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.engines.sglang.options import ARGUMENTS, DEVICES, SET_UP
+from vllm_memprof.text import text
 
 _EVERY_RANK = "leave it out: a rank waits for all others, and every rank is run"
 ROW = EngineRow(
@@ -38,6 +39,18 @@ ROW = EngineRow(
     stack_engine="sglang",
     arguments=ARGUMENTS,
     devices=DEVICES,
+    phases=(
+        *("device_init", "hccl_init", "weight_load", "kv_cache_sizing"),
+        *("kv_cache_alloc", "graph_capture", "warm_up", "request"),
+    ),
+    profiles=False,
+    whole_pools=True,
+    compared=text(
+        "different engines: KV cache, tokens, and allocated, reserved and non-torch memory "
+        "at a phase of the same name compare; of the terms of the two equations the "
+        "request alone does, since SGLang runs no profile and takes its weights with all "
+        "that was loaded; its KV cache that fits the device is estimated"
+    ),
     set_up=SET_UP,
     without=(
         "--sleep-cycles",

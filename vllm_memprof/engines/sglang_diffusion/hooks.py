@@ -20,7 +20,7 @@ from vllm_memprof.capture.hooks.shared import (
     first_collectives,
 )
 from vllm_memprof.engines.sglang_diffusion import actions
-from vllm_memprof.record.schema import SGLANG_DIFFUSION
+from vllm_memprof.engines.sglang_diffusion.row import ROW
 
 #: Releases that were read.
 _VERSIONS = ">=0.5.23"
@@ -29,12 +29,12 @@ _WORKER = f"{_GEN}.managers.gpu_worker"
 
 
 def _phase(hook_id: str, phase_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": SGLANG_DIFFUSION, **fields}
+    fields = {"versions": _VERSIONS, "engine": ROW.name, **fields}
     return rows.phase(f"sgd.{hook_id}", phase_id, *targets, **fields)
 
 
 def _marker(hook_id: str, *targets: str, **fields: Any) -> Hook:
-    fields = {"versions": _VERSIONS, "engine": SGLANG_DIFFUSION, **fields}
+    fields = {"versions": _VERSIONS, "engine": ROW.name, **fields}
     return rows.marker(f"sgd.{hook_id}", *targets, **fields)
 
 
@@ -79,6 +79,6 @@ HOOKS: tuple[Hook, ...] = (
             "torch._C:_cuda_resetPeakMemoryStats", "torch._C:_accelerator_resetPeakStats",
             enter=shared.fold_peak, backends=CUDA, after="torch", need=OPTIONAL),
 
-    *first_collectives(SGLANG_DIFFUSION, "sgd.pg", until=FIRST_STEPS),
+    *first_collectives(ROW.name, "sgd.pg", until=FIRST_STEPS),
 )
 # fmt: on

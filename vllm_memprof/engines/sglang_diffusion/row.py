@@ -33,6 +33,8 @@ ROW = EngineRow(
     stack="sglang-0.5.23",
     stack_engine="sglang",
     arguments=ARGUMENTS,
+    phases=("device_init", "hccl_init", "weight_load", "request"),  # it has no KV cache
+    beside=("diffusers",),
     # (0.5.23: what it imports of its extra "diffusion")
     needs="diffusers==0.37.0 cache-dit==1.5.1 imageio==2.36.0 imageio-ffmpeg==0.5.1 addict==2.4.0 "
     "python-dateutil",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.engines.base import Arguments
 from vllm_memprof.options import Option, Size
+from vllm_memprof.text import text
 
 #: What the set-up of a run is read from. (vllm/engine/arg_utils.py::EngineArgs)
 SET_UP = (
@@ -48,6 +49,7 @@ DEVICES = (
 )
 ARGUMENTS = Arguments(
     share="--gpu-memory-utilization",
+    share_grounds=text("device total x the difference: the KV cache is smaller by this much"),
     ranks="--tensor-parallel-size",
     no_graphs="--enforce-eager",
     graph_sizes="--cudagraph-capture-sizes",

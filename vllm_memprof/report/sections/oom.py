@@ -130,7 +130,7 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
     """Return who held the device; a log without figures has no table."""
     if sum(row.bytes is not None for row in oom.owners) < 2:
         return []
-    logged = _logged(rank)
+    logged = any(name.startswith("oom_") for name in rank.figures)
     rows = []
     for owner in oom.owners:
         if not owner.bytes and owner.component != "free":
@@ -310,11 +310,6 @@ def _given(rank: RankReport, row: Remedy) -> str:
             return text("at least {size}", size=size)
         case _:
             return size
-
-
-def _logged(rank: RankReport) -> bool:
-    """Return whether the figures are a log's, which are rounded."""
-    return any(name.startswith("oom_") for name in rank.figures)
 
 
 def _sizes(logged: bool) -> list[Column]:

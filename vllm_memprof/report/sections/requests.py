@@ -212,7 +212,17 @@ def _request_rows(rank: RankReport, wide: bool) -> list[Row]:
                     number(request.output_tokens, ","),
                     _images(request),
                     least + format_gib(request.allocated_peak_bytes),
-                    *([least + format_gib(_above(request), 3)] if wide else []),
+                    *(
+                        [
+                            least
+                            + format_gib(
+                                minus(request.allocated_peak_bytes, request.allocated_before_bytes),
+                                3,
+                            )
+                        ]
+                        if wide
+                        else []
+                    ),
                     _mib(request.left_allocated_bytes),
                     _mib(request.left_reserved_bytes),
                     "-" if stage is None else SHORT_TITLES.get(stage, stage),
@@ -227,10 +237,6 @@ def _request_rows(rank: RankReport, wide: bool) -> list[Row]:
 def _mib(size: int | None) -> str:
     """Return a signed size; unlike in tables of growth, nothing left is a figure."""
     return "0.0" if size == 0 else format_mib(size)
-
-
-def _above(request: RequestRow) -> int | None:
-    return minus(request.allocated_peak_bytes, request.allocated_before_bytes)
 
 
 def _short(name: str, length: int) -> str:
