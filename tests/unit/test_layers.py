@@ -99,6 +99,8 @@ ONLY = {
         (layer, "engines"): {"", "base"}
         for layer in ("accounting", "capture", "compare", "launch", "logs", "plans")
     },
+    # the set-up and the ranks of SGLang's logs are no table
+    ("logs", "engines"): {"", "base", "line_format", "sglang"},
     ("holders", "capture"): {"driver_list"},
     ("holders", "launch"): {"doctor", "folder"},
     ("report", "holders"): {"rows"},

@@ -76,6 +76,7 @@ class EngineRow:
     whole_pools: bool = False
     compared: Text | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
+    log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()
     parallel_state: str | None = None  # module in which it keeps its groups by name

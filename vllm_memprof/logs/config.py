@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from vllm_memprof.engines import SGLANG, VLLM
-from vllm_memprof.logs.sglang import server_args as sglang
+from vllm_memprof.engines.sglang import server_args as sglang
 from vllm_memprof.options import Value, read_options, typed, words_of
 from vllm_memprof.redact import redact_command
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import ceil
 
+from vllm_memprof.engines.line_format import UNITS, LineFormat, Placeholder
 from vllm_memprof.logs.formats import FORMATS
-from vllm_memprof.logs.line_format import UNITS, LineFormat, Placeholder
 from vllm_memprof.logs.lines import LogLine, strip_markup
 from vllm_memprof.redact import Redactor
 from vllm_memprof.units import GIB

@@ -1,13 +1,15 @@
 """The table of engine log lines that print a memory figure: those of vLLM and vllm-ascend.
 
-``logs.line_format`` says how a row is written; the rows of other engines stand in a folder of their
-own (``logs.sglang``). ``FORMATS`` has all of them.
+``engines.line_format`` says how a row is written; the rows of other engines stand in
+their own folders (``log_lines`` of their row). ``FORMATS`` has all of them.
 """
 
 from __future__ import annotations
 
-from vllm_memprof.logs import sglang
-from vllm_memprof.logs.line_format import (
+from importlib import import_module
+
+from vllm_memprof.engines import ENGINES
+from vllm_memprof.engines.line_format import (
     ASCEND,
     CAPTURE,
     CUDA,
@@ -20,9 +22,14 @@ from vllm_memprof.logs.line_format import (
     PROFILE,
     READY,
     LineFormat,
+    LogLines,
     row,
 )
 
+#: What engines print that have lines of their own.
+OF_ENGINES: tuple[LogLines, ...] = tuple(
+    import_module(row.log_lines).LOG for row in ENGINES.values() if row.log_lines is not None
+)
 #: Figures that only a log gives, besides ``record.schema.FIGURES``. Bytes unless the name says
 #: otherwise.
 LOG_FIGURES: dict[str, str] = {
@@ -90,7 +97,7 @@ LOG_FIGURES: dict[str, str] = {
     "oom_non_torch_bytes": "non-torch at the OOM",
     "oom_npu_workspace": "1: the operator workspace allocator failed, not the caching allocator",
     "oom_outside_torch": "1: the runtime failed for a library outside torch (HCCL, ATB)",
-    **sglang.FIGURES,
+    **{name: meaning for log in OF_ENGINES for name, meaning in log.figures.items()},
 }
 
 
@@ -395,6 +402,6 @@ FORMATS: tuple[LineFormat, ...] = (
         engine=ASCEND),
     row(None, "\u8fdb\u7a0b\u5360\u7528", "\u5360\u7528 : {npu_smi_process_bytes/MiB.0} \\)",
         engine=ASCEND),
-    *sglang.FORMATS,
+    *(line for log in OF_ENGINES for line in log.formats),
 )
 # fmt: on

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs import sglang
+from vllm_memprof.logs.formats import OF_ENGINES
 
 CHUNK_BYTES = 1 << 20
 #: A longer line is passed on in pieces of this size; no line of an engine comes near it.
@@ -45,7 +45,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"num_gpu_blocks",
     b"KV cache reuse",
     b"multi-group budget",
-    *sglang.NEEDLES,
+    *(needle for log in OF_ENGINES for needle in log.needles),
 )
 #: vllm-ascend prints this line once per step at level DEBUG. The same figures from the same process
 #: are passed on once.

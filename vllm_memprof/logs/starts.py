@@ -12,21 +12,21 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from vllm_memprof.logs import sglang
+from vllm_memprof.engines import SGLANG
+from vllm_memprof.engines.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
 from vllm_memprof.logs.config import WITHIN_CORE, Config, ConfigLine, ConfigReader
 from vllm_memprof.logs.figures import Figure, ParsedLine, Prefix
-from vllm_memprof.logs.line_format import ENGINE, GRANT, INIT, LOAD, OOM, PLAN, READY
+from vllm_memprof.logs.formats import OF_ENGINES
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.npu_smi import NpuSmi
 from vllm_memprof.record.failures import PROFILE
 
 #: Figures that a process may print many times with other values: the largest or latest counts.
 _LARGEST = frozenset({"serving_reserved_bytes", "serving_allocated_bytes"})
-_LATEST = (
-    frozenset({"sleep_freed_bytes", "sleep_in_use_bytes", "sleep_communicator_bytes"})
-    | sglang.LATEST
+_LATEST = frozenset({"sleep_freed_bytes", "sleep_in_use_bytes", "sleep_communicator_bytes"}).union(
+    *(log.latest for log in OF_ENGINES)
 )
-_LEAST = sglang.LEAST
+_LEAST = frozenset[str]().union(*(log.least for log in OF_ENGINES))
 #: Figures on which two lines of one start may differ.
 _LOOSE = frozenset(
     {
@@ -46,9 +46,9 @@ _BROKEN = (
     "Engine core initialization failed",
     "WorkerProc hit an exception",
     "EngineCore failed to start",
-    *sglang.BROKEN,
+    *(words for log in OF_ENGINES for words in log.broken),
 )
-_UP = ("startup complete", sglang.READY_LINE)
+_UP = ("startup complete", *(log.ready for log in OF_ENGINES))
 #: Starts that still take figures from their processes; older ones are closed.
 OPEN_STARTS = 8
 #: Starts that are kept of one log; the rest is counted.
@@ -68,7 +68,7 @@ _PHASE_OF = {
     "compile_or_warm_up_model": "warm_up",
     "capture_model": "graph_capture",
     "execute_model": "request",
-    **sglang.PHASE_OF,
+    **{name: phase for log in OF_ENGINES for name, phase in log.phase_of.items()},
 }
 _FRAME = re.compile(r'(?:File "(?P<path>[^"]{1,400})")?, line (?P<line>\d+), in (?P<name>\w+)')
 #: Frames of a traceback that are kept, the innermost.
@@ -177,7 +177,7 @@ class EngineStart:
 
     @property
     def is_sglang(self) -> bool:
-        return sglang.NAME in self.engines or (
+        return SGLANG.name in self.engines or (
             not self.engines and self.config.server_args is not None
         )
 
@@ -194,9 +194,9 @@ class EngineStart:
 
     def several_values(self, figure: Figure) -> bool:
         """Return True for a figure that one start of this engine may print with two values."""
-        if figure.name in sglang.CONTRADICTION_IS_UNKNOWN:
+        if any(figure.name in log.contradiction_is_unknown for log in OF_ENGINES):
             return True
-        return self.drafts and figure.name in sglang.ONCE_PER_MODEL
+        return self.drafts and any(figure.name in log.once_per_model for log in OF_ENGINES)
 
     def rejects(self, figures: list[Figure]) -> bool:
         """Return True for a line that the engine of this start does not print."""
@@ -379,7 +379,7 @@ class StartSorter:
         """
         newest = self.starts[-1] if self.starts and self._pending is None else None
         serves = all(
-            figure.format.engine == sglang.NAME and figure.format.stage is None
+            figure.format.engine == SGLANG.name and figure.format.stage is None
             for figure in figures
         )
         return newest if newest is not None and newest.is_sglang and serves else None

@@ -14,14 +14,15 @@ from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
+from vllm_memprof.engines import SGLANG
+from vllm_memprof.engines.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
+from vllm_memprof.engines.sglang.log_lines import FIGURES
+from vllm_memprof.engines.sglang.log_ranks import Rank, derive
 from vllm_memprof.errors import RunRecordError
-from vllm_memprof.logs import sglang
 from vllm_memprof.logs.config import WITHIN_CORE, Config
 from vllm_memprof.logs.figures import Figure, parse_lines
-from vllm_memprof.logs.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.notes import LogNotes
-from vllm_memprof.logs.sglang.ranks import Rank, derive
 from vllm_memprof.logs.starts import EngineStart, StartSorter, Worker
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
@@ -208,19 +209,19 @@ def _to_run(start: EngineStart, name: str, number: int, count: int) -> Run:
         versions={package: release for package, release in versions.items() if release},
         engine=engine,
         engine_version=version,
-        device=config.server_args.device if engine == sglang.NAME and config.server_args else None,
+        device=config.server_args.device if engine == SGLANG.name and config.server_args else None,
         status=status,
         exit_reason=reason,
         notes=notes + [note for worker in start.workers.values() for note in _noted_usage(worker)],
     )
     # without workers the KV cache's figures alone are known: one worker without figures stands in
     workers = list(start.workers.values()) or [Worker("")]
-    if engine == sglang.NAME:
+    if engine == SGLANG.name:
         info.notes += _notes_of_sglang(start)
         if not start.kv_plans:
             start.kv_plans.update(_pools(start))
     processes = [_worker_process(start, worker, name) for worker in workers]
-    if engine == sglang.NAME:
+    if engine == SGLANG.name:
         _complete_sglang(start, workers, processes)
     return Run(
         name=info.id,
@@ -257,7 +258,7 @@ def _engine(start: EngineStart) -> tuple[str | None, str | None, list[str]]:
     """Return (engine, its version, notes on how the version is known)."""
     config = start.config
     if start.is_sglang:
-        return sglang.NAME, None, []
+        return SGLANG.name, None, []
     named = config.engine or config.around
     if "vllm-ascend" in start.engines or (named == "vllm-ascend" and "vllm" not in start.engines):
         if config.ascend_version is not None or config.vllm_version is None:
@@ -373,7 +374,7 @@ def _complete_sglang(start: EngineStart, workers: list[Worker], found: list[Proc
     several = (start.config.tensor_parallel_size or 1) > 1 or len(workers) > 1
     for worker, process in zip(workers, found, strict=True):
         if several and not worker.dims:  # lines of which rank, and of how many, is not known
-            for name in sglang.FIGURES.keys() & process.figures.keys():
+            for name in FIGURES.keys() & process.figures.keys():
                 del process.figures[name]
                 process.figures_half_units.pop(name, None)
     groups: dict[int | None, list[int]] = {}

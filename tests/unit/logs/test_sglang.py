@@ -15,7 +15,7 @@ import pytest
 from tests.unit.logs.dirt import LOSSY
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.equations import EQUATIONS, evaluate, select
-from vllm_memprof.logs.sglang.server_args import Lines, read_server_args, settings
+from vllm_memprof.engines.sglang.server_args import Lines, read_server_args, settings
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.report import render_markdown

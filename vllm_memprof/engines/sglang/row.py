@@ -44,6 +44,7 @@ ROW = EngineRow(
         *("kv_cache_alloc", "graph_capture", "warm_up", "request"),
     ),
     profiles=False,
+    log_lines="vllm_memprof.engines.sglang.log_lines",
     whole_pools=True,
     compared=text(
         "different engines: KV cache, tokens, and allocated, reserved and non-torch memory "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from vllm_memprof.logs.sglang.server_args import ServerArgs
+from vllm_memprof.engines.sglang.server_args import ServerArgs
 
 #: The largest page that SGLang takes by default, on an NPU; 1 on CUDA.
 _LARGEST_PAGE = 128

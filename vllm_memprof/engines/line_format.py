@@ -20,6 +20,7 @@ Names are those of ``record.schema.FIGURES`` and ``KV_PLAN``, and of ``formats.L
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_memprof.units import GIB, KIB, MIB
@@ -44,10 +45,10 @@ INIT, LOAD, PROFILE, GRANT, PLAN, CAPTURE, READY, OOM = range(8)
 
 #: Subject of a line: a worker's device, or all workers (printed by the engine core).
 RANK, ENGINE = "rank", "engine"
-ASCEND, CUDA, SGLANG = "vllm-ascend", "vllm", "sglang"
+ASCEND, CUDA = "vllm-ascend", "vllm"
 #: Equation -> the engine whose lines show its form.
 _ENGINE_OF = {"E0": CUDA, "E2": ASCEND, "E4": ASCEND, "E4p": ASCEND, "E5": CUDA, "E6": CUDA}
-_ENGINE_OF |= {"CPU": CUDA, "S1": SGLANG}
+_ENGINE_OF |= {"CPU": CUDA}
 
 #: Not a piece of a longer number; "43,40" is no number at all: engines separate thousands only.
 _NUMBER = r"(?<![\w.])(?<!\d,)-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\.?\d)"
@@ -129,3 +130,23 @@ def row(
         opens=opens,
         cite=cite,
     )
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What reading a log takes of one engine besides the lines of vLLM."""
+
+    formats: tuple[LineFormat, ...]
+    figures: Mapping[str, str]  # that it alone prints, with their meaning
+    needles: tuple[bytes, ...]  # as ``logs.lines.NEEDLES``
+    ready: str  # in its line at readiness
+    broken: tuple[str, ...]  # in what it prints when one of its processes fails
+    phase_of: Mapping[str, str]  # function in a traceback -> the phase that it is
+    #: Of a figure that is printed again with another value, the one that counts.
+    latest: frozenset[str] = frozenset()
+    least: frozenset[str] = frozenset()
+    #: Figures of a model: where a draft model is loaded beside it, they are printed once for each.
+    once_per_model: frozenset[str] = frozenset()
+    #: Figures that a start prints again for another pool (sliding window, draft model) or another
+    #: capture: two values are no contradiction, and neither counts.
+    contradiction_is_unknown: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ releases differ in what stands between the figures.
 
 from __future__ import annotations
 
-from vllm_memprof.logs.line_format import (
+from vllm_memprof.engines.line_format import (
     CAPTURE,
     ENGINE,
     GRANT,
@@ -15,8 +15,8 @@ from vllm_memprof.logs.line_format import (
     LOAD,
     PLAN,
     READY,
-    SGLANG,
     LineFormat,
+    LogLines,
     row,
 )
 
@@ -46,44 +46,7 @@ FIGURES: dict[str, str] = {
     "least_static_fraction": "share above which a KV cache fits, according to SGLang",
 }
 
-#: As ``logs.lines.NEEDLES``.
-NEEDLES: tuple[bytes, ...] = (
-    b"avail mem",
-    b"KV Cache is",
-    b"total_num_tokens",
-    b"mem usage",
-    b"_cache() called",
-    b"server_args=",
-)
-#: Of a figure that is printed again with another value, the one that counts.
-LATEST = frozenset({"emptied_before_bytes", "emptied_after_bytes", "emptied_bytes"})
-LEAST = frozenset({"free_at_update_bytes"})
-#: Figures of a model: where a draft model is loaded beside it, they are printed once for each.
-ONCE_PER_MODEL = frozenset({"free_before_load_bytes", "free_after_load_bytes", "weights_bytes"})
-#: Figures that a start prints again for another pool (sliding window, draft model) or another
-#: capture: two values are no contradiction, and neither counts.
-CONTRADICTION_IS_UNKNOWN = frozenset(FIGURES) - LATEST - LEAST - ONCE_PER_MODEL
-
-#: What SGLang prints when it serves, and when one of its processes fails.
-READY_LINE = "The server is fired up and ready to roll"
-BROKEN = ("Scheduler hit an exception", "Received sigquit from a child process")
-#: Function in a traceback -> the phase that it is.
-PHASE_OF = {
-    "load_model": "weight_load",
-    "_profile_available_bytes": "kv_cache_plan",
-    "profile_max_num_token": "kv_cache_plan",
-    "init_memory_pool": "kv_cache_alloc",
-    "_init_pools": "kv_cache_alloc",
-    "_create_buffers": "kv_cache_alloc",
-    "init_cuda_graphs": "graph_capture",
-    "init_device_graphs": "graph_capture",
-    "capture_decode_graph": "graph_capture",
-    "forward_batch_generation": "request",
-    "update_weights_from_disk": "weight_update",
-    "update_weights_from_tensor": "weight_update",
-    "update_weights_from_distributed": "weight_update",
-}
-
+SGLANG = "sglang"
 _RUNNER = "sglang/srt/model_executor/model_runner.py::ModelRunner"
 _POOL = "sglang/srt/mem_cache/memory_pool.py"
 _GRAPHS = "(?:NPU|CUDA|npu|cuda) graph"
@@ -172,3 +135,39 @@ FORMATS: tuple[LineFormat, ...] = (
         cite="sglang/srt/managers/scheduler.py::Scheduler.continue_generation"),
 )
 # fmt: on
+_LATEST = frozenset({"emptied_before_bytes", "emptied_after_bytes", "emptied_bytes"})
+_LEAST = frozenset({"free_at_update_bytes"})
+_ONCE_PER_MODEL = frozenset({"free_before_load_bytes", "free_after_load_bytes", "weights_bytes"})
+LOG = LogLines(
+    formats=FORMATS,
+    figures=FIGURES,
+    needles=(
+        b"avail mem",
+        b"KV Cache is",
+        b"total_num_tokens",
+        b"mem usage",
+        b"_cache() called",
+        b"server_args=",
+    ),
+    ready="The server is fired up and ready to roll",
+    broken=("Scheduler hit an exception", "Received sigquit from a child process"),
+    phase_of={
+        "load_model": "weight_load",
+        "_profile_available_bytes": "kv_cache_plan",
+        "profile_max_num_token": "kv_cache_plan",
+        "init_memory_pool": "kv_cache_alloc",
+        "_init_pools": "kv_cache_alloc",
+        "_create_buffers": "kv_cache_alloc",
+        "init_cuda_graphs": "graph_capture",
+        "init_device_graphs": "graph_capture",
+        "capture_decode_graph": "graph_capture",
+        "forward_batch_generation": "request",
+        "update_weights_from_disk": "weight_update",
+        "update_weights_from_tensor": "weight_update",
+        "update_weights_from_distributed": "weight_update",
+    },
+    latest=_LATEST,
+    least=_LEAST,
+    once_per_model=_ONCE_PER_MODEL,
+    contradiction_is_unknown=frozenset(FIGURES) - _LATEST - _LEAST - _ONCE_PER_MODEL,
+)
