@@ -31,10 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts import accuracy_page
-from vllm_memprof.accuracy.errors import PlannedRow, errors_of
+from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 from vllm_memprof.accuracy.spread import DATA as SPREADS
-from vllm_memprof.accuracy.spread import spreads_text
 from vllm_memprof.engines import VLLM
 from vllm_memprof.options import devices_of
 from vllm_memprof.sim.profiles import find_profile, load_profile

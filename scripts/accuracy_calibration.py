@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vllm_memprof.accuracy.errors import PlannedRow
+from scripts.accuracy_errors import PlannedRow
 from vllm_memprof.accuracy.runs import PublishedRun
 from vllm_memprof.plans.corrections import (
     ComparedRank,

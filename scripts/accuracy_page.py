@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from scripts import accuracy_calibration
-from vllm_memprof.accuracy.errors import (
+from scripts.accuracy_errors import (
     TARGETS,
     Error,
     PlannedRow,

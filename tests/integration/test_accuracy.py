@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from scripts.accuracy import ROWS, read_kept, simulate
+from scripts.accuracy_errors import PlannedRow, errors_of
 from tests.support.engine import OLD_STACK, STACK, require_stack
-from vllm_memprof.accuracy.errors import PlannedRow, errors_of
 from vllm_memprof.accuracy.runs import PublishedRun, load_runs
 
 pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]

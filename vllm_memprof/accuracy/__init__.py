@@ -1,1 +1,1 @@
-"""What plans of published runs say about plans: rows of runs on hardware, errors, spreads."""
+"""Published runs on hardware: rows of their table, and the spread of errors that a plan prints."""

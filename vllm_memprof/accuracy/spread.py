@@ -7,16 +7,11 @@ the simulated device and a KV-cache equation. Fewer than five runs support no sp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vllm_memprof.accuracy.errors import LEAST_RUNS, Error, statistics_of
-
 DATA = Path(__file__).parent / "data" / "spread.json"
-#: Figure of which reports print the spread.
-FIGURE = "kv_cache"
 
 
 @dataclass(frozen=True)
@@ -46,22 +41,3 @@ def spread_of(equation: str | None, profile: str | None) -> ErrorSpread | None:
     """
     kinds = {(each.equation, each.profile): each for each in list_spreads()}
     return kinds.get((equation or "", profile or ""))
-
-
-def spreads_text(errors: Sequence[Error], profiles: Mapping[str, str]) -> str:
-    """Return the content of ``data/spread.json``.
-
-    Args:
-        errors: of the whole table.
-        profiles: device of a row -> name of its profile.
-    """
-    kv = [error for error in errors if error.figure == FIGURE and error.counts]
-    kinds = sorted({(error.planned.equation or "", error.run.device) for error in kv})
-    rows = []
-    for equation, device in kinds:
-        of_kind = [e for e in kv if (e.planned.equation, e.run.device) == (equation, device)]
-        stats = statistics_of(of_kind)
-        if stats is not None and stats.count >= LEAST_RUNS:
-            low, median, high = (round(x, 4) for x in (stats.low, stats.median, stats.high))
-            rows.append(ErrorSpread(equation, profiles[device], stats.count, low, median, high))
-    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.accuracy_calibration import Pair, pairs, section
-from vllm_memprof.accuracy.errors import PlannedRow
+from scripts.accuracy_errors import PlannedRow
 from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
 from vllm_memprof.units import GIB, MIB
 

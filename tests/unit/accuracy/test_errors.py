@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from scripts.accuracy_errors import PlannedRow, errors_of, spreads_text, statistics_of
 from vllm_memprof.accuracy import spread
-from vllm_memprof.accuracy.errors import PlannedRow, errors_of, statistics_of
 from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
-from vllm_memprof.accuracy.spread import ErrorSpread, list_spreads, spread_of, spreads_text
+from vllm_memprof.accuracy.spread import ErrorSpread, list_spreads, spread_of
 from vllm_memprof.units import GIB
 
 RUN = PublishedRun(

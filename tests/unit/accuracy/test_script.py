@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from scripts import accuracy, accuracy_page
-from vllm_memprof.accuracy.errors import PlannedRow
+from scripts.accuracy_errors import PlannedRow
 from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun, StartLimit
 from vllm_memprof.sim.profiles import load_profile
 from vllm_memprof.units import GIB

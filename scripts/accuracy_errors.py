@@ -7,12 +7,14 @@ so whether a target is met is asked of everything that rounds to it.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from vllm_memprof.accuracy.runs import PublishedFigure, PublishedRun
+from vllm_memprof.accuracy.spread import ErrorSpread
 
 #: Figure -> largest error that is aimed at, of 1. Those without one are shown only.
 TARGETS = {
@@ -23,6 +25,8 @@ TARGETS = {
     "graphs": 0.3,
     "limit": 0.02,
 }
+#: Figure of which reports print the spread.
+FIGURE = "kv_cache"
 #: Fewer errors than this support no spread.
 LEAST_RUNS = 5
 
@@ -171,3 +175,22 @@ def statistics_of(errors: Iterable[Error]) -> Statistics | None:
         low=min(signed),
         high=max(signed),
     )
+
+
+def spreads_text(errors: Sequence[Error], profiles: Mapping[str, str]) -> str:
+    """Return the content of ``vllm_memprof/accuracy/data/spread.json``.
+
+    Args:
+        errors: of the whole table.
+        profiles: device of a row -> name of its profile.
+    """
+    kv = [error for error in errors if error.figure == FIGURE and error.counts]
+    kinds = sorted({(error.planned.equation or "", error.run.device) for error in kv})
+    rows = []
+    for equation, device in kinds:
+        of_kind = [e for e in kv if (e.planned.equation, e.run.device) == (equation, device)]
+        stats = statistics_of(of_kind)
+        if stats is not None and stats.count >= LEAST_RUNS:
+            low, median, high = (round(x, 4) for x in (stats.low, stats.median, stats.high))
+            rows.append(ErrorSpread(equation, profiles[device], stats.count, low, median, high))
+    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
