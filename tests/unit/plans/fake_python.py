@@ -189,8 +189,8 @@ def main() -> int:
     if sys.argv[1] == "-c":  # the launcher's probe
         versions = {"vllm": "0.23.0", "vllm_ascend": "0.23.0", "vllm-memprof": "0"}
         print(json.dumps({"python": "3.11.0", "machine": "x86_64", "versions": versions,
-                          "vllm": True, "memprof": True,
-                          "plugins": ["memprof"]}))  # fmt: skip
+                          "memprof": True,
+                          "engines": {"vllm": ["memprof"]}}))  # fmt: skip
         return 0
     return plan(sys.argv[sys.argv.index("--") + 1 :])
 
