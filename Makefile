@@ -15,6 +15,9 @@ DEMO_vllm := --tensor-parallel-size 2 --max-model-len 65536 --max-num-seqs 8 \
 	--max-num-batched-tokens 32768 --gpu-memory-utilization 0.95 --mm-processor-cache-gb 0
 DEMO_sglang := --tp-size 2 --context-length 65536 --max-running-requests 8
 
+# Bytecode is kept, also where the environment says not to: every engine process would compile its modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help demo test test-full checks test-unit test-sim test-fuzz fuzz lint format types bench bench-sample bench-plan bench-sweep accuracy models golden samples check sim sim-all sim-every clean
 
 help:  ## Show this list

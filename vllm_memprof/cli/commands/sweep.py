@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.api import make_sweep
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
@@ -18,7 +17,6 @@ from vllm_memprof.cli.fit import check_setup
 from vllm_memprof.cli.show import Lang, check_format
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
-from vllm_memprof.redact import redact_command
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import PlanWatcher, Task
@@ -114,6 +112,7 @@ def sweep(
     Exit status 0: every plan has a row, and at least one started. 1: none started. 2: a wrong
     argument. 130: Ctrl-C.
     """
+    from vllm_memprof.api import make_sweep
     from vllm_memprof.engines import engine_row
     from vllm_memprof.engines.base import refuse
     from vllm_memprof.launch.request import UNTIL
@@ -121,6 +120,7 @@ def sweep(
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
+    from vllm_memprof.redact import redact_command
 
     check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
