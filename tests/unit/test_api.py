@@ -16,7 +16,7 @@ import pytest
 
 import vllm_memprof as mp
 from vllm_memprof import api
-from vllm_memprof.cli.commands import sweep as sweep_command
+from vllm_memprof.cli import main
 from vllm_memprof.errors import LaunchError, RunRecordError, UsageError
 from vllm_memprof.options import value_of, words_of
 from vllm_memprof.plans import pool, process
@@ -199,8 +199,19 @@ def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert len(mp.load(tmp_path / "s" / "sweep.csv").plans) == 1  # what was made is kept
 
 
-def test_the_command_makes_its_sweep_by_the_same_function() -> None:
-    assert sweep_command.make_sweep is api.make_sweep
+def test_the_command_makes_its_sweep_by_the_same_function(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs: list[Any] = []
+
+    def make_sweep(job: Any, *_: object) -> None:
+        jobs.append(job)
+        raise UsageError("asked")
+
+    monkeypatch.setattr(api, "make_sweep", make_sweep)
+    words = ["sweep", "M", "--over", "max_model_len=1,2", "-o", str(tmp_path / "s")]
+    assert main(words) == 2
+    assert [len(job.plans) for job in jobs] == [2]
 
 
 # --- the page -------------------------------------------------------------------------------------
