@@ -92,7 +92,7 @@ def explain(
 
 
 def read_reports(logs: list[str]) -> list[Report]:
-    """Return one report per engine start, log by log; name logs without figures or failures on stderr.
+    """Return one report per engine start, log by log; name those without either on stderr.
 
     Raises:
         RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no
