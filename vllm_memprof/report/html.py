@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.document import (
+    MUTED,
+    NOT_MEASURED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Head,
+    Row,
+    Section,
+)
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.plans.share_rows import DeviceShare
 from vllm_memprof.report.curves import FIGURES, Curve, CurveFigure, curves
-from vllm_memprof.report.document import (
-    MUTED,
-    NOT_MEASURED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Document,
-    Row,
-    Section,
-)
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.language import ENGLISH, Language, language
@@ -331,11 +331,11 @@ def _timeline_table(view: RankView) -> Section:
     line = view.timeline
     assert line is not None
     columns = [
-        Column(text("s")),
-        Column(text("Phase"), right=False),
-        Column(text("Edge"), right=False),
-        Column(text("in use")),
-        *(Column(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
+        Head(text("s")),
+        Head(text("Phase"), right=False),
+        Head(text("Edge"), right=False),
+        Head(text("in use")),
+        *(Head(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
     ]
     rows = []
     for i, moment in enumerate(line.moments):
@@ -374,7 +374,7 @@ def _waterfall_table(view: RankView) -> Section:
         )
         for step in view.waterfall
     ]
-    columns = [Column(text("Step"), right=False), Column(GIB), Column(BYTES)]
+    columns = [Head(text("Step"), right=False), Head(GIB), Head(BYTES)]
     return Section(text("Steps of {labels}", labels=view.labels), columns, rows)
 
 
@@ -390,12 +390,12 @@ def _skew(drawn: Plots) -> Section | None:
         cells = [row.title, *ends, format_gib(row.median, 4), format_bytes(row.spread)]
         rows.append(Row(cells, style=PLAIN if row.spread else MUTED))
     columns = [
-        Column(text("Figure"), right=False),
-        Column(text("least, GiB")),
-        Column(text("on"), right=False),
-        Column(text("most, GiB")),
-        Column(text("on"), right=False),
-        Column(text("median, GiB")),
-        Column(text("most - least, bytes")),
+        Head(text("Figure"), right=False),
+        Head(text("least, GiB")),
+        Head(text("on"), right=False),
+        Head(text("most, GiB")),
+        Head(text("on"), right=False),
+        Head(text("median, GiB")),
+        Head(text("most - least, bytes")),
     ]
     return Section(text("Figures by rank: least, most, median"), columns, rows)

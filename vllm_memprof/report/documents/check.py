@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from vllm_memprof.accounting.model import MODELLED, RunSummary
 from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
 from vllm_memprof.check.outcomes import CheckResult, Judged, Outcome
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     GOOD,
     NOT_MEASURED,
     PLAIN,
-    Column,
     Document,
+    Head,
     Line,
     Row,
     Section,
@@ -137,12 +137,12 @@ def _exact(outcome: Outcome, value: int) -> Text:
 def _limits(result: CheckResult, wide: bool) -> Section:
     """Return every limit: the groups of ranks that fail, else the one with the least margin."""
     columns = [
-        Column("", right=False),
-        Column(text("Measured")),
-        Column(text("Limit")),
-        Column(text("Margin")),
-        *([Column(text("As written")), Column(text("Baseline"))] if wide else []),
-        Column(text("Ranks"), right=False),
+        Head("", right=False),
+        Head(text("Measured")),
+        Head(text("Limit")),
+        Head(text("Margin")),
+        *([Head(text("As written")), Head(text("Baseline"))] if wide else []),
+        Head(text("Ranks"), right=False),
     ]
     rows = []
     for outcome in result.outcomes:

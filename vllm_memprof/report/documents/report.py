@@ -7,8 +7,8 @@ from dataclasses import replace
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.record.spans import MODELLED, last_of
-from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
 from vllm_memprof.report.sections.base import STATUS_WORDS, UNKNOWN, fold, labels_of, least_grant

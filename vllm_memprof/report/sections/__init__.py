@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import Section
+from vllm_memprof.document import Section
 from vllm_memprof.report.sections.allocations import allocation_sections
 from vllm_memprof.report.sections.audit import audit_sections
 from vllm_memprof.report.sections.base import WIDE

@@ -10,7 +10,7 @@ from vllm_memprof.accounting.model import (
     RankReport,
     RunSummary,
 )
-from vllm_memprof.report.document import PLAIN, Row
+from vllm_memprof.document import PLAIN, Row
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_bytes, format_gib
 

@@ -6,8 +6,8 @@ from vllm_memprof.accounting.findings.oom_room import gib_of
 from vllm_memprof.accounting.findings.oom_where import merge_not_profiled
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, STAGE_TITLES
 from vllm_memprof.accounting.model import ESTIMATED, MODELLED, Oom, RankReport, Remedy, Report
+from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Head, Row, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
-from vllm_memprof.report.document import BAD, GOOD, PLAIN, TOTAL, Column, Row, Section
 from vllm_memprof.report.sections.base import (
     BYTES,
     GIB,
@@ -104,7 +104,7 @@ def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
     if oom.phase is None:
         notes.append(text("the phase is not known"))
     title = text("The allocation that failed, {labels}", labels=labels)
-    return Section(title, [Column("", right=False), Column("", right=False)], rows, notes)
+    return Section(title, [Head("", right=False), Head("", right=False)], rows, notes)
 
 
 def _request(request: StepRequest) -> Text:
@@ -230,10 +230,10 @@ def _readings(oom: Oom, labels: str) -> list[Section]:
         for each in oom.readings
     ]
     columns = [
-        Column(text("When"), right=False),
-        Column(text("Part of the step"), right=False),
-        Column(text("Took, GiB")),
-        Column(text("Allocated then, GiB")),
+        Head(text("When"), right=False),
+        Head(text("Part of the step"), right=False),
+        Head(text("Took, GiB")),
+        Head(text("Allocated then, GiB")),
     ]
     merge = merge_not_profiled(oom)
     title = text("Parts of a step, as the log notes them, {labels}", labels=labels)
@@ -259,10 +259,10 @@ def _remedies(rank: RankReport, oom: Oom, labels: str) -> list[Section]:
         for row in oom.remedies
     ]
     columns = [
-        Column(text("Argument"), right=False),
-        Column(text("Gives, GiB")),
-        Column(text("Enough alone"), right=False),
-        Column(text("On what grounds"), right=False),
+        Head(text("Argument"), right=False),
+        Head(text("Gives, GiB")),
+        Head(text("Enough alone"), right=False),
+        Head(text("On what grounds"), right=False),
     ]
     notes: list[str] = []
     if oom.requested_bytes is not None:
@@ -312,8 +312,8 @@ def _given(rank: RankReport, row: Remedy) -> str:
             return size
 
 
-def _sizes(logged: bool) -> list[Column]:
-    return [Column(text("Owner"), right=False), Column(GIB), *([] if logged else [Column(BYTES)])]
+def _sizes(logged: bool) -> list[Head]:
+    return [Head(text("Owner"), right=False), Head(GIB), *([] if logged else [Head(BYTES)])]
 
 
 def _counters(report: Report) -> list[Section]:
@@ -325,10 +325,10 @@ def _counters(report: Report) -> list[Section]:
     }
     ranks = [rank for rank in report.ranks if rank.label in counters]
     columns = [
-        Column(text("Module"), right=False),
-        Column(GIB),
-        Column(BYTES),
-        Column(text("peak, GiB")),
+        Head(text("Module"), right=False),
+        Head(GIB),
+        Head(BYTES),
+        Head(text("peak, GiB")),
     ]
     note = text(
         "APP: torch, operator workspace, ATB and all else that this process asked ACL for; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report, RequestRow, StageRow
 from vllm_memprof.accounting.requests import largest
-from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
+from vllm_memprof.document import BAD, PLAIN, Head, Row, Section
 from vllm_memprof.report.sections.base import group_ranks, labels_of, number
 from vllm_memprof.text import text
 from vllm_memprof.units import format_gib, format_mib, minus
@@ -59,14 +59,14 @@ def _stage_section(
     if not rows:
         return []
     columns = [
-        Column(text("Stage"), right=False),
-        Column(text("Passages")),
-        Column(text("Items")),
-        Column(text("Handed out")),
-        Column(text("Held")),
-        Column(text("Peak")),
-        *([Column(text("Cache"))] if wide else []),
-        Column(text("Largest image")),
+        Head(text("Stage"), right=False),
+        Head(text("Passages")),
+        Head(text("Items")),
+        Head(text("Handed out")),
+        Head(text("Held")),
+        Head(text("Peak")),
+        *([Head(text("Cache"))] if wide else []),
+        Head(text("Largest image")),
     ]
     notes: list[str] = [
         text(
@@ -117,7 +117,7 @@ def _profile_section(members: list[RankReport], served: list[RankReport]) -> lis
     if profile is None:
         return []
     titles = (text("Items"), text("Tokens"), text("Largest image"), text("GiB"))
-    columns = [Column(text("Multimodal"), right=False), *map(Column, titles)]
+    columns = [Head(text("Multimodal"), right=False), *map(Head, titles)]
     rows = [
         Row(
             [
@@ -173,16 +173,16 @@ def _request_section(
     if not rows:
         return []
     columns = [
-        Column(text("Request"), right=False),
-        Column(text("Prompt")),
-        Column(text("Output")),
-        Column(text("Images")),
-        Column(text("Peak")),
-        *([Column(text("Above before"))] if wide else []),
-        Column(text("Left\nalloc.")),
-        Column(text("Left\nres.")),
-        Column(text("Stage of\npeak"), right=False),
-        *([Column(text("Others")), Column(text("s"))] if wide else []),
+        Head(text("Request"), right=False),
+        Head(text("Prompt")),
+        Head(text("Output")),
+        Head(text("Images")),
+        Head(text("Peak")),
+        *([Head(text("Above before"))] if wide else []),
+        Head(text("Left\nalloc.")),
+        Head(text("Left\nres.")),
+        Head(text("Stage of\npeak"), right=False),
+        *([Head(text("Others")), Head(text("s"))] if wide else []),
     ]
     title = _titled(text("Requests: peak in GiB, left in MiB"), members, served)
     return [Section(title, columns, rows, _notes(rank))]

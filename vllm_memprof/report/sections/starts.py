@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
+from vllm_memprof.document import BAD, PLAIN, Head, Row, Section
 from vllm_memprof.report.sections.base import least_grant, number
 from vllm_memprof.text import text
 from vllm_memprof.units import format_bytes, format_gib
@@ -27,14 +27,14 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
     files = {report.run.id.rpartition("#")[0] or report.run.id for report in reports}
     rows = [_row(report, len(files) == 1, wide) for report in reports[:LISTED_STARTS]]
     columns = [
-        Column(text("Start"), right=False),
-        Column(text("Utilization")),
-        *([Column(text("Requested")), Column(text("Weights"))] if wide else []),
-        *([Column(text("Graphs"))] if wide else []),
-        Column(text("KV cache")),
-        Column(text("KV tokens")),
-        Column(text("Equation"), right=False),
-        Column(text("Result"), right=False),
+        Head(text("Start"), right=False),
+        Head(text("Utilization")),
+        *([Head(text("Requested")), Head(text("Weights"))] if wide else []),
+        *([Head(text("Graphs"))] if wide else []),
+        Head(text("KV cache")),
+        Head(text("KV tokens")),
+        Head(text("Equation"), right=False),
+        Head(text("Result"), right=False),
     ]
     notes: list[str] = [text("GiB; of several ranks, the one with the least KV cache")]
     if (more := len(reports) - LISTED_STARTS) > 0:
