@@ -28,7 +28,7 @@ from vllm_memprof.plans.calibrated_rows import (
 )
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.spans import MODELLED
-from vllm_memprof.report.sections.base import UNKNOWN, modelled
+from vllm_memprof.tables import UNKNOWN, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib, minus
 

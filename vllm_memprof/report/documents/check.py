@@ -18,14 +18,8 @@ from vllm_memprof.document import (
     Row,
     Section,
 )
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
-    WIDE,
-    device_text,
-    engine_text,
-    fold,
-    modelled,
-)
+from vllm_memprof.report.sections.base import device_text, engine_text
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib
 

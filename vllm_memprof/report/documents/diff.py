@@ -39,16 +39,8 @@ from vllm_memprof.document import (
     Section,
 )
 from vllm_memprof.record.spans import UNEXPLAINED
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
-    WIDE,
-    device_text,
-    engine_text,
-    fold,
-    modelled,
-    more_groups,
-    number,
-)
+from vllm_memprof.report.sections.base import device_text, engine_text
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, modelled, more_groups, number
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, format_bytes, format_gib
 

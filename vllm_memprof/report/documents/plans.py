@@ -20,7 +20,7 @@ from vllm_memprof.document import (
 )
 from vllm_memprof.plans.rows import READY, Fit, PlanRow, Sweep, Try
 from vllm_memprof.record.spans import MODELLED
-from vllm_memprof.report.sections.base import modelled, number
+from vllm_memprof.tables import modelled, number
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_bytes, format_gib, one_line
 

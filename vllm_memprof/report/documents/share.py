@@ -16,7 +16,7 @@ from vllm_memprof.document import (
 )
 from vllm_memprof.plans.share_rows import DeviceShare, Flags, InstanceStart, SharingPlan
 from vllm_memprof.record.schema import READY
-from vllm_memprof.report.sections.base import modelled
+from vllm_memprof.tables import modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib, one_line
 

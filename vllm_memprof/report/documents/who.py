@@ -23,7 +23,7 @@ from vllm_memprof.holders.rows import (
     HolderRow,
     Who,
 )
-from vllm_memprof.report.sections.base import modelled
+from vllm_memprof.tables import modelled
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_gib, one_line, sum_or_none
 

@@ -16,7 +16,7 @@ from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
 from vllm_memprof.document import BAD, MUTED, PLAIN, Head, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.sections.base import STATUS_WORDS, fold, modelled
+from vllm_memprof.tables import STATUS_WORDS, fold, modelled
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_gib
 

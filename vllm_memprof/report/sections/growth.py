@@ -9,7 +9,7 @@ from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import TORCH_ROWS
 from vllm_memprof.document import Head, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED
-from vllm_memprof.report.sections.base import SHOWN_GROUPS, WIDE, group_ranks, labels_of
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, group_ranks, labels_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_mib, sum_or_none
 
