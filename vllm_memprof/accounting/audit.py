@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vllm_memprof.accounting import equations
-from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import DERIVED, AuditRow
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.accounting.readings import CONSTANT, Reading, StartupReadings, made_of
+from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.record.spans import weakest
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import MIB

@@ -20,7 +20,7 @@ from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures
 from vllm_memprof.accounting.engine_options import is_cuda
-from vllm_memprof.accounting.findings import find
+from vllm_memprof.accounting.findings.table import find
 from vllm_memprof.accounting.infer_equation import Printed, device_by_total
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -52,6 +52,7 @@ from vllm_memprof.accounting.requests import mm_profile, points, request_rows, s
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
+from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of
@@ -133,7 +134,7 @@ def rank_reports(
 
 def _equation(
     run: Run, summary: RunSummary, workers: list[ProcessRecord], search: bool
-) -> tuple[equations.Equation | None, str | None, list[list[Tried]]]:
+) -> tuple[Equation | None, str | None, list[list[Tried]]]:
     """Return the equation of a run, how it was chosen, and per worker of a log what was tried."""
     known = {name for each in workers for name, value in each.figures.items() if value is not None}
     engine, release = summary.engine, summary.engine_version
@@ -346,13 +347,13 @@ def _equation_budget(
     )
 
 
-def _formula(equation: equations.Equation, result: equations.Evaluation) -> str:
+def _formula(equation: Equation, result: equations.Evaluation) -> str:
     """Return the equation in names; a term that took the place of another stands for it."""
     shown = {row.name for row in result.terms}
     if "whole_pages" not in shown:
         return equation.formula
     terms = [term for term in equation.terms if term.name in shown]
-    return equation.formula_of([*terms, equations.Term("whole_pages")])
+    return equation.formula_of([*terms, Term("whole_pages")])
 
 
 def _divided(term: TermRow, of: StartupReadings) -> TermRow:
@@ -370,7 +371,7 @@ def _over(size: int | None, divisor: int, counted: float) -> int | None:
 
 
 def _budget_checks(
-    equation: equations.Equation, figures: equations.Figures, half_units: Mapping[str, int]
+    equation: Equation, figures: Figures, half_units: Mapping[str, int]
 ) -> list[Check]:
     """Compare the engine's figures with their parts, within the rounding of what was printed."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import Equation
 from vllm_memprof.accounting.readings import StartupReadings, first_device_total, growth, value
 from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.record.loader import ProcessRecord
 
 #: Figures that an engine reads and does not keep: the moment at which it does, and the field of the

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
-from vllm_memprof.accounting.equations import Equation, Figures
 from vllm_memprof.accounting.model import DERIVED, MEASURED, MODELLED, ItemPart
+from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of, weakest
 from vllm_memprof.text import Text, text
