@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_memprof.cli import plans as shared
-from vllm_memprof.cli.show import check_format
+from vllm_memprof.cli.show import check_format, write_result
 from vllm_memprof.files import from_here, write_atomically
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def fit(
     if isinstance(found, int):
         return found
     write_atomically(folder / "fit.json", render_result_json(found))
-    shared.print_plans(found, format_name, lang)
+    write_result(found, format_name, lang=lang)
     best = found.best
     where = folder if best is None or best.row.run is None else folder / best.row.run
     what = "the plans are" if best is None else "the plan of the answer is"

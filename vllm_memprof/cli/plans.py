@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm_memprof.cli.show import draw, write_out
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Task
-    from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
-    from vllm_memprof.plans.share_rows import DeviceShare
+    from vllm_memprof.plans.rows import PlanRow
     from vllm_memprof.plans.sweep import SweepProgress
 
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
@@ -120,16 +118,6 @@ def describe(row: PlanRow, how: str) -> str:
         text = f"{row.status}: {row.reason}"
     took = "" if row.seconds is None else f"{row.seconds:.1f} s"
     return f"{title}: {text} ({how if how != 'made' else took or how})"
-
-
-def print_plans(found: Sweep | Fit | DeviceShare, format_name: str, lang: str) -> None:
-    """Print a sweep, a search or a division: as a table, as markdown, or as JSON."""
-    if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
-
-        write_out(render_result_json(found), None)
-    else:
-        write_out(draw(found, format_name, lang=lang), None)
 
 
 def make_plans(

@@ -10,7 +10,7 @@ import typer
 
 from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli.arguments import EngineCommand, OwnOption, split_arguments
-from vllm_memprof.cli.show import check_format
+from vllm_memprof.cli.show import check_format, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here, write_atomically
 
@@ -134,7 +134,7 @@ def share(
     if isinstance(answer, int):
         return answer
     write_atomically(folder / "share.json", render_result_json(answer))
-    shared.print_plans(answer, format_name, lang)
+    write_result(answer, format_name, lang=lang)
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
     return 0 if answer.found else NO_ANSWER
 

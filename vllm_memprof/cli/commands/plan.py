@@ -11,7 +11,7 @@ from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli import share as division
 from vllm_memprof.cli.arguments import ENGINE_ARGS
-from vllm_memprof.cli.show import Lang
+from vllm_memprof.cli.show import Lang, command_app
 from vllm_memprof.errors import UsageError
 
 Ranks = Annotated[
@@ -34,8 +34,6 @@ Until = Annotated[
 Rank = Annotated[
     int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
 ]
-
-app = typer.Typer(**shared.APP_SETTINGS)
 
 
 def require_plan(engine: str) -> None:
@@ -101,7 +99,6 @@ def require_one_question(given: dict[str, object], engine: str) -> str | None:
     return question
 
 
-@app.command(cls=division.PlanCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
     model: shared.Model,
@@ -176,11 +173,8 @@ def plan(
         )  # fmt: skip
         raise typer.Exit(status)
     until = until or (READY if question == "--fit" and ranks != "edges" else KV)
-    request = shared.request(
-        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
-        sample="1" if until == READY else None,
-    )  # fmt: skip
+    sample = "1" if until == READY else None
+    request = shared.request("plan", ctx, run_dir=run_dir, until=until, sample=sample)
     if question is None:
         raise typer.Exit(shared.run(request, format_name, lang))
     from vllm_memprof.plans.request import Plan
@@ -201,3 +195,6 @@ def plan(
             asked, calibrate, run_dir, format_name, lang, quiet, not no_cache
         )
     raise typer.Exit(status)
+
+
+app = command_app(plan, cls=division.PlanCommand, epilog=shared.EPILOG)

@@ -14,7 +14,7 @@ from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.commands.plan import require_plan
 from vllm_memprof.cli.fit import check_setup
-from vllm_memprof.cli.show import Lang, check_format
+from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from vllm_memprof.plans.pool import PlanWatcher, Task
     from vllm_memprof.plans.rows import PlanRow
     from vllm_memprof.plans.sweep import SweepJob
-
-app = typer.Typer(**engine.APP_SETTINGS)
 
 FORMATS = ("table", "markdown", "json", "csv")
 #: Exit status: every plan has its row, and none of them started.
@@ -40,7 +38,6 @@ class SweepCommand(EngineCommand):
         )
 
 
-@app.command(cls=SweepCommand, epilog=engine.EPILOG)
 def sweep(
     ctx: typer.Context,
     model: engine.Model,
@@ -164,7 +161,7 @@ def sweep(
 
         sys.stdout.write(render_sweep_csv(found))
     else:
-        shared.print_plans(found, format_name, lang)
+        write_result(found, format_name, lang=lang)
     print(
         f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
         file=sys.stderr,
@@ -197,3 +194,6 @@ class _Pool:
         from vllm_memprof.plans.pool import default_jobs, run_here
 
         return run_here(tasks, watcher, self._jobs or default_jobs([task.plan for task in tasks]))
+
+
+app = command_app(sweep, cls=SweepCommand, epilog=engine.EPILOG)
