@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vllm_memprof.accounting import equations
-from vllm_memprof.accounting.equations import Equation, Figures, Term
 from vllm_memprof.accounting.model import AuditRow
 from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES, end_of_loading, title_of
+from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
     DERIVED,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from vllm_memprof.accounting.equations import Equation, counted_per_byte, form_of
+from vllm_memprof.accounting.equations import counted_per_byte, form_of
 from vllm_memprof.accounting.kv import tokens_for_bytes
 from vllm_memprof.accounting.model import (
     DERIVED,
@@ -29,6 +29,7 @@ from vllm_memprof.accounting.model import (
 from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, is_device_wide
 from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak, unprofiled
 from vllm_memprof.accounting.suggestions import computed, printed
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.record.spans import last_of, weakest
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import minus

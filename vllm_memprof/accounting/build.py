@@ -20,7 +20,7 @@ from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
 from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
 from vllm_memprof.accounting.engine_options import is_cuda
-from vllm_memprof.accounting.findings import find
+from vllm_memprof.accounting.findings.table import find
 from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
@@ -45,6 +45,7 @@ from vllm_memprof.accounting.serving_growth import device_growth, host_growth, w
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
 from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
 from vllm_memprof.record.spans import Edge, Span, first_of, last_of
@@ -62,7 +63,7 @@ class _Rank:
     label: str
     process: ProcessRecord
     summary: RunSummary
-    equation: equations.Equation | None
+    equation: Equation | None
     chosen_by: str | None  # how the equation was chosen
     evidence: Evidence  # with the engine's figures
     kv: Kv
@@ -126,7 +127,7 @@ def rank_reports(
 
 def _equation(
     run: Run, summary: RunSummary, workers: list[ProcessRecord]
-) -> tuple[equations.Equation | None, str | None, list[list[Tried]]]:
+) -> tuple[Equation | None, str | None, list[list[Tried]]]:
     """Return the equation of a run, how it was chosen, and per worker of a log what was tried."""
     known = {name for each in workers for name, value in each.figures.items() if value is not None}
     engine, release = summary.engine, summary.engine_version
@@ -153,7 +154,7 @@ def _kv(
     process: ProcessRecord,
     evidence: Evidence,
     engine: str | None,
-    equation: equations.Equation | None,
+    equation: Equation | None,
 ) -> Kv:
     """Return the KV cache of a rank by its own plan, else its replica's, else any."""
     planners = run.whole.planners
@@ -382,13 +383,13 @@ def _equation_budget(rank: _Rank) -> Budget:
     )
 
 
-def _formula(equation: equations.Equation, result: equations.Evaluation) -> str:
+def _formula(equation: Equation, result: equations.Evaluation) -> str:
     """Return the equation in names; a term that took the place of another stands for it."""
     shown = {row.name for row in result.terms}
     if "whole_pages" not in shown:
         return equation.formula
     terms = [term for term in equation.terms if term.name in shown]
-    return equation.formula_of([*terms, equations.Term("whole_pages")])
+    return equation.formula_of([*terms, Term("whole_pages")])
 
 
 def _divided(term: TermRow, evidence: Evidence) -> TermRow:
@@ -406,7 +407,7 @@ def _over(size: int | None, divisor: int, counted: float) -> int | None:
 
 
 def _budget_checks(
-    equation: equations.Equation, figures: equations.Figures, half_units: Mapping[str, int]
+    equation: Equation, figures: Figures, half_units: Mapping[str, int]
 ) -> list[Check]:
     """Compare the engine's figures with their parts, within the rounding of what was printed."""
 

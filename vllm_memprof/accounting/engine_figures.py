@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import Equation
 from vllm_memprof.accounting.quantities import Evidence
 from vllm_memprof.engines import row_of_run
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.record.loader import ProcessRecord
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.units import minus

@@ -17,7 +17,6 @@ from vllm_memprof.accounting.counters import (
     counter,
     torch_bytes,
 )
-from vllm_memprof.accounting.equations import Figures
 from vllm_memprof.accounting.model import (
     DERIVED,
     ESTIMATED,
@@ -26,6 +25,7 @@ from vllm_memprof.accounting.model import (
     ItemPart,
     RankReport,
 )
+from vllm_memprof.engines.equation import Figures
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
 from vllm_memprof.text import Text, text

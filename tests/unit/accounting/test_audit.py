@@ -13,9 +13,10 @@ from vllm_memprof.accounting.audit import (
     MOST_TOLERANCE_BYTES,
     audit,
 )
-from vllm_memprof.accounting.equations import EQUATIONS, Equation
+from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.model import AuditRow, Report
 from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import Run
