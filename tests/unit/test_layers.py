@@ -101,8 +101,9 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("accounting", "capture", "compare", "launch", "logs", "plans")
+        for layer in ("capture", "compare", "launch", "logs", "plans")
     },
+    ("accounting", "engines"): {"", "base", "equation"},
     # the set-up and the ranks of SGLang's logs are no table
     ("logs", "engines"): {"", "base", "line_format", "sglang"},
     ("holders", "capture"): {"driver_list"},
@@ -155,7 +156,9 @@ def module_name(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """Return the layer; the findings of one engine are made where all others are."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "accounting" if parts[0] == "engines" and parts[-1] == "findings" else parts[0]
 
 
 def imports_of(tree: ast.AST, top: bool = True) -> Iterator[Import]:

@@ -11,7 +11,7 @@ from vllm_memprof.accounting.equations import (
     form_of,
     ignoring_fixed_size,
 )
-from vllm_memprof.accounting.findings import device_total
+from vllm_memprof.accounting.findings.advice import device_total
 from vllm_memprof.accounting.model import (
     DERIVED,
     MODELLED,
