@@ -76,7 +76,7 @@ class Span:
     parent: int | None  # order of the enclosing span; None at the top level
     depth: int  # 0 at the top level
     #: Those that were recorded, before, then after.
-    edges: tuple[Edge, ...] = field(metadata={"json": Spread("side")})
+    edges: tuple[Edge, ...] = field(metadata={"json": Spread("side", (BEFORE, AFTER))})
     start_t_ns: int | None  # time.monotonic_ns()
     end_t_ns: int | None
     error: str | None = None  # the exception that left the phase

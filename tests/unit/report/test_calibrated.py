@@ -11,13 +11,14 @@ import jsonschema
 import pytest
 from rich.console import Console
 
+from tests.unit.report.test_schemas import schema_of
 from tests.unit.test_docs import lacking
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.plans.calibrated_rows import Calibrated, HardwareSource
 from vllm_memprof.plans.corrections import ComparedRank, correct, figures_of
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.record.codec import from_json, json_schema
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.report.documents import document
 from vllm_memprof.report.html import render_html
@@ -113,7 +114,7 @@ def test_it_is_there_in_chinese_markdown_and_html() -> None:
 
 def test_its_json_obeys_the_schema_and_can_be_read() -> None:
     data = json.loads(render_result_json(FOUND))
-    jsonschema.validate(data, json_schema(Calibrated))
+    jsonschema.validate(data, schema_of("calibrated"))
     assert data["schema"] == "memprof.calibrated/1"
     assert {"with", "without"} <= data.keys()
     assert data["kv_cache_change_bytes"] == -98 * MIB

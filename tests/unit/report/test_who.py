@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.render import printed
-from tests.unit.report.test_schemas import problems
+from tests.unit.report.test_schemas import problems, schema_of
 from tests.unit.test_docs import lacking
 from vllm_memprof.holders.rows import (
     ELSEWHERE,
@@ -21,7 +21,7 @@ from vllm_memprof.holders.rows import (
     WaitRow,
     Who,
 )
-from vllm_memprof.record.codec import from_json, json_schema
+from vllm_memprof.record.codec import from_json
 from vllm_memprof.report import render_markdown, render_table
 from vllm_memprof.report.documents import document
 from vllm_memprof.report.documents.who import waiting_lines
@@ -168,10 +168,10 @@ def test_json_obeys_its_schema_and_can_be_read_back() -> None:
     data = json.loads(render_result_json(waited))
     assert data["schema"] == "memprof.who/1"
     assert data["devices"][4]["free_bytes"] is None
-    assert list(problems(json_schema(Who), data)) == []
+    assert list(problems(schema_of("who"), data)) == []
     assert from_json(Who, data) == waited
     data["devices"][0]["processes"][0]["where"] = "somewhere"
-    assert len(list(problems(json_schema(Who), data))) == 1
+    assert len(list(problems(schema_of("who"), data))) == 1
 
 
 def test_markdown() -> None:
