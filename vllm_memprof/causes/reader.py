@@ -21,9 +21,16 @@ from vllm_memprof.text import text
 SIGNALS = ("rror", "RROR", "ailed", "illed", "xception")
 _MORE = (
     *("ut of memory", "ssert", "exhaust", "nsufficient", "overlap", "leaked", "imeout", "time out"),
-    *("time is out", "ot enough", "refused", "Cannot", "cannot", "fault", "dumped", "not found"),
+    *("time is out", " enough", "refused", "Cannot", "cannot", "fault", "dumped", "not found"),
     *(" fail", "Fail", "E39999", "EZ", "EI0", "EL0", "EE9", "denied", "nvalid", "abort", "Abort"),
-    *("NPUWorkspaceAllocator", "No space", "nsupported", "nexpected", "timed out", "oprator"),
+    *(
+        "NPUWorkspaceAllocator",
+        "No space",
+        "nsupported",
+        "nexpected",
+        "timed out",
+        "MoeInitRouting",
+    ),
 )
 #: Lines that say what the engine was doing: kept for ``beside``.
 _CONTEXT = (

@@ -120,7 +120,7 @@ ROWS = (
         r"|timed)"
         r"|connectFullMesh failed|Gloo.{0,80}(?:fail|timed out)|No route to host"
         r"|DistNetworkError|torch\.distributed\.DistStoreError|rendezvous.{0,60}(?:fail|timed)",
-        unless=r"out of memory|EI0007|EL0004|[Aa]ddress already in use|Connection closed by peer",
+        unless=r"out of memory|EI0007|EL0004|(?i:address) already in use|Connection closed by peer",
         example="torch.distributed.DistNetworkError: The client socket has failed to connect to "
         "any "
         "network address of (10.0.0.1, 29500).",

@@ -20,7 +20,7 @@ ROWS = (
     Row(
         kind="connector",
         title=text("the store's memory cannot be registered: driver and feature do not match"),
-        pattern=r"[Rr]egister mem ret:\d+|Failed to mount segment|register_local_memory_failed",
+        pattern=r"(?i:register) mem ret:\d+|Failed to mount segment|register_local_memory_failed",
         example="E0419 16:59:47.1 1 ascend_direct_transport.cpp:487] Register mem ret:207000.\n"
         "E0419 16:59:47.2 1 real_client.cpp:331] Failed to mount segment: INVALID_PARAMS",
         cures=(c.DRIVER, c.FABRIC, c.CONNECTOR_SET),
@@ -32,7 +32,7 @@ ROWS = (
         pattern=r"(?:[Mm]ooncake|[Nn]ixl|NIXL|KVTransfer|kv_transfer|TransferEngine|AscendStore"
         r"|LLMDataDist|llm_datadist).{0,160}(?:fail|rror|refused|timed? ?out)"
         r"|Failed to (?:transfer|pull|load|send) (?:the )?(?:KV|kv)|KV transfer.{0,60}fail"
-        r"|Failed to connect to (?:metadata|master) ser",
+        r"|Failed to connect to (?:metadata|master) server",
         unless=r"out of memory|No module named|cannot import name|GLIBC|cannot open shared",
         example="ERROR mooncake_connector.py] Mooncake transfer engine initialization failed.",
         cures=(c.CONNECTOR_SET, c.NETWORK),
@@ -44,7 +44,7 @@ ROWS = (
         pattern=r"register ptr failed|cudaHostRegister.{0,60}(?:fail|rror)|aclrtHostRegister.{0,60}"
         r"(?:fail|rror)|cudaHostAlloc.{0,60}(?:fail|out of memory)|cudaMallocHost.{0,40}fail"
         r"|(?:aclrtMallocHost|MallocHostWithCfg|rtMallocHost|halHostRegister|HostRegister)\w*"
-        r".{0,120}(?:fail|20\d{4}|rror)|[Pp]in(?:ned)? memory.{0,40}(?:fail|could not)",
+        r".{0,120}(?:fail|20\d{4}|rror)|(?i:pinned|pin) memory.{0,40}(?:fail|could not)",
         unless=r"mooncake|Mooncake",
         example="RuntimeError: register ptr failed",
         cures=(c.LMCACHE_SIZE, c.MEMLOCK, c.HOST_FEWER),

@@ -89,7 +89,7 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("the port is in use by another process"),
-        pattern=r"[Aa]ddress already in use|EADDRINUSE|\[Errno 98\]|EI0019|EI0020|EJ0003"
+        pattern=r"(?i:address) already in use|EADDRINUSE|\[Errno 98\]|EI0019|EI0020|EJ0003"
         r"|port \d+ is (?:already )?(?:in use|occupied|not available)|[Bb]ind.{0,40}port.{0,40}fail"
         r"|Failed to (?:enable listening|bind the IP port)",
         example="OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): "

@@ -32,10 +32,10 @@ ROWS = (
     Row(
         kind="not-memory-at-all",
         title=text("this chip has no kernel for an operator of mixture-of-experts models"),
-        pattern=r"[Oo]pe?rator? of MoeInitRouting",
+        pattern=r"of MoeInitRouting will be removed",
         beside=r"failed to start|rror",
         unless=r"out of memory|EL0004",
-        example="[W120 MoeInitRoutingKernelNpuOpApi.cpp:28] Warning: The oprator of MoeInitRouting "
+        example="[W120 MoeInitRoutingKernelNpuOpApi.cpp:28] Warning: The use of MoeInitRouting "
         "will be removed\nERROR core.py] EngineCore failed to start.",
         cures=(c.OPERATORS, c.VERSIONS),
         quiet=True,
@@ -48,7 +48,7 @@ ROWS = (
         title=text("CANN cannot be set up: parts of its installation are missing or mixed"),
         pattern=r"init runtime platform info failed|GEInitialize failed|GELib::InnerInitialize"
         r"|error code(?: is|:) ?50000[1-4]|SetPrecisionMode.{0,200}50000|open so failed"
-        r"|errcode:11002|tbe.{0,60}(?:import|init)\w* fail|InitOpsKernelInfoStore|OpsKernelManager",
+        r"|errcode:11002|TBE.{0,60}(?:import|init)\w* fail|InitOpsKernelInfoStore|OpsKernelManager",
         example="RuntimeError: SetPrecisionMode NPU function error: AclSetCompileopt, error code "
         "is "
         "500001\n[Error]: The internal ACL of the system is incorrect.",
