@@ -31,9 +31,9 @@ from tests.unit.accounting.test_empty_cache import at, call, phase, report_of
 from tests.unit.accounting.test_requests import PROFILED_TOKENS, vision
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.deployment import build_deployment
-from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import FindingRule
+from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.deployment import load_parts
 from vllm_memprof.record.loader import HookState, Loss, load_run
@@ -62,7 +62,7 @@ SUBJECTS = {
     "setup": "Set-up and hooks",
     "hosts": "Several hosts",
     "multimodal": "Multimodal requests",
-    "sglang": "SGLang",
+    "sglang/findings": "SGLang",
 }
 
 
@@ -292,7 +292,7 @@ def pages() -> dict[str, str]:
     index = [
         "# Findings",
         "",
-        "Made from the rules of `vllm_memprof/accounting/findings/` by",
+        "Made from the rules of `vllm_memprof/accounting/findings/` and `vllm_memprof/engines/` by",
         "`scripts/write_findings_docs.py`. A report lists findings by severity, then by bytes.",
     ]
     for module, heading in SUBJECTS.items():

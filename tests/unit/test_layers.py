@@ -30,6 +30,8 @@ OPEN_TO_ALL = {
     "units",
     "text",
     "version",
+    "document",
+    "tables",
 }
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
@@ -43,6 +45,8 @@ MAY_IMPORT = {
     "units": set(),
     "text": set(),
     "version": set(),
+    "document": set(),
+    "tables": set(),
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
@@ -97,8 +101,9 @@ ONLY = {
     # the table and the types of its rows: never hooks, actions or drivers
     **{
         (layer, "engines"): {"", "base"}
-        for layer in ("accounting", "capture", "compare", "launch", "logs", "plans")
+        for layer in ("capture", "compare", "launch", "logs", "plans")
     },
+    ("accounting", "engines"): {"", "base", "equation"},
     # the set-up and the ranks of SGLang's logs are no table
     ("logs", "engines"): {"", "base", "line_format", "sglang"},
     ("holders", "capture"): {"driver_list"},
@@ -151,7 +156,9 @@ def module_name(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    """Return the layer; the findings of one engine are made where all others are."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "accounting" if parts[0] == "engines" and parts[-1] == "findings" else parts[0]
 
 
 def imports_of(tree: ast.AST, top: bool = True) -> Iterator[Import]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.equations import Equation, form_of
+from vllm_memprof.accounting.equations import form_of
 from vllm_memprof.accounting.model import Budget, RankReport, TermRow
 from vllm_memprof.accounting.quantities import held_quantities
+from vllm_memprof.engines.equation import Equation
 
 
 @dataclass(frozen=True)

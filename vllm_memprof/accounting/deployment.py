@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.build import rank_reports
-from vllm_memprof.accounting.findings import find, in_order
+from vllm_memprof.accounting.findings.table import find, in_order
 from vllm_memprof.accounting.host_clocks import host_clocks
 from vllm_memprof.accounting.hosts import UNKNOWN, EngineCore, HostClock, HostRow
 from vllm_memprof.accounting.model import (

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_memprof.accounting.equations import EQUATIONS, Equation, Figures, evaluate
+from vllm_memprof.accounting.equations import EQUATIONS, evaluate
 from vllm_memprof.accounting.model import Budget, Tried
+from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB
 

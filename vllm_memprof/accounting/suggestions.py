@@ -6,7 +6,7 @@ request, the second the memory that was free at the start.
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.equations import Equation, Figures
+from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.units import MIB
 
 #: What engines leave free in the sizes that they suggest, because profiling "may slightly

@@ -11,7 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from vllm_memprof.accounting.findings import FINDINGS
+from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.check.limits import BUDGET, FAIL_ON, KEYS, REGRESSION, TOKENS, Key, figure_of
 from vllm_memprof.errors import UsageError
 from vllm_memprof.units import parse_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from vllm_memprof.accounting.findings import blind_ranks
+from vllm_memprof.accounting.findings.table import blind_ranks
 from vllm_memprof.accounting.model import MEASURED, MODELLED, Report, RunSummary
 from vllm_memprof.check.baseline import differences, remarks
 from vllm_memprof.check.budget_file import BudgetFile, Limit

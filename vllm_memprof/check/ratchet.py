@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from vllm_memprof.accounting.findings import blind_ranks
+from vllm_memprof.accounting.findings.table import blind_ranks
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.budget_file import Limit, parse_budget
 from vllm_memprof.check.limits import (

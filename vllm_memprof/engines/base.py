@@ -76,6 +76,9 @@ class EngineRow:
     whole_pools: bool = False
     compared: Text | None = None  # what a comparison with another engine has to say
     beside: tuple[str, ...] = ()  # modules that have to be importable besides ``package``
+    #: Module whose ``EQUATIONS`` tell how it sizes its KV cache.
+    equations: str | None = None
+    findings: str | None = None  # module whose ``FINDINGS`` it alone has
     log_lines: str | None = None  # module whose ``LOG`` has its lines; None: those of vLLM alone
     #: Path fragments of frames that only forward ``empty_cache``.
     forwarders: tuple[str, ...] = ()

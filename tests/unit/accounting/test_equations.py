@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tests.unit.accounting.builders import TOTAL, gib
 from vllm_memprof.accounting.equations import (
     EQUATIONS,
-    PASSING_FIGURES,
-    Equation,
-    Term,
     evaluate,
     select,
 )
+from vllm_memprof.engines.equation import Equation, Term
+from vllm_memprof.engines.sglang import equations as of_sglang
+from vllm_memprof.engines.sglang.figures import FIGURES as SGLANG_FIGURES
+from vllm_memprof.engines.vllm.equations import PASSING_FIGURES
 from vllm_memprof.logs.formats import LOG_FIGURES
 from vllm_memprof.record.schema import FIGURES
 from vllm_memprof.units import GIB
@@ -105,7 +106,9 @@ def test_rows_are_well_formed() -> None:
         used = [
             name for term in row.terms for name in (term.figure, *term.plus, *term.minus) if name
         ]
-        assert set(used) <= set(FIGURES) | set(LOG_FIGURES) | set(PASSING_FIGURES)
+        passing = {*PASSING_FIGURES, *of_sglang.PASSING_FIGURES}
+        known = {*FIGURES, *LOG_FIGURES, *SGLANG_FIGURES, *passing}
+        assert set(used) <= known
         assert {term.subtracted_if for term in row.terms} <= {None, *LOG_FIGURES}
         assert row.override is None or row.override in FIGURES
 

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from vllm_memprof.accounting.equations import Equation, counted_per_byte, evaluate, select
+from vllm_memprof.accounting.equations import counted_per_byte, evaluate, select
+from vllm_memprof.engines.equation import Equation
 from vllm_memprof.units import GIB
 
 

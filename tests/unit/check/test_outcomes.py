@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.accounting.builders import DATA, recorded
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.findings import FINDINGS
+from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.accounting.model import Finding, RankReport
 from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.check.baseline import differences

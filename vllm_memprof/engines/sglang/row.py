@@ -14,6 +14,8 @@ ROW = EngineRow(
     server=("-m", "sglang.launch_server", "--model-path"),
     driver="vllm_memprof.engines.sglang.driver",
     hooks="vllm_memprof.engines.sglang.hooks",
+    equations="vllm_memprof.engines.sglang.equations",
+    findings="vllm_memprof.engines.sglang.findings",
     logger="sglang.memprof",
     roles={
         ("sglang.srt.managers.scheduler", "run_scheduler_process"): "worker",

@@ -14,6 +14,7 @@ ROW = EngineRow(
     server=("-m", "vllm.entrypoints.cli.main", "serve"),
     driver="vllm_memprof.engines.vllm.driver",
     hooks="vllm_memprof.engines.vllm.hooks",
+    equations="vllm_memprof.engines.vllm.equations",
     logger="vllm.memprof",
     roles={
         ("vllm.engine.arg_utils", None): "api",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.accounting import Report, build_report
-from vllm_memprof.accounting.findings import FINDINGS
+from vllm_memprof.accounting.findings.table import FINDINGS
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.logs.to_record import read_log
 

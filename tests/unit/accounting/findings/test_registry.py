@@ -19,7 +19,6 @@ import vllm_memprof
 from scripts.write_findings_docs import SECTIONS, sections_of
 from tests.unit.accounting.builders import gib, process, recorded, run_of
 from vllm_memprof.accounting import build_report, findings
-from vllm_memprof.accounting.findings import FINDINGS
 from vllm_memprof.accounting.findings.needs import HOOKS, NOTHING
 from vllm_memprof.accounting.findings.registry import (
     WARNING_BYTES,
@@ -31,7 +30,9 @@ from vllm_memprof.accounting.findings.registry import (
     finding,
     finding_of_run,
 )
+from vllm_memprof.accounting.findings.table import FINDINGS, blind_ranks
 from vllm_memprof.accounting.kv import worth_in_tokens
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.text import Text, text, translate
 
 if sys.version_info >= (3, 11):
@@ -46,8 +47,9 @@ ZH = tomllib.loads((ROOT / "vllm_memprof/report/lang/zh/findings.toml").read_tex
 def rules() -> list[FindingRule]:
     """All rules of the modules, wherever they are listed."""
     found = []
-    for info in pkgutil.iter_modules(findings.__path__, f"{findings.__name__}."):
-        module = importlib.import_module(info.name)
+    names = [info.name for info in pkgutil.iter_modules(findings.__path__, f"{findings.__name__}.")]
+    for name in [*names, *(row.findings for row in ENGINES.values() if row.findings)]:
+        module = importlib.import_module(name)
         found += [value for value in vars(module).values() if isinstance(value, FindingRule)]
     return found
 
@@ -87,7 +89,7 @@ def literals() -> set[str]:
     folder = Path(inspect.getfile(findings)).parent
     calls = (
         node
-        for path in folder.glob("*.py")
+        for path in (*folder.glob("*.py"), *(ROOT / "vllm_memprof").glob("engines/*/findings.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("text", "join")
     )
@@ -161,8 +163,8 @@ def test_the_gravest_and_the_largest_come_first() -> None:
 
 def test_what_a_run_lacks_makes_it_blind() -> None:
     report = build_report(recorded("graph_tp2"))
-    assert findings.blind_ranks(report, "hook-not-bound") == []
+    assert blind_ranks(report, "hook-not-bound") == []
     log = replace(report, run=replace(report.run, source="log"))
-    assert findings.blind_ranks(log, "hook-not-bound") == [
+    assert blind_ranks(log, "hook-not-bound") == [
         (rank, "a log does not tell") for rank in report.ranks
     ]

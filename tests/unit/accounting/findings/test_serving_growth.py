@@ -10,7 +10,7 @@ from tests.support.series import MIB
 from tests.support.served import engine_core, leaking, worker
 from tests.unit.accounting.builders import gib, run_of
 from vllm_memprof.accounting import build_report
-from vllm_memprof.accounting.findings import blind_ranks
+from vllm_memprof.accounting.findings.table import blind_ranks
 from vllm_memprof.accounting.model import Finding
 from vllm_memprof.record.allocations import AliveStack, AllocationTrace
 from vllm_memprof.record.loader import Run

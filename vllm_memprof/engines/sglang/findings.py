@@ -177,3 +177,6 @@ def flush_frees_nothing(context: RankContext) -> Iterator[Found]:
         "empty on an NPU"
     )
     yield Found(evidence, cached + workspace, action)
+
+
+FINDINGS = (static_share_too_small, request_pool_not_subtracted, flush_frees_nothing)
