@@ -48,10 +48,9 @@ ROWS = (
         title=text("CANN cannot be set up: parts of its installation are missing or mixed"),
         pattern=r"init runtime platform info failed|GEInitialize failed|GELib::InnerInitialize"
         r"|error code(?: is|:) ?50000[1-4]|SetPrecisionMode.{0,200}50000|open so failed"
-        r"|errcode:11002|OpsKernelInfo.{0,60}(?:import|init)\w* fail|InitOpsKernelInfoStore|OpsKernelManager",
+        r"|errcode:11002|InitOpsKernelInfoStore|OpsKernelManager",
         example="RuntimeError: SetPrecisionMode NPU function error: AclSetCompileopt, error code "
-        "is "
-        "500001\n[Error]: The internal ACL of the system is incorrect.",
+        "is 500001\n[Error]: The internal ACL of the system is incorrect.",
         cures=(c.ENVIRONMENT, c.OPERATORS, c.DRIVER),
         source="vllm-ascend#692",
     ),
