@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.document import BAD, Line
+from vllm_memprof.record.cause import Cure, NamedFailure
 from vllm_memprof.text import Text, text
 
 #: Cures on the first screen; report.json has them all.
