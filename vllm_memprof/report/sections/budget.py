@@ -119,9 +119,8 @@ def _request(rank: RankReport) -> list[Row]:
             Row(["gpu_memory_utilization", number(utilization), ""], mark="×"),
         ]
     base = rank.figures.get(row.base)
-    title = text("free before the weights are loaded, least of all ranks")
     return [
-        amount(title, None if base is None else int(base)),
+        amount(row.base_title or row.base, None if base is None else int(base)),
         Row([row.share, number(rank.figures.get(row.share)), ""], mark="×"),
     ]
 
