@@ -28,9 +28,10 @@ import psutil
 
 from scripts.browser import Browser, find_browser
 from vllm_memprof.plans.plan_folder import row_of
-from vllm_memprof.plans.pool import PlanWatcher, Task
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.pool import Progress, Silent
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, run_sweep
 from vllm_memprof.report.html import render_html
@@ -42,16 +43,12 @@ OPTIONS = ("max-num-seqs", "max-num-batched-tokens", "max-model-len", "block-siz
 SHAPES = ((8,), (1000,), (500, 2), (40, 25), (10, 10, 10), (10, 5, 5, 4))
 
 
-class _Clock:
+class _Clock(Silent):
     """Notes when a row came, and how."""
 
     def __init__(self) -> None:
         self.ends = [time.perf_counter()]
         self.hows: set[str] = set()
-
-    def started(self, task: Task) -> None: ...
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None: ...
-    def ending(self, text: str) -> None: ...
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self.ends.append(time.perf_counter())
@@ -61,7 +58,7 @@ class _Clock:
 def cached(run_dir: Path, count: int) -> tuple[list[float], float]:
     """Seconds of each plan that is taken from the cache, and processor time of one."""
 
-    def copies(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
+    def copies(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             shutil.copytree(run_dir, task.run_dir)
             yield task, row_of(task.plan, task.run_dir)
@@ -70,9 +67,10 @@ def cached(run_dir: Path, count: int) -> tuple[list[float], float]:
         plan = Plan.asked(MODEL, ["--enforce-eager"], {"device": "sim:910b"}, 600)
         knobs = [Knob(OPTIONS[0], [str(8 + place) for place in range(count)])]
         store = Store(Path(name) / "store")
-        run_sweep(SweepJob(plan, knobs, Path(name) / "made", ["-"], store), copies, _Clock())
+        job = SweepJob(plan, knobs, ["-"])
+        run_sweep(job, PlanRunner(Path(name) / "made", store=store, pool=copies))
         clock, begin = _Clock(), time.process_time()
-        run_sweep(SweepJob(plan, knobs, Path(name) / "taken", ["-"], store), copies, clock)
+        run_sweep(job, PlanRunner(Path(name) / "taken", clock, store, copies))
         processor = (time.process_time() - begin) / count
         assert clock.hows == {"cached"}, clock.hows
         return [end - start for start, end in itertools.pairwise(clock.ends)], processor

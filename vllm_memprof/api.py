@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.frames.tables import RankSource
-    from vllm_memprof.plans.pool import Pool, Task
-    from vllm_memprof.plans.rows import PlanRow, Sweep
-    from vllm_memprof.plans.sweep import SweepJob, SweepProgress
+    from vllm_memprof.plans.rows import Sweep
+    from vllm_memprof.plans.runner import PlanRunner
+    from vllm_memprof.plans.sweep import SweepJob
 
 
 class RunFrames:
@@ -311,6 +311,7 @@ def sweep(
     from vllm_memprof.plans.pool import Interrupted, default_jobs, run_here
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.rows import Knob
+    from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder
 
@@ -323,19 +324,22 @@ def sweep(
     asked = Plan.asked(model, words_of(options), own, timeout_s)
     place = default_folder(asked, knobs) if folder is None else Path(folder).expanduser()
     command = ["mp.sweep", model, *(f"{knob.name}={','.join(knob.values)}" for knob in knobs)]
-    job = SweepJob(asked, knobs, place.absolute(), command, Store() if cache else None)
+    job = SweepJob(asked, knobs, command)
     at_once = jobs or default_jobs(job.plans)
+    runner = PlanRunner(
+        place.absolute(), store=Store() if cache else None,
+        pool=lambda tasks, progress: run_here(tasks, progress, at_once),
+    )  # fmt: skip
     try:
-        make_sweep(job, lambda tasks, watcher: run_here(tasks, watcher, at_once), _SilentSweep())
+        make_sweep(job, runner)
     except Interrupted:
         raise KeyboardInterrupt from None
-    return SweepFrames(job.folder / "sweep.csv")
+    return SweepFrames(runner.folder / "sweep.csv")
 
 
 def make_sweep(
     job: SweepJob,
-    pool: Pool,
-    progress: SweepProgress,
+    runner: PlanRunner,
     lang: str = "en",
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> tuple[Sweep, list[str]]:
@@ -343,8 +347,7 @@ def make_sweep(
 
     Args:
         job: the sweep.
-        pool: makes plans.
-        progress: is told of each.
+        runner: makes its plans.
         lang: of the page.
         say: is told why a file is not written.
 
@@ -359,12 +362,12 @@ def make_sweep(
     from vllm_memprof.plans.sweep import run_sweep
 
     try:
-        found = run_sweep(job, pool, progress)
+        found = run_sweep(job, runner)
     except Interrupted as error:
         if error.sweep is not None:
-            _write_sweep(error.sweep, job.folder, lang, say)
+            _write_sweep(error.sweep, runner.folder, lang, say)
         raise
-    return found, _write_sweep(found, job.folder, lang, say)
+    return found, _write_sweep(found, runner.folder, lang, say)
 
 
 def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], None]) -> list[str]:
@@ -381,19 +384,3 @@ def _write_sweep(found: Sweep, folder: Path, lang: str, say: Callable[[str], Non
     for name, content in made.items():
         write_atomically(folder / name, content)
     return list(made)
-
-
-class _SilentSweep:
-    """Says nothing of the plans under way."""
-
-    def started(self, task: Task) -> None:
-        pass
-
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
-        pass
-
-    def ending(self, text: str) -> None:
-        pass
-
-    def finished(self, place: int, row: PlanRow, how: str) -> None:
-        pass

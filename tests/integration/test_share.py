@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import OLD_STACK, STACK, finish, require_stack, start_memprof
-from vllm_memprof.cli.plans import PlainProgress
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.share_rows import DeviceShare, InstanceStart, SharingPlan, UtilizationStep
 from vllm_memprof.plans.share_starts import Instance, ShareJob, beside, compute, start_all
 from vllm_memprof.plans.store import Store
@@ -42,15 +42,22 @@ def share(folder: Path, stack: str, *own: str, status: int = 0, second: bool = T
     return from_json(DeviceShare, json.loads((folder / "share.json").read_text()))
 
 
-def job_of(folder: Path, stack: str) -> ShareJob:
-    """The same division as ``share`` asks for, of plans that may have been made."""
-    (folder / "plans").mkdir(exist_ok=True)
+def job_of(stack: str) -> ShareJob:
+    """The same division as ``share`` asks for."""
     own = {"device": "sim:910b", "stack": stack, "until": "ready"}
     instances = [Instance(name, Plan(MODELS[name], ARGS[name], own=own)) for name in "AB"]
-    return ShareJob(instances, 0, 0, folder, [], Store())
+    return ShareJob(instances, 0, 0, [])
 
 
-def with_more(job: ShareJob, way: SharingPlan, more: UtilizationStep) -> InstanceStart:
+def runner_of(folder: Path) -> PlanRunner:
+    """Makes the plans of a division, which may have been made."""
+    (folder / "plans").mkdir(parents=True, exist_ok=True)
+    return PlanRunner(folder, store=Store())
+
+
+def with_more(
+    job: ShareJob, folder: Path, way: SharingPlan, more: UtilizationStep
+) -> InstanceStart:
     """Start all with the flags of a way, one of them a step higher; in the order that was told."""
     share = more.gpu_memory_utilization
     flags = [
@@ -58,8 +65,8 @@ def with_more(job: ShareJob, way: SharingPlan, more: UtilizationStep) -> Instanc
         for each in way.flags
     ]
     order = way.order or more.why.partition(":")[0].split(", ")
-    job = replace(job, folder=job.folder / f"{more.name}-{share}")
-    return start_all(job, 0, flags, order, "served", PlainProgress(None))
+    runner = runner_of(folder / f"{more.name}-{share}")
+    return start_all(job, 0, flags, order, "served", runner)
 
 
 @full
@@ -77,7 +84,7 @@ def test_flags_of_e4_start_both_in_either_order_and_a_step_more_does_not(tmp_pat
             assert (result.kv_cache_bytes, result.tokens) == (each.kv_cache_bytes, each.tokens)
     assert [more.starts for more in way.more] == [False, False]
     for more in way.more:
-        start = with_more(job_of(tmp_path, STACK), way, more)
+        start = with_more(job_of(STACK), tmp_path, way, more)
         assert not start.passes
         assert "less than desired GPU memory utilization" in (start.results[-1].reason or "")
 
@@ -107,20 +114,20 @@ def test_flags_of_e2_start_both_in_their_order_and_blocks_in_any(tmp_path: Path)
 @full
 def test_a_step_more_under_e2_is_paid_by_the_later_one_or_is_not_there(tmp_path: Path) -> None:
     require_stack(OLD_STACK)
-    job = job_of(tmp_path, OLD_STACK)
-    _, way, *_ = compute(job, PlainProgress(None)).ways
+    job = job_of(OLD_STACK)
+    _, way, *_ = compute(job, runner_of(tmp_path)).ways
     earlier, later = way.more
     assert (earlier.starts, later.starts) == (True, False)
     assert "1.22 GiB of KV cache of B" in earlier.why
-    start = with_more(job, way, earlier)
+    start = with_more(job, tmp_path, way, earlier)
     assert start.passes  # and the report says why
     before, after = way.flags[1].kv_cache_bytes or 0, start.results[1].kv_cache_bytes or 0
     assert before - STEP_BYTES <= after < before - STEP_BYTES + GIB // 2
     assert later.gpu_memory_utilization > 1  # refused by the engine's own check of its arguments
-    start = with_more(job, way, later)
+    start = with_more(job, tmp_path, way, later)
     assert not start.passes
     assert "gpu_memory_utilization" in (start.results[-1].reason or "")
-    start = with_more(job, way, replace(later, gpu_memory_utilization=1.0))
+    start = with_more(job, tmp_path, way, replace(later, gpu_memory_utilization=1.0))
     assert not start.passes  # ATB's pool finds no room, which torch_npu does not call an OOM
 
 
@@ -145,7 +152,7 @@ def test_memory_of_a_process_that_is_no_engine(tmp_path: Path) -> None:
 def test_memory_beside_is_on_the_device(stack: str, tmp_path: Path) -> None:
     require_stack(stack)
     state = {**os.environ, ENV_STATE: str(tmp_path / "devices")}
-    first = replace(job_of(tmp_path, stack), beside=20 * GIB)
+    first = replace(job_of(stack), beside=20 * GIB)
     with beside(first, state) as in_use:
         assert 20 * GIB <= in_use < 20 * GIB + (4 << 20)
         with beside(replace(first, beside=30 * GIB), state) as both:  # 10 GiB beside the first

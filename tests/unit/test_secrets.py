@@ -27,6 +27,7 @@ from vllm_memprof.launch.run import run_engine
 from vllm_memprof.plans.plan_folder import OUTPUT_FILE, row_of, write_row
 from vllm_memprof.plans.request import Plan, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.sweep import SweepJob, default_folder, run_sweep
 from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import RunInfo
@@ -232,7 +233,7 @@ def test_plans_searches_and_sweeps(tmp_path):
     plan = Plan("m", arguments, own={"device": "sim"})
     knobs = [Knob("hf-token", [KEY, f"other{MARK}"]), Knob("max-num-seqs", ["8"])]
     folder = tmp_path / "sweep"
-    job = SweepJob(plan, knobs, folder, ["memprof"])
+    job = SweepJob(plan, knobs, ["memprof"])
     assert [each.engine_args[3] for each in job.plans] != []
     assert any(KEY in each for plan in job.plans for each in plan.engine_args)  # the engine's
     assert MARK not in str(default_folder(plan, knobs)) + " ".join(folder_names(job.plans))
@@ -246,13 +247,13 @@ def test_plans_searches_and_sweeps(tmp_path):
             output.unlink()
             yield task, row
 
-    progress = SimpleNamespace(finished=lambda *_: None)
-    sweep = run_sweep(job, pool, progress)
+    runner = PlanRunner(folder, pool=pool)
+    sweep = run_sweep(job, runner)
     assert len(sweep.rows) == 2
     assert "api_key='***'" in (sweep.rows[0].reason or "")
     assert MARK not in repr(sweep)
     assert files_with_the_mark(folder) == []
-    again = run_sweep(SweepJob(plan, knobs, folder, ["memprof"]), pool, progress)
+    again = run_sweep(SweepJob(plan, knobs, ["memprof"]), runner)
     assert len(again.rows) == 2
     write_row(tmp_path / "row", None, PlanRow({"x": "1"}, "failed", f"HF_TOKEN={KEY}"))
     assert files_with_the_mark(tmp_path / "row") == []

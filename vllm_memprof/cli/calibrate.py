@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli import plans as shared
-from vllm_memprof.cli.fit import FORMATS, check_setup
-from vllm_memprof.cli.show import check_format, draw, write_out
+from vllm_memprof.cli.plans import Asked, check_setup
 from vllm_memprof.errors import RunRecordError, UsageError
-from vllm_memprof.files import from_here, write_atomically
+from vllm_memprof.files import from_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,31 +35,16 @@ RESULT_FILE = "calibrated.json"
 NOT_UP = 1
 
 
-def calibrated(
-    plan: Plan,
-    name: str,
-    folder: Path | None,
-    format_name: str,
-    lang: str,
-    quiet: bool,
-    use_store: bool,
-) -> int:
+def calibrated(asked: Asked, plan: Plan, name: str) -> int:
     """Plan with and without corrections, print the result, and return the exit status.
 
     Raises:
         MemprofError: a wrong argument, or a run or log that cannot correct.
     """
-    from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.launch.request import parse_device
     from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
-    from vllm_memprof.plans.pool import run_here
-    from vllm_memprof.plans.store import Store
-    from vllm_memprof.plans.sweep import PLANS_DIR
-    from vllm_memprof.redact import redact_command
-    from vllm_memprof.report.results import render_result_json
     from vllm_memprof.sim.profiles import load_profile
 
-    check_format(format_name, lang=lang, formats=FORMATS)
     device = parse_device(plan.own.get("device", "auto"))
     if device.profile is None:
         raise UsageError(
@@ -75,23 +58,13 @@ def calibrated(
     profile = load_profile(device.profile)
     hardware = read_hardware(name, profile)
     check_setup(plan)
-    folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-calibrated", PLANS_DIR)
-    job = CalibratedJob(
-        plan, hardware, profile, folder.absolute(),
-        redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
-    )  # fmt: skip
-    found = shared.make_plans(
-        lambda progress: run_calibrated(
-            job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress
+    found, folder = asked.answer(
+        f"{plan.model.rstrip('/')}-calibrated",
+        RESULT_FILE,
+        lambda command, runner: run_calibrated(
+            CalibratedJob(plan, hardware, profile, command), runner
         ),
-        quiet,
-        shared.KEPT,
     )
-    if isinstance(found, int):
-        return found
-    json_text = render_result_json(found)
-    write_atomically(folder / RESULT_FILE, json_text)
-    write_out(json_text if format_name == "json" else draw(found, format_name, lang=lang), None)
     print(
         f"memprof: {RESULT_FILE}, {found.profile} and the plans are in {from_here(folder)}; "
         f"further plans: --device sim:{from_here(folder / found.profile)}",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli import plans as shared
-from vllm_memprof.cli.show import check_format
-from vllm_memprof.files import from_here, write_atomically
+from vllm_memprof.cli.plans import Asked, check_setup
+from vllm_memprof.files import from_here
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.request import Plan
@@ -72,7 +70,6 @@ NoCache = Annotated[
     typer.Option("--no-cache", help="Do not read or write the cache of plans."),
 ]
 
-FORMATS = ("table", "markdown", "json")
 #: Exit status: no value tried meets every condition.
 NO_ANSWER = 1
 #: Exit status: an answer, and values that do not stand in order.
@@ -80,6 +77,7 @@ NOT_IN_ORDER = 4
 
 
 def fit(
+    asked: Asked,
     plan: Plan,
     knob_name: str,
     wants: list[str],
@@ -87,18 +85,12 @@ def fit(
     between: str | None,
     step: str | None,
     goal: str | None,
-    folder: Path | None,
-    format_name: str,
-    lang: str,
-    quiet: bool,
-    use_store: bool,
 ) -> int:
     """Search, print the result, and return the exit status.
 
     Raises:
         MemprofError: a wrong argument, or a search that cannot be begun.
     """
-    from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.fit import FitJob, run_fit
     from vllm_memprof.plans.knobs import (
         SearchRequest,
@@ -107,59 +99,25 @@ def fit(
         parse_step,
         refuse_needless,
     )
-    from vllm_memprof.plans.pool import run_here
-    from vllm_memprof.plans.store import Store, model_config
-    from vllm_memprof.plans.sweep import PLANS_DIR
+    from vllm_memprof.plans.store import model_config
     from vllm_memprof.plans.wants import lengths, parse_wants
-    from vllm_memprof.redact import redact_command
-    from vllm_memprof.report.results import render_result_json
 
-    check_format(format_name, lang=lang, formats=FORMATS)
     knob = find_knob(knob_name, between, goal)
     refuse_needless(knob, plan.engine_args)
     wanted = parse_wants(wants, headroom, plan.own.get("until"))
     low_high, each = parse_range(between), parse_step(step)
     check_setup(plan)
     space = knob.values(SearchRequest(model_config(plan.model, plan.engine_args), *low_high, each))
-    folder = create_run_dir(folder, f"{plan.model.rstrip('/')}-fit-{knob.name}", PLANS_DIR)
-    job = FitJob(
-        replace(plan, lengths=lengths(wanted)), knob, space, wanted, folder,
-        redact_command(["memprof", *sys.argv[1:]]), Store() if use_store else None,
-    )  # fmt: skip
-    found = shared.make_plans(
-        lambda progress: run_fit(
-            job, lambda tasks, watcher: run_here(tasks, watcher, jobs=1), progress
-        ),
-        quiet,
-        shared.KEPT,
+    plan = replace(plan, lengths=lengths(wanted))
+    found, folder = asked.answer(
+        f"{plan.model.rstrip('/')}-fit-{knob.name}",
+        "fit.json",
+        lambda command, runner: run_fit(FitJob(plan, knob, space, wanted, command), runner),
     )
-    if isinstance(found, int):
-        return found
-    write_atomically(folder / "fit.json", render_result_json(found))
-    shared.print_plans(found, format_name, lang)
     best = found.best
-    where = folder if best is None or best.row.run is None else folder / best.row.run
+    where = folder if best is None else folder / (best.row.run or "")
     what = "the plans are" if best is None else "the plan of the answer is"
     print(f"memprof: {what} in {from_here(where)}", file=sys.stderr)
-    if found.answer is None:
+    if best is None:
         return NO_ANSWER
     return 0 if found.ordered else NOT_IN_ORDER
-
-
-def check_setup(plan: Plan) -> None:
-    """Check what every plan needs once, before many of them fail for it.
-
-    Raises:
-        MemprofError: no such device, profile or stack; or the stack is not set up.
-    """
-    from vllm_memprof.engines import engine_row
-    from vllm_memprof.launch.prepare import require_device
-    from vllm_memprof.launch.request import parse_device
-    from vllm_memprof.sim.runtime import prepare_runtime
-
-    device = parse_device(plan.own.get("device", "auto"))
-    if device.profile is not None:
-        stack = plan.own.get("stack") or engine_row(plan.engine).stack
-        prepare_runtime(device.profile, stack)
-    else:
-        require_device(device, plan.own.get("stack"))

@@ -1,27 +1,34 @@
-"""Shared by the commands of many plans: progress, signals, and how the result is printed."""
+"""Shared by the commands of many plans: progress, signals, the folder, how an answer is printed."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from vllm_memprof.cli.show import draw, write_out
+import typer
+
+from vllm_memprof.cli.show import write_result
+from vllm_memprof.files import write_atomically
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.pool import Task
-    from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
+    from vllm_memprof.plans.calibrated_rows import Calibrated
+    from vllm_memprof.plans.request import Plan, Task
+    from vllm_memprof.plans.rows import Fit, PlanRow
+    from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.share_rows import DeviceShare
-    from vllm_memprof.plans.sweep import SweepProgress
 
+    Found = TypeVar("Found", Fit, DeviceShare, Calibrated)
+
+FORMATS = ("table", "markdown", "json")
 #: Seconds between two lines of plans under way, where lines cannot be repainted.
 _PLAIN_EVERY_S = 60.0
-#: Said after a signal, where the plans that ended before it are in the cache.
-KEPT = "; plans that are made are kept in the cache"
-_Found = TypeVar("_Found")
 
 
 class PlainProgress:
@@ -50,7 +57,14 @@ class PlainProgress:
         self._done += 1
         self._next_s = time.monotonic() + _PLAIN_EVERY_S
         of = f"/{self._total}" if self._total is not None else ""
-        self._say(f"{self._done}{of} {describe(row, how)}")
+        title = " ".join(f"{name}={value}" for name, value in row.values.items())
+        text = f"{row.status}: {row.reason}"
+        if row.ok:
+            size, tokens = format_gib(row.kv_cache_bytes), format_bytes(row.tokens)
+            text = f"KV cache {size} GiB, {tokens} tokens"
+        if how == "made" and row.seconds is not None:
+            how = f"{row.seconds:.1f} s"
+        self._say(f"{self._done}{of} {title}: {text} ({how})")
 
     def close(self) -> None:
         pass
@@ -106,50 +120,89 @@ def can_repaint() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def progress(total: int | None, quiet: bool) -> PlainProgress:
-    """Return a live display on a terminal, plain lines elsewhere."""
-    return LiveProgress(total) if can_repaint() and not quiet else PlainProgress(total)
-
-
-def describe(row: PlanRow, how: str) -> str:
-    """Return a plan in one line."""
-    title = " ".join(f"{name}={value}" for name, value in row.values.items())
-    if row.ok:
-        text = f"KV cache {format_gib(row.kv_cache_bytes)} GiB, {format_bytes(row.tokens)} tokens"
-    else:
-        text = f"{row.status}: {row.reason}"
-    took = "" if row.seconds is None else f"{row.seconds:.1f} s"
-    return f"{title}: {text} ({how if how != 'made' else took or how})"
-
-
-def print_plans(found: Sweep | Fit | DeviceShare, format_name: str, lang: str) -> None:
-    """Print a sweep, a search or a division: as a table, as markdown, or as JSON."""
-    if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
-
-        write_out(render_result_json(found), None)
-    else:
-        write_out(draw(found, format_name, lang=lang), None)
-
-
-def make_plans(
-    make: Callable[[SweepProgress], _Found], quiet: bool, kept: str = ""
-) -> _Found | int:
-    """Show the progress of what makes many plans; return its result, or a signal's exit status.
+@contextmanager
+def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainProgress]:
+    """Show plans under way: live on a terminal, plain lines elsewhere.
 
     Args:
-        make: makes them.
+        total: number of plans; None: not known.
         quiet: plain lines.
-        kept: what is said after a signal, of what was made before it.
+        kept: what is said after a signal, which ends the command, of what was made before it.
     """
     from vllm_memprof.plans.pool import Interrupted
 
-    shown = progress(None, quiet)
+    shown = LiveProgress(total) if can_repaint() and not quiet else PlainProgress(total)
     try:
-        return make(shown)
+        yield shown
     except Interrupted as error:
         shown.close()
         print(f"memprof: {error}{kept}", file=sys.stderr)
-        return 128 + error.number
+        raise typer.Exit(128 + error.number) from None
     finally:
         shown.close()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that the questions of ``plan`` to many plans have in common, as typed."""
+
+    folder: Path | None
+    format_name: str
+    lang: str
+    quiet: bool
+    use_store: bool
+
+    def answer(
+        self,
+        title: str,
+        file: str,
+        make: Callable[[list[str], PlanRunner], Found],
+        kept: str = "; plans that are made are kept in the cache",
+    ) -> tuple[Found, Path]:
+        """Make the plans in a new folder, write the answer there, and print it.
+
+        Args:
+            title: for the name of the folder.
+            file: of the answer in it.
+            make: answers, from the command as typed and what makes plans.
+            kept: as of ``progress``.
+
+        Returns:
+            The answer, and its folder.
+
+        Raises:
+            MemprofError: the folder or the answer cannot be made.
+        """
+        from vllm_memprof.launch.folder import create_run_dir
+        from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
+        from vllm_memprof.plans.store import Store
+        from vllm_memprof.redact import redact_command
+        from vllm_memprof.report.results import render_result_json
+
+        folder = create_run_dir(self.folder, title, PLANS_DIR)
+        command = redact_command(["memprof", *sys.argv[1:]])
+        with progress(None, self.quiet, kept) as shown:
+            runner = PlanRunner(folder, shown, Store() if self.use_store else None)
+            found = make(command, runner)
+        write_atomically(folder / file, render_result_json(found))
+        write_result(found, self.format_name, lang=self.lang)
+        return found, folder
+
+
+def check_setup(plan: Plan) -> None:
+    """Check what every plan needs once, before many of them fail for it.
+
+    Raises:
+        MemprofError: no such device, profile or stack; or the stack is not set up.
+    """
+    from vllm_memprof.engines import engine_row
+    from vllm_memprof.launch.prepare import require_device
+    from vllm_memprof.launch.request import parse_device
+    from vllm_memprof.sim.runtime import prepare_runtime
+
+    device = parse_device(plan.own.get("device", "auto"))
+    if device.profile is not None:
+        stack = plan.own.get("stack") or engine_row(plan.engine).stack
+        prepare_runtime(device.profile, stack)
+    else:
+        require_device(device, plan.own.get("stack"))

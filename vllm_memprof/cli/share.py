@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli.arguments import EngineCommand, OwnOption, split_arguments
-from vllm_memprof.cli.show import check_format
+from vllm_memprof.cli.plans import Asked, check_setup
 from vllm_memprof.errors import UsageError
-from vllm_memprof.files import from_here, write_atomically
+from vllm_memprof.files import from_here
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.share_file import Typed
@@ -35,7 +35,6 @@ Beside = Annotated[
     ),
 ]
 
-FORMATS = ("table", "markdown", "json")
 #: Exit status: there are no flags with which all start and survive.
 NO_ANSWER = 1
 #: Key in the context's ``meta`` under which ``plan`` finds the instances.
@@ -85,56 +84,38 @@ class PlanCommand(EngineCommand):
 
 
 def share(
+    asked: Asked,
     instances: list[Typed],
     own: dict[str, object],
     timeout_s: float,
     beside: str | None,
     headroom: str | None,
-    folder: Path | None,
-    format_name: str,
-    lang: str,
-    quiet: bool,
-    use_store: bool,
 ) -> int:
     """Divide the device, print the result, and return the exit status.
 
     Raises:
         MemprofError: a wrong argument, or a start that cannot be begun.
     """
-    from vllm_memprof.cli.fit import check_setup
-    from vllm_memprof.launch.folder import create_run_dir
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
-    from vllm_memprof.plans.store import Store
-    from vllm_memprof.plans.sweep import PLANS_DIR
     from vllm_memprof.plans.wants import lengths, parse_wants
-    from vllm_memprof.redact import redact_command
-    from vllm_memprof.report.results import render_result_json
 
-    check_format(format_name, lang=lang, formats=FORMATS)
     found = []
     for number, typed in enumerate(_from_file(instances)):
         wants = parse_wants(typed.wants, None)[:-1]  # the headroom is that of the device
-        plan = Plan.asked(typed.model, typed.engine_args, own, timeout_s)
-        plan = Plan(
-            plan.model, plan.engine_args, own={**plan.own, "until": "ready"},
-            timeout_s=plan.timeout_s, lengths=lengths(wants),
-        )  # fmt: skip
-        found.append(Instance(_name(number), plan, wants))
+        own_options = {**own, "until": "ready"}
+        plan = Plan.asked(typed.model, typed.engine_args, own_options, timeout_s)
+        found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
     held, kept = _size("--beside", beside), _size("--headroom", headroom)
     check(found, held)
     check_setup(found[0].plan)
     names = "-".join(each.plan.model.rstrip("/").rpartition("/")[2] for each in found)
-    folder = create_run_dir(folder, f"{names[:80]}-share", PLANS_DIR)
-    job = ShareJob(
-        found, held, kept, folder, redact_command(["memprof", *sys.argv[1:]]),
-        Store() if use_store else None,
-    )  # fmt: skip
-    answer = shared.make_plans(lambda progress: run_share(job, progress), quiet)
-    if isinstance(answer, int):
-        return answer
-    write_atomically(folder / "share.json", render_result_json(answer))
-    shared.print_plans(answer, format_name, lang)
+    answer, folder = asked.answer(
+        f"{names[:80]}-share",
+        "share.json",
+        lambda command, runner: run_share(ShareJob(found, held, kept, command), runner),
+        kept="",
+    )
     print(f"memprof: plans and starts are in {from_here(folder)}", file=sys.stderr)
     return 0 if answer.found else NO_ANSWER
 

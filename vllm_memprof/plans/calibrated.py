@@ -13,29 +13,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.errors import MemprofError, RunRecordError
+from vllm_memprof.errors import RunRecordError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.corrections import ComparedRank, Corrected, correct, figures_of
 from vllm_memprof.plans.device_facts import DECIDING
 from vllm_memprof.plans.hardware import Hardware, counted_of, is_same, own_plan, unlike
-from vllm_memprof.plans.plan_folder import write_row
-from vllm_memprof.plans.pool import Pool, Task
-from vllm_memprof.plans.process import run_plan
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
-from vllm_memprof.plans.store import Store, key_of
-from vllm_memprof.plans.sweep import PLANS_DIR, SweepProgress
-from vllm_memprof.record.loader import load_run
+from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
 from vllm_memprof.sim.calibrate import render
 from vllm_memprof.sim.profiles import DeviceProfile, find_profile, load_profile
 from vllm_memprof.text import text
 
 PROFILE_FILE = "calibrated.toml"
 #: Names of the plans: value of ``plan`` in their rows.
-OWN, WITHOUT, WITH = "own", "without", "with"
+NAMES = ("own", "without", "with")
 
 
 @dataclass
@@ -45,12 +39,10 @@ class CalibratedJob:
     plan: Plan  # on a simulated device
     hardware: Hardware
     profile: DeviceProfile  # of the plan
-    folder: Path
     command: list[str]  # as typed, secrets redacted
-    store: Store | None = None
 
 
-def run_calibrated(job: CalibratedJob, pool: Pool, progress: SweepProgress) -> Calibrated:
+def run_calibrated(job: CalibratedJob, runner: PlanRunner) -> Calibrated:
     """Make the plans and the corrected profile.
 
     Raises:
@@ -61,10 +53,18 @@ def run_calibrated(job: CalibratedJob, pool: Pool, progress: SweepProgress) -> C
     own = own_plan(job.hardware, job.plan)
     notes = [*job.hardware.notes, *own.notes, *unlike(job.hardware, own.plan, job.plan)]
     row, simulated = None, ComparedRank({})
+    (runner.folder / PLANS_DIR).mkdir(parents=True, exist_ok=True)
+
+    def made(plan: Plan, place: int, environ: Mapping[str, str] | None = None) -> PlanRow:
+        plan = replace(plan, values={"plan": NAMES[place]})
+        return runner.make_one(place, plan, f"{place + 1}-{NAMES[place]}", environ)
+
     if own.plan is not None:
         environ = None if job.hardware.env is None else _environ(job.hardware.env)
-        row = _make(job, own.plan, OWN, 0, pool, progress, environ)
-        simulated = _side(job.folder / (row.run or ""), job.hardware.rank) if row.ok else simulated
+        row = made(own.plan, 0, environ)
+        report = runner.report(row) if row.ok else None
+        if report is not None and report.ranks:
+            simulated = _simulated_side(report, job.hardware.rank)
         if not simulated.told:
             reason = row.reason or row.status
             notes.append(text("its command cannot be planned: {reason}", reason=reason))
@@ -75,11 +75,11 @@ def run_calibrated(job: CalibratedJob, pool: Pool, progress: SweepProgress) -> C
             + "; ".join([*(f"{each.owner}: {each.reason}" for each in corrected.rows), *notes]),
             "memprof explain shows what a log tells; a log with its command can be planned",
         )
-    path = job.folder / PROFILE_FILE
+    path = runner.folder / PROFILE_FILE
     write_profile(job, corrected, path)
-    without = _make(job, job.plan, WITHOUT, 1, pool, progress)
+    without = made(job.plan, 1)
     changed = replace(job.plan, own={**job.plan.own, "device": f"sim:{path}"})
-    with_it = _make(job, changed, WITH, 2, pool, progress)
+    with_it = made(changed, 2)
     same = is_same(own.plan, job.plan)
     if same:
         notes.append(
@@ -115,7 +115,6 @@ def write_profile(job: CalibratedJob, corrected: Corrected, path: Path) -> None:
     base = find_profile(job.plan.own.get("device", "auto").partition(":")[2] or "910b")
     source = job.hardware.source
     run = f"{source.name}: {source.model}, {source.engine} {source.engine_version or ''}".strip()
-    path.parent.mkdir(parents=True, exist_ok=True)
     name = f"{job.profile.name}-calibrated"
     content = render(
         corrected.calibration, job.profile.name, base.read_text(encoding="utf-8"), name, run,
@@ -131,49 +130,9 @@ def _environ(env: Mapping[str, str]) -> dict[str, str]:
     return kept | {name: value for name, value in env.items() if name.startswith(DECIDING)}
 
 
-def _make(
-    job: CalibratedJob,
-    plan: Plan,
-    name: str,
-    number: int,
-    pool: Pool,
-    progress: SweepProgress,
-    environ: Mapping[str, str] | None = None,
-) -> PlanRow:
-    """Make one plan, or take it from the store."""
-    plan = replace(plan, values={"plan": name})
-    task = Task(number, plan, job.folder / PLANS_DIR / f"{number + 1}-{name}")
-    key = key_of(plan, environ)
-    row = None if job.store is None else job.store.take(key, plan, task.run_dir)
-    how = "cached"
-    if row is None:
-        how = "made"
-        task.run_dir.parent.mkdir(parents=True, exist_ok=True)
-        if environ is None:
-            ((_, row),) = pool([task], progress)
-        else:
-            row = run_plan(plan, task.run_dir, environ)
-        write_row(task.run_dir, key, row)
-        if job.store is not None:
-            job.store.keep(key, row, task.run_dir)
-    row = replace(row, run=str(task.run_dir.relative_to(job.folder)))
-    progress.finished(number, row, how)
-    return row
-
-
-def _side(run_dir: Path, like: RankReport) -> ComparedRank:
+def _simulated_side(report: Report, like: RankReport) -> ComparedRank:
     """Return the simulated side: the rank of the hardware's number, else the first planned."""
-    try:
-        report = build_report(load_run(run_dir))
-    except MemprofError:
-        return ComparedRank({})
-    if not report.ranks:
-        return ComparedRank({})
     rank = next((each for each in report.ranks if each.rank == like.rank), report.ranks[0])
-    return _side_of(report, rank)
-
-
-def _side_of(report: Report, rank: RankReport) -> ComparedRank:
     return ComparedRank(
         figures_of(rank, report.run.simulated, None),
         rank.budget.equation,

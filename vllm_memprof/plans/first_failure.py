@@ -8,8 +8,8 @@ of an OOM, the engine's refusal or the condition that is not met says how much i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from vllm_memprof.accounting.kv import blocks_per_request
 from vllm_memprof.accounting.model import Oom, RankReport, Report
@@ -42,36 +42,36 @@ _MOST = 200
 _BEFORE_KV = ("non_torch", "graph_estimate")
 
 
-@dataclass(frozen=True)
-class TriedPlan:
-    """A plan that was tried: its value, its report if there is one, and what it lacks."""
+def beyond(
+    value: str, report: Report | None, missing: Sequence[Miss], answer: Report | None
+) -> FirstFailure:
+    """Return why a value does not pass.
 
-    value: str
-    report: Report | None
-    missing: list[Miss]
-
-
-def beyond(failed: TriedPlan, answer: TriedPlan | None) -> FirstFailure:
-    """Return why a value does not pass, beside the plan of the answer, if there is one."""
-    texts = [miss.text for miss in failed.missing]
+    Args:
+        value: the value.
+        report: of its plan; None: there is none.
+        missing: what the plan lacks.
+        answer: the report of the answer's plan; None: there is no answer, or no report.
+    """
+    texts = [miss.text for miss in missing]
     told = join("; ", [one_line(each, _MOST) if len(each) > _MOST else each for each in texts])
-    report = failed.report
-    short = [miss.short_bytes for miss in failed.missing if miss.short_bytes is not None]
+    most = max((miss.short_bytes for miss in missing if miss.short_bytes is not None), default=None)
     rank = None if report is None else _rank_of(report)
+    like = None if rank is None or answer is None else _like(rank, answer)
     if rank is not None and rank.oom is not None:
-        found = _of_oom(failed.value, rank, rank.oom)
+        found = _of_oom(value, rank, rank.oom)
     elif report is not None and report.run.outcome != "ok":
-        found = _of_refusal(failed, report, told, None if answer is None else answer.report)
+        needed = _NEEDED.search("; ".join(texts))
+        found = _of_refusal(FirstFailure(value, "kv-cache", told), report, rank, like, needed)
     else:
-        kind = "want" if report is not None or short else "failed"
-        most = max(short, default=None)
+        kind = "failed" if report is None and most is None else "want"
         lack = [] if most is None else [text("{size:gib4} GiB short", size=most)]
-        found = FirstFailure(failed.value, kind, join("; ", [*lack, told]), short_bytes=most)
+        found = FirstFailure(value, kind, join("; ", [*lack, told]), short_bytes=most)
     if report is None or rank is None:
         return found
-    like = None if answer is None else _like(rank, answer.report)
-    owners = [] if like is None else _changes(like, rank, report.run.simulated)
-    modelled = report.run.simulated and found.kind in ("oom", "want", "in-use")
+    simulated = report.run.simulated
+    owners = [] if like is None else _changes(like, rank, simulated)
+    modelled = simulated and found.kind in ("oom", "want", "in-use")
     return replace(found, label=rank.label, owners=owners, modelled=modelled)
 
 
@@ -83,10 +83,8 @@ def _rank_of(report: Report) -> RankReport | None:
     return failed or least or next(iter(report.ranks), None)
 
 
-def _like(rank: RankReport, report: Report | None) -> RankReport | None:
+def _like(rank: RankReport, report: Report) -> RankReport | None:
     """Return the rank of the same label in another report; the one that decides, without one."""
-    if report is None:
-        return None
     same = next((other for other in report.ranks if other.label == rank.label), None)
     return same or _rank_of(report)
 
@@ -98,14 +96,13 @@ def _of_oom(value: str, rank: RankReport, oom: Oom) -> FirstFailure:
         if where is not None
         else text("{label} ran out of device memory", label=rank.label)
     ]
-    if oom.requested_bytes is not None:
-        parts.append(text("asked for {size:gib4} GiB", size=oom.requested_bytes))
-    if oom.free_bytes is not None:
-        parts.append(text("free {size:gib4} GiB", size=oom.free_bytes))
-    if oom.missing_bytes is not None:
-        parts.append(text("{size:gib4} GiB short", size=oom.missing_bytes))
-    if oom.site is not None:
-        parts.append(text("called at {site}", site=oom.site))
+    told = (
+        (oom.requested_bytes, text("asked for {size:gib4} GiB", size=oom.requested_bytes)),
+        (oom.free_bytes, text("free {size:gib4} GiB", size=oom.free_bytes)),
+        (oom.missing_bytes, text("{size:gib4} GiB short", size=oom.missing_bytes)),
+        (oom.site, text("called at {site}", site=oom.site)),
+    )
+    parts += [said for known, said in told if known is not None]
     return FirstFailure(
         value=value,
         kind="oom",
@@ -119,45 +116,45 @@ def _of_oom(value: str, rank: RankReport, oom: Oom) -> FirstFailure:
 
 
 def _of_refusal(
-    failed: TriedPlan, report: Report, told: str, answer: Report | None
+    found: FirstFailure,
+    report: Report,
+    rank: RankReport | None,
+    like: RankReport | None,
+    needed: re.Match[str] | None,
 ) -> FirstFailure:
-    """Return what an engine lacks that refused to start, where a figure says it."""
-    value = failed.value
-    for finding in report.findings:
-        kind = _REFUSALS.get(finding.id)
-        if kind is None:
-            continue
-        short, at_least = finding.bytes, False
-        if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
-            short, at_least = None if short is None else max(0, -short), True
-        return _lacking(FirstFailure(value, kind, told), short, at_least)
-    needed = next((m for miss in failed.missing if (m := _NEEDED.search(miss.text))), None)
-    rank = _rank_of(report)
+    """Return what an engine lacks that refused to start, where a figure says it.
+
+    Args:
+        found: its words.
+        report: of its plan.
+        rank: that decides, of the report.
+        like: the same rank in the plan of the answer.
+        needed: what one request needs, by its words.
+    """
+    finding = next((each for each in report.findings if each.id in _REFUSALS), None)
     granted = None if rank is None else rank.budget.engine_kv_cache_bytes
-    if needed is None or rank is None or granted is None:
-        return FirstFailure(value, "oom" if report.run.outcome == "oom" else "failed", told)
-    like = _like(rank, answer)
-    exact = None if like is None else _bytes_per_request(like)
-    if exact is not None and format_gib(exact) == needed[1]:
-        return _lacking(FirstFailure(value, "kv-cache", told), exact - granted, False)
-    least = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
-    return _lacking(FirstFailure(value, "kv-cache", told), least - granted, True)
-
-
-def _lacking(found: FirstFailure, short: int | None, at_least: bool) -> FirstFailure:
-    """Return the same with what is short, where that is more than nothing."""
+    at_least = False
+    if finding is not None:
+        found, short = replace(found, kind=_REFUSALS[finding.id]), finding.bytes
+        if finding.id == "negative-kv":  # and one request's KV cache, whose size is not known here
+            short, at_least = -(short or 0), True
+    elif needed is None or granted is None:
+        return replace(found, kind="oom" if report.run.outcome == "oom" else "failed")
+    else:
+        blocks = None if like is None else blocks_per_request(like.kv)
+        size = None if like is None else like.kv.bytes_per_block
+        exact = None if blocks is None or size is None else blocks * size
+        at_least = exact is None or format_gib(exact) != needed[1]
+        if exact is None or at_least:
+            exact = round((float(needed[1]) - _HALF_DIGIT_GIB) * GIB)
+        short = exact - granted
     if short is None or short <= 0:
         return found
-    size = text("{size:gib4} GiB short", size=short)
-    lack = text("at least {short}", short=size) if at_least else size
+    lack = text("{size:gib4} GiB short", size=short)
+    if at_least:
+        lack = text("at least {short}", short=lack)
     said = join("; ", [lack, found.text])
     return replace(found, text=said, short_bytes=short, at_least=at_least)
-
-
-def _bytes_per_request(rank: RankReport) -> int | None:
-    """Return the KV cache of one request of ``max_model_len`` tokens."""
-    blocks, size = blocks_per_request(rank.kv), rank.kv.bytes_per_block
-    return None if blocks is None or size is None else blocks * size
 
 
 def _changes(answer: RankReport, failed: RankReport, simulated: bool) -> list[OwnerChange]:

@@ -20,9 +20,9 @@ from typing import Any
 
 from vllm_memprof.errors import LaunchError
 from vllm_memprof.launch.signals import catch_signals
-from vllm_memprof.plans.pool import Interrupted, PlanWatcher, Task
+from vllm_memprof.plans.pool import Interrupted, Progress
 from vllm_memprof.plans.process import run_plan
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.plans.store import PLACES
 from vllm_memprof.record.codec import from_json, to_json
@@ -52,13 +52,13 @@ def require_ray() -> None:
 
 
 def run_on_ray(
-    tasks: Sequence[Task], watcher: PlanWatcher, address: str, jobs: int | None
+    tasks: Sequence[Task], progress: Progress, address: str, jobs: int | None
 ) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans on the cluster, at most ``jobs`` at a time.
 
     Args:
         tasks: the plans.
-        watcher: is told of them.
+        progress: is told of them.
         address: ``auto`` (the cluster that this machine belongs to), ``local``, or an address as
             Ray takes it.
         jobs: None: as many as the cluster has CPUs.
@@ -81,13 +81,13 @@ def run_on_ray(
                 while waiting and len(under_way) < most and not signals:
                     task = waiting.pop(0)
                     under_way[make.remote(task.plan, __version__, env)] = (task, time.monotonic())
-                    watcher.started(task)
+                    progress.started(task)
                 now = time.monotonic()
-                watcher.running([(task, now - since) for task, since in under_way.values()])
+                progress.running([(task, now - since) for task, since in under_way.values()])
                 done, _ = ray.wait(list(under_way), num_returns=1, timeout=_WAIT_S)
                 if signals:
                     count = f"{len(under_way)} plan{'s' if len(under_way) > 1 else ''}"
-                    watcher.ending(f"ending {count} on Ray")
+                    progress.ending(f"ending {count} on Ray")
                     _cancel(ray, list(under_way), signals)
                     raise Interrupted(signals[0])
                 for reference in done:

@@ -1,4 +1,4 @@
-"""The run folder of a plan: its row, and how folders and files appear as a whole or not at all."""
+"""The run folder of a plan: its report, its row, and how it appears as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from vllm_memprof.accounting.build import build_report
+from vllm_memprof.accounting.model import Report
+from vllm_memprof.accounting.reread import report_from_json
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.plans.request import Plan
-from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.record.codec import from_json, to_json
+from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import REPORT_JSON, RUN_FILE
 from vllm_memprof.redact import redact_data, redact_text
 from vllm_memprof.sim.runtime import PACKAGE_DIR
@@ -35,6 +41,21 @@ _CHANCE = re.compile(
 )
 
 
+def report_of(run_dir: Path) -> Report:
+    """Return the report of a plan: what its process wrote; else made from the record, and kept.
+
+    Raises:
+        MemprofError: its record cannot be read.
+    """
+    path = run_dir / REPORT_JSON
+    try:
+        return report_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        report = build_report(load_run(run_dir))
+        write_atomically(path, json.dumps(to_json(report)))
+        return report
+
+
 def row_of(
     plan: Plan, run_dir: Path, exit_code: int | None = 0, ended: str | None = None
 ) -> PlanRow:
@@ -46,18 +67,13 @@ def row_of(
         exit_code: of its process; None where it could not be collected.
         ended: why memprof ended it; None where it ended by itself.
     """
-    from vllm_memprof.accounting.build import build_report
-    from vllm_memprof.plans.rows import plan_row
-    from vllm_memprof.record.loader import load_run
-
+    row = PlanRow(dict(plan.values), "failed", final=False)
     if (run_dir / RUN_FILE).exists():
         try:
-            run = load_run(run_dir)
-            row = plan_row(run, build_report(run), plan.values, plan.lengths)
+            row = plan_row(load_run(run_dir), report_of(run_dir), plan.values, plan.lengths)
+            row = replace(row, final=row.ok or not _CHANCE.search(row.reason or ""))
         except MemprofError as error:
-            row = PlanRow(dict(plan.values), "failed", one_line(error.message), final=False)
-        else:
-            row = replace(row, final=row.status == "ok" or not _CHANCE.search(row.reason or ""))
+            row = replace(row, reason=one_line(error.message))
     else:  # a wrong argument, a missing stack: the last line of the output gives the reason
         try:
             output = run_dir.parent / f"{run_dir.name}.{OUTPUT_FILE}"
@@ -67,25 +83,12 @@ def row_of(
         own = [line.removeprefix("memprof: ") for line in lines if line.startswith("memprof: ")]
         silent = f"memprof plan ended with status {exit_code} before it made a run folder"
         reason = one_line(redact_text([silent, *lines[-1:], *own][-1]))
-        row = PlanRow(dict(plan.values), "failed", reason, final=exit_code == 2)
+        row = replace(row, reason=reason, final=exit_code == 2)
+    if ended is None and row.ok and exit_code != 0:
+        ended = f"memprof plan ended with status {exit_code}"
     if ended is not None:
         row = replace(row, status="failed", reason=ended, final=False)
-    elif row.ok and exit_code != 0:
-        reason = f"memprof plan ended with status {exit_code}"
-        row = replace(row, status="failed", reason=reason, final=False)
     return replace(row, devices=plan.devices)
-
-
-def row_again(plan: Plan, run_dir: Path) -> PlanRow:
-    """Return the row of a plan that another one of the same key has made in a complete folder.
-
-    It is the row that lies there, where this memprof has written it, else read from the record.
-    """
-    found = read_row(run_dir)
-    row = None if found is None else found[1]
-    if row is None or not _is_of_this_memprof(run_dir) or [*row.concurrency_at] != [*plan.lengths]:
-        return row_of(plan, run_dir, 0 if row is None or row.ok else 1)
-    return replace(row, values=dict(plan.values), devices=plan.devices, run=None, cached=False)
 
 
 def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
@@ -99,11 +102,19 @@ def write_row(run_dir: Path, key: str | None, row: PlanRow) -> None:
     write_atomically(run_dir / PLAN_FILE, json.dumps(content, indent=1) + "\n")
 
 
-def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
-    """Return (key, row) of a complete folder; None where there is none, or another file."""
+class KeptRow(NamedTuple):
+    """The row of a complete folder."""
+
+    key: str | None  # of its content
+    row: PlanRow
+    current: bool  # it was made by these very sources of memprof
+
+
+def read_row(run_dir: Path) -> KeptRow | None:
+    """Return the row of a complete folder; None where there is none, or another file."""
     try:
         data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
-        return data["key"], from_json(PlanRow, data["row"])
+        return KeptRow(data["key"], from_json(PlanRow, data["row"]), data["reader"] == reader())
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -111,25 +122,16 @@ def read_row(run_dir: Path) -> tuple[str | None, PlanRow] | None:
 @cache
 def reader() -> str:
     """Return a digest of memprof's sources: what a row was made by."""
+    return digest_of(PACKAGE_DIR.rglob("*.py"))
+
+
+def digest_of(sources: Iterable[Path]) -> str:
+    """Return a digest of files of the package, their names included."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE_DIR.rglob("*.py")):
-        digest.update(f"{path.relative_to(PACKAGE_DIR)}\0".encode() + path.read_bytes())
+    for path in sorted(sources):
+        name = f"{path.relative_to(PACKAGE_DIR)}\0".encode()
+        digest.update(name + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:32]
-
-
-def _is_of_this_memprof(run_dir: Path) -> bool:
-    try:
-        data = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(data.get("reader") == reader())
-
-
-def is_complete(run_dir: Path) -> bool:
-    """Return True for a run folder with its row and, where the engine was started, its report."""
-    return read_row(run_dir) is not None and (
-        (run_dir / REPORT_JSON).exists() or not (run_dir / RUN_FILE).exists()
-    )
 
 
 def copy_folder(source: Path, target: Path) -> None:

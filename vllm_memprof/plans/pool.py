@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import psutil
 
 from vllm_memprof.launch import warm
 from vllm_memprof.launch.signals import catch_signals, signal_name
-from vllm_memprof.plans.process import PlanProcess
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.process import TICK_S, PlanProcess
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow, Sweep
 
-_TICK_S = 0.05
 #: Host memory that the engine takes per plan and, with a process for each, per further rank.
 ENGINE_HOST_BYTES = 1600 << 20
 RANK_HOST_BYTES = 1100 << 20
@@ -36,24 +33,28 @@ class Interrupted(Exception):
         self.sweep: Sweep | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """One plan to make, by its place in the sweep."""
+class Progress(Protocol):
+    """Is told of the plans under way."""
 
-    place: int
-    plan: Plan
-    run_dir: Path
+    def started(self, task: Task) -> None:
+        """The process of a plan was started."""
+
+    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
+        """These plans are under way, for so many seconds each."""
+
+    def ending(self, text: str) -> None:
+        """A signal came, and plans are ended."""
+
+    def finished(self, place: int, row: PlanRow, how: str) -> None:
+        """``how``: made, cached, or there already."""
 
 
-class PlanWatcher(Protocol):
-    """Receives the progress of the plans under way."""
-
-    def started(self, task: Task) -> None: ...
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None: ...
-    def ending(self, text: str) -> None: ...
+class Silent(Progress):
+    """Says nothing of them."""
 
 
-Pool = Callable[[Sequence[Task], PlanWatcher], Iterator[tuple[Task, PlanRow]]]
+#: Makes plans; yields the row of each when it has ended.
+Pool = Callable[[Sequence[Task], Progress], Iterator[tuple[Task, PlanRow]]]
 
 
 def default_jobs(plans: Sequence[Plan]) -> int:
@@ -70,54 +71,48 @@ def default_jobs(plans: Sequence[Plan]) -> int:
 
 
 def run_here(
-    tasks: Sequence[Task], watcher: PlanWatcher, jobs: int
+    tasks: Sequence[Task], progress: Progress, jobs: int = 1
 ) -> Iterator[tuple[Task, PlanRow]]:
     """Make the plans, ``jobs`` at a time.
 
     Raises:
         Interrupted: by a signal, after the plans under way have ended; their rows are not given.
     """
-    waiting, under_way = list(tasks), list[tuple[Task, PlanProcess]]()
+    waiting, under_way = list(tasks), list[PlanProcess]()
     signals: list[int] = []
     with catch_signals(signals.append):
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < jobs and not signals:
-                    task = waiting.pop(0)
-                    under_way.append((task, PlanProcess(task.plan, task.run_dir)))
-                    watcher.started(task)
-                watcher.running([(task, process.seconds) for task, process in under_way])
-                for pair in [pair for pair in under_way if pair[1].poll()]:
-                    under_way.remove(pair)
-                    row = pair[1].row()
-                    if pair[1].ended is None or not signals:
-                        yield pair[0], row
+                    under_way.append(PlanProcess(waiting.pop(0)))
+                    progress.started(under_way[-1].task)
+                progress.running([(process.task, process.seconds) for process in under_way])
+                for process in [process for process in under_way if process.poll()]:
+                    under_way.remove(process)
+                    row = process.row()
+                    if process.ended is None or not signals:
+                        yield process.task, row
                 if signals:
                     waiting.clear()
-                    _end(under_way, signals, watcher)
-                time.sleep(_TICK_S)
+                    _end(under_way, signals, progress)
+                time.sleep(TICK_S)
         finally:
-            for _, process in under_way:  # the caller stopped taking rows
+            for process in under_way:  # the caller stopped taking rows
                 process.end("interrupted")
-            for _, process in under_way:
-                while not process.poll():
-                    time.sleep(_TICK_S)
+            for process in under_way:
+                process.wait()
         if signals:
             warm.stop_all()
             raise Interrupted(signals[0])
 
 
-def _end(
-    under_way: Sequence[tuple[Task, PlanProcess]], signals: list[int], watcher: PlanWatcher
-) -> None:
+def _end(under_way: Sequence[PlanProcess], signals: list[int], progress: Progress) -> None:
     """End the plans, once for each signal that came."""
-    asked = sum(process.ended is not None for _, process in under_way)
-    if asked < len(under_way):
-        watcher.ending(
-            f"ending {len(under_way)} plan{'s' if len(under_way) > 1 else ''}; again to hasten"
-        )
+    if any(process.ended is None for process in under_way):
+        plural = "s" if len(under_way) > 1 else ""
+        progress.ending(f"ending {len(under_way)} plan{plural}; again to hasten")
     elif len(signals) < 2:
         return
     del signals[1:]
-    for _, process in under_way:
+    for process in under_way:
         process.end("interrupted")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_memprof.engines import engine_row
-from vllm_memprof.options import devices_of, with_option
+from vllm_memprof.options import devices_of, normal_form, with_option
 from vllm_memprof.redact import redact_value
+from vllm_memprof.version import __version__
 
 #: Options of memprof that a sweep may vary as well.
 OWN_OPTIONS = ("device", "stack", "python")
@@ -81,6 +84,25 @@ class Plan:
         own += [f"--run-dir={run_dir}", "--quiet", f"--startup-timeout={self.timeout_s:g}"]
         memprof = [sys.executable, "-m", "vllm_memprof", "plan"]
         return [*memprof, self.model, *own, "--", *self.engine_args]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One plan to make, in a folder of its own."""
+
+    place: int  # among the plans of its question
+    plan: Plan
+    run_dir: Path
+    key: str | None = None  # of its content (`store.key_of`)
+    environ: Mapping[str, str] | None = None  # of its process; None: this process's
+
+    @property
+    def mark(self) -> str:
+        """What its folder is known by; a plan without a key, by the request and the release."""
+        plan = self.plan
+        asked = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        return self.key or f"asked-{digest[:26]}"
 
 
 def folder_names(plans: Sequence[Plan]) -> list[str]:

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vllm_memprof.accounting import equations as engines
-from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.kv import blocks_per_request
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.errors import LaunchError, MemprofError, UsageError
+from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.launch.engine import end_with_parent
 from vllm_memprof.launch.request import parse_device
 from vllm_memprof.launch.signals import catch_signals
 from vllm_memprof.options import value_of
 from vllm_memprof.plans.plan_folder import write_row
-from vllm_memprof.plans.pool import Interrupted, Task, run_here
-from vllm_memprof.plans.process import PlanProcess
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.pool import Interrupted
+from vllm_memprof.plans.process import TICK_S, PlanProcess
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.share import EQUATIONS, Figures, SharedDevice, SharingRule, rotations, ways
 from vllm_memprof.plans.share_rows import (
     DeviceShare,
@@ -40,10 +40,7 @@ from vllm_memprof.plans.share_rows import (
     SoloPlan,
     Started,
 )
-from vllm_memprof.plans.store import Store, key_of
-from vllm_memprof.plans.sweep import PLANS_DIR, SweepProgress
 from vllm_memprof.plans.wants import Want, misses
-from vllm_memprof.record.loader import load_run
 from vllm_memprof.record.schema import ENV_HOLD, HELD_SUFFIX, HOLD_SUFFIX, MOMENTS, READY, SERVED
 from vllm_memprof.record.spans import edges_of, last_of
 from vllm_memprof.redact import redact_command
@@ -67,7 +64,6 @@ STARTS_DIR = "starts"
 #: What newer releases make of the budget; with one of them a share is not computed.
 STAGES = {stage.name for row in engines.EQUATIONS for stage in row.stages}
 _BESIDE_S = 60.0
-_TICK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -104,9 +100,7 @@ class ShareJob:
     instances: list[Instance]
     beside: int  # bytes
     headroom: int  # bytes
-    folder: Path
     command: list[str]  # as typed, secrets redacted
-    store: Store | None = None
 
 
 def check(instances: Sequence[Instance], beside: int) -> None:
@@ -139,7 +133,7 @@ def check(instances: Sequence[Instance], beside: int) -> None:
         )
 
 
-def run_share(job: ShareJob, progress: SweepProgress) -> DeviceShare:
+def run_share(job: ShareJob, runner: PlanRunner) -> DeviceShare:
     """Plan each instance alone, compute the shares, and start all with them.
 
     Raises:
@@ -147,13 +141,13 @@ def run_share(job: ShareJob, progress: SweepProgress) -> DeviceShare:
         Interrupted: by a signal; what was started has ended.
     """
     started_s = time.monotonic()
-    share = compute(job, progress)
+    share = compute(job, runner)
     every = [[each.name for each in order] for order in rotations(job.instances)]
     found = []
     for number, way in enumerate(share.ways):
         moments = moments_of(share.equation, way)
         starts = [
-            start_all(job, number, way.flags, order, moment, progress)
+            start_all(job, number, way.flags, order, moment, runner)
             for order in ((every if way.order is None else [way.order]) if way.flags else [])
             for moment in moments
         ]
@@ -162,13 +156,13 @@ def run_share(job: ShareJob, progress: SweepProgress) -> DeviceShare:
     return replace(share, ways=found, notes=_notes(share, found), seconds=seconds)
 
 
-def compute(job: ShareJob, progress: SweepProgress) -> DeviceShare:
+def compute(job: ShareJob, runner: PlanRunner) -> DeviceShare:
     """Plan each instance alone and compute the shares; start nothing with them.
 
     Raises:
         Interrupted: by a signal.
     """
-    planned = [_plan_alone(job, place, progress) for place in range(len(job.instances))]
+    planned = [_plan_alone(each, place, runner) for place, each in enumerate(job.instances)]
     rows = [alone for alone, _ in planned]
     ranks = [rank for _, rank in planned if rank is not None]
     equations = {rank.budget.equation for rank in ranks}
@@ -233,15 +227,14 @@ def _notes(share: DeviceShare, found: Sequence[SharingPlan]) -> list[str]:
 
 
 def _plan_alone(
-    job: ShareJob, place: int, progress: SweepProgress
+    instance: Instance, place: int, runner: PlanRunner
 ) -> tuple[SoloPlan, RankReport | None]:
     """Return the row of an instance that has the device to itself, with its report."""
-    instance = job.instances[place]
     plan = replace(instance.plan, values={"instance": instance.name})
-    row, run_dir = _plan(job, plan, instance.name, place, progress)
+    row = runner.make_one(place, plan, instance.name)
     if row.status == "oom" and instance.fixed is None:
         plan = replace(plan, engine_args=[*plan.engine_args, UTILIZATION, LESS])
-        row, run_dir = _plan(job, plan, f"{instance.name}-{LESS}", place, progress)
+        row = runner.make_one(place, plan, f"{instance.name}-{LESS}")
     alone = SoloPlan(
         instance.name,
         instance.plan.model,
@@ -249,30 +242,13 @@ def _plan_alone(
         [want.text for want in instance.wants],
         row.status,
         row.reason,
-        str(run_dir.relative_to(job.folder)),
+        row.run,
         instance.fixed,
     )
-    if not row.ok:
+    report = runner.report(row) if row.ok else None
+    if report is None:
         return alone, None
-    rank = build_report(load_run(run_dir)).ranks[0]
-    return _with_figures(alone, rank, row, instance.wants), rank
-
-
-def _plan(
-    job: ShareJob, plan: Plan, name: str, place: int, progress: SweepProgress
-) -> tuple[PlanRow, Path]:
-    run_dir = job.folder / PLANS_DIR / name
-    key = key_of(plan)
-    row = None if job.store is None else job.store.take(key, plan, run_dir)
-    how = "cached"
-    if row is None:
-        how = "made"
-        ((_, row),) = run_here([Task(place, plan, run_dir)], progress, jobs=1)
-        write_row(run_dir, key, row)
-        if job.store is not None:
-            job.store.keep(key, row, run_dir)
-    progress.finished(place, row, how)
-    return row, run_dir
+    return _with_figures(alone, report.ranks[0], row, instance.wants), report.ranks[0]
 
 
 def _with_figures(
@@ -341,7 +317,7 @@ class _Under:
                 return True
             if signals:
                 raise Interrupted(signals[0])
-            time.sleep(_TICK_S)
+            time.sleep(TICK_S)
         return False
 
     def go_on(self) -> None:
@@ -353,8 +329,7 @@ class _Under:
     def end(self) -> None:
         """Wait for its end."""
         self.go_on()
-        while not self.process.poll():
-            time.sleep(_TICK_S)
+        self.process.wait()
 
 
 def start_all(
@@ -363,7 +338,7 @@ def start_all(
     flags: Sequence[Flags],
     order: Sequence[str],
     moment: str,
-    progress: SweepProgress,
+    runner: PlanRunner,
 ) -> InstanceStart:
     """Start all instances one after the other on one device, each when those before wait.
 
@@ -373,7 +348,7 @@ def start_all(
         flags: of each instance.
         order: of starting, names.
         moment: at which those before wait: READY or SERVED.
-        progress: told of each instance.
+        runner: of the division; told of each instance.
 
     Raises:
         MemprofError: the process that holds ``beside`` could not be started.
@@ -381,7 +356,7 @@ def start_all(
     """
     by_name = {each.name: each for each in job.instances}
     given = {each.name: each for each in flags}
-    folder = job.folder / STARTS_DIR / f"{number + 1}-{'-'.join(order)}-{moment}"
+    folder = runner.folder / STARTS_DIR / f"{number + 1}-{'-'.join(order)}-{moment}"
     folder.mkdir(parents=True)
     state, signals = own_state_file(), list[int]()
     under: list[_Under] = []
@@ -395,9 +370,10 @@ def start_all(
                     for asked in {moment, SERVED}:
                         (waits / f"{asked}{HOLD_SUFFIX}").touch()
                     plan = _beside_others(by_name[name].plan, given[name], order)
-                    process = PlanProcess(plan, folder / name, {**environ, ENV_HOLD: str(waits)})
-                    under.append(_Under(by_name[name], process, waits))
-                    progress.started(Task(0, plan, folder / name))
+                    held = {**environ, ENV_HOLD: str(waits)}
+                    task = Task(0, plan, folder / name, environ=held)
+                    under.append(_Under(by_name[name], PlanProcess(task), waits))
+                    runner.progress.started(task)
                     if not under[-1].reaches(moment, signals):
                         break
                 else:
@@ -419,12 +395,14 @@ def start_all(
             state.unlink(missing_ok=True)
     results, frees = [], list[int]()
     for each in under:
-        row = each.process.row()
-        write_row(each.process.run_dir, None, row)
-        rank = _rank(each.process.run_dir)
-        results.append(_started(each, row, rank, job.folder))
-        frees += () if rank is None else _free_readings(rank)
-        progress.finished(0, row, "made")
+        run_dir, row = each.process.task.run_dir, each.process.row()
+        write_row(run_dir, None, row)
+        row = replace(row, run=str(run_dir.relative_to(runner.folder)))
+        report = runner.report(row)
+        ranks = [] if report is None else report.ranks[:1]
+        results.append(_started(each.instance, row, ranks))
+        frees += _free_readings(ranks)
+        runner.progress.finished(0, row, "made")
     results += [Started(name, "not started") for name in order[len(under) :]]
     least = min(frees, default=None)
     if least is not None and least < job.headroom:
@@ -445,32 +423,25 @@ def _beside_others(plan: Plan, flags: Flags, order: Sequence[str]) -> Plan:
     return replace(plan, own=own, values=values, timeout_s=timeout_s)
 
 
-def _started(under: _Under, row: PlanRow, rank: RankReport | None, folder: Path) -> Started:
-    missing = [miss.text for miss in misses(row, under.instance.wants)] if row.ok else []
-    planned = None if rank is None else rank.kv.planned_bytes
+def _started(instance: Instance, row: PlanRow, ranks: Sequence[RankReport]) -> Started:
+    planned = [rank.kv.planned_bytes for rank in ranks if rank.kv.planned_bytes is not None]
     return Started(
-        under.instance.name,
+        instance.name,
         row.status,
         row.reason,
-        row.kv_cache_bytes if planned is None else planned,
+        next(iter(planned), row.kv_cache_bytes),
         row.tokens,
-        missing,
-        str(under.process.run_dir.relative_to(folder)),
+        [miss.text for miss in misses(row, instance.wants)] if row.ok else [],
+        row.run,
     )
 
 
-def _rank(run_dir: Path) -> RankReport | None:
-    """Return the report of the only rank of a run; None where there is none."""
-    with suppress(MemprofError):
-        return next(iter(build_report(load_run(run_dir)).ranks), None)
-    return None
-
-
-def _free_readings(rank: RankReport) -> Iterator[int]:
-    """Yield what was free on the device at the phases of a rank, bytes."""
-    for _, edge in edges_of(rank.phases):
-        if edge.snapshot.device_free_bytes is not None:
-            yield edge.snapshot.device_free_bytes
+def _free_readings(ranks: Sequence[RankReport]) -> Iterator[int]:
+    """Yield what was free on the device at the phases of ranks, bytes."""
+    for rank in ranks:
+        for _, edge in edges_of(rank.phases):
+            if edge.snapshot.device_free_bytes is not None:
+                yield edge.snapshot.device_free_bytes
 
 
 @contextmanager

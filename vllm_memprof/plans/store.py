@@ -22,9 +22,10 @@ from pathlib import Path
 
 from vllm_memprof.engines import engine_row
 from vllm_memprof.options import normal_form, options
-from vllm_memprof.plans.plan_folder import copy_folder, is_complete, row_again, write_row
+from vllm_memprof.plans.plan_folder import copy_folder, digest_of, read_row, row_of, write_row
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.record.schema import REPORT_JSON
 from vllm_memprof.redact import select_env
 from vllm_memprof.sim.presets import find_preset, generate_model, resolve_model
 from vllm_memprof.sim.profiles import flat_text, load_profile
@@ -64,17 +65,22 @@ class Store:
 
     def take(self, key: str | None, plan: Plan, run_dir: Path) -> PlanRow | None:
         """Copy a plan that was made before to ``run_dir``; return its row, None without one."""
-        if key is None or not is_complete(self.folder / key):
+        if key is None or (kept := read_row(self.folder / key)) is None:
             return None
         try:
             copy_folder(self.folder / key, run_dir)
         except OSError:
             shutil.rmtree(run_dir, ignore_errors=True)  # incomplete
             return None
-        row = replace(row_again(plan, run_dir), cached=True)
+        row = replace(kept.row, values=dict(plan.values), devices=plan.devices, run=None)
+        if not kept.current:
+            (run_dir / REPORT_JSON).unlink(missing_ok=True)  # of other sources: accounted anew
+        if not kept.current or [*row.concurrency_at] != [*plan.lengths]:
+            row = row_of(plan, run_dir, 0 if row.ok else 1)
         if not row.final:
             shutil.rmtree(run_dir, ignore_errors=True)
             return None
+        row = replace(row, cached=True)
         write_row(run_dir, key, row)
         return row
 
@@ -126,19 +132,12 @@ def _stack_key(name: str | None) -> list[str]:
 
 @cache
 def _sources_digest() -> str:
-    digest = hashlib.sha256()
-    found = (
+    return digest_of(
         path
         for name in _SOURCES
         for pattern in _SOURCE_FILES
         for path in (PACKAGE_DIR / name).rglob(pattern)
     )
-    for path in sorted(found):
-        digest.update(
-            f"{path.relative_to(PACKAGE_DIR)}\0".encode()
-            + hashlib.sha256(path.read_bytes()).digest()
-        )
-    return digest.hexdigest()
 
 
 @cache

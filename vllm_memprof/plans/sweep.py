@@ -16,32 +16,23 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypedDict
+from typing import TypedDict
 
 from vllm_memprof.errors import LaunchError, UsageError
 from vllm_memprof.files import write_atomically
 from vllm_memprof.launch.folder import DEFAULT_PARENT, DIR_MODE
 from vllm_memprof.options import long_name, normal_form
-from vllm_memprof.plans.plan_folder import OUTPUT_FILE, is_complete, read_row, write_row
-from vllm_memprof.plans.pool import Interrupted, PlanWatcher, Pool, Task
-from vllm_memprof.plans.request import Plan, folder_names
+from vllm_memprof.plans.plan_folder import OUTPUT_FILE, read_row
+from vllm_memprof.plans.pool import Interrupted
+from vllm_memprof.plans.request import Plan, Task, folder_names
 from vllm_memprof.plans.rows import Knob, PlanRow, Sweep
-from vllm_memprof.plans.store import Store, key_of
+from vllm_memprof.plans.runner import PLANS_DIR, PlanRunner
 from vllm_memprof.redact import redact_command, redact_value
-from vllm_memprof.version import __version__
 
 REQUEST_FILE = "request.json"
-PLANS_DIR = "plans"
 _REQUEST_SCHEMA = "memprof.sweep-request/1"
-
-
-class SweepProgress(PlanWatcher, Protocol):
-    """Receives the progress of a sweep."""
-
-    def finished(self, place: int, row: PlanRow, how: str) -> None:
-        """``how``: made, cached, or there already."""
 
 
 @dataclass
@@ -50,9 +41,7 @@ class SweepJob:
 
     plan: Plan  # without the knobs
     knobs: list[Knob]
-    folder: Path
     command: list[str]  # as typed, secrets redacted
-    store: Store | None = None
     plans: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,7 +134,7 @@ def _shown(knob: Knob) -> Knob:
     return Knob(knob.name, [redact_value(knob.name, value) for value in knob.values])
 
 
-def run_sweep(job: SweepJob, pool: Pool, progress: SweepProgress) -> Sweep:
+def run_sweep(job: SweepJob, runner: PlanRunner) -> Sweep:
     """Make the plans that are not there yet.
 
     Returns:
@@ -156,94 +145,57 @@ def run_sweep(job: SweepJob, pool: Pool, progress: SweepProgress) -> Sweep:
         Interrupted: by a signal; what is there so far is in ``sweep`` of the exception.
     """
     started_s = time.monotonic()
-    with _folder(job):
-        rows: dict[int, PlanRow] = {}
-        interrupted: Interrupted | None = None
+    rows, notes = dict[int, PlanRow](), list[str]()
+    interrupted: Interrupted | None = None
+    with _folder(job, runner.folder):
         try:
-            for place, row, how in _rows(job, pool, progress):
-                rows[place] = row
-                progress.finished(place, row, how)
+            for task, row in _rows(job, runner):
+                rows[task.place] = row
         except Interrupted as error:
             interrupted = error
-        found = Sweep(
-            model=job.plan.model,
-            command=job.command,
-            knobs=[_shown(knob) for knob in job.knobs],
-            rows=[rows[place] for place in sorted(rows)],
-            seconds=round(time.monotonic() - started_s, 1),
-        )
-        if interrupted is not None:
-            found.notes.append(f"{interrupted}: {len(rows)} of {len(job.plans)} plans are made")
-            interrupted.sweep = found
-            raise interrupted
-        return found
+            notes.append(f"{error}: {len(rows)} of {len(job.plans)} plans are made")
+    found = Sweep(
+        model=job.plan.model,
+        command=job.command,
+        knobs=[_shown(knob) for knob in job.knobs],
+        rows=[rows[place] for place in sorted(rows)],
+        seconds=round(time.monotonic() - started_s, 1),
+        notes=notes,
+    )
+    if interrupted is not None:
+        interrupted.args, interrupted.sweep = (*notes,), found
+        raise interrupted
+    return found
 
 
-def _rows(job: SweepJob, pool: Pool, progress: SweepProgress) -> Iterator[tuple[int, PlanRow, str]]:
-    """Yield (place, row, how) of every plan, as they come."""
-    todo: list[tuple[Task, str | None, str]] = []
+def _rows(job: SweepJob, runner: PlanRunner) -> Iterator[tuple[Task, PlanRow]]:
+    """Yield the row of every plan, as they come."""
+    first, again = dict[str, Task](), list[Task]()
     for place, (plan, name) in enumerate(zip(job.plans, folder_names(job.plans), strict=True)):
-        task = Task(place, plan, job.folder / PLANS_DIR / name)
-        key = key_of(plan)
-        # a plan on a real device has no key: its folder is known by the request and the release
-        asked = [__version__, plan.model, normal_form(plan.engine_args), sorted(plan.own.items())]
-        mark = key or "asked-" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:26]
-        found = read_row(task.run_dir) if is_complete(task.run_dir) else None
-        if found is not None and found[0] == mark and found[1].final:
-            yield place, _placed(found[1], task, job), "there already"
+        task = runner.task(place, plan, name)
+        found = read_row(task.run_dir)
+        if found is not None and found.key == task.mark and found.row.final:
+            yield task, runner.done(task, found.row, "there already")
             continue
         shutil.rmtree(task.run_dir, ignore_errors=True)
         task.run_dir.with_name(f"{name}.{OUTPUT_FILE}").unlink(missing_ok=True)
-        row = None if job.store is None else job.store.take(key, plan, task.run_dir)
-        if row is not None:
-            yield place, _placed(row, task, job), "cached"
-        else:
-            todo.append((task, key, mark))
-    first = {key: task.place for task, key, _ in reversed(todo) if key is not None}
-    again = [
-        entry
-        for entry in todo
-        if job.store and entry[1] is not None and first[entry[1]] != entry[0].place
-    ]
-    keys = {task.place: (key, mark) for task, key, mark in todo}
-    for task, row in pool([entry[0] for entry in todo if entry not in again], progress):
-        yield task.place, _kept(row, task, job, *keys[task.place]), "made"
-    rest: list[Task] = []
-    for task, key, _ in again:  # the same plan in other words
-        row = None if job.store is None else job.store.take(key, task.plan, task.run_dir)
-        if row is None:
-            rest.append(task)
-        else:
-            yield task.place, _placed(row, task, job), "cached"
-    for task, row in pool(rest, progress) if rest else ():
-        yield task.place, _kept(row, task, job, *keys[task.place]), "made"
-
-
-def _kept(row: PlanRow, task: Task, job: SweepJob, key: str | None, mark: str) -> PlanRow:
-    """Mark the run folder of a new plan as complete, and keep it in the store."""
-    row = _placed(row, task, job)
-    write_row(task.run_dir, mark, row)
-    if job.store is not None:
-        job.store.keep(key, row, task.run_dir)
-    return row
-
-
-def _placed(row: PlanRow, task: Task, job: SweepJob) -> PlanRow:
-    return replace(
-        row, values=dict(task.plan.values), run=str(task.run_dir.relative_to(job.folder))
-    )
+        if runner.store is None or task.key is None:
+            first[name] = task
+        elif first.setdefault(task.key, task) is not task:
+            again.append(task)  # the same plan in other words: in the store by then
+    yield from runner.make([*first.values()])
+    yield from runner.make(again)
 
 
 @contextlib.contextmanager
-def _folder(job: SweepJob) -> Iterator[None]:
+def _folder(job: SweepJob, path: Path) -> Iterator[None]:
     """Make the sweep's folder and lock it for this process.
 
     Raises:
         UsageError: the folder has other content, or another memprof uses it.
         LaunchError: it cannot be made.
     """
-    path, request = job.folder, _request(job.plan, job.knobs)
-    held = path / REQUEST_FILE
+    held, request = path / REQUEST_FILE, _request(job.plan, job.knobs)
     try:
         path.mkdir(mode=DIR_MODE, parents=True, exist_ok=True)
         if not held.exists() and any(path.iterdir()):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from vllm_memprof.cli import share as module
 from vllm_memprof.cli.commands.plan import app
+from vllm_memprof.cli.plans import Asked
 from vllm_memprof.errors import UsageError
 from vllm_memprof.plans.share_file import Typed
 
@@ -20,8 +21,8 @@ A, B = Typed("m/a", ["-tp", "1"], []), Typed("m/b", ["--max-model-len", "4096"],
 def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def share(instances: list[Typed], own: Any, timeout: float, *rest: Any) -> int:
-        calls.append((module._from_file(instances), own, *rest))
+    def share(asked: Asked, instances: list[Typed], own: Any, timeout: float, *rest: Any) -> int:
+        calls.append((module._from_file(instances), own, *rest, asked))
         return 0
 
     monkeypatch.setattr(module, "share", share)
@@ -60,12 +61,12 @@ def test_a_want_is_that_of_its_instance_and_all_else_of_all(called: list[Any]) -
         "--beside 2GiB --headroom 1GiB --format json --share -- m/c"
     )
     run(*typed.split())
-    instances, _, beside, headroom, folder, format_name, *_ = called[0]
+    instances, _, beside, headroom, asked = called[0]
     assert [each.wants for each in instances] == [
         ["tokens=1", "kv-cache=1GiB"], ["concurrency=2"], [],
     ]  # fmt: skip
     assert [each.engine_args for each in instances] == [["-tp", "1"], [], []]
-    assert (beside, headroom, folder, format_name) == ("2GiB", "1GiB", None, "json")
+    assert (beside, headroom, asked.folder, asked.format_name) == ("2GiB", "1GiB", None, "json")
 
 
 def test_a_file_stands_for_the_instances(called: list[Any], tmp_path) -> None:

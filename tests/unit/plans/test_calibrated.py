@@ -17,9 +17,10 @@ from vllm_memprof.plans.calibrated import CalibratedJob, run_calibrated
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.hardware import Hardware
 from vllm_memprof.plans.plan_folder import row_of
-from vllm_memprof.plans.pool import PlanWatcher, Task
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.pool import Progress
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import Store
 from vllm_memprof.report.files import write_reports
 from vllm_memprof.sim.profiles import load_profile
@@ -31,13 +32,6 @@ PROFILE = load_profile("910b")
 MODEL = "Qwen/Qwen3-VL-8B-Instruct"
 
 
-class Silent:
-    def started(self, task: Task) -> None: ...
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None: ...
-    def ending(self, text: str) -> None: ...
-    def finished(self, place: int, row: PlanRow, how: str) -> None: ...
-
-
 class Recorded:
     """Answers each plan with a run that is recorded here; a number of plans fail."""
 
@@ -45,9 +39,7 @@ class Recorded:
         self.plans: list[Plan] = []
         self.failing = failing
 
-    def __call__(
-        self, tasks: Sequence[Task], watcher: PlanWatcher
-    ) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.plans.append(task.plan)
             if task.place in self.failing:
@@ -67,8 +59,8 @@ def run(
     tmp_path: Path, source: Hardware, pool: Recorded, store: Store | None = None, *args: str
 ) -> Calibrated:
     plan = Plan(MODEL, ["--tensor-parallel-size", "2", *args], own={"device": "sim:910b"})
-    job = CalibratedJob(plan, source, PROFILE, tmp_path / "out", ["memprof", "plan"], store)
-    return run_calibrated(job, pool, Silent())
+    job = CalibratedJob(plan, source, PROFILE, ["memprof", "plan"])
+    return run_calibrated(job, PlanRunner(tmp_path / "out", store=store, pool=pool))
 
 
 def test_the_command_of_the_log_is_planned_then_the_plan_on_both_profiles(tmp_path: Path) -> None:

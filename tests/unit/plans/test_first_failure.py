@@ -17,7 +17,7 @@ from vllm_memprof.accounting.model import (
     RunSummary,
     TermRow,
 )
-from vllm_memprof.plans.first_failure import TriedPlan, beyond
+from vllm_memprof.plans.first_failure import beyond
 from vllm_memprof.plans.wants import Miss
 
 GIB = 1 << 30
@@ -54,13 +54,12 @@ def report(*ranks: RankReport, status: str = "ok", findings: tuple[Finding, ...]
     return Report(replace(RUN, status=status), list(ranks), list(findings))
 
 
-ANSWER = TriedPlan("8", report(rank("TP0", GIB, 40 * GIB, 9 * GIB),
-                             rank("TP1", GIB, 40 * GIB, 3 * GIB)), [])  # fmt: skip
+ANSWER = report(rank("TP0", GIB, 40 * GIB, 9 * GIB), rank("TP1", GIB, 40 * GIB, 3 * GIB))
 
 
 def test_headroom_names_the_rank_with_the_least_and_the_owner_that_grew_most() -> None:
     failing = report(rank("TP0", GIB, 39 * GIB, 9 * GIB), rank("TP1", 3 * GIB, 39 * GIB, GIB))
-    found = beyond(TriedPlan("9", failing, [Miss("headroom", "headroom", GIB)]), ANSWER)
+    found = beyond("9", failing, [Miss("headroom", "headroom", GIB)], ANSWER)
     assert (found.value, found.kind, found.label, found.short_bytes) == ("9", "want", "TP1", GIB)
     assert found.text == "1.0000 GiB short; headroom"
     grown = {row.name: row.difference_bytes for row in found.owners}
@@ -84,7 +83,7 @@ def test_an_oom_is_short_of_what_was_asked_for_less_what_was_free(
     )  # fmt: skip
     failing = report(rank("TP0", GIB, 41 * GIB, 2 * GIB),
                      replace(rank("TP1", GIB, 41 * GIB, 2 * GIB), oom=oom), status="oom")  # fmt: skip
-    found = beyond(TriedPlan("9", failing, [Miss("ran out", "plan")]), ANSWER)
+    found = beyond("9", failing, [Miss("ran out", "plan")], ANSWER)
     assert (found.kind, found.label, found.phase, found.site) == (
         "oom", "TP1", "request", "linear.py:58",
     )  # fmt: skip
@@ -108,7 +107,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 ) -> None:
     said = Finding(finding, "error", 0, "TP0", "title", "evidence", size)
     failing = report(rank("TP0", GIB, 0, None), status="failed", findings=(said,))
-    found = beyond(TriedPlan("9", failing, [Miss("ValueError: no", "plan")]), None)
+    found = beyond("9", failing, [Miss("ValueError: no", "plan")], None)
     assert (found.kind, found.short_bytes, found.at_least) == (kind, short, at_least)
     assert found.text.endswith("ValueError: no")
     assert ("GiB short; " in found.text, "at least" in found.text) == (short is not None, at_least)
@@ -116,7 +115,7 @@ def test_a_refusal_lacks_what_its_finding_says(
 
 
 def test_a_plan_without_a_report_has_its_reason_alone() -> None:
-    found = beyond(TriedPlan("9", None, [Miss("unrecognized arguments: --x", "refused")]), ANSWER)
+    found = beyond("9", None, [Miss("unrecognized arguments: --x", "refused")], ANSWER)
     assert (found.kind, found.text, found.short_bytes) == (
         "failed", "unrecognized arguments: --x", None,
     )  # fmt: skip
@@ -135,7 +134,6 @@ def test_a_kv_cache_that_is_too_small_for_a_request_lacks_the_rest_of_it(
     refused = replace(refused, budget=replace(refused.budget, engine_kv_cache_bytes=32 << 20))
     served = rank("TP0", GIB, 640 << 20, 9 * GIB)
     kv = Kv(blocks=320, max_concurrency=10.0, bytes_per_block=per_block, planned_bytes=640 << 20)
-    answer = TriedPlan("8", report(replace(served, kv=kv)), [])
-    failing = TriedPlan("9", report(refused, status="failed"), [Miss(said, "room")])
-    found = beyond(failing, answer)
+    failing = report(refused, status="failed")
+    found = beyond("9", failing, [Miss(said, "room")], report(replace(served, kv=kv)))
     assert (found.kind, found.short_bytes, found.at_least) == ("kv-cache", short, at_least)

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 
-from vllm_memprof.cli.plans import PlainProgress
 from vllm_memprof.plans import share_starts
 from vllm_memprof.plans.pool import Interrupted
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import PlanRow
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.share_rows import Flags, InstanceStart
 from vllm_memprof.plans.share_starts import Instance, ShareJob, start_all
 from vllm_memprof.plans.wants import Want
@@ -30,12 +30,13 @@ class Pretended:
     fails: ClassVar[set[str]] = set()
     interrupts: ClassVar[set[str]] = set()
 
-    def __init__(self, plan: Plan, run_dir: Path, environ: dict[str, str]) -> None:
-        self.plan, self.run_dir, self.name = plan, run_dir, run_dir.name
-        self._holds = Path(environ[ENV_HOLD])
+    def __init__(self, task: Task) -> None:
+        assert task.environ is not None
+        self.task, self.name = task, task.run_dir.name
+        self._holds = Path(task.environ[ENV_HOLD])
         self._left = list(MOMENTS)
         self._ended = False
-        self.states.add(environ[ENV_STATE])
+        self.states.add(task.environ[ENV_STATE])
         self.log.append(f"{self.name} starts")
 
     def poll(self) -> bool:
@@ -57,6 +58,10 @@ class Pretended:
         self._ended = True
         self.log.append(f"{self.name} ends")
         return True
+
+    def wait(self) -> None:
+        while not self.poll():
+            pass
 
     def end(self, why: str) -> None:
         self._ended = True
@@ -84,8 +89,8 @@ def start(
     own = {"device": "sim:910b", "until": "ready"}
     instances = [Instance(name, Plan(f"m/{name}", [], own=own), list(wants)) for name in names]
     flags = [Flags(name, 0.5, 7) for name in names]
-    job = ShareJob(instances, 0, 0, folder, [])
-    return start_all(job, 0, flags, list(names), moment, PlainProgress(None))
+    job = ShareJob(instances, 0, 0, [])
+    return start_all(job, 0, flags, list(names), moment, PlanRunner(folder))
 
 
 def test_the_next_one_meets_a_neighbour_that_has_served(tmp_path: Path, log: list[str]) -> None:

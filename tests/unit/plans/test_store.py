@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vllm_memprof.plans import store as store_module
-from vllm_memprof.plans.plan_folder import is_complete, read_row, row_of, write_row
+from vllm_memprof.plans.plan_folder import read_row, row_of, write_row
 from vllm_memprof.plans.request import Plan
 from vllm_memprof.plans.rows import PlanRow, plan_row
 from vllm_memprof.plans.store import Store, key_of
@@ -144,8 +144,7 @@ def test_what_was_kept_is_taken_with_its_run(made: tuple[Path, PlanRow], tmp_pat
     assert found is not None
     assert found.cached
     assert replace(found, cached=False) == row
-    assert is_complete(target)
-    assert read_row(target) == ("k", found)
+    assert read_row(target) == ("k", found, True)
     assert to_json(build_run(target)) == to_json(build_run(run_dir))
     assert store.take(None, PLAN, tmp_path / "none") is None
 
@@ -162,7 +161,7 @@ def test_a_row_of_the_same_sources_is_not_read_from_its_record_again(
         read.append(plan)
         return replace(row, reason="read again")
 
-    monkeypatch.setattr("vllm_memprof.plans.plan_folder.row_of", again)
+    monkeypatch.setattr("vllm_memprof.plans.store.row_of", again)
     other = replace(PLAN, values={"max-num-seqs": "8"})
     found = store.take("k", other, tmp_path / "taken")
     assert found == replace(row, values=other.values, cached=True)
@@ -235,6 +234,7 @@ def test_which_failures_are_final(
     (made[0] / "run.json").write_text(
         json.dumps({**info, "status": status, "exit_code": 1, "exit_reason": reason})
     )
+    write_reports(build_run(made[0]), made[0])
     row = row_of(PLAN, made[0], exit_code=1)
     assert (row.status, row.reason, row.final) == (status, reason, kept)
 
@@ -254,7 +254,7 @@ def test_processes_that_keep_the_same_plan_leave_one_whole(
     code = (
         "import sys; from pathlib import Path; from vllm_memprof.plans.store import Store; "
         "from vllm_memprof.plans.plan_folder import read_row\n"
-        "run_dir = Path(sys.argv[1]); row = read_row(run_dir)[1]\n"
+        "run_dir = Path(sys.argv[1]); row = read_row(run_dir).row\n"
         "for number in range(10): Store(Path(sys.argv[2])).keep(f'k{number}', row, run_dir)"
     )
     command = [sys.executable, "-c", code, str(run_dir), str(tmp_path / "cache")]

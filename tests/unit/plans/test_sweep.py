@@ -13,10 +13,11 @@ import pytest
 
 from vllm_memprof.plans.fit import ASSUMED, UNORDERED, FitJob, run_fit
 from vllm_memprof.plans.knobs import SearchRequest, find_knob, parse_range
-from vllm_memprof.plans.plan_folder import is_complete, row_of
-from vllm_memprof.plans.pool import PlanWatcher, Task, default_jobs
-from vllm_memprof.plans.request import Plan
+from vllm_memprof.plans.plan_folder import read_row, row_of
+from vllm_memprof.plans.pool import Progress, Silent, default_jobs
+from vllm_memprof.plans.request import Plan, Task
 from vllm_memprof.plans.rows import Knob, PlanRow
+from vllm_memprof.plans.runner import PlanRunner
 from vllm_memprof.plans.store import Store
 from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over, run_sweep, split_values
 from vllm_memprof.plans.wants import parse_wants
@@ -27,20 +28,11 @@ DATA = Path(__file__).parents[2] / "data"
 PLAN = Plan("memprof/tiny", [], own={"device": "sim:910b"})
 
 
-class Quiet:
+class Quiet(Silent):
     """A progress that notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []
-
-    def started(self, task: Task) -> None:
-        pass
-
-    def running(self, tasks: Sequence[tuple[Task, float]]) -> None:
-        pass
-
-    def ending(self, text: str) -> None:
-        pass
 
     def finished(self, place: int, row: PlanRow, how: str) -> None:
         self.told.append((place, how))
@@ -52,9 +44,7 @@ class FakePool:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    def __call__(
-        self, tasks: Sequence[Task], watcher: PlanWatcher
-    ) -> Iterator[tuple[Task, PlanRow]]:
+    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             self.made.append(task.plan.title)
             shutil.copytree(DATA / "plan_tp2", task.run_dir)
@@ -83,9 +73,9 @@ def test_short_names_and_underscores() -> None:
     ]
 
 
-def test_all_combinations_the_last_option_fastest(tmp_path: Path) -> None:
+def test_all_combinations_the_last_option_fastest() -> None:
     knobs = [Knob("device", ["sim:910b", "sim:a3"]), Knob("enforce-eager", ["true", "false"])]
-    job = SweepJob(Plan("m", ["--seed", "1"]), knobs, tmp_path, [])
+    job = SweepJob(Plan("m", ["--seed", "1"]), knobs, [])
     assert [(plan.own, plan.engine_args) for plan in job.plans] == [
         ({"device": "sim:910b"}, ["--seed", "1", "--enforce-eager"]),
         ({"device": "sim:910b"}, ["--seed", "1", "--no-enforce-eager"]),
@@ -107,31 +97,28 @@ def test_plans_that_are_the_same_are_made_once(tmp_path: Path) -> None:
         Knob("max-model-len", ["4096"]),
         Knob("cc", ['{"a": 1,"b":2}', '{"b":2,"a":1}', '{"a":2}']),
     ]
-    job = SweepJob(PLAN, knobs, tmp_path / "sweep", [], Store(tmp_path / "cache"))
-    pool, progress = FakePool(), Quiet()
-    found = run_sweep(job, pool, progress)
+    job, pool, progress = SweepJob(PLAN, knobs, []), FakePool(), Quiet()
+    store = Store(tmp_path / "cache")
+    found = run_sweep(job, PlanRunner(tmp_path / "sweep", progress, store, pool))
     assert len(pool.made) == 2
     assert [row.cached for row in found.rows] == [False, True, False]
     assert sorted(progress.told) == [(0, "made"), (1, "cached"), (2, "made")]
-    assert all(is_complete(tmp_path / "sweep" / str(row.run)) for row in found.rows)
+    assert all(read_row(tmp_path / "sweep" / str(row.run)) for row in found.rows)
     assert [row.values for row in found.rows] == [plan.values for plan in job.plans]
 
-    elsewhere = SweepJob(PLAN, knobs, tmp_path / "elsewhere", [], Store(tmp_path / "cache"))
-    again = run_sweep(elsewhere, pool, Quiet())
+    again = run_sweep(job, PlanRunner(tmp_path / "elsewhere", Quiet(), store, pool))
     assert len(pool.made) == 2  # all from the cache
     assert [row.tokens for row in again.rows] == [row.tokens for row in found.rows]
-    without = SweepJob(PLAN, knobs, tmp_path / "without", [], store=None)
-    run_sweep(without, pool, Quiet())
+    run_sweep(job, PlanRunner(tmp_path / "without", pool=pool))
     assert len(pool.made) == 5
 
 
 def test_half_a_folder_is_made_again(tmp_path: Path) -> None:
-    job = SweepJob(PLAN, [Knob("max-num-seqs", ["8", "9"])], tmp_path, [])
-    pool = FakePool()
-    _, second = run_sweep(job, pool, Quiet()).rows
+    job, pool = SweepJob(PLAN, [Knob("max-num-seqs", ["8", "9"])], []), FakePool()
+    _, second = run_sweep(job, PlanRunner(tmp_path, pool=pool)).rows
     (tmp_path / str(second.run) / "plan.json").unlink()
     progress = Quiet()
-    run_sweep(job, pool, progress)
+    run_sweep(job, PlanRunner(tmp_path, progress, pool=pool))
     assert sorted(progress.told) == [(0, "there already"), (1, "made")]
     assert len(pool.made) == 3
 
@@ -164,7 +151,7 @@ def test_jobs_follow_the_cores_and_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
 def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str], bool]:
     """A search of max-num-seqs over plans that hold as told."""
 
-    def pool(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
+    def pool(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
         for task in tasks:
             good = holds[int(task.plan.values["max-num-seqs"])]
             yield (
@@ -181,8 +168,8 @@ def fitted(tmp_path: Path, holds: dict[int, bool]) -> tuple[str | None, list[str
     low, high = parse_range(f"{min(holds)}:{max(holds)}")
     wants = parse_wants(["tokens=50"], None)
     space = knob.values(SearchRequest(None, low, high, low))
-    job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
-    found = run_fit(job, pool, Quiet())
+    job = FitJob(Plan("m", []), knob, space, wants, [])
+    found = run_fit(job, PlanRunner(tmp_path, pool=pool))
     assert all(each.holds == holds[int(each.value)] for each in found.tries)
     return found.answer, found.notes, found.ordered
 
@@ -206,7 +193,7 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
     spare = {1: 100, 2: 60, 3: 80, 4: 45, 5: 10, 6: 0, 7: 0, 8: 0}
 
     def notes_with(headroom: int) -> tuple[str | None, str]:
-        def pool(tasks: Sequence[Task], watcher: PlanWatcher) -> Iterator[tuple[Task, PlanRow]]:
+        def pool(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[Task, PlanRow]]:
             for task in tasks:
                 size = spare[int(task.plan.values["max-num-seqs"])]
                 yield task, PlanRow(dict(task.plan.values), "ok", spare_bytes=size)
@@ -214,8 +201,8 @@ def test_a_figure_that_is_not_even_is_said_where_the_next_value_is_that_close(
         knob = find_knob("max-num-seqs")
         space = knob.values(SearchRequest(None, *parse_range("1:8"), Decimal(1)))
         wants = parse_wants([], str(headroom))
-        job = FitJob(Plan("m", []), knob, space, wants, tmp_path, [])
-        found = run_fit(job, pool, Quiet())
+        job = FitJob(Plan("m", []), knob, space, wants, [])
+        found = run_fit(job, PlanRunner(tmp_path, pool=pool))
         assert found.ordered
         return found.answer, " ".join(found.notes)
 

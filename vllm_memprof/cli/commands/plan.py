@@ -11,7 +11,8 @@ from vllm_memprof.cli import fit as search
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli import share as division
 from vllm_memprof.cli.arguments import ENGINE_ARGS
-from vllm_memprof.cli.show import Lang
+from vllm_memprof.cli.plans import FORMATS, Asked
+from vllm_memprof.cli.show import Lang, check_format, command_app
 from vllm_memprof.errors import UsageError
 
 Ranks = Annotated[
@@ -34,8 +35,6 @@ Until = Annotated[
 Rank = Annotated[
     int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
 ]
-
-app = typer.Typer(**shared.APP_SETTINGS)
 
 
 def require_plan(engine: str) -> None:
@@ -101,7 +100,6 @@ def require_one_question(given: dict[str, object], engine: str) -> str | None:
     return question
 
 
-@app.command(cls=division.PlanCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
     model: shared.Model,
@@ -168,36 +166,27 @@ def plan(
         },
         engine,
     )  # fmt: skip
+    if question is not None:
+        check_format(format_name, lang=lang, formats=FORMATS)
+    many = Asked(run_dir, format_name, lang, quiet, not no_cache)
+    own: dict[str, object] = {"device": device, "stack": stack, "python": python}
     if question == "--share":
-        shared_by_all: dict[str, object] = {"device": device, "stack": stack, "python": python}
-        status = division.share(
-            ctx.meta[division.INSTANCES], shared_by_all, startup_timeout, beside, headroom,
-            run_dir, format_name, lang, quiet, not no_cache,
-        )  # fmt: skip
-        raise typer.Exit(status)
+        instances = ctx.meta[division.INSTANCES]
+        raise typer.Exit(division.share(many, instances, own, startup_timeout, beside, headroom))
     until = until or (READY if question == "--fit" and ranks != "edges" else KV)
-    request = shared.request(
-        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
-        sample="1" if until == READY else None,
-    )  # fmt: skip
+    sample = "1" if until == READY else None
+    request = shared.request("plan", ctx, run_dir=run_dir, until=until, sample=sample)
     if question is None:
         raise typer.Exit(shared.run(request, format_name, lang))
     from vllm_memprof.plans.request import Plan
 
-    own: dict[str, object] = {
-        "device": device, "stack": stack, "python": python, "ranks": ranks, "rank": rank,
-        "until": until,
-    }  # fmt: skip
-    asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], {"engine": engine, **own}, startup_timeout)
+    own |= {"engine": engine, "ranks": ranks, "rank": rank, "until": until}
+    asked = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     if fit is not None:
-        status = search.fit(
-            asked, fit, want or [], headroom, between, step, goal,
-            run_dir, format_name, lang, quiet, not no_cache,
-        )  # fmt: skip
+        status = search.fit(many, asked, fit, want or [], headroom, between, step, goal)
     else:
-        assert calibrate is not None
-        status = hardware.calibrated(
-            asked, calibrate, run_dir, format_name, lang, quiet, not no_cache
-        )
+        status = hardware.calibrated(many, asked, calibrate or "")
     raise typer.Exit(status)
+
+
+app = command_app(plan, cls=division.PlanCommand, epilog=shared.EPILOG)

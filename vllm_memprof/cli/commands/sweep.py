@@ -13,19 +13,18 @@ from vllm_memprof.cli import plans as shared
 from vllm_memprof.cli import run as engine
 from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.commands.plan import require_plan
-from vllm_memprof.cli.fit import check_setup
-from vllm_memprof.cli.show import Lang, check_format
+from vllm_memprof.cli.fit import NoCache
+from vllm_memprof.cli.plans import check_setup
+from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 
 if TYPE_CHECKING:
-    from vllm_memprof.plans.pool import PlanWatcher, Task
+    from vllm_memprof.plans.pool import Progress
+    from vllm_memprof.plans.request import Task
     from vllm_memprof.plans.rows import PlanRow
-    from vllm_memprof.plans.sweep import SweepJob
 
-app = typer.Typer(**engine.APP_SETTINGS)
-
-FORMATS = ("table", "markdown", "json", "csv")
+FORMATS = (*shared.FORMATS, "csv")
 #: Exit status: every plan has its row, and none of them started.
 NONE_STARTED = 1
 
@@ -40,7 +39,6 @@ class SweepCommand(EngineCommand):
         )
 
 
-@app.command(cls=SweepCommand, epilog=engine.EPILOG)
 def sweep(
     ctx: typer.Context,
     model: engine.Model,
@@ -96,10 +94,7 @@ def sweep(
     until: Annotated[
         str, typer.Option("--until", metavar="U", help="Where to stop, as for memprof plan.")
     ] = "kv",
-    no_cache: Annotated[
-        bool,
-        typer.Option("--no-cache", help="Do not read or write the cache of plans."),
-    ] = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Plan every combination of some options' values, and show the plans side by side.
 
@@ -116,11 +111,14 @@ def sweep(
     from vllm_memprof.engines import engine_row
     from vllm_memprof.engines.base import refuse
     from vllm_memprof.launch.request import UNTIL
-    from vllm_memprof.plans.pool import Interrupted
+    from vllm_memprof.plans.on_ray import require_ray, run_on_ray
+    from vllm_memprof.plans.pool import default_jobs, run_here
     from vllm_memprof.plans.request import Plan
+    from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.store import Store
     from vllm_memprof.plans.sweep import SweepJob, default_folder, parse_over
     from vllm_memprof.redact import redact_command
+    from vllm_memprof.report.results import render_sweep_csv
 
     check_format(format_name, lang=lang, formats=FORMATS)
     if jobs is not None and jobs < 1:
@@ -137,63 +135,32 @@ def sweep(
     }  # fmt: skip
     plan = Plan.asked(model, ctx.meta[ENGINE_ARGS], own, startup_timeout)
     folder = (default_folder(plan, knobs) if output is None else output.expanduser()).absolute()
-    command = redact_command(["memprof", *sys.argv[1:]])
-    job = SweepJob(plan, knobs, folder, command, None if no_cache else Store())
+    job = SweepJob(plan, knobs, redact_command(["memprof", *sys.argv[1:]]))
     if ray is None:
         check_setup(job.plans[0])
     elif not all(each.shares_nothing for each in job.plans):
         hint = "--device sim:910b, or leave --ray out: real devices take one plan at a time"
         raise UsageError("--ray makes plans on simulated devices", hint=hint)
-    progress = shared.progress(len(job.plans), quiet)
-    pool = _Pool(job, jobs, ray)
-    try:
-        found, written = make_sweep(job, pool, progress, lang)
-    except Interrupted as error:
-        progress.close()
-        if error.sweep is not None:
-            done, all_of = len(error.sweep.rows), len(job.plans)
-            print(
-                f"memprof: {error}: {done} of {all_of} plans are made; the same command continues",
-                file=sys.stderr,
-            )
-        raise typer.Exit(128 + error.number) from None
-    finally:
-        progress.close()
-    if format_name == "csv":
-        from vllm_memprof.report.results import render_sweep_csv
+    else:
+        require_ray()
 
+    def pool(tasks: Sequence[Task], watcher: Progress) -> Iterator[tuple[Task, PlanRow]]:
+        if ray is not None:  # started only if a plan has to be made
+            return run_on_ray(tasks, watcher, ray, jobs)
+        return run_here(tasks, watcher, jobs or default_jobs([task.plan for task in tasks]))
+
+    store = None if no_cache else Store()
+    with shared.progress(len(job.plans), quiet, "; the same command continues") as shown:
+        found, written = make_sweep(job, PlanRunner(folder, shown, store, pool), lang)
+    if format_name == "csv":
         sys.stdout.write(render_sweep_csv(found))
     else:
-        shared.print_plans(found, format_name, lang)
+        write_result(found, format_name, lang=lang)
     print(
-        f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}",
-        file=sys.stderr,
+        f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}", file=sys.stderr
     )
     if not any(row.ok for row in found.rows):
         raise typer.Exit(NONE_STARTED)
 
 
-class _Pool:
-    """Run plans on this machine, or on Ray, which is started only if a plan has to be made."""
-
-    def __init__(self, job: SweepJob, jobs: int | None, ray: str | None) -> None:
-        self._job = job
-        self._jobs = jobs
-        self._ray = ray
-        if ray is not None:
-            from vllm_memprof.plans.on_ray import require_ray
-
-            require_ray()
-
-    def __call__(
-        self, tasks: Sequence[Task], watcher: PlanWatcher
-    ) -> Iterator[tuple[Task, PlanRow]]:
-        if not tasks:
-            return iter(())
-        if self._ray is not None:
-            from vllm_memprof.plans.on_ray import run_on_ray
-
-            return run_on_ray(tasks, watcher, self._ray, self._jobs)
-        from vllm_memprof.plans.pool import default_jobs, run_here
-
-        return run_here(tasks, watcher, self._jobs or default_jobs([task.plan for task in tasks]))
+app = command_app(sweep, cls=SweepCommand, epilog=engine.EPILOG)
