@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_memprof.errors import UsageError
-from vllm_memprof.options import Option, Size
+from vllm_memprof.options import DeviceFactor, Option
 from vllm_memprof.text import Text
 
 
@@ -93,7 +93,7 @@ class EngineRow:
     #: output of the scheduler tells them.
     failed_requests: str | None = None
     #: Options whose values multiply to the number of devices of a plan.
-    devices: tuple[Size, ...] = ()
+    devices: tuple[DeviceFactor, ...] = ()
     set_up: tuple[Option, ...] = ()  # what the set-up of a run is read from, in a log too
     part: tuple[Option, ...] = ()  # what says which part of a deployment a host is
     #: A host of a deployment that has no API server prints no ``ready_line``: what it prints of its

@@ -220,6 +220,11 @@ class StartSorter:
         self._document = Config()  # of the whole log, as far as nothing else is said
         self._tracebacks = Tracebacks()
 
+    @property
+    def config(self) -> Config:
+        """Return what is known of a start without figures."""
+        return self._pending or self._document
+
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
         for line in lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_memprof.engines.base import Arguments, EngineRow
-from vllm_memprof.options import Option, Size
+from vllm_memprof.options import DeviceFactor, Option
 from vllm_memprof.text import text
 
 _FOLDER = "tests.support.toy_engine"
@@ -34,7 +34,7 @@ ROW = EngineRow(
         graph_sizes="--toy-graphs",
         share_of_total=False,
     ),
-    devices=(Size(("--toy-ranks",)),),
+    devices=(DeviceFactor(("--toy-ranks",)),),
     set_up=(Option("model"), Option("toy-share", float)),
     phases=("device_init", "weight_load", "kv_cache_alloc", "request"),
     profiles=False,
