@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from vllm_memprof.accounting.trend import Verdict
+from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.failures import StepReading as StepReading
@@ -906,6 +907,8 @@ class Report:
     ranks: list[RankReport]
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
+    #: What failed first, by the log; None: nothing, or the run has no log.
+    failure: NamedFailure | None = None
     #: Resident host memory of each process while it served, where the run was sampled.
     growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: With --trace-allocations: lines of code whose memory stayed.

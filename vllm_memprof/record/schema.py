@@ -404,7 +404,7 @@ class Snapshot:
     components: dict[str, dict[str, int]] | None = (
         None  # aclrtGetMemUsageInfo, this process: module -> {"bytes", "peak_bytes"}
     )
-    npu_workspace_streams: dict[str, int] | None = None  # by the stream's number
+    npu_workspace_streams: dict[str, int] | None = None  # stream, as a number -> bytes
     other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
 
 
