@@ -30,6 +30,8 @@ OPEN_TO_ALL = {
     "units",
     "text",
     "version",
+    "document",
+    "tables",
 }
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
@@ -43,6 +45,8 @@ MAY_IMPORT = {
     "units": set(),
     "text": set(),
     "version": set(),
+    "document": set(),
+    "tables": set(),
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),

@@ -389,6 +389,11 @@ class Kv:
     draft_bytes: int | None = field(default=None, metadata={"json": OPTIONAL})
     draft_layers: int | None = field(default=None, metadata={"json": OPTIONAL})
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it is the engine's plan; else what a log prints of it."""
+        return bool(self.groups) or self.planned_bytes is not None
+
 
 @dataclass(frozen=True)
 class Oom:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     CODE,
     TOTAL,
@@ -20,8 +20,8 @@ from vllm_memprof.report.document import (
 )
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.starts import starts_section
+from vllm_memprof.tables import fold
 from vllm_memprof.text import text
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.

@@ -166,6 +166,6 @@ def test_a_figure_that_the_grant_follows_is_seen_by_the_audit_alone(name: str) -
 def granted(run: Run) -> int:
     first = workers(run)[0]
     row = next(row for row in EQUATIONS if row.id == "E4" and "0.23.0" in row.read_in)
-    result = evaluate(row, engine_figures(first, "hooks", False, row)).kv_cache_bytes
+    result = evaluate(row, engine_figures(first, False, row)).kv_cache_bytes
     assert result is not None
     return result

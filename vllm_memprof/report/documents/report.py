@@ -7,13 +7,14 @@ from dataclasses import replace
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.record.spans import MODELLED, last_of
-from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import STATUS_WORDS, UNKNOWN, fold, labels_of, least_grant
+from vllm_memprof.report.sections.base import least_grant
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
 from vllm_memprof.report.sections.findings import finding_views
+from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, fold, labels_of
 from vllm_memprof.text import Text, join, text
 
 #: Verdicts on a device, the gravest last.
