@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Hook
 
 Wrap = Callable[[Hook, Callable[..., Any]], Callable[..., Any]]
@@ -52,8 +53,8 @@ class Binding:
         self.detail: str | None = None
 
     def resolve_owner(self) -> Any:
-        first: Any = sys.modules.get(self.module_name)
-        return functools.reduce(lambda owner, name: getattr(owner, name, None), self.parents, first)
+        module = sys.modules.get(self.module_name)
+        return reach(module, ".".join(self.parents)) if self.parents else module
 
     def bind(self, wrap: Wrap, owner: Any = None) -> None:
         """Wrap the attribute where it is defined; a second call does nothing."""
@@ -123,7 +124,7 @@ class Binder(importlib.abc.MetaPathFinder):
         """Bind what is loaded, watch for the rest."""
         for name in self._watched:
             module = sys.modules.get(name)
-            initialising = getattr(getattr(module, "__spec__", None), "_initializing", False)
+            initialising = reach(module, "__spec__._initializing")
             if module is not None and not initialising:
                 self._bind_module(name)
         sys.meta_path.insert(0, self)

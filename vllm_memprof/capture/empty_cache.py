@@ -17,6 +17,7 @@ import time
 import weakref
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import call_chain, find_site, in_step
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.probe import runtime_of
@@ -88,9 +89,7 @@ def running_requests(recorder: Recorder) -> int | None:
     the runner with the next schedule, which vLLM sends also when nothing else is to be done.
     """
     for path in _REQUESTS:
-        held = worker_of(recorder)
-        for name in path.split("."):
-            held = getattr(held, name, None)
+        held = reach(worker_of(recorder), path)
         if hasattr(held, "__len__"):
             return len(held)
     return None

@@ -19,6 +19,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.callsite import chain_of, is_left_out, outwards, site_of
 from vllm_memprof.capture.empty_cache import worker_of
 from vllm_memprof.capture.hook import Call
@@ -148,11 +149,11 @@ def _requests(recorder: Recorder, frames: Sequence[FrameType]) -> list[dict[str,
     if (scheduled := next(has, None)) is None:
         module, _, name = (ENGINES[recorder.engine].failed_requests or "").partition(":")
         return getattr(import_module(module), name)(frames) if module else None
-    runner = getattr(worker_of(recorder), "model_runner", None)
-    states: Any = getattr(runner, "requests", None)
+    runner = reach(worker_of(recorder), "model_runner")
+    states: Any = reach(runner, "requests")
     states = states if isinstance(states, Mapping) else {}
     encoded = getattr(scheduled, "scheduled_encoder_inputs", None) or {}
-    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    config = reach(runner, "model_config.hf_config")
     found: list[dict[str, object]] = []
     for name, tokens in list(scheduled.num_scheduled_tokens.items())[:MOST_REQUESTS]:
         state = states.get(name)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
+
 Item = dict[str, object]
 Size = tuple["list[int] | None", "int | None"]  # width and height; frames
 
@@ -71,7 +73,7 @@ def _get(data: Any, key: str) -> Any:
 
 def _rows(value: Any) -> list[list[int]]:
     """Return a small host tensor as rows of integers; none where it lies on a device."""
-    if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+    if reach(value, "device.type") not in (None, "cpu"):
         return []
     rows = value.tolist() if hasattr(value, "tolist") else list(value)
     if rows and not isinstance(rows[0], (list, tuple)):

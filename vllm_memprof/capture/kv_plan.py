@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.versions import in_range
 
 #: One layer type of a KV cache group: type (class of the engine's spec), layers, block_size (in
-#: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: does not grow
-#: with tokens), dtype, layout.
+#: tokens), page_size_bytes (one block of one layer), bytes_per_token (all these layers; None: it
+#: does not grow with tokens), dtype, layout.
 Group = dict[str, Any]
 
 
@@ -35,17 +36,16 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     blocks = min(int(config.num_blocks) for config in configs)
     block_size = min((group["block_size"] for group in groups), default=None)
     shared_by = context_parallel(vllm_config)
-    rule = tokens_rule(getattr(sys.modules.get("vllm.version"), "__version__", None))
+    rule = tokens_rule(reach(sys.modules.get("vllm.version"), "__version__"))
     tokens = None
     if rule == "blocks" and block_size is not None:
         tokens = blocks // len(first.kv_cache_groups) * block_size * shared_by
     elif rule == "concurrency" and concurrency is not None:
         tokens = int(concurrency * max_model_len)
     cache = vllm_config.cache_config
-    step_tokens = getattr(vllm_config, "max_in_flight_tokens", None)
+    step_tokens = reach(vllm_config, "max_in_flight_tokens")
     if step_tokens is None:
-        scheduler = getattr(vllm_config, "scheduler_config", None)
-        step_tokens = getattr(scheduler, "max_num_batched_tokens", None)
+        step_tokens = reach(vllm_config, "scheduler_config.max_num_batched_tokens")
     return {
         "blocks": blocks,
         "block_size": block_size,
@@ -207,7 +207,7 @@ def layout(spec: Any) -> dict[str, int | str]:
         for name in _LAYOUT
         if isinstance(value := getattr(spec, name, None), (int, str))
     }
-    size = getattr(getattr(spec, "dtype", None), "itemsize", None)
+    size = reach(spec, "dtype.itemsize")
     if isinstance(size, int):
         found["dtype_bytes"] = size
     mode = getattr(spec, "kv_quant_mode", None)

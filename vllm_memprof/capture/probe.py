@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.components import Counters
 from vllm_memprof.capture.neighbours import Neighbours
 from vllm_memprof.capture.segments import divide, pools_of
@@ -127,8 +128,7 @@ def detect_backend() -> Backend | None:
     """Return the backend of this process by its imports; None where torch has only CPUs."""
     if "torch_npu" in sys.modules:
         return BACKENDS["npu"]
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(getattr(torch, "version", None), "cuda", None):
+    if reach(sys.modules.get("torch"), "version.cuda"):
         return BACKENDS["cuda"]
     return None
 

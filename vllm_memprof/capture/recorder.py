@@ -11,7 +11,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from vllm_memprof.capture.allocations import Tracer
 from vllm_memprof.capture.probe import Probe
@@ -25,9 +25,6 @@ from vllm_memprof.record.schema import (
     ENV_TRACE_ALLOCATIONS,
     FIGURES,
 )
-
-if TYPE_CHECKING:
-    from vllm_memprof.capture.observer import Observer
 
 #: From the least to the most telling: a process that is several of these is named by the last one.
 #: A worker that lives in the engine core (TP=1), or in the caller's process, has the role worker.
@@ -80,6 +77,17 @@ class ProcessNotes:
     mm_pools: bool = False  # other processes put multimodal input on the device, too (SGLang)
 
 
+class HooksInForce(Protocol):
+    """The part of the observer that an action may call (see observer.py)."""
+
+    def bind_instance(self, instance: object | None) -> None: ...
+    def bind_model(self, runner: object | None) -> None: ...
+    def release(self, moment: str) -> None: ...
+    def self_check(self, moment: str) -> None: ...
+    def observe_oom(self) -> None: ...
+    def is_bound(self, hook_id: str) -> bool: ...
+
+
 class Recorder:
     """Records one process.
 
@@ -87,7 +95,7 @@ class Recorder:
         run_dir: the run folder.
     """
 
-    hooks: Observer  # set by the observer
+    hooks: HooksInForce  # set by the observer
     engine = "vllm"  # of ``engines.ENGINES``; set by the observer
 
     def __init__(self, run_dir: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_memprof.capture import items as mm_items
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.probe import Backend, HostMemory, Probe
 from vllm_memprof.capture.sample_files import SampleFiles
 from vllm_memprof.capture.writer import EventWriter
@@ -226,10 +227,8 @@ class Sampler:
         """Keep the largest that is known of the time since ``before``."""
         most = now.allocated
         if before is not None:
-            if now.allocated_peak > before.allocated_peak:
-                most = now.allocated_peak
-            elif before.allocated > most:
-                most = before.allocated
+            rose = now.allocated_peak > before.allocated_peak
+            most = now.allocated_peak if rose else max(most, before.allocated)
         self._peaks.add(self.step, most, stage)
 
     # --- steps of a worker
@@ -243,8 +242,7 @@ class Sampler:
             self._end_step()
         if self._cache is None:
             self._cache = _cache_of(runner)
-            config = getattr(runner, "model_config", None)
-            self.config = getattr(config, "hf_config", None)
+            self.config = reach(runner, "model_config.hf_config")
         new, finished = output.scheduled_new_reqs, output.finished_req_ids
         now = self._last
         if new or finished or now is None:
@@ -499,8 +497,8 @@ class Sampler:
         cache = self._cache
         if cache is None or self._output is None:
             return
-        states = getattr(self._runner, "requests", None) or {}
-        of_cache = getattr(getattr(self._runner, "encoder_cache", None), "mm_features", None) or {}
+        states = reach(self._runner, "requests") or {}
+        of_cache = reach(self._runner, "encoder_cache.mm_features") or {}
         items = []
         for name, inputs in (self._output.scheduled_encoder_inputs or {}).items():
             state = states.get(name) if hasattr(states, "get") else None
@@ -580,7 +578,7 @@ class Sampler:
         if not self.every.is_due(self._core_since, self._core_sampled_ns):
             return
         now_ns = time.monotonic_ns()
-        pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
+        pool = reach(scheduler, "kv_cache_manager.block_pool")
         used = total = None
         if pool is not None:
             total = pool.num_gpu_blocks - 1
@@ -613,7 +611,7 @@ class Sampler:
                 "t_ns": time.monotonic_ns(),
                 "edge": "begin",
                 "id": written,
-                "prompt_tokens": getattr(request, "num_prompt_tokens", None),
+                "prompt_tokens": reach(request, "num_prompt_tokens"),
                 "images": mm_items.images(items),
                 "items": items,
             },
@@ -629,8 +627,8 @@ class Sampler:
                 "t_ns": time.monotonic_ns(),
                 "edge": "end",
                 "id": written,
-                "output_tokens": getattr(request, "num_output_tokens", None),
-                "reason": getattr(getattr(request, "status", None), "name", None),
+                "output_tokens": reach(request, "num_output_tokens"),
+                "reason": reach(request, "status.name"),
             },
         )
         for call in self.on_core_request_end:
