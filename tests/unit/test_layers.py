@@ -50,7 +50,8 @@ MAY_IMPORT = {
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
-    "logs": {"record", "engines"},
+    "causes": {"record"},
+    "logs": {"record", "engines", "causes"},
     "accounting": {"record", "engines"},
     "compare": {"accounting", "record", "engines"},
     "check": {"accounting", "compare", "record"},
@@ -116,6 +117,7 @@ ONLY = {
 NOT_AT_MODULE_LEVEL = {
     "capture": {"torch", "torch_npu", "vllm", "vllm_ascend"},
     "record": {"torch", "vllm", "rich", "typer"},
+    "causes": {"torch", "vllm", "rich", "typer", "pandas"},
     "logs": {"torch", "vllm", "rich", "typer"},
     "accounting": {"torch", "vllm", "rich", "typer"},
     "compare": {"torch", "vllm", "rich", "typer"},

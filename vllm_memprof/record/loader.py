@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
 from vllm_memprof.record.allocations import AllocationTrace
+from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_event, from_json
 from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event, parse_events
@@ -142,6 +143,8 @@ class Run:
     #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
     #: named none -> name of ``schema.KV_PLAN`` -> value.
     printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
+    #: What its log says of its failure, where it has one.
+    failure: NamedFailure | None = None
     #: Of a deployment: the runs of all hosts of its group as one; None: this run is the whole.
     group: Run | None = field(default=None, repr=False)
     #: Of such a whole: the runs that it is made of.
