@@ -22,6 +22,7 @@ import os
 import sys
 from typing import Any
 
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import OpenPhase, Recorder
 from vllm_memprof.engines import ENGINES
@@ -76,9 +77,8 @@ def on_device(group: Any, arguments: tuple[Any, ...]) -> bool:
     for argument in arguments:
         while isinstance(argument, (list, tuple)) and argument:
             argument = argument[0]
-        device = getattr(argument, "device", None)
-        if hasattr(device, "type"):
-            return bool(device.type != "cpu")
+        if (kind := reach(argument, "device.type")) is not None:
+            return bool(kind != "cpu")
     return str(group.name()) not in _HOST_BACKENDS
 
 
