@@ -75,8 +75,8 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
 
 def specs_of(group: Any) -> dict[str, Any]:
     """Return the spec of each layer of a group, which may hold layers of several page sizes."""
-    members = reach(group, "kv_cache_spec.kv_cache_specs") or {}
-    return {name: members.get(name, group.kv_cache_spec) for name in group.layer_names}
+    members = reach(group, "kv_cache_spec.kv_cache_specs")
+    return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
 
 
 def layer_bytes(config: Any) -> dict[str, int | None]:
