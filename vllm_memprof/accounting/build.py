@@ -72,6 +72,7 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
+        failure=run.failure,
         growth=host_growth(run),
         allocations=traced(run),
     )
