@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import cast
 
 from vllm_memprof.accounting import equations, infer_equation
-from vllm_memprof.accounting.allocation_sites import traced
 from vllm_memprof.accounting.budgets import equation_budget, fit_device
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
@@ -39,7 +38,7 @@ from vllm_memprof.accounting.readings import (
 )
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
-from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
+from vllm_memprof.accounting.serving_growth import device_growth, host_growth, traced, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
 from vllm_memprof.engines.equation import Equation

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from vllm_memprof.accounting.counters import counter
 from vllm_memprof.accounting.kv import worth_in_tokens
-from vllm_memprof.accounting.model import Kv
-from vllm_memprof.accounting.reclaim import (
+from vllm_memprof.accounting.model import (
     ENGINE,
     MEMPROF,
     Cycle,
     EmptyCacheCall,
+    Kv,
     OwnCall,
     ReclaimSummary,
 )
