@@ -98,7 +98,7 @@ def share(
     """
     from vllm_memprof.plans.request import Plan
     from vllm_memprof.plans.share_starts import Instance, ShareJob, check, run_share
-    from vllm_memprof.plans.wants import lengths, parse_wants
+    from vllm_memprof.plans.wants import lengths, parse_wants, size_option
 
     found = []
     for number, typed in enumerate(_from_file(instances)):
@@ -106,7 +106,7 @@ def share(
         own_options = {**own, "until": "ready"}
         plan = Plan.asked(typed.model, typed.engine_args, own_options, timeout_s)
         found.append(Instance(_name(number), replace(plan, lengths=lengths(wants)), wants))
-    held, kept = _size("--beside", beside), _size("--headroom", headroom)
+    held, kept = size_option("--beside", beside or "0"), size_option("--headroom", headroom or "0")
     check(found, held)
     check_setup(found[0].plan)
     names = "-".join(each.plan.model.rstrip("/").rpartition("/")[2] for each in found)
@@ -137,14 +137,3 @@ def _name(number: int) -> str:
     """Return A, B, ... Z, A1, B1, ..."""
     letter = chr(ord("A") + number % 26)
     return letter if number < 26 else f"{letter}{number // 26}"
-
-
-def _size(option: str, text: str | None) -> int:
-    from vllm_memprof.units import parse_size
-
-    if text is None:
-        return 0
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}", hint=f"e.g. {option} 20GiB") from error
