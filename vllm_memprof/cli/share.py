@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_memprof.cli.arguments import EngineCommand, OwnOption, split_arguments
+from vllm_memprof.cli.arguments import EngineCommand
 from vllm_memprof.cli.plans import Asked, check_setup
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
@@ -60,14 +60,9 @@ class PlanCommand(EngineCommand):
                 groups.append([])
             else:
                 groups[-1].append(token)
-        options = [
-            OwnOption((*param.opts, *param.secondary_opts), not getattr(param, "is_flag", False))
-            for param in self.get_params(ctx)
-            if param.param_type_name == "option"
-        ]
         own, instances = list[str](), list[Typed]()
         for number, group in enumerate(groups):
-            split = split_arguments(group, options)
+            split = self.split(ctx, group)
             wants = [token for token in split.own if token.startswith("--want=")]
             own += [token for token in split.own if token not in wants]
             if split.model is not None:
