@@ -21,124 +21,31 @@ from typing import Any
 REDACTED = "***"
 
 #: A name is secret when it ends with one of these, whatever joins the words.
-_SECRET_ENDINGS = (
-    "apikey",
-    "apikeys",
-    "accesskey",
-    "accesskeys",
-    "accesskeyid",
-    "accountkey",
-    "appkey",
-    "authkey",
-    "encryptionkey",
-    "licensekey",
-    "masterkey",
-    "privatekey",
-    "secretkey",
-    "secretid",
-    "sharedkey",
-    "signingkey",
-    "sshkey",
-    "subscriptionkey",
-    "token",
-    "apitokens",
-    "accesstokens",
-    "authtokens",
-    "hftokens",
-    "secret",
-    "secrets",
-    "password",
-    "passwords",
-    "passwd",
-    "passphrase",
-    "credential",
-    "credentials",
-    "authorization",
-    "cookie",
+_SECRET_ENDING = re.compile(
+    r"(?:(?:api|access)keys?|accesskeyid|secretid"
+    r"|(?:account|app|auth|encryption|license|master|private|secret|shared|signing|ssh"
+    r"|subscription)key"
+    r"|token|(?:api|access|auth|hf)tokens|secrets?|passwords?|passwd|passphrase|credentials?"
+    r"|authorization|cookie)$"
 )
 #: Last words of names of Huawei Cloud (HUAWEICLOUD_SDK_AK, obs_sk).
 _SHORT_WORDS = ("ak", "sk")
+#: Ends of names whose numbers are counts: ``token: 12``, ``sk=128``.
+_COUNTED = ("token", "tokens", *_SHORT_WORDS)
 #: A name that ends with one of these words and ``token`` names a token of text.
-_TEXT_TOKENS = frozenset(
-    [
-        "added",
-        "assistant",
-        "audio",
-        "begin",
-        "bos",
-        "bot",
-        "cls",
-        "document",
-        "draft",
-        "each",
-        "end",
-        "eod",
-        "eom",
-        "eos",
-        "eot",
-        "every",
-        "extra",
-        "first",
-        "frame",
-        "generated",
-        "image",
-        "img",
-        "input",
-        "invalid",
-        "last",
-        "mask",
-        "max",
-        "min",
-        "new",
-        "next",
-        "num",
-        "output",
-        "pad",
-        "per",
-        "placeholder",
-        "prefix",
-        "prompt",
-        "reasoning",
-        "sampled",
-        "sep",
-        "separator",
-        "special",
-        "start",
-        "stop",
-        "suffix",
-        "think",
-        "tool",
-        "unexpected",
-        "unk",
-        "user",
-        "video",
-        "vision",
-    ]
+_TEXT_TOKEN = re.compile(
+    "added|assistant|audio|begin|bos|bot|cls|document|draft|each|end|eod|eom|eos|eot|every|extra"
+    "|first|frame|generated|image|img|input|invalid|last|mask|max|min|new|next|num|output|pad|per"
+    "|placeholder|prefix|prompt|reasoning|sampled|sep|separator|special|start|stop|suffix|think"
+    "|tool|unexpected|unk|user|video|vision"
 )
 _HARMLESS = ("eostoken", "bostoken", "padtoken", "perstoken", "pertoken", "keepsecrets")
 
-#: Variables that bear on device memory. A trailing ``_`` makes a prefix. Everything else stays out
-#: of the record.
-MEMORY_ENV = (
-    "PYTORCH_NPU_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_NO_NPU_MEMORY_CACHING",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "MULTI_STREAM_MEMORY_REUSE",
-    "TASK_QUEUE_ENABLE",
-    "P2P_HCCL_BUFFSIZE",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "OMP_NUM_THREADS",
-    "HCCL_",
-    "NCCL_",
-    "ASCEND_",
-    "ACL_",
-    "ATB_",
-    "VLLM_",
-    "MEMPROF_",
+#: Variables that bear on device memory. Everything else stays out of the record.
+_MEMORY_ENV = re.compile(
+    "PYTORCH_(NPU_|CUDA_)?ALLOC_CONF|PYTORCH_NO_(NPU|CUDA)_MEMORY_CACHING"
+    "|MULTI_STREAM_MEMORY_REUSE|TASK_QUEUE_ENABLE|P2P_HCCL_BUFFSIZE|LD_PRELOAD|OMP_NUM_THREADS"
+    "|(CUDA|NVIDIA)_VISIBLE_DEVICES|(HCCL|NCCL|ASCEND|ACL|ATB|VLLM|MEMPROF)_.*"
 )
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -154,14 +61,9 @@ def is_secret(name: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(name[-128:])]
     if words and words[-1] in _SHORT_WORDS:
         return True
-    if not squeezed.endswith(_SECRET_ENDINGS) or squeezed.endswith(_HARMLESS):
+    if not _SECRET_ENDING.search(squeezed) or squeezed.endswith(_HARMLESS):
         return False
-    return not (words[-1:] == ["token"] and words[-2:-1] and words[-2] in _TEXT_TOKENS)
-
-
-def _names_token(name: str) -> bool:
-    """Return True for a name whose numbers are counts: ``token: 12``, ``sk=128``."""
-    return name.lower().endswith(("token", "tokens", *_SHORT_WORDS))
+    return not (words[-1:] == ["token"] and words[-2:-1] and _TEXT_TOKEN.fullmatch(words[-2]))
 
 
 def redact_command(command: Sequence[str]) -> list[str]:
@@ -191,21 +93,17 @@ def redact_command(command: Sequence[str]) -> list[str]:
 
 def select_env(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bear on device memory, sorted, secrets replaced."""
-    chosen = sorted(filter(_bears_on_memory, env))
-    return {name: REDACTED if is_secret(name) else _redact_value(env[name]) for name in chosen}
+    chosen = sorted(filter(_MEMORY_ENV.fullmatch, env))
+    return {name: redact_value(name, env[name]) for name in chosen}
 
 
 def memory_env(env: Mapping[str, str]) -> dict[str, str]:
     """Return the same variables as they are, for another process; secret ones are left out."""
     return {
-        name: value for name, value in env.items() if _bears_on_memory(name) and not is_secret(name)
+        name: value
+        for name, value in env.items()
+        if _MEMORY_ENV.fullmatch(name) and not is_secret(name)
     }
-
-
-def _bears_on_memory(name: str) -> bool:
-    return any(
-        name.startswith(entry) if entry.endswith("_") else name == entry for entry in MEMORY_ENV
-    )
 
 
 def redact_value(name: str, value: str) -> str:
@@ -248,7 +146,7 @@ def redact_data(data: Any, name: str = "") -> Any:
     if isinstance(data, bool) or data is None:
         return data
     if name and is_secret(name):
-        keep = (isinstance(data, (int, float)) and _names_token(name)) or data == ""
+        keep = (isinstance(data, (int, float)) and name.lower().endswith(_COUNTED)) or data == ""
         return data if keep else REDACTED
     return _redact_value(data) if isinstance(data, str) else data
 
@@ -471,10 +369,7 @@ class Redactor:
         match = _WRAPPED.match(line)
         if match is None or known.width < _LEAST_WRAPPED or not _looks_random(match.group()):
             return 0
-        self._spans.append(match.span())
-        if match.end() == len(line) and len(line) >= _LEAST_WRAPPED:
-            self._open = _Open("wrapped")
-        return match.end()
+        return self._word(line, *match.span())
 
     def _items(self, line: str, known: _Open) -> int:
         """Redact the items of a bracket, or of a YAML list, that goes on."""
@@ -587,11 +482,15 @@ class Redactor:
         value = line[at:].rstrip()
         comment = value.find(" #")
         value = value if comment < 0 else value[:comment].rstrip()
-        if not _REFERENCE.fullmatch(value) and not (_is_count(value) and _names_token(name)):
-            self._spans.append((at, at + len(value)))
-            if at + len(value) == len(line) and len(line) >= _LEAST_WRAPPED:
-                self._open = _Open("wrapped")
-        return at + len(value)
+        end = at + len(value)
+        return end if _is_harmless(value, name) else self._word(line, at, end)
+
+    def _word(self, line: str, at: int, end: int) -> int:
+        """Redact a word, which may go on where a terminal wrapped the line; return its end."""
+        self._spans.append((at, end))
+        if end == len(line) and len(line) >= _LEAST_WRAPPED:
+            self._open = _Open("wrapped")
+        return end
 
     def _value(self, line: str, at: int, name: str, shell: bool, inside: str) -> int:
         """Redact one value; return the position behind it.
@@ -606,7 +505,7 @@ class Redactor:
         if inside:
             stop = line.find(inside, at)
             stop = len(line) if stop < 0 else stop
-            if not (_is_count(line[at:stop]) and _names_token(name)):
+            if not _is_harmless(line[at:stop], name):
                 self._spans.append((at, stop))
             return stop
         quote = _QUOTE.match(line, at)
@@ -624,23 +523,16 @@ class Redactor:
         word = (_SHELL if shell else _PLAIN).match(line, at)
         if word is None:
             return at
-        value = word.group()
-        if _REFERENCE.fullmatch(value) or (_is_count(value) and _names_token(name)):
+        if _is_harmless(word.group(), name):
             return word.end()
-        self._spans.append(word.span())
-        if word.end() == len(line) and len(line) >= _LEAST_WRAPPED:
-            self._open = _Open("wrapped")
-        return word.end()
+        return self._word(line, *word.span())
 
     def _bracket(self, line: str, at: int, name: str) -> int:
         """Redact what a bracket holds, as one."""
         end = _closing_bracket(line, at)
         content = line[at : len(line) if end < 0 else end]
         words = re.findall(r"[^\s,\"'()\[\]{}]+", content)
-        known = all(
-            _REFERENCE.fullmatch(word) or (_is_count(word) and _names_token(name)) for word in words
-        )
-        if not known:
+        if not all(_is_harmless(word, name) for word in words):
             self._spans.append((at, at + len(content)))
         if end < 0:
             self._open = _Open("items", name, lines=_LIST_LINES)
@@ -679,8 +571,10 @@ def _looks_random(word: str) -> bool:
     return len(word) >= 16 or (letters and (digits or mixed) and len(word) >= 4)
 
 
-def _is_count(value: str) -> bool:
-    return _NUMBER.fullmatch(value) is not None
+def _is_harmless(value: str, name: str) -> bool:
+    """Return True for a reference or no value at all, and for a count under a name of tokens."""
+    counts = _NUMBER.fullmatch(value) and name.lower().endswith(_COUNTED)
+    return bool(_REFERENCE.fullmatch(value) or counts)
 
 
 def _closing_quote(line: str, at: int, mark: str) -> int:

@@ -6,6 +6,7 @@ They are in the path of a token, so they read the allocator's counters at most.
 from __future__ import annotations
 
 from vllm_memprof.capture import device_thread
+from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
 from vllm_memprof.capture.recorder import Recorder
 
@@ -66,9 +67,8 @@ def leave_core_step(recorder: Recorder, call: Call) -> None:
 
 def enter_add_request(recorder: Recorder, call: Call) -> None:
     if recorder.sampler is not None:
-        config = getattr(getattr(call.subject, "vllm_config", None), "model_config", None)
-        request = call.argument("request")
-        recorder.sampler.request_begins(request, getattr(config, "hf_config", None))
+        config = reach(call.subject, "vllm_config.model_config.hf_config")
+        recorder.sampler.request_begins(call.argument("request"), config)
 
 
 def enter_free_request(recorder: Recorder, call: Call) -> None:

@@ -8,21 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.accounting.model import Report
 from vllm_memprof.compare.changes import Change, changes
 from vllm_memprof.text import Text, text
 
-_NOTHING = text("nothing")
-
-#: Kinds of ``compare.changes`` -> names that decide; None: all of them but those below.
-_DECIDING: dict[str, tuple[str, ...] | None] = {
-    "model": None,
-    "engine": ("engine",),
-    "device": None,
-    "argument": None,
-    "setting": None,
-    "environment": None,
-}
 #: Arguments that do not bear on what a start-up holds, or that another line names.
 _ARGUMENTS_OF_NO_WEIGHT = {
     "--device",
@@ -79,8 +68,6 @@ _ENDS_OF_NO_WEIGHT = (
     "_DIR",
     "_HOME",
 )
-#: Kinds that are a remark where they differ.
-_REMARKED = ("version", "engine")
 
 
 @dataclass(frozen=True)
@@ -94,7 +81,7 @@ class Difference:
     @property
     def sentence(self) -> Text:
         """Return a part of a sentence: ``model A in the baseline, B in the run``."""
-        a, b = (_NOTHING if value is None else value for value in (self.baseline, self.run))
+        a, b = (text("nothing") if one is None else one for one in (self.baseline, self.run))
         return text("{what} {a} in the baseline, {b} in the run", what=self.what, a=a, b=b)
 
 
@@ -117,7 +104,7 @@ def remarks(baseline: Report, run: Report) -> list[Text]:
             b=change.b or "-",
         )
         for change in changes(baseline, run)
-        if change.kind in _REMARKED and not _decides(change)
+        if change.kind in ("version", "engine") and not _decides(change)
     ]
     if "log" in (baseline.run.source, run.run.source):
         lines.append(
@@ -132,15 +119,16 @@ def _title(change: Change) -> str:
 
 def _decides(change: Change) -> bool:
     """Return whether a change bears on memory, so that it forbids a comparison."""
-    if change.kind not in _DECIDING:
-        return False
-    names, name = _DECIDING[change.kind], change.name
-    if names is not None:
-        return name in names
-    if change.kind == "argument":
-        return name not in _ARGUMENTS_OF_NO_WEIGHT
-    if change.kind != "environment":
-        return True
+    name = change.name
+    match change.kind:
+        case "version":
+            return False
+        case "engine":
+            return name == "engine"
+        case "argument":
+            return name not in _ARGUMENTS_OF_NO_WEIGHT
+        case "model" | "device" | "setting":
+            return True
     if name in _VARIABLES_OF_NO_WEIGHT or name.endswith(_ENDS_OF_NO_WEIGHT) or "_LOG" in name:
         return False
     return not any(value is not None and value.startswith("/") for value in (change.a, change.b))
@@ -150,11 +138,11 @@ def _printed_alike(change: Change, baseline: Report, run: Report) -> bool:
     """Return whether two sizes of a device are one, as far as a log prints it."""
     if (change.kind, change.name) != ("device", "device total"):
         return False
-    ranks = [rank for report in (baseline, run) if (rank := _first_sized(report)) is not None]
+    sized = [
+        next((rank for rank in report.ranks if rank.device_total_bytes), None)
+        for report in (baseline, run)
+    ]
+    ranks = [rank for rank in sized if rank is not None]
     slack = sum(rank.half_units.get("device_total_bytes", 0) for rank in ranks)
     sizes = [rank.device_total_bytes or 0 for rank in ranks]
     return len(sizes) == 2 and abs(sizes[0] - sizes[1]) <= slack
-
-
-def _first_sized(report: Report) -> RankReport | None:
-    return next((rank for rank in report.ranks if rank.device_total_bytes), None)

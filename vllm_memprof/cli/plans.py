@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from vllm_memprof.cli.show import draw, write_out
+from vllm_memprof.cli.show import write_result
 from vllm_memprof.files import write_atomically
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
 if TYPE_CHECKING:
     from vllm_memprof.plans.calibrated_rows import Calibrated
     from vllm_memprof.plans.request import Plan, Task
-    from vllm_memprof.plans.rows import Fit, PlanRow, Sweep
+    from vllm_memprof.plans.rows import Fit, PlanRow
     from vllm_memprof.plans.runner import PlanRunner
     from vllm_memprof.plans.share_rows import DeviceShare
 
@@ -142,16 +142,6 @@ def progress(total: int | None, quiet: bool, kept: str = "") -> Iterator[PlainPr
         shown.close()
 
 
-def print_plans(found: Sweep | Fit | DeviceShare | Calibrated, format_name: str, lang: str) -> None:
-    """Print an answer of many plans: as a table, as markdown, or as JSON."""
-    if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
-
-        write_out(render_result_json(found), None)
-    else:
-        write_out(draw(found, format_name, lang=lang), None)
-
-
 @dataclass(frozen=True)
 class Asked:
     """The options that the questions of ``plan`` to many plans have in common, as typed."""
@@ -195,7 +185,7 @@ class Asked:
             runner = PlanRunner(folder, shown, Store() if self.use_store else None)
             found = make(command, runner)
         write_atomically(folder / file, render_result_json(found))
-        print_plans(found, self.format_name, self.lang)
+        write_result(found, self.format_name, lang=self.lang)
         return found, folder
 
 

@@ -121,58 +121,36 @@ TraceAllocations = Annotated[
     ),
 ]
 
-#: Settings of a Typer app whose command takes the engine's arguments.
-APP_SETTINGS: dict[str, Any] = {
-    "add_completion": False,
-    "rich_markup_mode": None,
-    "pretty_exceptions_enable": False,
-}
-
 EPILOG = (
     "Every other argument goes to the engine unchanged and in order; `--` ends memprof's own. "
     "-q VALUE is vLLM's --quantization."
 )
 
 
-def request(
-    mode: str,
-    ctx: typer.Context,
-    model: str,
-    device: str,
-    run_dir: Path | None,
-    startup_timeout: float,
-    python: str | None,
-    stack: str | None,
-    quiet: bool,
-    keep_secrets: bool,
-    **own: Any,
-) -> LaunchRequest:
+def request(mode: str, ctx: typer.Context, **own: Any) -> LaunchRequest:
     """Return what was asked of a command that starts an engine.
 
     Args:
         mode: serve, offline or plan.
-        ctx: holds the engine's arguments.
-        own: fields of LaunchRequest that this command alone has.
+        ctx: its options, those with the name of a field of LaunchRequest, and the engine's
+            arguments.
+        own: fields of another name or value.
 
     Raises:
         UsageError: the device is none that memprof knows.
     """
     from vllm_memprof.launch.request import LaunchRequest, parse_device
 
-    return LaunchRequest(
-        mode=mode,
-        model=model,
-        engine_args=ctx.meta[ENGINE_ARGS],
-        device=parse_device(device),
-        run_dir=run_dir,
-        startup_timeout_s=startup_timeout,
-        python=python,
-        stack=stack,
-        quiet=quiet,
-        keep_secrets=keep_secrets,
-        typed=["memprof", *sys.argv[1:]],
-        **own,
-    )
+    names = LaunchRequest.__dataclass_fields__
+    given = {name: value for name, value in ctx.params.items() if name in names}
+    given |= {
+        "mode": mode,
+        "engine_args": ctx.meta[ENGINE_ARGS],
+        "device": parse_device(given["device"]),
+        "startup_timeout_s": ctx.params["startup_timeout"],
+        "typed": ["memprof", *sys.argv[1:]],
+    }
+    return LaunchRequest(**{**given, **own})
 
 
 def run(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import Report
     from vllm_memprof.report.documents import Found
+    from vllm_memprof.report.results import Result
 
 #: Width of a table that goes into a file or a pipe, where no terminal says how wide it is.
 FILE_WIDTH = 120
@@ -41,12 +42,28 @@ FORMATS = (*DRAWN, "json", "csv", "trace")
 FILE_FORMATS = ("html", "trace")
 LANGUAGES = ("en", "zh")
 
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
+]
 Lang = Annotated[
     str,
     typer.Option(
         "--lang", metavar="L", help="Language of table, markdown and html: en, zh (Chinese)."
     ),
 ]
+
+
+def command_app(function: Callable[..., None], **settings: Any) -> typer.Typer:
+    """Return the Typer app of one command.
+
+    Args:
+        function: the command.
+        settings: of Typer's ``command``.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(**settings)(function)
+    return app
 
 
 def check_format(
@@ -150,3 +167,15 @@ def write_out(text: str | Iterable[str], output: Path | None) -> None:
     if not output.parent.is_dir():
         raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
     write_atomically(output, text)
+
+
+def write_result(
+    found: Result, format_name: str, output: Path | None = None, lang: str = "en"
+) -> None:
+    """Write what a command found, as JSON or drawn, to the file or to stdout."""
+    if format_name == "json":
+        from vllm_memprof.report.results import render_result_json
+
+        write_out(render_result_json(found), output)
+    else:
+        write_out(draw(found, format_name, output is not None, lang), output)

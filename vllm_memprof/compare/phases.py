@@ -9,14 +9,6 @@ from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import AFTER, UNEXPLAINED, DeviceMemory, Span, device_after
 
-#: Snapshot fields that are compared after each phase.
-FIELDS = (
-    "reserved_bytes",
-    "allocated_peak_bytes",
-    "allocated_bytes",
-    "non_torch_bytes",
-    "device_free_bytes",
-)
 #: After which phases the device is compared by owner: where the budget is settled, and with the KV
 #: cache in place. Of each the first that both ranks reached.
 _AFTER_PHASES = (("profile_run", "weight_load", "device_init"), ("warm_up", "kv_cache_alloc"))

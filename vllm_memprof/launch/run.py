@@ -22,7 +22,7 @@ from vllm_memprof.engines import VLLM
 from vllm_memprof.engines.base import EngineRow
 from vllm_memprof.launch.advice import advise
 from vllm_memprof.launch.deployment import has_others
-from vllm_memprof.launch.engine import EngineProcess, LogPump
+from vllm_memprof.launch.engine import EngineProcess
 from vllm_memprof.launch.folder import hold, write_run_info
 from vllm_memprof.launch.head_node import Head
 from vllm_memprof.launch.progress import EngineProgress
@@ -140,6 +140,9 @@ def run_engine(job: Job, view: ProgressView, on_ready: OnReady | None = None) ->
 class _EngineRun:
     """One run: the loop over events, processes and signals, and what is known so far."""
 
+    _engine: EngineProcess
+    _watch: ProcessWatch
+
     def __init__(self, job: Job, view: ProgressView, on_ready: OnReady | None) -> None:
         self._job = job
         self._view = view
@@ -161,123 +164,117 @@ class _EngineRun:
         self._started_s = time.time()  # since the epoch, as files are dated
 
     def run(self) -> RunOutcome:
-        self._info.start_t_ns = time.monotonic_ns()
+        job, info, seen = self._job, self._info, self._seen
+        info.start_t_ns = time.monotonic_ns()
         self._started_s = time.time()
-        self._info.started = _utc_now()
-        self._info.host = self._host
-        write_run_info(self._job.run_dir, self._info)
+        info.started = _utc_now()
+        info.host = self._host
+        write_run_info(job.run_dir, info)
         oom_kills = _host_oom_kills()
         adopt_orphans()
-        with hold(self._job.run_dir), catch_signals(self._note_signal):
+
+        def note_signal(number: int) -> None:
+            self._signals.append(number)
+            self._wake.set()
+
+        with hold(job.run_dir), catch_signals(note_signal):
             try:
-                engine = EngineProcess(
-                    self._job.command,
-                    self._job.env,
-                    self._job.run_dir / ENGINE_LOG,
+                self._engine = EngineProcess(
+                    job.command,
+                    job.env,
+                    job.run_dir / ENGINE_LOG,
                     self._view.output,
-                    self._job.keep_secrets,
-                    self._job.engine,
-                    (lambda: bool(self._signals)) if self._job.warm else None,
+                    job.keep_secrets,
+                    job.engine,
+                    (lambda: bool(self._signals)) if job.warm else None,
                 )
             except Exception as error:
                 self._finish(RunVerdict("failed", 1, str(error)))
                 raise
-            watch = ProcessWatch(engine.pid)
+            self._watch = ProcessWatch(self._engine.pid)
             try:
-                left = self._supervise(engine, watch)
+                left = self._supervise()
             except Exception as error:
-                self._finish(
-                    RunVerdict(
-                        "failed", 1, f"memprof itself failed: {type(error).__name__}: {error}"
-                    )
-                )
+                reason = f"memprof itself failed: {type(error).__name__}: {error}"
+                self._finish(RunVerdict("failed", 1, reason))
                 raise
             finally:
-                self._end_all(engine, watch)
-                if self._seen.interrupted_by is not None:
-                    engine.stop_warm()
-                watch.close()
-                if self._job.device_state is not None:
-                    self._job.device_state.unlink(missing_ok=True)
+                self._end_all()
+                if seen.interrupted_by is not None:
+                    self._engine.stop_warm()
+                self._watch.close()
+                if job.device_state is not None:
+                    job.device_state.unlink(missing_ok=True)
                 self._fold_events()
                 self._view.update(self._progress)
                 self._view.close()
-            engine.pump.join(2.0)
+            self._engine.pump.join(2.0)
+        pump, part = self._engine.pump, info.part
         self._note_readiness()  # it may have died in the moment in which it became ready
         self._note_lost()
-        self._seen.engine_code = engine.poll()
-        self._seen.error_lines = engine.pump.error_lines()
-        self._seen.lost_core = engine.pump.lost_core
-        self._seen.headless = self._head is not None
-        self._ask_for_head(engine)
-        self._seen.lost_peer_t_ns = engine.pump.lost_peer_t_ns
-        part = self._info.part
-        if part is not None and not part.headless and engine.pump.fatal_line is None:
-            self._seen.other_host_t_ns = engine.pump.dead_core_t_ns  # no engine core of this one
-        if part is None or not has_others(part) or self._progress.first_error is not None:
-            self._seen.lost_peer_t_ns = None  # it was a rank of this host
-        self._seen.host_oom_kills = _host_oom_kills() - oom_kills
-        verdict = judge(self._seen, self._progress)
+        seen.engine_code = self._engine.poll()
+        seen.error_lines = pump.error_lines()
+        seen.lost_core = pump.lost_core
+        seen.headless = self._head is not None
+        if self._head_has_ended():
+            assert self._head is not None
+            seen.head_ended = self._head.host
+        if part is not None and not part.headless and pump.fatal_line is None:
+            seen.other_host_t_ns = pump.dead_core_t_ns  # no engine core of this one
+        if part is not None and has_others(part) and self._progress.first_error is None:
+            seen.lost_peer_t_ns = pump.lost_peer_t_ns  # else it was a rank of this host
+        seen.host_oom_kills = _host_oom_kills() - oom_kills
+        verdict = judge(seen, self._progress)
         if left:
             verdict = replace(verdict, exit_code=verdict.exit_code or 1)
-            self._info.notes.append(f"processes that could not be ended: {left}")
-        if engine.pump.log_error:
-            self._info.notes.append(engine.pump.log_error)
-        self._info.notes += engine.pump.device_answers
+            info.notes.append(f"processes that could not be ended: {left}")
+        info.notes += [*([pump.log_error] if pump.log_error else []), *pump.device_answers]
         self._finish(verdict)
-        return RunOutcome(self._info, verdict, self._seen.ready, engine.pump.tail(15), left)
+        return RunOutcome(info, verdict, seen.ready, pump.tail(15), left)
 
-    def _supervise(self, engine: EngineProcess, watch: ProcessWatch) -> list[int]:
+    def _supervise(self) -> list[int]:
         """Wait until all processes of the engine are gone; return those that could not be ended."""
+        engine, seen, patience = self._engine, self._seen, self._job.patience
         deadline_s = time.monotonic() + self._job.startup_timeout_s
         killed_s: float | None = None
         while True:
             now_s = time.monotonic()
             self._fold_events()
-            if self._note_readiness(engine) and self._ending is None:
+            if self._note_readiness(by_log=True) and self._ending is None:
                 self._become_ready()
-            self._watch_processes(watch, now_s)
-            self._handle_signals(engine, watch, now_s)
-            self._handle_lost(engine, watch, now_s)
-            self._handle_deaths(engine, watch, now_s)
-            self._handle_silence(engine, watch, now_s)
-            self._handle_head(engine, watch, now_s)
+            self._watch_processes(now_s)
+            self._handle_signals(now_s)
+            self._handle_lost(now_s)
+            self._handle_deaths(now_s)
+            self._handle_silence(now_s)
+            self._handle_head(now_s)
             code = engine.poll()
-            if (
-                not self._seen.ready
-                and self._ending is None
-                and code is None
-                and now_s > deadline_s
-            ):
-                self._seen.timed_out_s = self._job.startup_timeout_s
-                self._seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
+            if not seen.ready and self._ending is None and code is None and now_s > deadline_s:
+                seen.timed_out_s = self._job.startup_timeout_s
+                seen.stuck = describe_stuck(self._progress, time.monotonic_ns()) or None
                 if self._head is not None and not self._head.met:
-                    where = self._seen.stuck or "no process reported"
-                    self._seen.stuck = f"no connection with the head {self._head.host}; {where}"
-                cause = f"not ready within {self._job.startup_timeout_s:g} s"
-                self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
+                    where = seen.stuck or "no process reported"
+                    seen.stuck = f"no connection with the head {self._head.host}; {where}"
+                self._end(f"not ready within {self._job.startup_timeout_s:g} s", 0.0, now_s)
             if code is not None:
-                watch.walk()
-                if not set(watch.living()) - {engine.pid}:
+                self._watch.walk()
+                if not set(self._watch.living()) - {engine.pid}:
                     return []
                 if self._ending is None:
-                    steps = self._force(engine, watch, self._job.patience.after_main_exit_s)
-                    self._ending = Ending(
-                        "the engine ended and left processes behind", steps, now_s
-                    )
+                    cause = "the engine ended and left processes behind"
+                    self._end(cause, patience.after_main_exit_s, now_s)
             if self._late_note is not None and now_s > self._late_note[0]:
                 self._view.note(self._late_note[1])
                 self._late_note = None
             if self._ending is not None:
-                done = self._ending.advance(now_s)
-                if done:
+                if done := self._ending.advance(now_s):
                     self._view.note(f"memprof: {self._ending.cause}: sent {done}")
                 if self._ending.exhausted:
                     killed_s = killed_s or now_s
-                    if now_s - killed_s > self._job.patience.after_kill_s:
-                        return watch.living()
+                    if now_s - killed_s > patience.after_kill_s:
+                        return self._watch.living()
             self._view.update(self._progress, engine.pump.last_line)
-            serving = self._seen.ready and self._info.mode == "serve" and self._ending is None
+            serving = seen.ready and self._info.mode == "serve" and self._ending is None
             self._wake.wait(_TICK_SERVING_S if serving else _TICK_S)
             self._wake.clear()
 
@@ -286,101 +283,87 @@ class _EngineRun:
             self._progress.fold(file, event)
             self._last_event_s = time.monotonic()
 
-    def _watch_processes(self, watch: ProcessWatch, now_s: float) -> None:
+    def _watch_processes(self, now_s: float) -> None:
         for process in self._progress.by_file.values():
             if process.pid is not None and process.file not in self._watched_files:
                 self._watched_files.add(process.file)
                 if process.host in (None, self._host):  # other hosts have launchers of their own
-                    watch.track(process.pid, process.wall)
+                    self._watch.track(process.pid, process.wall)
         if now_s >= self._next_walk_s:
-            watch.walk()
+            self._watch.walk()
             self._next_walk_s = now_s + (_WALK_READY_S if self._seen.ready else _WALK_S)
 
-    def _handle_signals(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+    def _handle_signals(self, now_s: float) -> None:
         while self._signals:
             number = self._signals.pop(0)
             if self._ending is not None:
-                done = self._ending.hasten(now_s)
-                if done:
+                if done := self._ending.hasten(now_s):
                     self._view.note(f"memprof: sent {done}")
                 continue
             self._seen.interrupted_by = number
             self._seen.failed_before = (
                 self._progress.first_error is not None
-                or engine.pump.fatal_line is not None
+                or self._engine.pump.fatal_line is not None
                 or bool(self._progress.lost)
             )
             forwarded = signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
-            engine.send_signal(forwarded)
+            self._engine.send_signal(forwarded)
             self._view.note(
                 f"memprof: {signal_name(forwarded)} sent to the engine; again to hasten"
             )
             patience_s = self._job.patience.after_interrupt_s + self._job.shutdown_timeout_s
-            self._ending = Ending(
-                "the engine did not end", self._force(engine, watch, patience_s), now_s
-            )
+            self._end("the engine did not end", patience_s, now_s)
 
-    def _handle_deaths(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+    def _handle_deaths(self, now_s: float) -> None:
         deaths = [
             death
-            for death in watch.refresh()
-            if death.pid != engine.pid or death.signal is not None
+            for death in self._watch.refresh()
+            if death.pid != self._engine.pid or death.signal is not None
         ]
-        if self._ending is not None and self._seen.interrupted_by is not None:
+        seen, progress, patience = self._seen, self._progress, self._job.patience
+        if self._ending is not None and seen.interrupted_by is not None:
             return
-        self._seen.deaths += deaths
+        seen.deaths += deaths
         if self._ending is not None or not deaths:
             return
-        culprit = find_culprit(deaths, self._progress)
+        culprit = find_culprit(deaths, progress)
         if culprit is not None:
-            cause = describe_death(culprit, self._progress, self._seen.ready, self._info.mode)
-            patience = self._job.patience
-            unclear = self._seen.ready and self._info.mode != "serve" and culprit.signal is None
-            patience_s = patience.after_vanishing_s if unclear else patience.after_death_s
-            at_end = unclear and self._progress.shutdown_t_ns is not None
-            self._late_note = (
-                now_s + (patience.before_note_at_end_s if at_end else patience.before_note_s),
-                f"memprof: {cause}; the engine has {patience_s:g} s to end",
+            unclear = seen.ready and seen.mode != "serve" and culprit.signal is None
+            at_end = unclear and progress.shutdown_t_ns is not None
+            self._end(
+                describe_death(culprit, progress, seen.ready, seen.mode),
+                patience.after_vanishing_s if unclear else patience.after_death_s,
+                now_s,
+                patience.before_note_at_end_s if at_end else patience.before_note_s,
             )
-            self._ending = Ending(cause, self._force(engine, watch, patience_s), now_s)
 
-    def _handle_lost(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+    def _handle_lost(self, now_s: float) -> None:
         """Give an engine that lost a worker on a Ray node its time to end, then end it."""
         self._note_lost()
-        lost = find_lost(self._seen, self._progress)
-        if lost is None or self._ending is not None:
-            return
-        cause = describe_lost(lost, self._progress, self._seen.ready, self._info.mode)
-        patience = self._job.patience
-        self._late_note = (
-            now_s + patience.before_note_s,
-            f"memprof: {cause}; the engine has {patience.after_death_s:g} s to end",
-        )
-        self._ending = Ending(cause, self._force(engine, watch, patience.after_death_s), now_s)
+        seen, patience = self._seen, self._job.patience
+        lost = find_lost(seen, self._progress)
+        if lost is not None and self._ending is None:
+            cause = describe_lost(lost, self._progress, seen.ready, seen.mode)
+            self._end(cause, patience.after_death_s, now_s, patience.before_note_s)
 
     def _note_lost(self) -> None:
         """Take over what was lost on Ray nodes; what is after the user's signal belongs to it."""
         if self._seen.interrupted_by is None:
             self._seen.lost = list(self._progress.lost)
 
-    def _handle_silence(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+    def _handle_silence(self, now_s: float) -> None:
         """End an engine that failed and is silent: vLLM can wait for its own processes for ever."""
-        failed = engine.pump.fatal_line or (not self._seen.ready and self._progress.first_error)
-        if not failed or self._ending is not None or engine.poll() is not None:
+        pump, patience_s = self._engine.pump, self._job.patience.after_error_s
+        failed = pump.fatal_line or (not self._seen.ready and self._progress.first_error)
+        if not failed or self._ending is not None or self._engine.poll() is not None:
             return
-        patience_s = self._job.patience.after_error_s
-        if (
-            now_s - self._last_event_s < patience_s
-            or now_s - engine.pump.last_output_s < patience_s
-        ):
-            return
-        self._seen.hung = True
-        cause = f"the engine failed and did nothing for {patience_s:g} s"
-        self._ending = Ending(cause, self._force(engine, watch, 0.0), now_s)
+        if now_s - max(self._last_event_s, pump.last_output_s) >= patience_s:
+            self._seen.hung = True
+            self._end(f"the engine failed and did nothing for {patience_s:g} s", 0.0, now_s)
 
-    def _handle_head(self, engine: EngineProcess, watch: ProcessWatch, now_s: float) -> None:
+    def _handle_head(self, now_s: float) -> None:
         """End an engine without an API server when its head has ended: vLLM would wait for ever."""
-        pump = engine.pump
+        pump, patience = self._engine.pump, self._job.patience
         if pump.head is None or self._ending is not None or now_s < self._next_look_s:
             return
         self._next_look_s = now_s + _LOOK_S
@@ -391,50 +374,48 @@ class _EngineRun:
                 self._info.part = replace(part, headless=True)
         if pump.fatal_line is not None:
             return  # it closes its connections itself
-        self._head.look(watch.living())
-        patience_s = self._job.patience.after_head_s
-        if self._head.lost_s is None or now_s - self._head.lost_s < patience_s:
+        self._head.look(self._watch.living())
+        if self._head.lost_s is None or now_s - self._head.lost_s < patience.after_head_s:
             return
         self._seen.head_ended = self._head.host
         self._view.note(
-            f"memprof: no connection with the head {self._head.host} for {patience_s:g} s: it has "
-            "ended; SIGINT sent to the engine"
+            f"memprof: no connection with the head {self._head.host} for "
+            f"{patience.after_head_s:g} s: it has ended; SIGINT sent to the engine"
         )
-        engine.send_signal(signal.SIGINT)
-        steps = self._force(engine, watch, self._job.patience.after_interrupt_s)
-        self._ending = Ending("the engine did not end", steps, now_s)
+        self._engine.send_signal(signal.SIGINT)
+        self._end("the engine did not end", patience.after_interrupt_s, now_s)
 
-    def _ask_for_head(self, engine: EngineProcess) -> None:
-        """Find out whether an engine ended by itself because its head had ended."""
-        seen = self._seen
-        lost_t_ns = engine.pump.lost_peer_t_ns
-        if self._head is None or seen.head_ended or seen.interrupted_by is not None:
-            return
-        if lost_t_ns is None or seen.timed_out_s is not None:
-            return
-        if self._progress.first_error is not None or self._progress.oom_message is not None:
-            return
+    def _head_has_ended(self) -> bool:
+        """Return whether an engine ended by itself because its head had ended."""
+        seen, progress, lost_t_ns = self._seen, self._progress, self._engine.pump.lost_peer_t_ns
+        if (
+            self._head is None
+            or lost_t_ns is None
+            or seen.head_ended
+            or seen.interrupted_by is not None
+            or seen.timed_out_s is not None
+            or progress.first_error is not None
+            or progress.oom_message is not None
+        ):
+            return False
         before = [death for death in seen.deaths if death.t_ns < lost_t_ns]
-        if find_culprit(before, self._progress) is not None:
-            return  # it was a process of this host
-        if self._head.has_ended(self._job.patience.after_peer_s):
-            seen.head_ended = self._head.host
+        if find_culprit(before, progress) is not None:
+            return False  # it was a process of this host
+        return self._head.has_ended(self._job.patience.after_peer_s)
 
-    def _note_readiness(self, engine: EngineProcess | None = None) -> bool:
+    def _note_readiness(self, by_log: bool = False) -> bool:
         """Return True once: when the engine said that it is ready, by an event or in its log."""
         t_ns = self._progress.ready_at(self._info)
-        by_log = engine is not None and self._is_ready_by_log(engine.pump)
+        part, pump = self._info.part, self._engine.pump
+        if by_log and part is not None and part.headless:
+            by_log = pump.cores_ready >= (part.dp_local or 1)
+        elif by_log:
+            by_log = pump.application_ready
         if self._seen.ready or (t_ns is None and not by_log):
             return False
         self._seen.ready = True
         self._seen.ready_t_ns = time.monotonic_ns() if t_ns is None else t_ns
         return True
-
-    def _is_ready_by_log(self, pump: LogPump) -> bool:
-        part = self._info.part
-        if part is None or not part.headless:
-            return pump.application_ready
-        return pump.cores_ready >= (part.dp_local or 1)
 
     def _become_ready(self) -> None:
         if self._info.mode == "serve":
@@ -455,92 +436,90 @@ class _EngineRun:
                 f"memprof: cannot write {RUN_FILE} in {self._job.run_dir}: {error.strerror}"
             )
 
-    def _force(
-        self, engine: EngineProcess, watch: ProcessWatch, patience_s: float
-    ) -> list[EndingStep]:
+    def _end(
+        self, cause: str, patience_s: float, now_s: float, note_after_s: float | None = None
+    ) -> None:
+        """Begin to end the engine: first it has time to end by itself.
+
+        Args:
+            cause: for the user.
+            patience_s: that time.
+            now_s: ``time.monotonic()``.
+            note_after_s: the user is told the cause so much later, unless it has ended by then.
+        """
+
         def send(number: int) -> Callable[[], None]:
             def action() -> None:
-                watch.walk()
-                self._seen.forced_main |= engine.poll() is None
-                engine.signal_group(number)
-                watch.signal(_outside_group(watch.living(), engine), number)
+                self._watch.walk()
+                self._seen.forced_main |= self._engine.poll() is None
+                self._signal_all(number)
 
             return action
 
-        return [
-            EndingStep(patience_s, "SIGTERM to all its processes", send(signal.SIGTERM)),
-            EndingStep(
-                self._job.patience.after_term_s,
-                "SIGKILL to all its processes",
-                send(signal.SIGKILL),
-            ),
+        steps = [
+            EndingStep(after_s, f"{signal_name(number)} to all its processes", send(number))
+            for after_s, number in (
+                (patience_s, signal.SIGTERM),
+                (self._job.patience.after_term_s, signal.SIGKILL),
+            )
         ]
+        self._ending = Ending(cause, steps, now_s)
+        if note_after_s is not None:
+            note = f"memprof: {cause}; the engine has {patience_s:g} s to end"
+            self._late_note = now_s + note_after_s, note
 
-    def _end_all(self, engine: EngineProcess, watch: ProcessWatch) -> None:
+    def _end_all(self) -> None:
         """End every process of the engine that is left. Nothing is, after an orderly end."""
         self._seen.forced = self._ending is not None and self._ending.forced
-        watch.walk()
-        survivors = watch.living()
-        if survivors or engine.poll() is None:
-            engine.signal_group(signal.SIGKILL)
-            watch.signal(_outside_group(survivors, engine), signal.SIGKILL)
+        self._watch.walk()
+        if self._watch.living() or self._engine.poll() is None:
+            self._signal_all(signal.SIGKILL)
             limit_s = time.monotonic() + self._job.patience.after_kill_s
-            while (watch.living() or engine.poll() is None) and time.monotonic() < limit_s:
+            while self._watch.living() or self._engine.poll() is None:
+                if time.monotonic() >= limit_s:
+                    break
                 time.sleep(0.02)
+
+    def _signal_all(self, number: int) -> None:
+        """Signal the engine's group, and the processes that this does not reach: all of them once
+        its main process was collected."""
+        self._engine.signal_group(number)
+        for pid in self._watch.living():
+            with contextlib.suppress(ProcessLookupError):
+                if self._engine.poll() is not None or os.getpgid(pid) != self._engine.pid:
+                    self._watch.signal([pid], number)
 
     def _adopt_facts(self) -> None:
         """Take over what only the engine's processes know: versions, the device."""
-        self._info.versions = dict(
-            sorted({**self._info.versions, **self._progress.versions}.items())
-        )
-        versions = {
-            name.replace("-", "_"): version for name, version in self._info.versions.items()
-        }
+        info, progress = self._info, self._progress
+        info.versions = dict(sorted({**info.versions, **progress.versions}.items()))
+        versions = {name.replace("-", "_"): version for name, version in info.versions.items()}
         for package, engine in self._job.engine.known_as:
-            if self._info.engine is None and package in versions:
-                self._info.engine, self._info.engine_version = engine, versions[package]
-        said = self._progress.ranks
-        self._info.ranks = None if said is None else from_json(PlannedRanks, said)
-        step = self._progress.full_step
-        self._info.full_step = None if step is None else from_json(FullStep, step)
-        if self._progress.soc and not self._info.simulated:
-            self._info.device = self._progress.soc
+            if info.engine is None and package in versions:
+                info.engine, info.engine_version = engine, versions[package]
+        said, step = progress.ranks, progress.full_step
+        info.ranks = None if said is None else from_json(PlannedRanks, said)
+        info.full_step = None if step is None else from_json(FullStep, step)
+        if progress.soc and not info.simulated:
+            info.device = progress.soc
 
     def _finish(self, verdict: RunVerdict) -> None:
         self._adopt_facts()
-        assert self._info.start_t_ns is not None
-        self._info.ended = _utc_now()
-        self._info.seconds = round((time.monotonic_ns() - self._info.start_t_ns) / 1e9, 3)
-        self._info.status, self._info.exit_code = verdict.status, verdict.exit_code
-        self._info.exit_reason = verdict.reason
+        info = self._info
+        assert info.start_t_ns is not None
+        info.ended = _utc_now()
+        info.seconds = round((time.monotonic_ns() - info.start_t_ns) / 1e9, 3)
+        info.status, info.exit_code = verdict.status, verdict.exit_code
+        info.exit_reason = verdict.reason
         if not self._progress.by_file:
-            self._info.notes.append(
-                "no engine process wrote events: it ended before the hooks loaded"
-            )
+            info.notes.append("no engine process wrote events: it ended before the hooks loaded")
         kept = oom_files.keep(self._job.env, self._started_s, self._job.run_dir)
         advice = None if verdict.status == "ok" else advise(verdict.reason)
-        self._info.notes += [] if advice is None else [advice]
-        self._info.notes += [
+        info.notes += [] if advice is None else [advice]
+        info.notes += [
             f"torch_npu wrote {name} at an OOM: a copy is in {oom_files.OOM_DIR}/" for name in kept
         ]
         self._write_info()
-
-    def _note_signal(self, number: int) -> None:
-        self._signals.append(number)
-        self._wake.set()
-
-
-def _outside_group(pids: list[int], engine: EngineProcess) -> list[int]:
-    """Return the processes that a signal to the engine's group does not reach.
-
-    They are all of them once its main process was collected.
-    """
-    outside = []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            if engine.poll() is not None or os.getpgid(pid) != engine.pid:
-                outside.append(pid)
-    return outside
 
 
 def _utc_now() -> str:

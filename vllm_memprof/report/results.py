@@ -44,9 +44,11 @@ COLUMNS = (
 )
 
 
-def render_result_json(
-    found: Diff | CheckResult | Sweep | Fit | DeviceShare | Who | Calibrated,
-) -> str:
+#: Whatever there is a JSON document of, but for a report.
+Result = Diff | CheckResult | Sweep | Fit | DeviceShare | Who | Calibrated
+
+
+def render_result_json(found: Result) -> str:
     """Return it as text; the first key names the schema."""
     return json.dumps(to_json(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -1,14 +1,17 @@
-"""Folders of models in the cache: generated files, and links to files of the user.
+"""Files and folders that appear as a whole; folders of models in the cache.
 
-The user's folders are only read.
+A folder of a model holds generated files, and links to files of the user, whose own folders are
+only read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 #: File name -> JSON content.
@@ -40,16 +43,24 @@ def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> 
 
     The files appear all at once or not at all, also when several processes ask at the same time.
     """
-    if target.is_dir():
-        return target
+    if not target.is_dir():
+        with new_folder(target) as folder:
+            for name, content in files.items():
+                text = json.dumps(content, ensure_ascii=False)
+                (folder / name).write_text(text, encoding="utf-8")
+            for entry in () if linked is None else linked.resolve().iterdir():
+                if entry.name not in files:
+                    (folder / entry.name).symlink_to(entry)
+    return target
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder that takes the target's name at the end; one that is there by then stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        for name, content in files.items():
-            (temporary / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        for entry in () if linked is None else linked.resolve().iterdir():
-            if entry.name not in files:
-                (temporary / entry.name).symlink_to(entry)
+        yield temporary
         temporary.chmod(0o755)
         temporary.rename(target)
     except OSError:
@@ -57,4 +68,13 @@ def write_folder(target: Path, files: JsonFiles, linked: Path | None = None) -> 
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return target
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file at once or not at all; one that says the same stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -8,7 +8,7 @@ value. Runs in the launcher; ``native/poison.h`` and ``call_site/`` are its othe
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 CALL_SITE_DIR = Path(__file__).parent / "call_site"
@@ -46,11 +46,9 @@ def load_poisoned_reads(path: Path) -> list[PoisonedRead]:
     """Return the reads of all processes of a run, each kind once; none where there is no file."""
     if not path.exists():
         return []
-    reads: dict[tuple[str, str, str, str], PoisonedRead] = {}
+    reads: dict[tuple[object, ...], PoisonedRead] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        read = PoisonedRead(
-            row["kind"], row["left_by"], row["read_by"], row["call_site"], row["bytes"]
-        )
-        reads.setdefault((read.kind, read.left_by, read.read_by, read.call_site), read)
+        read = PoisonedRead(**{field.name: row[field.name] for field in fields(PoisonedRead)})
+        reads.setdefault(astuple(read)[:4], read)
     return list(reads.values())

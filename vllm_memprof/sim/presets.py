@@ -1,7 +1,13 @@
 """Model presets: the files of a model besides its weights, so that no hub is needed.
 
 In: ``data/presets/*.json`` and the model that the user named. Out: `ResolvedModel`. Runs in the
-launcher's process. A preset file is a `Family` of models.
+launcher's process.
+
+A preset file is a family of models: ``files`` (file name -> content) and ``tokenizer`` (a file of
+``data/presets/tokenizers``) of all of them, ``note`` (told with every plan), ``source`` (of the
+values of config.json), and ``models``: each with ``name`` (as on the hub), ``what``, ``parameters``
+(null for a model of this project), and what is its own: ``config`` (values of config.json),
+``files``, ``tokenizer``, ``also`` (other names on the hub).
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any, cast
 
 from vllm_memprof.errors import UsageError
 from vllm_memprof.options import options, value_of
@@ -35,34 +41,6 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_MODELS
 _GENERATED_DESCRIPTION = (
     f"{DESCRIPTION} was generated: W8A8 in the layers that models published for Ascend quantize"
 )
-
-
-class _Overrides(TypedDict, total=False):
-    config: dict[str, object]  # the model's own values in config.json
-    files: dict[str, dict[str, object]]  # and in the others
-    tokenizer: str
-    also: list[str]
-
-
-class Model(_Overrides):
-    """One model of a preset file."""
-
-    name: str  # as on the hub
-    what: str
-    parameters: int | None
-
-
-class _Note(TypedDict, total=False):
-    note: str  # told with every plan
-    source: str  # of the values of config.json
-
-
-class Family(_Note):
-    """The content of a preset file; ``files`` and ``tokenizer`` hold for all its models."""
-
-    files: dict[str, dict[str, object]]  # file name -> content
-    tokenizer: str  # a file of data/presets/tokenizers
-    models: list[Model]
 
 
 @dataclass(frozen=True)
@@ -93,7 +71,7 @@ class Preset:
     @property
     def config(self) -> ModelConfig:
         """Content of config.json."""
-        return cast(ModelConfig, self.files["config.json"])
+        return self.files["config.json"]
 
     @property
     def digest(self) -> str:
@@ -111,16 +89,15 @@ def list_presets() -> tuple[Preset, ...]:
     """Return every preset, by name."""
     presets = []
     for path in PRESETS_DIR.glob("*.json"):
-        family: Family = json.loads(path.read_text(encoding="utf-8"))
+        family = json.loads(path.read_text(encoding="utf-8"))
         for model in family["models"]:
             own = {**model.get("files", {}), "config.json": model.get("config", {})}
             files = _merged(family["files"], own)
-            config = cast(ModelConfig, files["config.json"])
             preset = Preset(
                 name=model["name"],
                 what=model["what"],
                 parameters=model["parameters"],
-                files=cast(JsonFiles, {**processors.files_of(config), **files}),
+                files={**processors.files_of(files["config.json"]), **files},
                 tokenizer=_tokenizer(model.get("tokenizer", family["tokenizer"])),
                 also=tuple(model.get("also", ())),
                 note=family.get("note", ""),
@@ -129,7 +106,7 @@ def list_presets() -> tuple[Preset, ...]:
     return tuple(sorted(presets, key=lambda preset: preset.name.lower()))
 
 
-def _merged(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the base with the other's values: tables are merged, everything else is replaced."""
     result = dict(base)
     for key, value in own.items():
@@ -169,75 +146,112 @@ def resolve_model(model: str, user_args: list[str]) -> ResolvedModel:
     Raises:
         UsageError: a quantization is asked for that cannot be described for this kind of model.
     """
+    asked = _Asked(model, user_args)
     if os.path.isdir(os.path.expanduser(model)):
-        return _from_folder(model, Path(model).expanduser(), "folder", user_args)
+        return asked.from_folder(Path(model).expanduser(), "folder")
     preset = find_preset(model)
-    from_hub = None if model.startswith("memprof/") else _from_hub(model, user_args)
+    from_hub = None if model.startswith("memprof/") else asked.from_hub()
     if from_hub is not None:
         # The weights are to be quantized, and a hub's name alone has no place for a description.
-        lacks = _is_quantized(user_args) and "--load-format" in from_hub.extra_args
+        lacks = asked.quantized and "--load-format" in from_hub.extra_args
         if preset is None or not lacks or from_hub.path != model:
             return from_hub
     if preset is None:
-        return ResolvedModel(
-            model, model, "hub", [], {}, "neither a folder nor a preset, and no hub answered for it"
-        )
-    extra = _missing(user_args, {"--load-format": "dummy", "--served-model-name": model})
+        why = "neither a folder nor a preset, and no hub answered for it"
+        return ResolvedModel(model, model, "hub", [], {}, why)
     note = "preset: the real architecture, a synthetic byte-level tokenizer, no weights"
     stand_ins = [f"{preset.name}: {preset.note}"] if preset.note else []
-    if _is_quantized(user_args):
+    if asked.quantized:
         preset = replace(preset, files={**preset.files, **_description(preset.config, preset.name)})
         stand_ins.append(_GENERATED_DESCRIPTION)
-    return ResolvedModel(
-        model, str(generate_model(preset)), "preset", extra, _OFFLINE, note, tuple(stand_ins)
-    )
+    path, extra = str(generate_model(preset)), [*asked.dummy(), *asked.named()]
+    return ResolvedModel(model, path, "preset", extra, _OFFLINE, note, tuple(stand_ins))
 
 
 def generate_model(preset: Preset) -> Path:
     """Return the folder of a preset, generated on first use."""
-    if not preset.folder.is_dir():
-        write_folder(preset.folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
-    return preset.folder
+    return write_folder(preset.folder, {**preset.files, **tokenizer_files(preset.tokenizer)})
 
 
-def _from_folder(model: str, folder: Path, source: str, user_args: list[str]) -> ResolvedModel:
-    """Return a folder, or one in the cache with links to its files and those that it lacks."""
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None  # missing or damaged, which the engine says better
-    if has_weights(folder) or not isinstance(content, dict):
-        return ResolvedModel(model, str(folder), source, [], {})
-    config = cast(ModelConfig, content)
-    extra = _missing(user_args, {"--load-format": "dummy"})
-    note = "the folder has no weights: --load-format dummy" if extra else ""
-    stand_ins = []
-    made: JsonFiles = {}
-    tokenizer_options = {"--tokenizer", "--skip-tokenizer-init"}
-    if not has_tokenizer(folder) and tokenizer_options.isdisjoint(dict(options(user_args))):
-        made = _tokenizer_of(config, folder)
-        extra += [] if made else ["--skip-tokenizer-init"]
-        remedy = "a synthetic one was generated" if made else extra[-1]
-        stand_ins.append(f"{model} has no tokenizer: {remedy}")
-    processor, like = _processor_of(config)
-    if processor and not processors.has_processor(folder):
-        lacking = {name: file for name, file in processor.items() if not (folder / name).exists()}
-        made = {**lacking, **made}
-        stand_ins.append(
-            f"{model} has no {', '.join(sorted(lacking))}: generated as for {like}; "
-            "they decide how large the multimodal profile is"
-        )
-    if _is_quantized(user_args) and not (folder / DESCRIPTION).is_file():
-        made = {**made, **_description(config, str(folder))}
-        stand_ins.append(_GENERATED_DESCRIPTION)
-    if not made:
-        return ResolvedModel(model, str(folder), source, extra, {}, note, tuple(stand_ins))
-    names = sorted(entry.name for entry in folder.iterdir())
-    digest = _digest([GENERATOR, str(folder.resolve()), names, made])
-    target = cache_dir() / "models" / f"{folder.resolve().name}-{digest[:12]}"
-    extra += _missing(user_args, {"--served-model-name": model})
-    path = write_folder(target, made, linked=folder)
-    return ResolvedModel(model, str(path), source, extra, _OFFLINE, note, tuple(stand_ins))
+class _Asked:
+    """The model and the options that the user gave."""
+
+    def __init__(self, model: str, user_args: list[str]) -> None:
+        self.model = model
+        self.given = dict(options(user_args))
+        #: vllm-ascend's own quantization is asked for.
+        self.quantized = value_of(user_args, "--quantization") == "ascend"
+
+    def dummy(self, folder: Path | None = None) -> list[str]:
+        """Return the arguments for weights that are not there, if the user gave none."""
+        has = "--load-format" in self.given or (folder is not None and has_weights(folder))
+        return [] if has else ["--load-format", "dummy"]
+
+    def named(self) -> list[str]:
+        name = ["--served-model-name", self.model]
+        return [] if name[0] in self.given else name
+
+    def from_folder(self, folder: Path, source: str) -> ResolvedModel:
+        """Return a folder, or one in the cache with links to its files and those that it lacks."""
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            config = None  # missing or damaged, which the engine says better
+        model = self.model
+        if has_weights(folder) or not isinstance(config, dict):
+            return ResolvedModel(model, str(folder), source, [], {})
+        extra = self.dummy()
+        note = "the folder has no weights: --load-format dummy" if extra else ""
+        stand_ins = []
+        made: JsonFiles = {}
+        given = {"--tokenizer", "--skip-tokenizer-init"} & self.given.keys()
+        if not has_tokenizer(folder) and not given:
+            made = _tokenizer_of(config, folder)
+            extra += [] if made else ["--skip-tokenizer-init"]
+            remedy = "a synthetic one was generated" if made else extra[-1]
+            stand_ins.append(f"{model} has no tokenizer: {remedy}")
+        processor, like = _processor_of(config)
+        if processor and not processors.has_processor(folder):
+            lacking = {n: file for n, file in processor.items() if not (folder / n).exists()}
+            made = {**lacking, **made}
+            stand_ins.append(
+                f"{model} has no {', '.join(sorted(lacking))}: generated as for {like}; "
+                "they decide how large the multimodal profile is"
+            )
+        if self.quantized and not (folder / DESCRIPTION).is_file():
+            made = {**made, **_description(config, str(folder))}
+            stand_ins.append(_GENERATED_DESCRIPTION)
+        path, env = folder, {}
+        if made:
+            names = sorted(entry.name for entry in folder.iterdir())
+            digest = _digest([GENERATOR, str(folder.resolve()), names, made])
+            path = cache_dir() / "models" / f"{folder.resolve().name}-{digest[:12]}"
+            write_folder(path, made, linked=folder)
+            extra, env = extra + self.named(), _OFFLINE
+        return ResolvedModel(model, str(path), source, extra, env, note, tuple(stand_ins))
+
+    def from_hub(self) -> ResolvedModel | None:
+        """Return the model of a hub's cache on this machine, or of a hub that answers in time."""
+        model = self.model
+        if hubs.uses_modelscope():
+            # The stack has no ModelScope client; what its cache holds is a folder like any other.
+            cached = hubs.modelscope_folder(model)
+            if cached is None:
+                return None
+            extra, env = [*self.dummy(cached), *self.named()], {"VLLM_USE_MODELSCOPE": "False"}
+            return ResolvedModel(model, str(cached), "hub", extra, env, "ModelScope's cache")
+        cached = hubs.hf_snapshot(model)
+        if cached is not None and not has_weights(cached) and self.quantized:
+            return self.from_folder(cached, "hub")
+        if cached is None and (
+            "/" not in model or hubs.is_offline() or not hubs.hub_answers(model)
+        ):
+            return None
+        extra, note = self.dummy(cached), "Hugging Face cache"
+        if cached is None:
+            note = "configuration and tokenizer from the hub; weights are not downloaded"
+            note = note if extra else "hub"
+        return ResolvedModel(model, model, "hub", extra, {}, note)
 
 
 def _tokenizer_of(config: ModelConfig, folder: Path) -> JsonFiles:
@@ -268,15 +282,15 @@ def _processor_of(config: ModelConfig) -> tuple[JsonFiles, str]:
     if family is not None:
         return processors.processor_files(family, config), ", ".join(family.model_types)
     if preset is not None:
-        names = [name for name in preset.files if name.endswith(_PROCESSOR)]
-        return {name: preset.files[name] for name in names}, preset.name
+        files = preset.files.items()
+        return {name: file for name, file in files if name.endswith(_PROCESSOR)}, preset.name
     return {}, ""
 
 
 def _preset_like(config: ModelConfig) -> Preset | None:
     """Return the first preset of a model's kind and vocabulary."""
 
-    def kind(table: ModelConfig) -> tuple[str | None, int | None]:
+    def kind(table: ModelConfig) -> tuple[object, object]:
         return table.get("model_type"), (table.get("text_config") or table).get("vocab_size")
 
     return next((preset for preset in list_presets() if kind(preset.config) == kind(config)), None)
@@ -285,54 +299,13 @@ def _preset_like(config: ModelConfig) -> Preset | None:
 def _description(config: ModelConfig, name: str) -> JsonFiles:
     description = describe(config)
     if description is None:
-        kind = config.get("model_type")
         raise UsageError(
             f"--quantization ascend: {name} has no {DESCRIPTION}, "
-            f"and none can be generated for model_type {kind!r}",
+            f"and none can be generated for model_type {config.get('model_type')!r}",
             hint="put the quantized model's own file beside config.json; "
             f"generated for: {', '.join(sorted(RULES))}",
         )
     return {DESCRIPTION: description}
-
-
-def _from_hub(model: str, user_args: list[str]) -> ResolvedModel | None:
-    """Return the model of a hub's cache on this machine, or of a hub that answers in time."""
-    if hubs.uses_modelscope():
-        # The stack has no ModelScope client; what its cache holds is a folder like any other.
-        cached = hubs.modelscope_folder(model)
-        if cached is None:
-            return None
-        extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
-        extra += _missing(user_args, {"--served-model-name": model})
-        return ResolvedModel(
-            model, str(cached), "hub", extra, {"VLLM_USE_MODELSCOPE": "False"}, "ModelScope's cache"
-        )
-    cached = hubs.hf_snapshot(model)
-    if cached is not None and not has_weights(cached) and _is_quantized(user_args):
-        return _from_folder(model, cached, "hub", user_args)
-    if cached is not None:
-        extra = [] if has_weights(cached) else _missing(user_args, {"--load-format": "dummy"})
-        return ResolvedModel(model, model, "hub", extra, {}, "Hugging Face cache")
-    if "/" not in model or hubs.is_offline() or not hubs.hub_answers(model):
-        return None
-    extra = _missing(user_args, {"--load-format": "dummy"})
-    note = (
-        "configuration and tokenizer from the hub; weights are not downloaded" if extra else "hub"
-    )
-    return ResolvedModel(model, model, "hub", extra, {}, note)
-
-
-def _is_quantized(user_args: list[str]) -> bool:
-    """Return True if the user asks for vllm-ascend's own quantization."""
-    return value_of(user_args, "--quantization") == "ascend"
-
-
-def _missing(user_args: list[str], wanted: dict[str, str]) -> list[str]:
-    """Return those of the options that the user did not give, as arguments."""
-    given = dict(options(user_args))
-    return [
-        word for option, value in wanted.items() if option not in given for word in (option, value)
-    ]
 
 
 def _digest(content: object) -> str:

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
 from vllm_memprof.errors import SetupError, UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from vllm_memprof.sim.folders import write_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -136,17 +133,7 @@ def find_profile(name: str) -> Path:
 
 def write_flat(profile: DeviceProfile, path: Path) -> None:
     """Write the profile for the shim, unless the file says the same already."""
-    write_unless_same(path, flat_text(profile))
-
-
-def write_unless_same(path: Path, text: str) -> None:
-    """Write a file at once or not at all; one that says the same stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_file(path, flat_text(profile))
 
 
 def flat_text(profile: DeviceProfile) -> str:
@@ -161,66 +148,46 @@ def flat_text(profile: DeviceProfile) -> str:
 
 
 def _parse(path: Path) -> DeviceProfile:
+    which = f"the device profile {path}"
     try:
-        table: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = {"workspace": {}, **tomllib.loads(path.read_text(encoding="utf-8"))}
     except tomllib.TOMLDecodeError as error:
-        raise SetupError(f"the device profile {path} is not TOML: {error}") from error
-    head = _table(table, "profile", path)
+        raise SetupError(f"{which} is not TOML: {error}") from error
+    for section in ("profile", "device", "memory", "simulation", "workspace"):
+        if not isinstance(table.get(section), dict):
+            raise SetupError(f"{which} has no [{section}]")
+    parts: dict[str, Any] = {}
+    for kind in (Device, Memory, Simulation):
+        section = kind.__name__.lower()
+        rows = table[section]
+        types = {field.name: {"int": int, "str": str}[str(field.type)] for field in fields(kind)}
+        if unknown := ", ".join(sorted(set(rows) - set(types))):
+            raise SetupError(f"{which} has unknown keys in [{section}]: {unknown}")
+        for key, type_ in types.items():
+            value = rows.get(key)
+            if type(value) is not type_ or (isinstance(value, int) and value < 0):
+                needs = f"{which} needs {key} in [{section}], a {type_.__name__}: {value!r}"
+                raise SetupError(needs)
+        parts[section] = kind(**rows)
+    rules = []
+    for pattern, given in table["workspace"].items():
+        row = {"per_byte": 0.0, **(given if isinstance(given, dict) else {"base": given})}
+        factor = row.pop("per_byte")
+        whole = all(type(value) is int and value >= 0 for value in row.values())
+        valid = whole and row.keys() <= {"base", "cap"} and re.fullmatch(r"[\w*]+", pattern)
+        if not valid or type(factor) not in (int, float) or factor < 0:
+            raise SetupError(
+                f"{which} has a rule in [workspace] that is none: {pattern!r} = {given!r}",
+                "a glob over operator names = bytes, "
+                "or {base = bytes, per_byte = factor, cap = bytes}",
+            )
+        rules.append(WorkspaceRule(pattern, row.get("base", 0), float(factor), row.get("cap", 0)))
+    head = table["profile"]
     aliases = head.get("aliases", [])
-    rules = _table(table, "workspace", path) if "workspace" in table else {}
     return DeviceProfile(
         name=str(head["name"]),
         aliases=tuple(map(str, aliases)) if isinstance(aliases, list) else (),
         title=str(head.get("title", head["name"])),
-        device=_section(Device, table, path),
-        memory=_section(Memory, table, path),
-        simulation=_section(Simulation, table, path),
-        workspace=tuple(_workspace_rule(glob, given, path) for glob, given in rules.items()),
+        workspace=tuple(rules),
+        **parts,
     )
-
-
-def _table(table: Mapping[str, object], section: str, path: Path) -> dict[str, object]:
-    rows = table.get(section)
-    if not isinstance(rows, dict):
-        raise SetupError(f"the device profile {path} has no [{section}]")
-    return rows
-
-
-_Section = TypeVar("_Section", bound="DataclassInstance")
-
-
-def _section(kind: type[_Section], table: Mapping[str, object], path: Path) -> _Section:
-    """Read the table that is named like the class; every field must be there, and nothing else."""
-    section = kind.__name__.lower()
-    rows = _table(table, section, path)
-    types = {field.name: {"int": int, "str": str}[str(field.type)] for field in fields(kind)}
-    if unknown := sorted(set(rows) - set(types)):
-        raise SetupError(
-            f"the device profile {path} has unknown keys in [{section}]: {', '.join(unknown)}"
-        )
-    for key, type_ in types.items():
-        value = rows.get(key)
-        if type(value) is not type_ or (isinstance(value, int) and value < 0):
-            raise SetupError(
-                f"the device profile {path} needs {key} in [{section}], "
-                f"a {type_.__name__}: {value!r}"
-            )
-    return kind(**rows)
-
-
-def _workspace_rule(pattern: str, given: object, path: Path) -> WorkspaceRule:
-    rows: dict[str, object] = dict(given) if isinstance(given, dict) else {"base": given}
-    factor = rows.pop("per_byte", 0.0)
-    sizes = {
-        key: value
-        for key, value in rows.items()
-        if key in ("base", "cap") and type(value) is int and value >= 0
-    }
-    valid = sizes == rows and type(factor) is not bool and re.fullmatch(r"[\w*]+", pattern)
-    if not (valid and isinstance(factor, (int, float)) and factor >= 0):
-        raise SetupError(
-            f"the device profile {path} has a rule in [workspace] that is none: "
-            f"{pattern!r} = {given!r}",
-            "a glob over operator names = bytes, or {base = bytes, per_byte = factor, cap = bytes}",
-        )
-    return WorkspaceRule(pattern, sizes.get("base", 0), float(factor), sizes.get("cap", 0))

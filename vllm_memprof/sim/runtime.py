@@ -29,13 +29,8 @@ from pathlib import Path
 from vllm_memprof.errors import SetupError
 from vllm_memprof.sim import build, cuda_stubs, elf, extensions, stand_ins, symbols
 from vllm_memprof.sim.device_type import built_for, device_type_of
-from vllm_memprof.sim.profiles import (
-    DeviceProfile,
-    flat_text,
-    load_profile,
-    write_flat,
-    write_unless_same,
-)
+from vllm_memprof.sim.folders import new_folder, write_file
+from vllm_memprof.sim.profiles import DeviceProfile, flat_text, load_profile, write_flat
 from vllm_memprof.sim.stacks import Stack, default_prefix, load_stack
 from vllm_memprof.version import __version__
 
@@ -140,9 +135,7 @@ def read_stamp(prefix: Path) -> Stamp | None:
 
 def write_stamp(prefix: Path, stamp: Stamp) -> None:
     """Write the stamp at once or not at all."""
-    temporary = prefix / f".{STAMP}.tmp"
-    temporary.write_text(json.dumps(asdict(stamp), indent=1) + "\n", encoding="utf-8")
-    temporary.replace(prefix / STAMP)
+    write_file(prefix / STAMP, json.dumps(asdict(stamp), indent=1) + "\n")
 
 
 def fingerprint(stack: Stack) -> str:
@@ -163,14 +156,19 @@ def engine_env(profile: DeviceProfile, prefix: Path) -> dict[str, str]:
     digest = hashlib.sha256(flat_text(profile).encode()).hexdigest()[:12]
     flat = prefix / "profiles" / f"{profile.name}-{digest}.txt"
     write_flat(profile, flat)
-    python_path = [str(SITE_DIR), str(link_package(prefix))]
-    if (prefix / stand_ins.STAND_INS).is_dir():
-        python_path.insert(1, str(prefix / stand_ins.STAND_INS))
+    written = prefix / stand_ins.STAND_INS
+    ours = {
+        "LD_LIBRARY_PATH": (prefix / "shim", prefix / "left_out"),
+        "PYTHONPATH": (SITE_DIR, *[written] * written.is_dir(), link_package(prefix)),
+    }
     cann = stand_in_cann(profile, prefix)
-    libraries = [str(prefix / "shim"), str(prefix / "left_out")]
     env = {
-        "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
-        "PYTHONPATH": _joined(python_path, "PYTHONPATH"),
+        name: os.pathsep.join(
+            dict.fromkeys([*map(str, paths), *filter(None, os.environ.get(name, "").split(":"))])
+        )
+        for name, paths in ours.items()
+    }
+    env |= {
         "MEMPROF_SIM_PROFILE": str(flat),
         # torch_npu checks that these exist, and must not look into a real CANN of this machine.
         "ASCEND_HOME_PATH": str(cann),
@@ -204,7 +202,7 @@ def stand_in_cann(profile: DeviceProfile, prefix: Path) -> Path:
         (home / name).mkdir(parents=True, exist_ok=True)
     if version:
         info = home / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"
-        write_unless_same(info, f"package_name=Ascend-cann-toolkit\nversion={version}\n")
+        write_file(info, f"package_name=Ascend-cann-toolkit\nversion={version}\n")
     return home
 
 
@@ -226,27 +224,14 @@ def link_package(prefix: Path) -> Path:
     target = prefix / "memprof" / key
     if (target / PACKAGE_DIR.name / "__init__.py").exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=target.parent))
-    metadata = temporary / f"{PACKAGE_DIR.name}-{__version__}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n"
-    )
-    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
-    (metadata / "INSTALLER").write_text("memprof sim setup\n")
-    (temporary / PACKAGE_DIR.name).symlink_to(PACKAGE_DIR)
-    temporary.chmod(0o755)
-    try:
-        temporary.rename(target)
-    except OSError:
-        if not (target / PACKAGE_DIR.name).exists():  # otherwise another process was faster
-            raise
+    with new_folder(target) as folder:
+        metadata = folder / f"{PACKAGE_DIR.name}-{__version__}.dist-info"
+        metadata.mkdir()
+        for name, text in {
+            "METADATA": f"Metadata-Version: 2.1\nName: vllm-memprof\nVersion: {__version__}\n",
+            "entry_points.txt": ENTRY_POINTS,
+            "INSTALLER": "memprof sim setup\n",
+        }.items():
+            (metadata / name).write_text(text)
+        (folder / PACKAGE_DIR.name).symlink_to(PACKAGE_DIR)
     return target
-
-
-def _joined(ours: list[str], name: str) -> str:
-    theirs = [
-        entry for entry in os.environ.get(name, "").split(os.pathsep) if entry and entry not in ours
-    ]
-    return os.pathsep.join([*ours, *theirs])

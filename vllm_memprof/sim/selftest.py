@@ -7,7 +7,6 @@ in the launcher's process; the engine is a child.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from vllm_memprof.errors import SetupError, UsageError
 from vllm_memprof.sim.poison import CALL_SITE_DIR, PoisonedRead, load_poisoned_reads, poison_env
 from vllm_memprof.sim.presets import resolve_model
 from vllm_memprof.sim.runtime import prepare_runtime
+from vllm_memprof.sim.setup import TIME_WAS_UP, run_command
 from vllm_memprof.sim.stacks import load_stack
 
 SCRIPT = Path(__file__).parent / "engine" / "generate.py"
@@ -50,20 +50,12 @@ def run_selftest(stack: str | None, model: str, device: str) -> list[PoisonedRea
             "PYTHONPATH": f"{CALL_SITE_DIR}{os.pathsep}{env['PYTHONPATH']}",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
-        try:
-            done = subprocess.run(
-                [str(runtime.python), str(SCRIPT), resolved.path],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise SetupError(f"the engine did not end within {TIMEOUT_S:.0f} s") from error
-        if "MEMPROF {" not in done.stdout:
-            tail = "\n".join(done.stdout.splitlines()[-_TAIL_LINES:])
-            raise SetupError(f"the engine failed with status {done.returncode}:\n{tail}")
+        command = ["timeout", str(TIMEOUT_S), str(runtime.python), str(SCRIPT), resolved.path]
+        lines: list[str] = []
+        status = run_command(command, env, lines.append)
+        if status == TIME_WAS_UP:
+            raise SetupError(f"the engine did not end within {TIMEOUT_S:.0f} s")
+        if not any("MEMPROF {" in line for line in lines):
+            tail = "\n".join(lines[-_TAIL_LINES:])
+            raise SetupError(f"the engine failed with status {status}:\n{tail}")
         return load_poisoned_reads(reads)

@@ -25,11 +25,12 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
+from itertools import dropwhile
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +56,7 @@ from vllm_memprof.sim.sharing import INSTALLER, share_package
 from vllm_memprof.sim.stacks import (
     Build,
     Chunk,
+    Extension,
     Stack,
     default_prefix,
     list_stacks,
@@ -72,12 +74,17 @@ VERIFY_SCRIPT = Path(__file__).parent / "engine" / "verify.py"
 #: A verification that takes longer is stuck; it imports the whole engine from a cold disk.
 VERIFY_TIMEOUT_S = 900.0
 #: Exit status of timeout(1) when it ended its command.
-_TIME_WAS_UP = 124
+TIME_WAS_UP = 124
 _KEPT_LINES = 60
 #: A line of pip's progress: the verb, the package or file, and the size where it says one.
 _PIP_WORK = re.compile(
     r"\s*(Collecting|Downloading|Processing|Building wheel for)\s+(\S+)(?:.*?(\([\d.]+ [kMG]B\)))?"
 )
+
+
+def print_nothing(line: str) -> None:
+    """Take a line that nobody wants to see."""
+
 
 RunCommand = Callable[[list[str], dict[str, str], Callable[[str], None]], int]
 
@@ -86,15 +93,15 @@ class SetupProgress(Protocol):
     """Receives the progress of a setup. The command line shows it."""
 
     def step(self, number: int, total: int, title: str) -> None:
-        """A step begins."""
+        """Show that a step begins."""
         return
 
     def detail(self, text: str) -> None:
-        """Something within the step."""
+        """Show what the step is at."""
         return
 
     def done(self, seconds: float) -> None:
-        """The step ended."""
+        """Show that the step has ended."""
         return
 
 
@@ -191,15 +198,14 @@ def add_extra(
     """
     chunks = load_extra(name)
     job = _Setup(result.stack, result.prefix, progress or _SilentSetup(), run or run_command)
-    missing = [pin for chunk in chunks for pin in missing_pins(chunk.pins, job.site_packages)]
+    missing = any(missing_pins(chunk.pins, job.site_packages) for chunk in chunks)
     if missing:
         with _locked(result.prefix, job.progress):
-            for number, chunk in enumerate(chunks, 1):
-                started = time.monotonic()
-                job.progress.step(number, len(chunks), f"install {chunk.title}")
-                job.install_chunk(chunk)
-                job.progress.done(time.monotonic() - started)
-    return bool(missing)
+            job.take([_install(job, chunk) for chunk in chunks])
+    return missing
+
+
+Step = tuple[str, Callable[[], None]]
 
 
 class _Setup:
@@ -213,43 +219,44 @@ class _Setup:
         self.progress = progress
         self.run = run
         self.python = prefix / "bin" / "python"
+        self.site_packages = prefix / "lib" / f"python{stack.python}" / "site-packages"
+        #: of a build, which may import torch
+        self.build_env = {"LD_LIBRARY_PATH": str(prefix / "left_out")}
         self.facts: dict[str, object] = {}
-
-    @property
-    def site_packages(self) -> Path:
-        return self.prefix / "lib" / f"python{self.stack.python}" / "site-packages"
 
     def execute(self) -> dict[str, object]:
         (self.prefix / STAMP).unlink(missing_ok=True)
-        python, chunks, builds = self.stack.python, self.stack.chunks, self.stack.builds
-        steps: list[tuple[str, Callable[[], None]]] = [
+        steps: list[Step] = [
             ("check this machine", self.check_machine),
-            (f"virtual environment, Python {python}", self.make_venv),
-            *((f"install {each.title}", partial(self.install_chunk, each)) for each in chunks),
+            (f"virtual environment, Python {self.stack.python}", self.make_venv),
+            *(_install(self, chunk) for chunk in self.stack.chunks),
             ("build stand-ins for CUDA libraries that are left out", self.build_left_out),
-            *(
-                (f"build {each.name} {each.version}", partial(self.build_package, each))
-                for each in builds
-            ),
-            *(
-                (f"compile {each.extension.module}", partial(self.build_extension, each))
-                for each in builds
-                if each.extension is not None
-            ),
-            *(
-                [("write stand-ins for packages", self.write_stand_ins)]
-                * bool(self.stack.stand_ins)
-            ),
-            ("build the simulated device", self.build_shim),
-            ("install memprof", self.install_memprof),
-            ("verify: import the engine, allocate on the device", self.verify),
         ]
+        for build in self.stack.builds:
+            title = f"build {build.name} {build.version}"
+            steps.append((title, partial(self.build_package, build)))
+        for build in self.stack.builds:
+            if extension := build.extension:
+                action = partial(self.build_extension, build, extension)
+                steps.append((f"compile {extension.module}", action))
+        if self.stack.stand_ins:
+            steps.append(("write stand-ins for packages", self.write_stand_ins))
+        self.take(
+            [
+                *steps,
+                ("build the simulated device", self.build_shim),
+                ("install memprof", self.install_memprof),
+                ("verify: import the engine, allocate on the device", self.verify),
+            ]
+        )
+        return self.facts
+
+    def take(self, steps: list[Step]) -> None:
         for number, (title, action) in enumerate(steps, 1):
             started = time.monotonic()
             self.progress.step(number, len(steps), title)
             action()
             self.progress.done(time.monotonic() - started)
-        return self.facts
 
     def check_machine(self) -> None:
         check_platform()
@@ -268,18 +275,17 @@ class _Setup:
         check_free(temporary, self.stack.temporary_bytes, "pip's downloads (TMPDIR)")
 
     def make_venv(self) -> None:
-        found = (self.prefix / "pyvenv.cfg").exists()
-        if found and self._run([str(self.python), "-m", "pip", "--version"]) is None:
+        pip = [str(self.python), "-m", "pip", "--version"]
+        if (self.prefix / "pyvenv.cfg").exists() and not self.run(pip, clean_env(), print_nothing):
             return
         interpreter = find_python(self.stack.python)
         self.progress.detail(f"from {interpreter}")
-        tail = self._run([interpreter, "-m", "venv", str(self.prefix)])
-        if tail is not None:
-            raise SetupError(
-                f"{interpreter} could not make a virtual environment:\n{tail}",
-                "Debian and Ubuntu keep it in a package of its own: "
-                f"apt install python{self.stack.python}-venv",
-            )
+        self._run(
+            [interpreter, "-m", "venv", str(self.prefix)],
+            f"{interpreter} could not make a virtual environment",
+            "Debian and Ubuntu keep it in a package of its own: "
+            f"apt install python{self.stack.python}-venv",
+        )
 
     def install_chunk(self, chunk: Chunk) -> None:
         missing = missing_pins(chunk.pins, self.site_packages)
@@ -295,7 +301,7 @@ class _Setup:
         with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="memprof-") as requirements:
             requirements.write("".join(f"{name}=={version}\n" for name, version in missing))
             requirements.flush()
-            self._pip(["-r", requirements.name], chunk.title, {})
+            self._pip(["-r", requirements.name], chunk.title)
         left = missing_pins(chunk.pins, self.site_packages)
         if left:
             names = ", ".join(f"{name}=={version}" for name, version in left[:5])
@@ -306,7 +312,7 @@ class _Setup:
 
     def share(self, pins: list[tuple[str, str]]) -> set[tuple[str, str]]:
         """Link packages out of the environments of other stacks; return those that were found."""
-        shared = set()
+        shared: set[tuple[str, str]] = set()
         for stack in list_stacks():
             donor = default_prefix(stack.name)
             if donor == self.prefix or stack.python != self.stack.python:
@@ -324,18 +330,11 @@ class _Setup:
             self.progress.detail("already there")
             return
         remove_torn(self.site_packages)
-        pin = f"{build.name}=={build.version}"
-        self._pip(
-            ["--no-build-isolation", "--no-binary", build.name, pin],
-            f"{build.name} {build.version}",
-            # the build may import torch
-            {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")},
-        )
+        options = ["--no-build-isolation", "--no-binary", build.name]
+        self._pip([*options, build.pin], build.pin, build.env | self.build_env)
 
-    def build_extension(self, build: Build) -> None:
+    def build_extension(self, build: Build, extension: Extension) -> None:
         """Compile what the package's own build left out of it."""
-        extension = build.extension
-        assert extension is not None
         target, compiler = target_of(self.python), find_compiler()
         digest = extension_fingerprint(extension, build.version, compiler)
         work = self.prefix / "extensions" / digest[:16]
@@ -344,16 +343,14 @@ class _Setup:
             self.progress.detail("already there")
             return
         work.mkdir(parents=True, exist_ok=True)
-        pin = f"{build.name}=={build.version}"
         options = ["--no-build-isolation", "--no-binary", build.name, "--dest", str(work)]
-        env = {**build.env, "LD_LIBRARY_PATH": str(self.prefix / "left_out")}
-        self._pip([*options, pin], pin, env, verb="download")
+        env = build.env | self.build_env
+        self._pip([*options, build.pin], build.pin, env, verb="download")
         source = work / "source"
         source.mkdir(exist_ok=True)
         archive = next(work.glob("*.tar.gz"))
-        tail = self._run(["tar", "-xzf", str(archive), "--strip-components=1", "-C", str(source)])
-        if tail is not None:
-            raise SetupError(f"{archive} cannot be unpacked:\n{tail}")
+        command = ["tar", "-xzf", str(archive), "--strip-components=1", "-C", str(source)]
+        self._run(command, f"{archive} cannot be unpacked")
         self.progress.detail(f"compiling {len(extension.sources)} files, some minutes")
         build_extension(extension, source, target, compiler)
         shutil.rmtree(work)
@@ -389,83 +386,86 @@ class _Setup:
 
     def verify(self) -> None:
         """Import the engine, which also compiles its Python, and allocate on an own device."""
-        report: list[str] = []
-
-        def keep(line: str) -> None:
-            if line.startswith("MEMPROF "):
-                report.append(line.removeprefix("MEMPROF "))
-
+        lines: list[str] = []
+        failed = "the engine does not work on the simulated device"
+        hint = "memprof sim setup --force builds it again"
         with tempfile.TemporaryDirectory(prefix="memprof-sim-verify-") as folder:
             env = engine_env(load_profile("ascend910b"), self.prefix)
             env["MEMPROF_SIM_STATE"] = f"{folder}/state"
             command = ["timeout", str(VERIFY_TIMEOUT_S), str(self.python), str(VERIFY_SCRIPT)]
             command.append(self.stack.engine)
-            tail = self._run(command, env, keep)
-        if tail is not None or not report:
-            raise SetupError(
-                f"the engine does not work on the simulated device:\n{tail}",
-                "memprof sim setup --force builds it again",
-            )
-        self.facts = json.loads(report[-1])
+            self._run(command, failed, hint, env, lines.append)
+        report = [line for line in lines if line.startswith("MEMPROF ")]
+        if not report:
+            raise SetupError(f"{failed}:\nNone", hint)
+        self.facts = json.loads(report[-1].removeprefix("MEMPROF "))
 
     def _pip(
-        self, arguments: list[str], what: str, env: dict[str, str], verb: str = "install"
+        self,
+        arguments: list[str],
+        what: str,
+        env: dict[str, str] | None = None,
+        verb: str = "install",
     ) -> None:
-        package = [what]
+        package = what
 
         def keep(line: str) -> None:
+            nonlocal package
             if match := _PIP_WORK.match(line):
-                verb, path, size = match.groups()
-                package[0] = path.rsplit("/", 1)[-1]
-                self.progress.detail(f"{verb} {package[0]} {size or ''}".rstrip())
+                word, path, size = match.groups()
+                package = path.rsplit("/", 1)[-1]
+                self.progress.detail(f"{word} {package} {size or ''}".rstrip())
             elif match := re.match(r"ERROR: No matching distribution found for (\S+)", line):
-                package[0] = match.group(1)
+                package = match.group(1)
             elif line.startswith("Installing collected packages"):
                 self.progress.detail("unpacking")
 
         options = "--no-deps --no-input --disable-pip-version-check --progress-bar off"
         if verb == "install":
             options += " --no-compile --no-warn-script-location"
-        pip = [str(self.python), "-m", "pip", verb, *options.split()]
-        tail = self._run([*pip, *arguments], env, keep)
-        if tail is not None:
-            raise SetupError(
-                f"pip could not install {package[0]}:\n{tail}",
-                "check the network and pip's configuration (index, proxy), then "
-                f"{setup_command(self.stack, self.prefix)}   (finished packages are kept)",
-            )
+        self._run(
+            [str(self.python), "-m", "pip", verb, *options.split(), *arguments],
+            lambda: f"pip could not install {package}",
+            "check the network and pip's configuration (index, proxy), then "
+            f"{setup_command(self.stack, self.prefix)}   (finished packages are kept)",
+            env,
+            keep,
+        )
 
     def _run(
         self,
         command: list[str],
+        failed: str | Callable[[], str],
+        hint: str | None = None,
         env: dict[str, str] | None = None,
-        keep: Callable[[str], None] | None = None,
-    ) -> str | None:
-        """Run a command; return None when it succeeded, else its last lines."""
+        keep: Callable[[str], None] = print_nothing,
+    ) -> None:
+        """Run a command; where it fails, say what failed and why by its last lines."""
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
         def listen(line: str) -> None:
             lines.append(line)
-            if keep is not None:
-                keep(line)
+            keep(line)
 
         status = self.run(command, clean_env() | (env or {}), listen)
-        if status == 0:
-            return None
-        tail = tail_of(list(lines))
-        if command[0] == "timeout" and status == _TIME_WAS_UP:
-            return f"  it did not end within {command[1]} s; its last lines:\n{tail}"
-        return tail
+        if status != 0:
+            tail = tail_of(list(lines))
+            if command[0] == "timeout" and status == TIME_WAS_UP:
+                tail = f"  it did not end within {command[1]} s; its last lines:\n{tail}"
+            what = failed if isinstance(failed, str) else failed()
+            raise SetupError(f"{what}:\n{tail}", hint)
+
+
+def _install(job: _Setup, chunk: Chunk) -> Step:
+    return f"install {chunk.title}", partial(job.install_chunk, chunk)
 
 
 def tail_of(lines: list[str]) -> str:
     """Return why a command failed: pip's errors, a traceback's messages, or the last lines."""
     useful = [line for line in lines if line.strip() and not line.startswith("WARNING: Location")]
-    start = next(
-        (index for index, line in enumerate(useful) if re.match(r"\s*(ERROR|error:)", line)), None
-    )
+    errors = list(dropwhile(lambda line: not re.match(r"\s*(ERROR|error:)", line), useful))
     raised = [line for line in useful if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
-    chosen = useful[start:][:8] if start is not None else raised[-4:] or useful[-8:]
+    chosen = errors[:8] or raised[-4:] or useful[-8:]
     return "\n".join(f"  {line}" for line in chosen) or "  (it printed nothing)"
 
 
@@ -559,11 +559,8 @@ def folder_bytes(path: Path) -> int:
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
-            try:
-                status = os.lstat(os.path.join(folder, name))
-            except OSError:
-                continue
-            total += status.st_blocks * 512
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total
 
 
@@ -604,9 +601,7 @@ def metadata_folders(site_packages: Path) -> dict[tuple[str, str], Path]:
     return folders
 
 
-def missing_pins(
-    pins: tuple[tuple[str, str], ...] | list[tuple[str, str]], site_packages: Path
-) -> list[tuple[str, str]]:
+def missing_pins(pins: Iterable[tuple[str, str]], site_packages: Path) -> list[tuple[str, str]]:
     """Return those of the pins that are not installed in exactly that version."""
     installed = metadata_folders(site_packages)
     return [pin for pin in pins if pin not in installed]

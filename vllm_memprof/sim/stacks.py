@@ -25,9 +25,9 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_memprof.errors import SetupError, UsageError
+from vllm_memprof.sim.folders import write_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,6 +69,11 @@ class Build:
     version: str
     env: dict[str, str]
     extension: Extension | None = None
+
+    @property
+    def pin(self) -> str:
+        """Return it as pip wants to be asked for it."""
+        return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True)
@@ -132,10 +137,7 @@ def remember_prefix(name: str, prefix: Path) -> None:
     if prefix == cache_dir() / "stacks" / name:
         note.unlink(missing_ok=True)
         return
-    note.parent.mkdir(parents=True, exist_ok=True)
-    temporary = note.with_name(f".{note.name}.{os.getpid()}")
-    temporary.write_text(f"{prefix}\n", encoding="utf-8")
-    temporary.replace(note)
+    write_file(note, f"{prefix}\n")
 
 
 def _prefix_note(name: str) -> Path:
@@ -176,38 +178,27 @@ def load_extra(name: str) -> tuple[Chunk, ...]:
 def _parse(path: Path) -> Stack:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        lock = path.parent / table["lock"]
+        lock = path.parent / table.pop("lock")
+        stand_ins = tuple(StandIn(**row) for row in table.pop("stand_in", []))
+        builds = []
+        for row in table.pop("build", []):
+            extension = None
+            if given := row.get("extension"):
+                module = given.pop("module")
+                extension = Extension(module, **{name: tuple(v) for name, v in given.items()})
+            builds.append(Build(*_parse_pin(row["requirement"]), row.get("env", {}), extension))
+        chunks = parse_lock(lock.read_text(encoding="utf-8"))
         return Stack(
-            name=table["name"],
-            title=table["title"],
-            engine=table["engine"],
-            engine_version=table["engine_version"],
-            python=table["python"],
-            chunks=parse_lock(lock.read_text(encoding="utf-8")),
-            builds=tuple(
-                Build(
-                    *_parse_pin(row["requirement"]),
-                    env=dict(row.get("env", {})),
-                    extension=_parse_extension(row.get("extension")),
-                )
-                for row in table.get("build", [])
-            ),
-            disk_bytes=int(table["disk_bytes"]),
-            temporary_bytes=int(table["temporary_bytes"]),
+            **table,
+            chunks=chunks,
+            builds=tuple(builds),
             sources=(path, lock),
-            stand_ins=tuple(StandIn(**row) for row in table.get("stand_in", [])),
+            stand_ins=stand_ins,
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"the stack file {path} cannot be read: {type(error).__name__}: {error}"
         ) from error
-
-
-def _parse_extension(row: dict[str, Any] | None) -> Extension | None:
-    if row is None:
-        return None
-    lists = {name: tuple(value) for name, value in row.items() if name != "module"}
-    return Extension(module=row["module"], **lists)
 
 
 def parse_lock(text: str) -> tuple[Chunk, ...]:
@@ -217,20 +208,18 @@ def parse_lock(text: str) -> tuple[Chunk, ...]:
         ValueError: a line that is neither a pin, nor a comment, nor empty; or a package pinned
         twice.
     """
-    chunks: list[tuple[str, list[tuple[str, str]]]] = []
-    seen: set[str] = set()
+    chunks: dict[str, list[tuple[str, str]]] = {}
+    title, seen = "packages", set()
     for line in map(str.strip, text.splitlines()):
         if line.startswith("# chunk:"):
-            chunks.append((line.removeprefix("# chunk:").strip(), []))
+            title = line.removeprefix("# chunk:").strip()
         elif line and not line.startswith("#"):
             pin = _parse_pin(line)
             if pin[0] in seen:
                 raise ValueError(f"{pin[0]} is pinned twice")
             seen.add(pin[0])
-            if not chunks:
-                chunks.append(("packages", []))
-            chunks[-1][1].append(pin)
-    return tuple(Chunk(title, tuple(pins)) for title, pins in chunks if pins)
+            chunks.setdefault(title, []).append(pin)
+    return tuple(Chunk(title, tuple(pins)) for title, pins in chunks.items())
 
 
 def _parse_pin(line: str) -> tuple[str, str]:

@@ -6,44 +6,20 @@ Face's tokenizers. Text is one token per byte.
 
 from __future__ import annotations
 
-from typing import TypedDict
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from vllm_memprof.sim.folders import JsonFiles
 from vllm_memprof.sim.weights import ModelConfig
 
-
-class Message(TypedDict):
-    """Text before and after a message; the role is {role} or {Role}."""
-
-    before: str
-    after: str
-
-
-class Reserved(TypedDict):
-    """Numbered placeholders between plain and special tokens."""
-
-    name: str  # with {} for the number
-    first: int
-    count: int
-
-
-TokenizerTable = TypedDict(
-    "TokenizerTable",
-    {
-        "class": str,
-        "plain_tokens": int,  # ids of text: the first 256 are the bytes, the others never produced
-        "special_tokens": list[str],  # the ids behind
-        "first_tokens": list[str],  # the ids before
-        "reserved": Reserved,
-        "bos_token": str,
-        "eos_token": str,
-        "pad_token": str,
-        "model_max_length": int,
-        "message": Message,
-        "extra_special_tokens": dict[str, str],  # what a processor calls some of them
-    },
-    total=False,
-)
+#: A file of ``data/presets/tokenizers``: class, plain_tokens (ids of text: the first 256 are the
+#: bytes, the others never produced), special_tokens (the ids behind), first_tokens (those before),
+#: reserved (numbered placeholders between plain and special tokens: name with {}, first, count),
+#: message (text before and after one; the role is {role} or {Role}), and keys of
+#: tokenizer_config.json.
+TokenizerTable = Mapping[str, Any]
 
 _CONTENT = (
     "{% if message.content is string %}{{ message.content }}{% elif message.content %}"
@@ -53,6 +29,8 @@ _CONTENT = (
     "{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
     "{% endfor %}{% endif %}"
 )
+#: What all of them have in common.
+_SKELETON = Path(__file__).parent / "data" / "tokenizer.json"
 #: Ids that a tokenizer needs besides special ones: a byte each.
 _BYTES = 256
 
@@ -60,7 +38,7 @@ _BYTES = 256
 def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     """Return ``tokenizer.json`` and ``tokenizer_config.json`` of a table."""
     before = table.get("first_tokens", [])
-    reserved = table.get("reserved", Reserved(name="", first=0, count=0))
+    reserved = table.get("reserved", {"name": "", "first": 0, "count": 0})
     behind = [reserved["name"].format(reserved["first"] + at) for at in range(reserved["count"])]
     behind += table["special_tokens"]
     first = len(before)
@@ -77,34 +55,9 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     plain += [f"<unused{index}>" for index in range(_BYTES, table["plain_tokens"])]
     # the library wants the ids of first tokens in the model too: it numbers from 0 without a hole
     vocabulary = {text: number for number, text in enumerate([*before, *plain])}
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": False,
-    }
-    model: dict[str, object] = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": "",
-        "end_of_word_suffix": "",
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "vocab": vocabulary,
-        "merges": [],
-    }
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": number, **token} for number, token in added.items()],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": byte_level,
-        "decoder": byte_level,
-        "model": model,
-    }
+    tokenizer = json.loads(_SKELETON.read_text(encoding="utf-8"))
+    tokenizer["added_tokens"] = [{"id": number, **token} for number, token in added.items()]
+    tokenizer["model"]["vocab"] = vocabulary
     names = ("bos_token", "eos_token", "pad_token", "model_max_length", "extra_special_tokens")
     config = {
         "tokenizer_class": table["class"],
@@ -115,7 +68,7 @@ def tokenizer_files(table: TokenizerTable) -> JsonFiles:
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
 
 
-def chat_template(message: Message) -> str:
+def chat_template(message: Mapping[str, str]) -> str:
     """Return a Jinja template: a message's beginning, with its role, its text, its end."""
     before = message["before"].replace("{role}", "{{ message.role }}")
     before = before.replace("{Role}", "{{ message.role | capitalize }}")

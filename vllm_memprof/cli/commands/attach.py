@@ -9,14 +9,10 @@ from typing import Annotated
 import typer
 
 from vllm_memprof.cli import live
-from vllm_memprof.cli.run import APP_SETTINGS
-from vllm_memprof.cli.show import check_format
+from vllm_memprof.cli.show import check_format, command_app
 from vllm_memprof.text import text
 
-app = typer.Typer(**APP_SETTINGS)
 
-
-@app.command()
 def attach(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
@@ -55,3 +51,6 @@ def attach(
         sys.stdout.write(live.describe(attached, shown))
     else:
         view.note(f"memprof: {shown.say(end or text('left; the run goes on'))}")
+
+
+app = command_app(attach)

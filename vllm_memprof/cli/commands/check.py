@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import DRAWN, Lang, check_format, draw, write_out
+from vllm_memprof.cli.show import (
+    DRAWN,
+    Lang,
+    check_format,
+    command_app,
+    draw,
+    write_out,
+    write_result,
+)
 from vllm_memprof.errors import MemprofError, UsageError
 from vllm_memprof.sources import read_report
 
@@ -18,14 +26,11 @@ if TYPE_CHECKING:
     from vllm_memprof.check.outcomes import CheckResult
     from vllm_memprof.check.ratchet import Margin
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
 FORMATS = (*DRAWN, "json", "github")
 #: Exit status of a run that is over its budget.
 OVER_BUDGET = 1
 
 
-@app.command()
 def check(
     run: Annotated[
         str,
@@ -118,7 +123,8 @@ def check(
     if init:
         others = {"--budget": budget, "--baseline": baseline, "--junit": junit}
         _refuse({**others, "--update-baseline": update}, "--init")
-        return _propose(read_report(run), room, output, force)
+        _propose(read_report(run), room, output, force)
+        return
     if budget is None:
         raise UsageError(
             "--budget FILE is missing",
@@ -137,12 +143,29 @@ def check(
             what = f"the baseline cannot be compared with the run:\n  {reasons}"
             raise UsageError(what, hint=hint)
     result = check_report(report, limits, before)
-    if update:
-        result = _tighten(result, text, budget, report, before, room, force)
-    _write(result, format_name, output, junit, budget, lang)
+    if update and not result.outcomes[0].ok:  # a failed run changes nothing
+        result.notes.append(f"{budget} is left as it is: the run did not end well")
+    elif update:
+        from vllm_memprof.check.budget_file import parse_budget
+        from vllm_memprof.check.ratchet import tighten_budget
+
+        turned = tighten_budget(text, str(budget), report, room, force)
+        result = check_report(report, parse_budget(turned.text, str(budget)), before)
+        result.notes.extend(turned.remarks)
+        if turned.text != text:
+            _replace(budget, turned.text)
+        else:
+            result.notes.append(f"{budget} is left as it is: no limit to tighten")
+    if junit is not None:
+        from vllm_memprof.report.check_junit import render_check_junit
+
+        write_out(render_check_junit(result), junit)
+    if format_name == "github":
+        _write_for_github(result, output, budget)
+    else:
+        write_result(result, format_name, output, lang)
     if not result.ok:
         raise typer.Exit(OVER_BUDGET)
-    return None
 
 
 def _refuse(given: dict[str, object], what: str) -> None:
@@ -210,33 +233,6 @@ def _read_budget(path: Path, baseline: str | None) -> tuple[str, BudgetFile]:
     return text, limits
 
 
-def _tighten(
-    result: CheckResult,
-    text: str,
-    path: Path,
-    report: Report,
-    baseline: Report | None,
-    margin: Margin,
-    force: bool,
-) -> CheckResult:
-    """Rewrite the file and check the run against it; a failed run changes nothing."""
-    from dataclasses import replace
-
-    from vllm_memprof.check.budget_file import parse_budget
-    from vllm_memprof.check.outcomes import check_report
-    from vllm_memprof.check.ratchet import tighten_budget
-
-    if not result.outcomes[0].ok:
-        note = f"{path} is left as it is: the run did not end well"
-        return replace(result, notes=[*result.notes, note])
-    turned = tighten_budget(text, str(path), report, margin, force)
-    if turned.text != text:
-        _replace(path, turned.text)
-    after = check_report(report, parse_budget(turned.text, str(path)), baseline)
-    kept = [f"{path} is left as it is: no limit to tighten"] if turned.text == text else []
-    return replace(after, notes=[*after.notes, *turned.remarks, *kept])
-
-
 def _replace(path: Path, text: str) -> None:
     """Write a file of a repository: follow links, keep its mode, or take that of the umask."""
     path = path.resolve()
@@ -250,36 +246,21 @@ def _replace(path: Path, text: str) -> None:
     path.chmod(mode)
 
 
-def _write(
-    result: CheckResult,
-    format_name: str,
-    output: Path | None,
-    junit: Path | None,
-    budget: Path,
-    lang: str,
-) -> None:
-    if junit is not None:
-        from vllm_memprof.report.check_junit import render_check_junit
+def _write_for_github(result: CheckResult, output: Path | None, budget: Path) -> None:
+    """Write annotations, which name a file from the root of the repository, and a job summary."""
+    from vllm_memprof.report.check_github import render_check_github
 
-        write_out(render_check_junit(result), junit)
-    if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
+    root = os.environ.get("GITHUB_WORKSPACE")
+    if root and budget.resolve().is_relative_to(Path(root).resolve()):
+        budget = budget.resolve().relative_to(Path(root).resolve())
+    write_out(render_check_github(result, budget.as_posix()), output)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with open(summary, "a", encoding="utf-8") as stream:
+                stream.write(draw(result, "markdown"))
+        except OSError as exc:
+            what = f"cannot write the job summary {summary}: {exc.strerror or exc}"
+            raise MemprofError(what) from exc
 
-        write_out(render_result_json(result), output)
-    elif format_name == "github":
-        from vllm_memprof.report.check_github import render_check_github
 
-        # annotations name a file from the root of the repository
-        named, root = budget, os.environ.get("GITHUB_WORKSPACE")
-        if root and budget.resolve().is_relative_to(Path(root).resolve()):
-            named = budget.resolve().relative_to(Path(root).resolve())
-        write_out(render_check_github(result, named.as_posix()), output)
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            try:
-                with open(summary, "a", encoding="utf-8") as stream:
-                    stream.write(draw(result, "markdown"))
-            except OSError as exc:
-                what = f"cannot write the job summary {summary}: {exc.strerror or exc}"
-                raise MemprofError(what) from exc
-    else:
-        write_out(draw(result, format_name, to_file=output is not None, lang=lang), output)
+app = command_app(check)

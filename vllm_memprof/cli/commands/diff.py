@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import DRAWN, Lang, check_format, draw, write_out
+from vllm_memprof.cli.show import DRAWN, Lang, Output, check_format, command_app, write_result
 from vllm_memprof.sources import read_report
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 FORMATS = (*DRAWN, "json")
 
 
-@app.command()
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="The run to start from.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare with it.")],
@@ -23,10 +19,7 @@ def diff(
         str, typer.Option("--format", metavar="F", help="table, markdown, html, json.")
     ] = "table",
     lang: Lang = "en",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Show why the KV cache of B differs from that of A: causes, largest first; they add up to it.
 
@@ -44,10 +37,7 @@ def diff(
     check_format(format_name, output, lang=lang, formats=FORMATS)
     from vllm_memprof.compare.diff import diff_reports
 
-    found = diff_reports(read_report(a), read_report(b))
-    if format_name == "json":
-        from vllm_memprof.report.results import render_result_json
+    write_result(diff_reports(read_report(a), read_report(b)), format_name, output, lang)
 
-        write_out(render_result_json(found), output)
-    else:
-        write_out(draw(found, format_name, to_file=output is not None, lang=lang), output)
+
+app = command_app(diff)

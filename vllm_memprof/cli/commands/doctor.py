@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vllm_memprof.cli.show import command_app
+
 if TYPE_CHECKING:
     from vllm_memprof.launch.doctor import DoctorCheck
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 _STYLES = {"ok": "green", "info": "dim", "warning": "yellow", "missing": "red"}
 
 
-@app.command()
 def doctor(
     python: Annotated[
         str | None,
@@ -91,3 +90,6 @@ def _holders(device: str) -> list[DoctorCheck]:
     except MemprofError as error:
         return [DoctorCheck("who holds it", WARNING, error.message, error.hint or "")]
     return holder_checks(who)
+
+
+app = command_app(doctor)

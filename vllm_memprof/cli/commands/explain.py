@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, draw, render, write_out
+from vllm_memprof.cli.show import Lang, Output, check_format, command_app, draw, render, write_out
 from vllm_memprof.errors import RunRecordError, UsageError
 from vllm_memprof.sources import chosen, numbered
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command()
 def explain(
     logs: Annotated[
         list[str],
@@ -29,10 +26,7 @@ def explain(
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv."),
     ] = "table",
     lang: Lang = "en",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Print the report of every engine start in a log, from its text alone.
 
@@ -48,7 +42,11 @@ def explain(
     stays below 60 kB and names the starts that it leaves out. There is no --format trace, because a
     log has no times.
 
-    Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
+    A log of a start or server that failed is answered with the cause, also where it has no figure:
+    what failed first, the line that tells, and what to change.
+
+    Exit status 0: at least one log holds a figure or a failure. 3: none does, or one cannot be
+    read.
     """
     if format_name == "trace":
         raise UsageError(
@@ -57,38 +55,38 @@ def explain(
         )
     check_format(format_name, output, lang=lang)
     reports = read_reports(logs)
+    texts: Iterable[str]
+    to_file = output is not None
     if format_name == "html":
         from vllm_memprof.report.html import render_html
 
-        write_out(render_html(*reports, lang=lang), output)
-        return
-    if format_name == "csv":
+        texts = [render_html(*reports, lang=lang)]
+    elif format_name == "csv":
         from vllm_memprof.frames.csv import report_csv
 
-        write_out(report_csv(*reports), output)
-        return
-    if format_name == "markdown" and len(reports) > 1:
+        texts = report_csv(*reports)
+    elif format_name == "markdown" and len(reports) > 1:
         from vllm_memprof.report.markdown import render_markdown_starts
 
-        write_out(render_markdown_starts(reports, lang), output)
-        return
-    texts = [
-        render(report, format_name, to_file=output is not None, lang=lang) for report in reports
-    ]
-    if len(reports) == 1:
-        write_out(texts[0], output)
-    elif format_name == "json":
-        array = ",\n".join(content.rstrip("\n") for content in texts)
-        write_out(f"[\n{array}\n]\n", output)
+        texts = [render_markdown_starts(reports, lang)]
     else:
-        from vllm_memprof.report.documents.starts import Starts
+        texts = [render(report, format_name, to_file, lang) for report in reports]
+        if format_name == "json" and len(reports) > 1:
+            array = ",\n".join(content.rstrip("\n") for content in texts)
+            texts = [f"[\n{array}\n]\n"]
+        elif len(reports) > 1:
+            from vllm_memprof.report.documents.starts import Starts
 
-        table = draw(Starts(reports), format_name, to_file=output is not None, lang=lang)
-        write_out("\n".join([table, *texts]), output)
+            table = draw(Starts(reports), format_name, to_file, lang)
+            texts = ["\n".join([table, *texts])]
+    write_out(texts, output)
+
+
+app = command_app(explain)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
-    """Return one report per engine start, log by log; name logs without figures on stderr.
+    """Return one report per engine start, log by log; name those without either on stderr.
 
     Raises:
         RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no

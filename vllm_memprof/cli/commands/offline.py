@@ -9,12 +9,9 @@ import typer
 
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.show import Lang
-
-app = typer.Typer(**shared.APP_SETTINGS)
+from vllm_memprof.cli.show import Lang, command_app
 
 
-@app.command(cls=EngineCommand, epilog=shared.EPILOG)
 def offline(
     ctx: typer.Context,
     model: shared.Model,
@@ -86,20 +83,16 @@ def offline(
     """Run prompts without a server, then report."""
     phases = [] if empty_cache_at is None else empty_cache_at.split(",")
     request = shared.request(
-        "offline", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
+        "offline",
+        ctx,
+        run_dir=run_dir,
         prompts_file=prompts,
         prompts=prompt or [],
         images_dir=images,
-        at_once=at_once,
-        repeat=repeat,
-        concurrency=concurrency,
-        on_error=on_error,
         sample=None if sample == "off" else sample,
-        trace_allocations=trace_allocations,
-        max_tokens=max_tokens,
-        sleep_cycles=sleep_cycles,
         empty_cache_at=[phase.strip() for phase in phases],
-        share_device=share_device,
-        engine=engine,
-    )  # fmt: skip
+    )
     raise typer.Exit(shared.run(request, format_name, lang))
+
+
+app = command_app(offline, cls=EngineCommand, epilog=shared.EPILOG)

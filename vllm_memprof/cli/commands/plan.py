@@ -13,7 +13,7 @@ from vllm_memprof.cli import run as shared
 from vllm_memprof.cli import share as division
 from vllm_memprof.cli.arguments import ENGINE_ARGS
 from vllm_memprof.cli.plans import FORMATS, Asked
-from vllm_memprof.cli.show import Lang, check_format
+from vllm_memprof.cli.show import Lang, check_format, command_app
 from vllm_memprof.errors import UsageError
 
 Ranks = Annotated[
@@ -36,8 +36,6 @@ Until = Annotated[
 Rank = Annotated[
     int | None, typer.Option("--rank", metavar="K", help="The rank that --ranks one runs.")
 ]
-
-app = typer.Typer(**shared.APP_SETTINGS)
 
 
 def require_plan(engine: str) -> None:
@@ -104,7 +102,6 @@ def require_one_question(given: Collection[str], engine: str) -> str | None:
     return question
 
 
-@app.command(cls=division.PlanCommand, epilog=shared.EPILOG)
 def plan(
     ctx: typer.Context,
     model: shared.Model,
@@ -176,11 +173,8 @@ def plan(
         instances = ctx.meta[division.INSTANCES]
         raise typer.Exit(division.share(many, instances, own, startup_timeout, beside, headroom))
     until = until or (READY if question == "--fit" and ranks != "edges" else KV)
-    request = shared.request(
-        "plan", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        ranks=ranks, rank=rank, share_device=share_device, engine=engine, until=until,
-        sample="1" if until == READY else None,
-    )  # fmt: skip
+    sample = "1" if until == READY else None
+    request = shared.request("plan", ctx, run_dir=run_dir, until=until, sample=sample)
     if question is None:
         raise typer.Exit(shared.run(request, format_name, lang))
     from vllm_memprof.plans.request import Plan
@@ -192,3 +186,6 @@ def plan(
     else:
         status = hardware.calibrated(many, asked, calibrate or "")
     raise typer.Exit(status)
+
+
+app = command_app(plan, cls=division.PlanCommand, epilog=shared.EPILOG)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, pieces, write_out
+from vllm_memprof.cli.show import Lang, Output, check_format, command_app, pieces, write_out
 from vllm_memprof.sources import build_runs
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command()
 def report(
     runs: Annotated[
         list[str],
@@ -33,10 +29,7 @@ def report(
         typer.Option("--format", metavar="F", help="table, markdown, html, json, csv, trace."),
     ] = "table",
     lang: Lang = "en",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file instead of stdout."),
-    ] = None,
+    output: Output = None,
 ) -> None:
     """Print the report of a recorded run, or one report of the runs of a deployment.
 
@@ -48,7 +41,8 @@ def report(
     process per rank.
     """
     check_format(format_name, output, lang=lang)
-    write_out(
-        pieces(build_runs(runs, deployment), format_name, to_file=output is not None, lang=lang),
-        output,
-    )
+    found = build_runs(runs, deployment)
+    write_out(pieces(found, format_name, output is not None, lang), output)
+
+
+app = command_app(report)

@@ -7,12 +7,9 @@ import typer
 from vllm_memprof.cli import live
 from vllm_memprof.cli import run as shared
 from vllm_memprof.cli.arguments import EngineCommand
-from vllm_memprof.cli.show import Lang
-
-app = typer.Typer(**shared.APP_SETTINGS)
+from vllm_memprof.cli.show import Lang, command_app
 
 
-@app.command(cls=EngineCommand, epilog=shared.EPILOG)
 def serve(
     ctx: typer.Context,
     model: shared.Model,
@@ -46,13 +43,10 @@ def serve(
     """
     if sample is None and trace_allocations is not None:
         sample = "16"
-    request = shared.request(
-        "serve", ctx, model, device, run_dir, startup_timeout, python, stack, quiet, keep_secrets,
-        sample=None if sample == "off" else sample,
-        trace_allocations=trace_allocations,
-        share_device=share_device,
-        engine=engine,
-        deployment=deployment,
-    )  # fmt: skip
+    sampled = None if sample == "off" else sample
+    request = shared.request("serve", ctx, run_dir=run_dir, sample=sampled)
     exporter = live.open_exporter(metrics_host, metrics_port, request.device.simulated)
     raise typer.Exit(shared.run(request, format_name, lang, screen, exporter))
+
+
+app = command_app(serve, cls=EngineCommand, epilog=shared.EPILOG)

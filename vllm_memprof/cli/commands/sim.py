@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Ten megabytes and more: the lines of a log that explain why a step takes its time.
 _LARGE_DOWNLOAD = re.compile(r"^Downloading .*\((\d{2,}(\.\d+)? MB|.* GB)\)")
 
+Stack = Annotated[str | None, typer.Option("--stack", help="Engine stack; default: the newest.")]
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -29,9 +31,7 @@ app = typer.Typer(
 
 @app.command("setup")
 def setup(
-    stack: Annotated[
-        str | None, typer.Option("--stack", help="Engine stack; default: the newest.")
-    ] = None,
+    stack: Stack = None,
     prefix: Annotated[
         Path | None, typer.Option("--prefix", help="Folder of the environment; default: cache.")
     ] = None,
@@ -177,9 +177,7 @@ def calibrate(
 
 @app.command("selftest")
 def selftest(
-    stack: Annotated[
-        str | None, typer.Option("--stack", help="Engine stack; default: the newest.")
-    ] = None,
+    stack: Stack = None,
     model: Annotated[
         str, typer.Option("--model", help="A preset of small tensors.")
     ] = "memprof/tiny",
@@ -259,11 +257,12 @@ class _LiveProgress:
 
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
         )
-        self.bar = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+        console = Console(stderr=True, highlight=False, markup=False)
+        self.bar = Progress(*columns, console=console, transient=True)
         self.task: TaskID | None = None
         self.title = ""
         self.bar.start()
@@ -272,22 +271,16 @@ class _LiveProgress:
         self.title = f"[{number}/{total}] {title}"
         if self.task is not None:
             self.bar.remove_task(self.task)
-        self.task = self.bar.add_task(self._escaped(self.title), total=None, detail="")
+        self.task = self.bar.add_task(self.title, total=None, detail="")
 
     def detail(self, text: str) -> None:
         if self.task is None:
-            self.bar.console.print(self._escaped(text))
+            self.bar.console.print(text)
         else:
-            self.bar.update(self.task, detail=self._escaped(text[:60]))
+            self.bar.update(self.task, detail=text[:60])
 
     def done(self, seconds: float) -> None:
-        self.bar.console.print(f"{self._escaped(self.title)}  {seconds:.1f} s")
+        self.bar.console.print(f"{self.title}  {seconds:.1f} s")
 
     def close(self) -> None:
         self.bar.stop()
-
-    @staticmethod
-    def _escaped(text: str) -> str:
-        from rich.markup import escape
-
-        return escape(text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_memprof.cli.show import write_out
 from vllm_memprof.errors import MemprofError, RunRecordError, UsageError
-from vllm_memprof.files import write_atomically
 
 if TYPE_CHECKING:
     from vllm_memprof.accounting.model import Report
@@ -47,9 +47,7 @@ def write_profile(run_dir: Path, output: Path, base: str | None) -> list[str]:
     source = f"{run_dir.name}: {run.model}, {run.engine} {run.engine_version}, "
     source += f"{run.device or 'an unknown device'}{simulated}"
     text = render(calibration, base_name, base_path.read_text("utf-8"), name, source)
-    if not output.parent.is_dir():
-        raise MemprofError(f"cannot write {output}: {output.parent} is not a folder")
-    write_atomically(output, text)
+    write_out(text, output)
     load_profile(str(output))  # what was written can be read
     told = [*calibration.settings, *calibration.workspace]
     width = max(len(key) for key in [*(setting.key for setting in told), *calibration.silent])
@@ -95,9 +93,7 @@ def write_row(run_dir: Path, table: Path) -> list[str]:
     added["run"] = tomlkit.aot()
     added["run"].append(tomlkit.item(row))
     text = f"{text.rstrip()}\n\n{tomlkit.dumps(added)}".lstrip()
-    if not table.parent.is_dir():
-        raise MemprofError(f"cannot write {table}: {table.parent} is not a folder")
-    write_atomically(table, text)
+    write_out(text, table)
     figures = ", ".join(f"{name} {value:,}" for name, value in row["published"].items())
     return [f"added to {table}: {row['id']}: {figures}"]
 

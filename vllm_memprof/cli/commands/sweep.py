@@ -15,7 +15,7 @@ from vllm_memprof.cli.arguments import ENGINE_ARGS, EngineCommand
 from vllm_memprof.cli.commands.plan import require_plan
 from vllm_memprof.cli.fit import NoCache
 from vllm_memprof.cli.plans import check_setup
-from vllm_memprof.cli.show import Lang, check_format
+from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.files import from_here
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vllm_memprof.plans.pool import Progress
     from vllm_memprof.plans.request import Task
     from vllm_memprof.plans.rows import PlanRow
-
-app = typer.Typer(**engine.APP_SETTINGS)
 
 FORMATS = (*shared.FORMATS, "csv")
 #: Exit status: every plan has its row, and none of them started.
@@ -41,7 +39,6 @@ class SweepCommand(EngineCommand):
         )
 
 
-@app.command(cls=SweepCommand, epilog=engine.EPILOG)
 def sweep(
     ctx: typer.Context,
     model: engine.Model,
@@ -158,9 +155,12 @@ def sweep(
     if format_name == "csv":
         sys.stdout.write(render_sweep_csv(found))
     else:
-        shared.print_plans(found, format_name, lang)
+        write_result(found, format_name, lang=lang)
     print(
         f"memprof: {', '.join(written)} and the plans are in {from_here(folder)}", file=sys.stderr
     )
     if not any(row.ok for row in found.rows):
         raise typer.Exit(NONE_STARTED)
+
+
+app = command_app(sweep, cls=SweepCommand, epilog=engine.EPILOG)

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_memprof.cli.show import Lang, check_format, draw, write_out
+from vllm_memprof.cli.show import Lang, check_format, command_app, write_result
 from vllm_memprof.errors import UsageError
 from vllm_memprof.units import parse_size
 
 if TYPE_CHECKING:
     from vllm_memprof.holders.driver import Source
     from vllm_memprof.holders.rows import Who
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 FORMATS = ("table", "markdown", "json")
 #: Exit status when --timeout passed before the memory was free, as of timeout(1).
@@ -26,7 +24,6 @@ _DEFAULT_TIMEOUT = "15m"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-@app.command()
 def who(
     device: Annotated[
         str, typer.Option("--device", metavar="D", help="npu, sim or sim:PROFILE.")
@@ -100,12 +97,7 @@ def who(
         found = looked()
     else:
         found = wait_until_free(looked, wanted, limit_s, _Sayer(wanted, lang))
-    if chosen == "json":
-        from vllm_memprof.report.results import render_result_json
-
-        write_out(render_result_json(found), None)
-    else:
-        write_out(draw(found, chosen, lang=lang), None)
+    write_result(found, chosen, lang=lang)
     if found.wait is not None and not found.wait.met:
         raise typer.Exit(TIMED_OUT)
 
@@ -191,3 +183,6 @@ def parse_numbers(text: str | None) -> list[int]:
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"--only {text!r} is no list of numbers", hint="--only 0,1")
     return sorted(set(map(int, parts)))
+
+
+app = command_app(who)
