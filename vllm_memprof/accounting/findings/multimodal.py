@@ -13,7 +13,7 @@ from vllm_memprof.accounting.findings.registry import (
     by_bytes,
     finding,
 )
-from vllm_memprof.accounting.requests import MmProfile
+from vllm_memprof.accounting.model import MmProfile
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import minus
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings.registry import RankContext
-from vllm_memprof.accounting.forensics import Remedy
-from vllm_memprof.accounting.model import Oom, RankReport
+from vllm_memprof.accounting.model import Oom, RankReport, Remedy
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 
