@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.counters import APP
@@ -102,15 +102,21 @@ def device_growth(run: Run, process: ProcessRecord) -> list[OwnerGrowth]:
         }
     )
     owners: list[tuple[str, Iterable[Sample], _Reading]] = [
-        (ALLOCATED, served.samples, _tensors),
-        (CACHED, served.samples, _cached),
+        # without the encoder cache, which has a row of its own
+        (ALLOCATED, served.samples, _less("allocated_bytes", "encoder_cache_bytes")),
+        (CACHED, served.samples, _less("reserved_bytes", "allocated_bytes", needed=True)),
         (ENCODER_CACHE, served.samples, _named("encoder_cache_bytes")),
         ("npu_workspace", served.device_samples, _named("npu_workspace_bytes")),
         *(
             (f"runtime:{name[len(RUNTIME) :]}", served.device_samples, _named(name))
             for name in modules
         ),
-        (NON_TORCH, served.device_samples, _unnamed(modules)),
+        # other processes count
+        (
+            NON_TORCH,
+            served.device_samples,
+            _less("non_torch_bytes", "npu_workspace_bytes", *modules),
+        ),
         (KV_BLOCKS, blocks, _named("kv_blocks_used")),
     ]
     found = [_growth(owner, samples, read, clock) for owner, samples, read in owners]
@@ -124,7 +130,10 @@ def host_growth(run: Run) -> list[HostGrowth]:
         who = process.identity
         samples = [*process.served.device_samples, *process.served.kv_samples]
         samples.sort(key=lambda sample: sample.t_ns)
-        row = _growth(HOST, samples, _own_of_the_host, _clock(run, process))
+        # files that it has mapped come and go with the page cache, and pages of a simulated device
+        # are shared
+        own = _less("host_rss_bytes", "host_shared_bytes")
+        row = _growth(HOST, samples, own, _clock(run, process))
         if row.readings:
             roles = _roles(process)
             name = roles[0] if roles else "unknown"
@@ -134,13 +143,6 @@ def host_growth(run: Run) -> list[HostGrowth]:
 
 def _roles(process: ProcessRecord) -> list[str]:
     return [role for role in PROCESS_ROLES if role in process.identity.roles]
-
-
-def _own_of_the_host(sample: Sample) -> int | None:
-    """Return the resident memory that is the process's own: files that it has mapped come and go
-    with the page cache, and pages of a simulated device are shared."""
-    resident, shared = (sample.figures.get(f"host_{name}_bytes") for name in ("rss", "shared"))
-    return resident if shared is None else minus(resident, shared)
 
 
 def _growth(owner: str, samples: Iterable[Sample], read: _Reading, clock: _Clock) -> OwnerGrowth:
@@ -247,24 +249,14 @@ def _named(name: str) -> _Reading:
     return lambda sample: sample.figures.get(name)
 
 
-def _tensors(sample: Sample) -> int | None:
-    """Allocated memory without the encoder cache, which has a row of its own."""
-    cache = sample.figures.get("encoder_cache_bytes") or 0
-    return minus(sample.figures.get("allocated_bytes"), cache)
-
-
-def _cached(sample: Sample) -> int | None:
-    return minus(sample.figures.get("reserved_bytes"), sample.figures.get("allocated_bytes"))
-
-
-def _unnamed(modules: list[str]) -> _Reading:
-    """Memory outside torch without the runtime's counters; other processes count."""
+def _less(name: str, *others: str, needed: bool = False) -> _Reading:
+    """Read a figure less others; None where it is unknown, or one that is needed."""
 
     def read(sample: Sample) -> int | None:
-        figures: Mapping[str, int | None] = sample.figures
-        workspace = figures.get("npu_workspace_bytes") or 0
-        named = sum(figures.get(name) or 0 for name in modules)
-        return minus(figures.get("non_torch_bytes"), named + workspace)
+        taken = [sample.figures.get(other) for other in others]
+        if needed and None in taken:
+            return None
+        return minus(sample.figures.get(name), sum(size or 0 for size in taken))
 
     return read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vllm_memprof.accounting.engine_options import is_eager
 from vllm_memprof.accounting.model import RunSummary
 from vllm_memprof.accounting.ranks import rank_notes, step_notes
+from vllm_memprof.engines import ENGINES
 from vllm_memprof.record.loader import ProcessRecord, Run
 
 
@@ -12,7 +13,8 @@ def summarise(run: Run) -> RunSummary:
     """Return the run in short; what the run record lacks is taken from its processes."""
     info = run.info
     versions = dict(run.versions)
-    known = [name for name in ("vllm-ascend", "vllm", "sglang") if name in versions]
+    names = (name for row in ENGINES.values() for _, name in row.known_as)
+    known = [name for name in names if name in versions]
     engine = info.engine or (known[0] if known else None)
     chips = [process.identity.soc for process in run.processes if process.identity.soc]
     planned = any(process.kv_plan is not None for process in run.processes)
@@ -55,13 +57,11 @@ def summarise(run: Run) -> RunSummary:
 
 
 def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
-    """Return the workers with one label each; of a log, by replica and rank.
+    """Return the workers with one label each.
 
     A label that several replicas have, as TP0, begins with the replica, or ends with the process.
     """
     workers = [process for process in run.processes if process.is_worker]
-    if run.source == "log":  # in the order of their lines
-        workers.sort(key=_replica_and_rank)
     labels = []
     for who in (process.identity for process in workers):
         by_number = f"pid {who.pid}" if who.rank is None else f"rank {who.rank}"
@@ -74,8 +74,3 @@ def workers_by_label(run: Run) -> list[tuple[str, ProcessRecord]]:
             label = shared if who.dp_rank is None else f"DP{who.dp_rank} {label}"
         found.append((label, process))
     return found
-
-
-def _replica_and_rank(process: ProcessRecord) -> tuple[int, bool, int]:
-    who = process.identity
-    return who.dp_rank or 0, who.rank is None, who.rank or 0

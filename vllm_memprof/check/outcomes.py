@@ -261,7 +261,7 @@ def _held_to(reading: LimitReading, limit: Limit, bound: int | None) -> Judged:
 
 def _notes(report: Report, baseline: Report | None) -> list[str]:
     notes: list[str] = []
-    if report.run.source == "log":
+    if any(rank.half_units for rank in report.ranks):
         notes.append(text("read from log text: every figure is known to its last printed digit"))
     if baseline is not None:
         notes += [

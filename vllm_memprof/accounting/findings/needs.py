@@ -23,9 +23,8 @@ def _hooks(report: Report, rank: RankReport) -> Text | None:
 
 
 def _oom_told(report: Report, rank: RankReport) -> Text | None:
-    if report.run.source == "log" and rank.oom is None:
-        return text("a log need not hold the message")
-    return None
+    told = rank.oom is not None or _hooks(report, rank) is None
+    return None if told else text("a log need not hold the message")
 
 
 def _granted(report: Report, rank: RankReport) -> Text | None:
@@ -57,16 +56,15 @@ def _allocated(report: Report, rank: RankReport) -> Text | None:
 
 
 def _audited(report: Report, rank: RankReport) -> Text | None:
-    if report.run.source == "log":
-        return text("a log does not tell")
     compared = any(row.agrees is not None for row in rank.budget.audit)
-    return None if compared else text("no figure of the engine could be compared")
+    unknown = _hooks(report, rank) or text("no figure of the engine could be compared")
+    return None if compared else unknown
 
 
 def _sampled(report: Report, rank: RankReport) -> Text | None:
-    if report.run.source == "log":
-        return text("a log does not tell")
-    return None if rank.samples else text("the run was not sampled while it served (--sample)")
+    unknown = _hooks(report, rank)
+    unknown = unknown or text("the run was not sampled while it served (--sample)")
+    return None if rank.samples else unknown
 
 
 def _growth_judged(report: Report, rank: RankReport) -> Text | None:
