@@ -8,11 +8,11 @@ step changes the budget, its figures are kept; where it does not, there are none
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from vllm_memprof.capture.attributes import reach
 from vllm_memprof.capture.hook import Call
+from vllm_memprof.capture.kv_plan import specs_of
 from vllm_memprof.capture.recorder import Recorder
 
 _FIXED_SIZE = "cache_config.kv_cache_memory_bytes"
@@ -48,10 +48,7 @@ def leave_multi_group(recorder: Recorder, call: Call) -> None:
 
 def group_page_bytes(group: Any) -> int:
     """Return the bytes of one block over all layers of a group, which may differ in their pages."""
-    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    layers: Iterable[Any] = group.layer_names
-    specs = ((members[name] if members else group.kv_cache_spec) for name in layers)
-    return sum(int(spec.page_size_bytes) for spec in specs)
+    return sum(int(spec.page_size_bytes) for spec in specs_of(group).values())
 
 
 def leave_planner(recorder: Recorder, call: Call) -> None:

@@ -73,6 +73,12 @@ def describe(vllm_config: Any, available_bytes: Any, configs: Any) -> dict[str, 
     }
 
 
+def specs_of(group: Any) -> dict[str, Any]:
+    """Return the spec of each layer of a group, which may hold layers of several page sizes."""
+    members = reach(group, "kv_cache_spec.kv_cache_specs")
+    return members or dict.fromkeys(group.layer_names, group.kv_cache_spec)
+
+
 def layer_bytes(config: Any) -> dict[str, int | None]:
     """Return the bytes of each layer of a plan by its name; None where another shares them.
 
@@ -82,11 +88,10 @@ def layer_bytes(config: Any) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     if shares_backing(tensors):
         for group in groups:
-            members = getattr(group.kv_cache_spec, "kv_cache_specs", None) or {}
             alone = len(groups) == 1 and not getattr(group, "host_resident", False)
-            for name in group.layer_names:
-                page = members.get(name, group.kv_cache_spec).page_size_bytes
-                found[name] = int(page) * int(config.num_blocks) if alone else None
+            for name, spec in specs_of(group).items():
+                size = int(spec.page_size_bytes) * int(config.num_blocks)
+                found[name] = size if alone else None
         return found
     return {
         name: int(tensor.size) if len(tensor.shared_by) == 1 else None
@@ -155,10 +160,8 @@ def context_parallel(vllm_config: Any) -> int:
 
 def describe_group(group: Any) -> list[Group]:
     """Return one row per layer type of a group, which may hold layers of several page sizes."""
-    members = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    specs = list(members.values()) if members else [group.kv_cache_spec] * len(group.layer_names)
     rows: dict[tuple[Any, ...], Group] = {}
-    for spec in specs:
+    for spec in specs_of(group).values():
         dtype = getattr(spec, "dtype", None)
         row: Group = {
             "type": type(spec).__name__,

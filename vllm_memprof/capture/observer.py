@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vllm_memprof.capture import failure, verdicts
@@ -127,10 +126,7 @@ class Observer:
 
     def is_bound(self, hook_id: str) -> bool:
         """Return True if any target of a row has its wrapper."""
-        return any(
-            binding.hook.id == hook_id and binding.state == BOUND
-            for binding in self.binder.bindings
-        )
+        return any(each.hook.id == hook_id and each.state == BOUND for each in self.binder.bindings)
 
     def release(self, moment: str) -> None:
         """Take off the rows that are only wanted until this moment."""
@@ -155,10 +151,10 @@ class Observer:
             for hook in self.hooks
             if hook.role in recorder.roles
         ]
-        for verdict in judged:
-            if self.reported.get(verdict.hook.id) != verdict.state:
-                self.reported[verdict.hook.id] = verdict.state
-                recorder.emit("hook", **verdict.to_event())
+        for each in judged:
+            if self.reported.get(each.hook.id) != each.state:
+                self.reported[each.hook.id] = each.state
+                recorder.emit("hook", **each.to_event())
         summary, failing = verdicts.summarise(judged)
         engine_follows = moment == MODEL_READY and "engine_core" in recorder.roles
         if moment in verdicts.REPORTED_AT and not engine_follows:
@@ -214,12 +210,7 @@ class _Observed:
         self._observer.run(hook.enter, self._call)
         return self._call
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._call.error = error
         failure.read(self._observer.recorder, error)
         self._observer.run(self._call.hook.leave, self._call)

@@ -221,13 +221,16 @@ class SampleFiles:
         if len(total.parts) < FOLD:
             return
         whole = since_ns, folded, steps, low, high = total.add_up()
-        members = [
-            f'"kind":"{kind}"', *_known(("t_ns", "since_ns", "folded", "step", "steps"),
-                                       (t_ns, since_ns, folded, step, steps)),
-            *_known(names, last), f'"low":{{{",".join(_known(names, low))}}}',
-            f'"high":{{{",".join(_known(names, high))}}}',
-        ]  # fmt: skip
-        if self._write(self._levels[level + 1], kind, f"{{{','.join(members)}}}\n".encode()):
+        row: dict[str, object] = {
+            "kind": kind,
+            "t_ns": t_ns,
+            "since_ns": since_ns,
+            "folded": folded,
+        }
+        row |= {} if step is None else {"step": step}
+        row |= {"steps": steps, **_known(names, last)}
+        row |= {"low": _known(names, low), "high": _known(names, high)}
+        if self._write(self._levels[level + 1], kind, line_of(row)):
             self._fold(kind, level + 1, t_ns, step, names, last, whole)
 
     def _write(self, ring: _Ring, kind: str, line: bytes) -> bool:
@@ -263,7 +266,5 @@ class SampleFiles:
             self._write(self._requests, "again", line)
 
 
-def _known(names: tuple[str, ...], values: Values) -> list[str]:
-    """Return what is known as members of a JSON object."""
-    pairs = zip(names, values, strict=True)
-    return [f'"{name}":{value}' for name, value in pairs if value is not None]
+def _known(names: tuple[str, ...], values: Values) -> dict[str, object]:
+    return {name: value for name, value in zip(names, values, strict=True) if value is not None}

@@ -117,9 +117,9 @@ class _Running:
 class _Stage:
     stage: str
     begin: AllocatorCounters | None
-    begin_ns: int
     requests: list[str]
     items: list[dict[str, object]]
+    opened_ns: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass
@@ -424,8 +424,7 @@ class Sampler:
         requests, items = self._scheduled_items(inputs)
         if stage == "mm_merge":
             requests = [self._name(name) for name in self._output.num_scheduled_tokens]
-        t_ns = time.monotonic_ns() if now is None else now.t_ns
-        opened = _Stage(stage, now, t_ns, requests[:SAMPLED_REQUESTS], items)
+        opened = _Stage(stage, now, requests[:SAMPLED_REQUESTS], items)
         self._stages.append(opened)
         return opened
 
@@ -440,9 +439,8 @@ class Sampler:
     def stage_seen(self, stage: str, items: list[dict[str, object]]) -> None:
         """Write a stage that is a moment: what the encoder cache takes or gives up."""
         now = self.read()
-        t_ns = time.monotonic_ns() if now is None else now.t_ns
         requests = [str(name) for item in items if (name := item.get("request")) is not None]
-        self._write_stage(_Stage(stage, now, t_ns, requests, items), now)
+        self._write_stage(_Stage(stage, now, requests, items), now)
 
     def _write_stage(
         self, opened: _Stage, now: AllocatorCounters | None, error: BaseException | None = None
@@ -459,7 +457,7 @@ class Sampler:
             {
                 "t_ns": after.t_ns or time.monotonic_ns(),
                 "stage": opened.stage,
-                "begin_ns": opened.begin_ns,
+                "begin_ns": before.t_ns or opened.opened_ns,
                 "step": self.step,
                 "requests": opened.requests,
                 "items": opened.items,
@@ -605,32 +603,24 @@ class Sampler:
             return
         self._known[name] = written = clean_id(name)
         items = mm_items.describe(getattr(request, "mm_features", None), config)
-        self.files.event(
-            "request",
-            {
-                "t_ns": time.monotonic_ns(),
-                "edge": "begin",
-                "id": written,
-                "prompt_tokens": reach(request, "num_prompt_tokens"),
-                "images": mm_items.images(items),
-                "items": items,
-            },
+        self._edge(
+            "begin",
+            written,
+            prompt_tokens=reach(request, "num_prompt_tokens"),
+            images=mm_items.images(items),
+            items=items,
         )
+
+    def _edge(self, edge: str, written: str, **fields: object) -> None:
+        moment = {"t_ns": time.monotonic_ns(), "edge": edge, "id": written}
+        self.files.event("request", {**moment, **fields})
 
     def request_ends(self, request: Any) -> None:
         written = self._known.pop(request.request_id, None)
         if written is None:
             return
-        self.files.event(
-            "request",
-            {
-                "t_ns": time.monotonic_ns(),
-                "edge": "end",
-                "id": written,
-                "output_tokens": reach(request, "num_output_tokens"),
-                "reason": reach(request, "status.name"),
-            },
-        )
+        tokens, reason = reach(request, "num_output_tokens"), reach(request, "status.name")
+        self._edge("end", written, output_tokens=tokens, reason=reason)
         for call in self.on_core_request_end:
             call(written)
 

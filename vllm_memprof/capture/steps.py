@@ -32,12 +32,9 @@ def leave_execute(recorder: Recorder, call: Call) -> None:
 
 
 def leave_sample(recorder: Recorder, call: Call) -> None:
-    if recorder.sampler is None:
-        return
-    if call.error is not None:
-        recorder.sampler.fail()
-    else:
-        recorder.sampler.end_step()
+    sampler = recorder.sampler
+    if sampler is not None:
+        sampler.end_step() if call.error is None else sampler.fail()
 
 
 def enter_encoder(recorder: Recorder, call: Call) -> None:

@@ -113,9 +113,9 @@ class EventWriter:
         self._lock = threading.RLock()
         self._loss, self._room_at = None, None
         self._dropped = {}
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     @property
     def loses(self) -> bool:
@@ -244,14 +244,9 @@ def line_of(event: Mapping[str, object]) -> bytes:
 
 
 def _lost_event(loss: _Loss, until_t_ns: int | None, events: int | None) -> dict[str, object]:
-    return {
-        "kind": "lost",
-        "t_ns": loss.since_t_ns if until_t_ns is None else until_t_ns,
-        "since_t_ns": loss.since_t_ns,
-        "until_t_ns": until_t_ns,
-        "events": events,
-        "reason": loss.reason,
-    }
+    since = loss.since_t_ns
+    return {"kind": "lost", "t_ns": until_t_ns or since, "since_t_ns": since,
+            "until_t_ns": until_t_ns, "events": events, "reason": loss.reason}  # fmt: skip
 
 
 def _process_event(role: str) -> dict[str, object]:
