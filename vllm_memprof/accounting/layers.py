@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_memprof.accounting.model import KvGroup
+from vllm_memprof.engines import ENGINES
 
 _Layout = Mapping[str, Any]
 
@@ -57,7 +58,8 @@ def request_blocks(group: KvGroup, limits: RequestLimits) -> int | None:
 
 
 def _row(group: KvGroup) -> LayerType | None:
-    return next((row for row in LAYER_TYPES if group.type in row.names), None)
+    spec = _POOLS.get(group.type or "", group.type)
+    return next((row for row in LAYER_TYPES if spec in row.names), None)
 
 
 def _two_tensors(layout: _Layout, block: int) -> int | None:
@@ -166,11 +168,6 @@ LAYER_TYPES: tuple[LayerType, ...] = (
         ("ChunkedLocalAttentionSpec",), _two_tensors, _chunk, f"{_SPECS}::ChunkedLocalAttentionSpec"
     ),
     LayerType(("MambaSpec",), _state, _states, f"{_SPECS}::MambaSpec"),
-    # SGLang has no specs: the class of its pool stands for one.
-    LayerType(
-        ("MHATokenToKVPool", "NPUMHATokenToKVPool"),
-        _two_tensors,
-        _whole_length,
-        "sglang/srt/mem_cache/memory_pool.py::MHATokenToKVPool (0.5.23)",
-    ),
 )
+#: Of an engine that has no specs: the class of its pool stands for one.
+_POOLS = {pool: spec for row in ENGINES.values() for pool, spec in row.pools.items()}
