@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from vllm_memprof.accounting.model import RankReport, Report
     from vllm_memprof.launch.attach import Attached
-    from vllm_memprof.launch.live import LiveView, PlainView, Shown, SilentView
+    from vllm_memprof.launch.live import Shown, View
     from vllm_memprof.launch.metrics import Exporter
     from vllm_memprof.launch.refresh import Refresher
     from vllm_memprof.launch.status import GrowingOwner, RankBudget
@@ -128,9 +128,7 @@ def _growth(rank: RankReport) -> tuple[GrowingOwner, ...] | None:
     )
 
 
-def refresher(
-    run_dir: Path, views: Iterable[PlainView | LiveView | SilentView], sampled: bool
-) -> list[Refresher]:
+def refresher(run_dir: Path, views: Iterable[View], sampled: bool) -> list[Refresher]:
     """Return what gives views newer figures; nothing of a run that is not sampled has any."""
     if not sampled:
         return []

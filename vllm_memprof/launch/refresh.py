@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm_memprof.launch.live import LiveView, PlainView, SilentView
+from vllm_memprof.launch.live import View
 from vllm_memprof.launch.progress import EngineProgress
 from vllm_memprof.launch.status import RankBudget
 from vllm_memprof.launch.watch import OWN_CHILDREN
@@ -24,7 +24,7 @@ _EVERY_S = 120.0
 _REST = 30.0
 
 
-class Refresher(SilentView):
+class Refresher(View):
     """Gives views newer figures of the ranks.
 
     Args:
@@ -39,7 +39,7 @@ class Refresher(SilentView):
         self,
         command: Sequence[str],
         read: Callable[[bytes], list[RankBudget]],
-        views: Iterable[PlainView | LiveView | SilentView],
+        views: Iterable[View],
         every_s: float = _EVERY_S,
         rest: float = _REST,
     ) -> None:

@@ -182,15 +182,10 @@ class ProcessWatch:
 
     def living(self) -> list[int]:
         """Return the known processes that still run, the main process included."""
-        self.refresh_silently()
-        with self._lock:
-            return sorted(self._alive)
-
-    def refresh_silently(self) -> None:
-        """Update the list of the living; deaths stay for the next ``refresh``."""
-        deaths = self.refresh()
+        deaths = self.refresh()  # they stay for the next one
         with self._lock:
             self._deaths = deaths + self._deaths
+            return sorted(self._alive)
 
     def signal(self, pids: Iterable[int], number: int) -> None:
         """Signal those processes, each only while it is still the one that was known."""
