@@ -264,7 +264,12 @@ class EngineProgress:
         elif kind in SAMPLES and isinstance(t_ns, int):
             _fold_sample(process, event, t_ns)
         elif kind == "request":
-            _fold_request(process, event)
+            name = str(event.get("id"))
+            if event.get("edge") == "begin":
+                process.open_requests.add(name)
+            else:
+                process.open_requests.discard(name)
+                process.request_end_t_ns = _integer(event.get("t_ns"))
 
     def _fold_phase(self, process: ProcessProgress, event: Event, t_ns: int) -> None:
         phase, phase_id = str(event.get("phase")), event.get("id")
@@ -311,12 +316,3 @@ def _fold_sample(process: ProcessProgress, event: Event, t_ns: int) -> None:
     if free is not None:
         lowest = process.lowest_free_bytes
         process.lowest_free_bytes = free if lowest is None else min(lowest, free)
-
-
-def _fold_request(process: ProcessProgress, event: Event) -> None:
-    name = str(event.get("id"))
-    if event.get("edge") == "begin":
-        process.open_requests.add(name)
-    else:
-        process.open_requests.discard(name)
-        process.request_end_t_ns = _integer(event.get("t_ns"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.findings.oom import gib_of, merge_not_profiled
+from vllm_memprof.accounting.findings.oom_words import gib_of, merge_not_profiled
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, STAGE_TITLES
 from vllm_memprof.accounting.model import ESTIMATED, MODELLED, Oom, RankReport, Remedy, Report
 from vllm_memprof.record.failures import PROFILE, StepRequest
