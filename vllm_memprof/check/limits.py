@@ -71,27 +71,15 @@ class Key:
     against: str = WORST_RANK  # same rank | worst rank, of the baseline
 
 
-def of_quantity(
-    name: str,
-    phase: str,
-    printed: tuple[tuple[str, ...], ...] = (),
-    varies_bytes: int = 0,
-) -> LimitFigure:
+def _of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 0) -> LimitFigure:
     """Return the figure of a quantity of ``accounting.quantities``."""
+    row = QUANTITIES[name]
 
     def read(rank: RankReport, simulated: bool) -> int | None:
         return held_quantities(rank, simulated)[name]
 
-    row = QUANTITIES[name]
     return LimitFigure(
-        name,
-        row.title,
-        BYTES,
-        read,
-        phase,
-        printed,
-        device_wide=row.device_wide,
-        varies_bytes=varies_bytes,
+        name, row.title, BYTES, read, phase, printed, True, row.device_wide, varies_bytes=varies
     )
 
 
@@ -104,26 +92,20 @@ def _unexplained(rank: RankReport, simulated: bool) -> int | None:
 
     None where the runtime's counters were not read: a remainder without them may be anybody's.
     """
-    memories = [edge.owners for _, edge in edges_of(rank.phases) if edge.owners is not None]
     if _only_remainder(rank) is not None:
         return None
-    sizes = [memory.unexplained_bytes for memory in memories]
+    sizes = [edge.owners.unexplained_bytes for _, edge in edges_of(rank.phases) if edge.owners]
     return max((abs(size) for size in sizes if size is not None), default=None)
 
 
 def _only_remainder(rank: RankReport) -> Text | None:
     """Return why what is unexplained cannot be told; None where the owners were read."""
-    divided = [
-        edge.owners
+    undivided = any(
+        part.component == "other_non_torch"
         for _, edge in edges_of(rank.phases)
         if edge.owners is not None and edge.owners.unexplained_bytes is not None
-    ]
-    undivided = [
-        part
-        for memory in divided
-        for part in memory.remainders()
-        if part.component == "other_non_torch"
-    ]
+        for part in edge.owners.remainders()
+    )
     if not undivided:
         return None
     return text("only the remainder is known: the runtime's counters were not read")
@@ -156,26 +138,22 @@ FIGURES: dict[str, LimitFigure] = {
             lambda rank, simulated: rank.kv.tokens,
             "profile_run",
         ),
-        of_quantity("weights", "weight_load", (("weights_bytes",),)),
-        of_quantity(
+        _of_quantity("weights", "weight_load", ("weights_bytes",)),
+        _of_quantity(
             "peak_activation",
             "profile_run",
-            (
-                ("peak_activation_bytes",),
-                ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
-            ),
+            ("peak_activation_bytes",),
+            ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
         ),
-        of_quantity(
+        _of_quantity(
             "non_torch",
             "profile_run",
-            (
-                ("non_torch_increase_bytes",),
-                ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
-                ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
-            ),
-            varies_bytes=_VARIES,
+            ("non_torch_increase_bytes",),
+            ("profile_after_non_torch_bytes", "initial_non_torch_bytes"),
+            ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
+            varies=_VARIES,
         ),
-        of_quantity("graph", "graph_capture", (("graph_bytes",),), varies_bytes=_VARIES),
+        _of_quantity("graph", "graph_capture", ("graph_bytes",), varies=_VARIES),
         LimitFigure(
             "unexplained",
             text("unexplained, the most at any moment"),
@@ -210,23 +188,28 @@ FIGURES: dict[str, LimitFigure] = {
 
 #: What is granted, what it is made of, what is left.
 KEYS: tuple[Key, ...] = (
-    Key(BUDGET, "min_kv_cache", "kv_cache", AT_LEAST),
-    Key(BUDGET, "min_kv_cache_tokens", "kv_cache_tokens", AT_LEAST),
-    Key(BUDGET, "max_weights", "weights", AT_MOST),
-    Key(BUDGET, "max_peak_activation", "peak_activation", AT_MOST),
-    Key(BUDGET, "max_non_torch", "non_torch", AT_MOST),
-    Key(BUDGET, "max_graph", "graph", AT_MOST),
-    Key(BUDGET, "max_unexplained", "unexplained", AT_MOST),
-    Key(BUDGET, "min_headroom", "headroom", AT_LEAST),
-    Key(BUDGET, "max_rank_skew", "rank_skew", AT_MOST, OF_LARGEST),
-    Key(REGRESSION, "max_kv_cache_drop", "kv_cache", AT_LEAST, OF_BASELINE),
-    Key(REGRESSION, "max_kv_cache_tokens_drop", "kv_cache_tokens", AT_LEAST, OF_BASELINE),
-    Key(REGRESSION, "max_weights_growth", "weights", AT_MOST, OF_BASELINE, SAME_RANK),
-    Key(
-        REGRESSION, "max_peak_activation_growth", "peak_activation", AT_MOST, OF_BASELINE, SAME_RANK
+    *(
+        Key(BUDGET, f"{'min' if sense == AT_LEAST else 'max'}_{figure}", figure, sense)
+        for figure, sense in (
+            ("kv_cache", AT_LEAST),
+            ("kv_cache_tokens", AT_LEAST),
+            ("weights", AT_MOST),
+            ("peak_activation", AT_MOST),
+            ("non_torch", AT_MOST),
+            ("graph", AT_MOST),
+            ("unexplained", AT_MOST),
+            ("headroom", AT_LEAST),
+        )
     ),
-    Key(REGRESSION, "max_non_torch_growth", "non_torch", AT_MOST, OF_BASELINE, SAME_RANK),
-    Key(REGRESSION, "max_graph_growth", "graph", AT_MOST, OF_BASELINE, SAME_RANK),
+    Key(BUDGET, "max_rank_skew", "rank_skew", AT_MOST, OF_LARGEST),
+    *(
+        Key(REGRESSION, f"max_{figure}_drop", figure, AT_LEAST, OF_BASELINE)
+        for figure in ("kv_cache", "kv_cache_tokens")
+    ),
+    *(
+        Key(REGRESSION, f"max_{figure}_growth", figure, AT_MOST, OF_BASELINE, SAME_RANK)
+        for figure in ("weights", "peak_activation", "non_torch", "graph")
+    ),
     Key(REGRESSION, "max_headroom_drop", "headroom", AT_LEAST, OF_BASELINE),
     Key(REGRESSION, "max_rank_skew_growth", "rank_skew", AT_MOST, OF_BASELINE),
 )
