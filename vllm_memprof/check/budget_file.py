@@ -127,7 +127,12 @@ class _Reader:
     def read_table(self, table: str, values: Any) -> None:
         line = self._line_of(None, table)
         if table not in (BUDGET, REGRESSION):
-            self._unknown_table(table, values, line)
+            if isinstance(values, dict):
+                near = _nearest(table, (BUDGET, REGRESSION))
+                what = f"unknown table [{table}]{f': did you mean [{near}]?' if near else ''}"
+            else:
+                what = f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
+            self._wrong(line, what)
         elif not isinstance(values, dict):
             self._wrong(line, f"{table} is {_kind(values)}; it is a table: [{table}]")
         else:
@@ -168,15 +173,6 @@ class _Reader:
             else:
                 self.fail_on[item] = place
         return None
-
-    def _unknown_table(self, table: str, values: Any, line: int | None) -> None:
-        if not isinstance(values, dict):
-            self._wrong(
-                line, f"the key {table!r} stands outside a table{_nearest_key(BUDGET, table)}"
-            )
-            return
-        near = _nearest(table, (BUDGET, REGRESSION))
-        self._wrong(line, f"unknown table [{table}]{f': did you mean [{near}]?' if near else ''}")
 
     def _wrong(self, line: int | None, what: str) -> None:
         self.mistakes.append((_place(line), what))

@@ -71,7 +71,7 @@ class Key:
     against: str = WORST_RANK  # same rank | worst rank, of the baseline
 
 
-def _of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 0) -> LimitFigure:
+def of_quantity(name: str, phase: str, *printed: tuple[str, ...], varies: int = 0) -> LimitFigure:
     """Return the figure of a quantity of ``accounting.quantities``."""
     row = QUANTITIES[name]
 
@@ -138,14 +138,14 @@ FIGURES: dict[str, LimitFigure] = {
             lambda rank, simulated: rank.kv.tokens,
             "profile_run",
         ),
-        _of_quantity("weights", "weight_load", ("weights_bytes",)),
-        _of_quantity(
+        of_quantity("weights", "weight_load", ("weights_bytes",)),
+        of_quantity(
             "peak_activation",
             "profile_run",
             ("peak_activation_bytes",),
             ("profile_after_allocated_peak_bytes", "profile_before_allocated_peak_bytes"),
         ),
-        _of_quantity(
+        of_quantity(
             "non_torch",
             "profile_run",
             ("non_torch_increase_bytes",),
@@ -153,7 +153,7 @@ FIGURES: dict[str, LimitFigure] = {
             ("profile_after_non_torch_bytes", "device_total_bytes", "initial_free_bytes"),
             varies=_VARIES,
         ),
-        _of_quantity("graph", "graph_capture", ("graph_bytes",), varies=_VARIES),
+        of_quantity("graph", "graph_capture", ("graph_bytes",), varies=_VARIES),
         LimitFigure(
             "unexplained",
             text("unexplained, the most at any moment"),

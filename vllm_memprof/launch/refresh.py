@@ -73,23 +73,21 @@ class Refresher(View):
         while not self._closed.wait(rest_s):
             began_s = time.monotonic()
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                self._found = self._read(self._print())
+                self._child = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                pid = self._child.pid
+                OWN_CHILDREN.add(pid)
+                try:
+                    with contextlib.suppress(OSError):
+                        os.setpriority(os.PRIO_PROCESS, pid, 15)
+                    printed, _ = self._child.communicate()
+                finally:
+                    OWN_CHILDREN.discard(pid)
+                if self._child.returncode == 0:
+                    self._found = self._read(printed)
             rest_s = max(self._every_s, self._rest * (time.monotonic() - began_s))
-
-    def _print(self) -> bytes:
-        self._child = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        pid = self._child.pid
-        OWN_CHILDREN.add(pid)
-        try:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, 15)
-            printed, _ = self._child.communicate()
-        finally:
-            OWN_CHILDREN.discard(pid)
-        return printed if self._child.returncode == 0 else b""

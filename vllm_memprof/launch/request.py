@@ -92,7 +92,26 @@ class LaunchRequest:
     engine: str = "vllm"  # of engines.ENGINES
 
     def __post_init__(self) -> None:
-        self._check_engine()
+        row = engine_row(self.engine)
+        if self.mode not in row.modes:
+            raise UsageError(
+                f"memprof {self.mode} does not run {row.title} yet",
+                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
+            )
+        for option, is_given in (
+            ("--sleep-cycles", self.sleep_cycles > 0),
+            ("--prompts", self.prompts_file is not None),
+            ("--images", self.images_dir is not None),
+            ("--at-once", self.at_once),
+            ("--concurrency", self.concurrency is not None),
+            ("--max-tokens", self.max_tokens is not None),
+            ("--trace-allocations", self.trace_allocations is not None),
+            (f"--ranks {self.ranks}", self.ranks is not None),
+            ("--rank", self.rank is not None),
+            (f"--until {self.until}", self.until != "kv"),
+        ):
+            if is_given:
+                refuse(row, option)
         if self.deployment is not None:
             parse_deployment(self.deployment)
         if self.startup_timeout_s <= 0:
@@ -156,31 +175,3 @@ class LaunchRequest:
         for option, path in (("--prompts", self.prompts_file), ("--images", self.images_dir)):
             if path is not None and not path.exists():
                 raise UsageError(f"{option} {path} does not exist")
-
-    def _check_engine(self) -> None:
-        """Refuse what an engine cannot do.
-
-        Raises:
-            UsageError: no such engine; it has no such mode, or no counterpart of an option.
-        """
-        row = engine_row(self.engine)
-        if self.mode not in row.modes:
-            raise UsageError(
-                f"memprof {self.mode} does not run {row.title} yet",
-                hint=f"with --engine {row.name}: memprof {', memprof '.join(row.modes)}",
-            )
-        given = {
-            "--sleep-cycles": self.sleep_cycles > 0,
-            "--prompts": self.prompts_file is not None,
-            "--images": self.images_dir is not None,
-            "--at-once": self.at_once,
-            "--concurrency": self.concurrency is not None,
-            "--max-tokens": self.max_tokens is not None,
-            "--trace-allocations": self.trace_allocations is not None,
-            f"--ranks {self.ranks}": self.ranks is not None,
-            "--rank": self.rank is not None,
-            f"--until {self.until}": self.until != "kv",
-        }
-        for option, is_given in given.items():
-            if is_given:
-                refuse(row, option)

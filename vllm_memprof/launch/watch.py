@@ -177,7 +177,16 @@ class ProcessWatch:
                 if stat is None or stat.state in "ZX" or stat.start_ticks != start_ticks:
                     self._note_death(pid, stat)
             deaths, self._deaths = self._deaths, []
-        self._reap_orphans()
+            dead = dict(self._dead)
+        for pid, start_ticks in dead.items():  # those that this process adopted are collected
+            stat = read_stat(pid)
+            if stat is not None and stat.start_ticks == start_ticks:
+                if stat.ppid != os.getpid() or pid == self._root_pid:
+                    continue  # its parent has not collected it yet
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            with self._lock:
+                self._dead.pop(pid, None)
         return deaths
 
     def living(self) -> list[int]:
@@ -242,20 +251,6 @@ class ProcessWatch:
             self._poller.unregister(fd)
             del self._pidfds[fd]
             os.close(fd)
-
-    def _reap_orphans(self) -> None:
-        """Collect dead processes that this one adopted; the main process is left to its owner."""
-        with self._lock:
-            dead = dict(self._dead)
-        for pid, start_ticks in dead.items():
-            stat = read_stat(pid)
-            if stat is not None and stat.start_ticks == start_ticks:
-                if stat.ppid != os.getpid() or pid == self._root_pid:
-                    continue  # its parent has not collected it yet
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-            with self._lock:
-                self._dead.pop(pid, None)
 
 
 def adopt_orphans() -> None:

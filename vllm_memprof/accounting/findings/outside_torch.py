@@ -17,7 +17,7 @@ from vllm_memprof.accounting.findings.registry import (
 from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport
 from vllm_memprof.record.spans import AFTER, edges_of, first_of, is_within
-from vllm_memprof.text import Text, join, text
+from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, MIB
 
 #: Less than this outside torch is what libraries commonly take.
@@ -147,7 +147,16 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
     total = sum(size for _, size, _ in found)
     by_variable = [size for _, size, source in found if source == _VARIABLE]
     over = sum(size - _DEFAULT_BUFFERS_BYTES for size in by_variable)
-    evidence = join(", ", [_buffers(*each) for each in found])
+    buffers = [
+        text(
+            "{name} 2 x {size} MiB by {source}",
+            name=name,
+            size=size // 2 // MIB,
+            source=text("HCCL's default") if source == "default" else source,
+        )
+        for name, size, source in found
+    ]
+    evidence = join(", ", buffers)
     asked = context.run.info.env.get(_VARIABLE)
     if over >= NOTEWORTHY_BYTES:
         action = text(
@@ -167,12 +176,3 @@ def communicator_buffers(context: RankContext) -> Iterator[Found]:
             "{count} communicators hold {size:gib} GiB of buffers", count=len(found), size=total
         )
         yield Found(evidence, total, title=title, severity=INFO)
-
-
-def _buffers(name: str, size: int, source: str) -> Text:
-    return text(
-        "{name} 2 x {size} MiB by {source}",
-        name=name,
-        size=size // 2 // MIB,
-        source=text("HCCL's default") if source == "default" else source,
-    )
