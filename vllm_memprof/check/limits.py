@@ -277,8 +277,7 @@ def _spreads(report: Report, readings: list[LimitReading]) -> list[LimitReading]
         groups.setdefault(alike, []).append((reading.value or 0, reading))
     found = []
     for group in groups.values():
-        low, least = min(group, key=lambda pair: pair[0])
-        high, most = max(group, key=lambda pair: pair[0])
+        (low, least), (high, most) = (pick(group, key=lambda pair: pair[0]) for pick in (min, max))
         slack = least.half_unit + most.half_unit if least is not most else 0
         found.append(LimitReading(least.rank, least.label, high - low, slack, whole=high))
     return found

@@ -129,17 +129,22 @@ def check_report(report: Report, budget: BudgetFile, baseline: Report | None = N
     """
     if budget.needs_baseline and baseline is None:
         raise ValueError("[regression] has limits and there is no baseline")
-    return CheckResult(
-        report.run,
-        budget.name,
-        [
-            _ended(report),
-            *(_outcome(report, limit, baseline) for limit in budget.limits),
-            *(_finding(report, name, line) for name, line in budget.fail_on.items()),
-        ],
-        None if baseline is None else baseline.run,
-        _notes(report, baseline),
-    )
+    notes: list[str] = []
+    if report.run.source == "log":
+        notes.append(text("read from log text: every figure is known to its last printed digit"))
+    if baseline is not None:
+        notes += [
+            text("not comparable, compared all the same: {difference}", difference=apart.sentence)
+            for apart in differences(baseline, report)
+        ]
+        notes += remarks(baseline, report)
+    outcomes = [
+        _ended(report),
+        *(_outcome(report, limit, baseline) for limit in budget.limits),
+        *(_finding(report, name, line) for name, line in budget.fail_on.items()),
+    ]
+    before = None if baseline is None else baseline.run
+    return CheckResult(report.run, budget.name, outcomes, before, notes)
 
 
 def _ended(report: Report) -> Outcome:
@@ -238,16 +243,3 @@ def _held_to(reading: LimitReading, limit: Limit, bound: int | None) -> Judged:
         reason=reading.reason,
         margin=margin,
     )
-
-
-def _notes(report: Report, baseline: Report | None) -> list[str]:
-    notes: list[str] = []
-    if report.run.source == "log":
-        notes.append(text("read from log text: every figure is known to its last printed digit"))
-    if baseline is not None:
-        notes += [
-            text("not comparable, compared all the same: {difference}", difference=apart.sentence)
-            for apart in differences(baseline, report)
-        ]
-        notes += remarks(baseline, report)
-    return notes

@@ -50,7 +50,7 @@ class Attached:
         while events := self._tail.poll():
             for file, event in events:
                 self.progress.fold(file, event)
-        if self.budgets is None and self.progress.is_ready(self.info):
+        if self.budgets is None and self.progress.ready_at(self.info) is not None:
             self.budgets = list(self._read_budgets())
 
     def clock(self) -> int:

@@ -144,16 +144,20 @@ def _simulated_target(request: LaunchRequest, row: EngineRow) -> _Target:
             hint="`memprof sim list` shows the stacks; --engine sglang runs SGLang",
         )
     model = resolve_model(request.model, list(request.engine_args))
-    python = runtime.python if request.python is None else find_python(request.python, row)
-    profile = runtime.profile.name
-    devices = runtime.profile.device.device_count
     env = {**runtime.env, **model.env}
-    notes = (*runtime.notes, *model.stand_ins)
     state = None if request.share_device else own_state_file()
     if state is not None:
         env[ENV_STATE] = str(state)
     return _Target(
-        python, model.path, model.extra_args, env, profile, profile, devices, state, notes
+        runtime.python if request.python is None else find_python(request.python, row),
+        model.path,
+        model.extra_args,
+        env,
+        runtime.profile.name,
+        runtime.profile.name,
+        runtime.profile.device.device_count,
+        state,
+        (*runtime.notes, *model.stand_ins),
     )
 
 

@@ -143,14 +143,13 @@ def _peak(oom: Oom) -> int | None:
 
 def _largest(rank: RankReport, oom: Oom, kv_cache: str | None) -> tuple[str, int] | None:
     """Return (name, bytes) of what held most of the device, by the figures that divide it."""
+    split = oom.process_non_torch_bytes is not None
     held: list[tuple[str, int | None]] = [
-        (text("reserved but not allocated"), oom.fragmentation_bytes)
+        (text("reserved but not allocated"), oom.fragmentation_bytes),
+        (text("memory outside this process's allocator"), None if split else oom.other_bytes),
+        (text("memory outside torch in this process"), oom.process_non_torch_bytes),
+        (text("other processes"), oom.other_processes_bytes if split else None),
     ]
-    if oom.process_non_torch_bytes is None:
-        held.append((text("memory outside this process's allocator"), oom.other_bytes))
-    else:
-        held.append((text("memory outside torch in this process"), oom.process_non_torch_bytes))
-        held.append((text("other processes"), oom.other_processes_bytes))
     tensors = oom.allocated_bytes
     known: list[tuple[str, int]] = []
     weights = rank.figures.get("weights_bytes")

@@ -76,27 +76,26 @@ def room_for(rank: RankReport, oom: Oom, kv_cache: str | None) -> str:
         kv_cache: state of the KV cache (`kv_cache_state`); None: not known.
     """
     named = _named(oom)
+
+    def choices(some: list[Remedy]) -> Text:
+        return join(", or ", [_phrase(rank, each) for each in some])
+
     if named and named[0].id == _OF_THE_KV_CACHE[0] and named[0].enough:
         argument = named[0].argument
         return text("{argument} leaves room for the serving peak", argument=argument)
     of_kv = [each for each in named if each.id in _OF_THE_KV_CACHE]
     if kv_cache is None and of_kv:
+        allocated = text("if the KV cache was allocated already: {choices}")
+        in_any_case = text("in any case: {choices}")
         others = [each for each in named if each not in of_kv]
-        parts = [
-            text(
-                "if the KV cache was allocated already: {choices}",
-                choices=_alternatives(rank, of_kv),
-            )
-        ]
-        if others:
-            parts.append(text("in any case: {choices}", choices=_alternatives(rank, others)))
-        return join("; ", parts)
-    choices = _alternatives(rank, named)
+        rows = [(allocated, of_kv), (in_any_case, others)]
+        return join("; ", [text(said, choices=choices(some)) for said, some in rows if some])
+    said = choices(named)
     if oom.phase is None or not any(each.bytes is not None for each in named):
-        return choices
+        return said
     return text(
         "{choices}; what the rest of {phase} takes is not known",
-        choices=choices,
+        choices=said,
         phase=oom.phase,
     )
 
@@ -117,10 +116,6 @@ def _named(oom: Oom) -> list[Remedy]:
     if not any(each.enough for each in named):
         named += [each for each in useful if each not in named]
     return named[:_MOST_NAMED]
-
-
-def _alternatives(rank: RankReport, named: list[Remedy]) -> str:
-    return join(", or ", [_phrase(rank, each) for each in named])
 
 
 def _phrase(rank: RankReport, remedy: Remedy) -> str:
