@@ -113,11 +113,12 @@ def _build_part(part: Part) -> Report:
 
 
 def _with_log(part: Part) -> Part:
-    from vllm_memprof.logs.to_record import read_printed_kv
+    from vllm_memprof.logs.to_record import read_engine_log
     from vllm_memprof.record.schema import ENGINE_LOG
 
-    printed = read_printed_kv(part.folder / ENGINE_LOG)
-    return replace(part, run=replace(part.run, printed_kv=printed))
+    failed = part.run.info.status not in ("ok", "running")
+    printed, failure = read_engine_log(part.folder / ENGINE_LOG, failed)
+    return replace(part, run=replace(part.run, printed_kv=printed, failure=failure))
 
 
 def build_runs(names: Sequence[str], deployment: str | None = None) -> Report:

@@ -61,6 +61,11 @@ def text(template: str, /, **params: object) -> Text:
     return filled
 
 
+def titled(words: str) -> str:
+    """Return a title as a ``Text``; one that is a text already, and an empty one, as it is."""
+    return text(words) if words and not isinstance(words, Text) else words
+
+
 def join(mark: str, parts: Iterable[str]) -> Text:
     """Return texts one after the other, ``mark``, itself translated, between them."""
     listed = tuple(parts)

@@ -23,7 +23,7 @@ from vllm_memprof.check.limits import KEYS, Key
 from vllm_memprof.check.outcomes import check_report
 from vllm_memprof.cli.show import draw
 from vllm_memprof.compare.diff import diff_reports
-from vllm_memprof.report.document import Document, Section
+from vllm_memprof.document import Document, Section
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.sim.presets import find_preset, list_presets
 from vllm_memprof.sources import read_report, read_reports

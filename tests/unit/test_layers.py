@@ -30,6 +30,8 @@ OPEN_TO_ALL = {
     "units",
     "text",
     "version",
+    "document",
+    "tables",
 }
 #: layer -> layers it may import, at module level, inside functions and for typing alike. A layer is
 #: a folder of the package or a module beside them; the package itself ("__init__") is the public
@@ -43,10 +45,13 @@ MAY_IMPORT = {
     "units": set(),
     "text": set(),
     "version": set(),
+    "document": set(),
+    "tables": set(),
     "capture": {"record", "engines"},
     "engines": {"capture", "record"},
     "record": set(),
-    "logs": {"record", "engines"},
+    "causes": {"record"},
+    "logs": {"record", "engines", "causes"},
     "accounting": {"record", "engines"},
     "compare": {"accounting", "record", "engines"},
     "check": {"accounting", "compare", "record"},
@@ -112,6 +117,7 @@ ONLY = {
 NOT_AT_MODULE_LEVEL = {
     "capture": {"torch", "torch_npu", "vllm", "vllm_ascend"},
     "record": {"torch", "vllm", "rich", "typer"},
+    "causes": {"torch", "vllm", "rich", "typer", "pandas"},
     "logs": {"torch", "vllm", "rich", "typer"},
     "accounting": {"torch", "vllm", "rich", "typer"},
     "compare": {"torch", "vllm", "rich", "typer"},

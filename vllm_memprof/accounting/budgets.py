@@ -26,36 +26,40 @@ from vllm_memprof.accounting.model import (
     Suggestion,
     TermRow,
 )
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, is_device_wide
+from vllm_memprof.accounting.quantities import QUANTITIES, is_device_wide
+from vllm_memprof.accounting.readings import StartupReadings, value
 from vllm_memprof.accounting.spare import profile_reserved_peak, serving_peak, unprofiled
 from vllm_memprof.accounting.suggestions import computed, printed
+from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation
-from vllm_memprof.record.spans import last_of, weakest
-from vllm_memprof.text import Text, text
+from vllm_memprof.record.spans import weakest
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
 
 def items_not_subtracted(
     names: Sequence[str],
-    evidence: Evidence,
+    of: StartupReadings,
     terms: Sequence[TermRow] = (),
-    unread: Text | None = None,
 ) -> list[NotSubtracted]:
     """Read the items that an equation does not subtract, in its order.
 
     Args:
         names: of ``accounting.quantities``.
-        evidence: of one rank.
+        of: the readings of one rank.
         terms: of its equation. A term that estimates an item is taken off it; where that estimate
             is unknown, so is the item.
-        unread: the reason of an item that was not read, where the source as a whole is that.
     """
     subtracted = {term.name: term.bytes for term in terms if term.subtracted}
-    charged = evidence.figures.get("graph_estimate_charged") != 0
+    charged = of.figures.get("graph_estimate_charged") != 0
+    # what the equation of an engine without a profile does not subtract comes after the plan
+    logged = of.not_own is not None
+    profiles = of.equation is None or row_of_run(of.equation.engine).profiles
+    unread = of.nothing_later if logged or not profiles else None
     items = []
     for name in names:
         row = QUANTITIES[name]
-        found = row.reading(evidence)
+        found = row.reading(of)
         size, formula, reason = found.bytes, found.formula or "", found.reason
         if size is None:
             reason = unread or reason
@@ -68,8 +72,8 @@ def items_not_subtracted(
                 formula = f"max(0, {formula} - {row.estimated_by})"
         if name == "reserved_not_allocated" and size is not None:
             beyond = minus(
-                profile_reserved_peak(evidence.spans),
-                evidence.figure("profile_after_allocated_peak_bytes"),
+                profile_reserved_peak(of),
+                of.figure("profile_after_allocated_peak_bytes"),
             )
             if beyond is not None and beyond < size:  # the peak uses these blocks
                 size, formula = max(0, beyond), "reserved peak - allocated peak of the profile run"
@@ -78,7 +82,7 @@ def items_not_subtracted(
                 name=name,
                 title=row.title,
                 bytes=size,
-                how=found.how or row.how,
+                how=found.how,
                 formula=formula,
                 source=found.source or row.source,
                 reason=reason,
@@ -125,51 +129,47 @@ _PRINTED_FOR_DEVICE = (
 
 def fit_device(
     budget: Budget,
-    equation: Equation | None,
-    evidence: Evidence,
+    of: StartupReadings,
     kv: Kv,
     half_units: Mapping[str, int],
     *,
     oom: Oom | None = None,
     eager: bool = False,
-    why_unknown: Text | None = None,
 ) -> Budget:
     """Return a budget with the KV cache that fits the device, what is spare, and how each is known.
 
     Args:
         budget: with everything that the equation gives.
-        equation: of the engine, None where it is not known.
-        evidence: of the rank.
+        of: the readings of the rank.
         kv: its KV cache.
         half_units: half of the last printed digit per figure, bytes.
         oom: an allocation that failed on this rank.
         eager: no graphs are captured.
-        why_unknown: why nothing is recorded after the profile run, where that is known.
     """
-    granted = budget.engine_kv_cache_bytes
+    granted, equation = budget.engine_kv_cache_bytes, of.equation
     serves_with = granted if kv.planned_bytes is None else kv.planned_bytes
     if granted is None or granted <= 0:
         serves_with = None
-    counted = counted_per_byte(equation, evidence.figures)
+    counted = counted_per_byte(equation, of.figures)
     if serves_with is not None and counted != 1.0:
         serves_with = int(serves_with / counted)  # bytes of the device
 
     def spare_with(suggested: int) -> int | None:
-        factor = counted_per_byte(equation, evidence.figures, fixed_size=True)
+        factor = counted_per_byte(equation, of.figures, fixed_size=True)
         return minus(fits, suggested if factor == 1.0 else int(suggested / factor))
 
     def tokens_of(size: int) -> int | None:
         return tokens_for_bytes(kv, size if counted == 1.0 else int(size * counted))
 
-    peak = serving_peak(evidence, serves_with, oom, why_unknown)
-    total = evidence.figure("device_total_bytes")
+    peak = serving_peak(of, serves_with, oom)
+    total = of.figure("device_total_bytes")
     if total is None and budget.requested and budget.gpu_memory_utilization:
         total = round(budget.requested / budget.gpu_memory_utilization)  # a log may not print it
     fits, released = minus(total, peak.held_bytes), minus(total, peak.at_least_bytes)
-    suggested = printed(evidence.figures)
-    if not suggested and equation is not None and last_of(evidence.spans, "warm_up") is not None:
-        suggested = computed(equation, evidence.figures, eager)
-    of_equation = MODELLED if evidence.simulated and _is_device_wide(budget) else DERIVED
+    suggested = printed(of.figures)
+    if not suggested and equation is not None and of.last("warm_up") is not None:
+        suggested = computed(equation, of.figures, eager)
+    of_equation = MODELLED if of.simulated and _is_device_wide(budget) else DERIVED
     how = {
         "kv_cache_bytes": (budget.kv_cache_bytes, of_equation),
         "engine_kv_cache_bytes": (granted, MEASURED if of_equation == DERIVED else of_equation),
@@ -189,7 +189,7 @@ def fit_device(
         fits_device_released_bytes=released,
         spare_bytes=minus(fits, serves_with),
         released_spare_bytes=minus(released, serves_with),
-        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(evidence).bytes),
+        unprofiled_bytes=unprofiled(QUANTITIES["peak_activation"].reading(of).bytes),
         device_tolerance_bytes=sum(half_units.get(name, 0) for name in _PRINTED_FOR_DEVICE),
         suggestions=[
             Suggestion(limit, size, of_equation, tokens_for_bytes(kv, size), spare_with(size))
@@ -206,36 +206,36 @@ def _is_device_wide(budget: Budget) -> bool:
     return any(term.subtracted and is_device_wide(term.name) for term in budget.terms)
 
 
-def at_the_peaks(evidence: Evidence) -> int | None:
+def at_the_peaks(of: StartupReadings) -> int | None:
     """Return the request less the allocated peak and the non-torch peak of the profile run, bytes.
 
     The same as the equation less what was allocated and in use before profiling, and less what
     empty_cache freed before the engine read its non-torch figure; but from absolute figures, so
     that fewer of them are rounded.
     """
-    peak = evidence.figure("profile_after_allocated_peak_bytes")
-    asked = evidence.figures.get("requested_bytes")
-    before, after, _ = evidence.profile_end()
-    known = [edge.non_torch_bytes for edge in (before, after) if edge is not None]
-    sizes = [size for size in known if size is not None]
-    if peak is None or asked is None or before is None or not sizes:
+    peak = of.figure("profile_after_allocated_peak_bytes")
+    asked = of.figures.get("requested_bytes")
+    before, after, _ = of.profile_end
+    sizes = [value(moment, "non_torch_bytes") for moment in (before, after)]
+    known = [size for size in sizes if size is not None]
+    if peak is None or asked is None or before is None or not known:
         return None
-    return int(asked - peak - max(sizes))
+    return int(asked - peak - max(known))
 
 
-def as_absolute(evidence: Evidence) -> int | None:
+def as_absolute(of: StartupReadings) -> int | None:
     """Return the KV cache as E2 has it: the request less the allocated peak and all else in use."""
-    peak = evidence.figure("profile_after_allocated_peak_bytes")
-    asked = evidence.figures.get("requested_bytes")
-    non_torch = evidence.figure("profile_after_non_torch_bytes")
-    idle = QUANTITIES["reserved_not_allocated"].reading(evidence).bytes
+    peak = of.figure("profile_after_allocated_peak_bytes")
+    asked = of.figures.get("requested_bytes")
+    non_torch = of.figure("profile_after_non_torch_bytes")
+    idle = QUANTITIES["reserved_not_allocated"].reading(of).bytes
     if peak is None or asked is None or non_torch is None or idle is None:
         return None
     return int(asked - peak - non_torch - idle)
 
 
 def corrections(
-    equation: Equation, evidence: Evidence, kv: Kv, items: list[NotSubtracted]
+    equation: Equation, of: StartupReadings, kv: Kv, items: list[NotSubtracted]
 ) -> list[Correction]:
     """Read the budget again from absolute figures, where the equation takes increases."""
     if not {"initial_non_torch", "persistent_torch"} <= set(equation.not_subtracted):
@@ -247,14 +247,14 @@ def corrections(
         (
             "at_the_peaks",
             text("both peaks subtracted whole"),
-            at_the_peaks(evidence),
+            at_the_peaks(of),
             "requested - allocated peak - non-torch before the last empty_cache of the profile run",
             ("persistent_torch", "initial_non_torch", "non_torch_cleared"),
         ),
         (
             "as_e2",
             text("as E2 has it (vllm-ascend to 0.14)"),
-            as_absolute(evidence) if equation.engine == "vllm-ascend" else None,
+            as_absolute(of) if equation.engine == "vllm-ascend" else None,
             "requested - allocated peak - (non-torch + reserved - allocated after empty_cache)",
             tuple(name for name in equation.not_subtracted if name not in e2.not_subtracted),
         ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
-from vllm_memprof.accounting import equations
+from vllm_memprof.accounting import equations, infer_equation
 from vllm_memprof.accounting.allocation_sites import traced
-from vllm_memprof.accounting.audit import ReplicaEdges, audit
+from vllm_memprof.accounting.audit import audit
 from vllm_memprof.accounting.budgets import (
     corrections,
     fit_device,
@@ -18,10 +18,10 @@ from vllm_memprof.accounting.budgets import (
 )
 from vllm_memprof.accounting.device_memory import device_memory
 from vllm_memprof.accounting.empty_cache import cycles, empty_cache_calls, summarise_calls
-from vllm_memprof.accounting.engine_figures import engine_figures, first_device_total
+from vllm_memprof.accounting.engine_figures import engine_figures
 from vllm_memprof.accounting.engine_options import is_cuda
 from vllm_memprof.accounting.findings.table import find
-from vllm_memprof.accounting.infer_equation import Printed, device_by_total, search
+from vllm_memprof.accounting.infer_equation import Printed, device_by_total
 from vllm_memprof.accounting.kv import build_kv, infer_layout, tokens_for_bytes, worth_in_tokens
 from vllm_memprof.accounting.model import (
     Budget,
@@ -37,38 +37,30 @@ from vllm_memprof.accounting.model import (
 from vllm_memprof.accounting.not_measured import not_measured
 from vllm_memprof.accounting.oom import failed_allocation
 from vllm_memprof.accounting.owners import owners_of
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, grown_by
+from vllm_memprof.accounting.quantities import QUANTITIES
 from vllm_memprof.accounting.ranks import fullest_notes
+from vllm_memprof.accounting.readings import (
+    StartupReadings,
+    after,
+    before,
+    first_device_total,
+    grown_by,
+    growth,
+)
 from vllm_memprof.accounting.remedies import Case, remedies
 from vllm_memprof.accounting.requests import mm_profile, points, request_rows, stage_rows
 from vllm_memprof.accounting.serving_growth import device_growth, host_growth, with_room
 from vllm_memprof.accounting.summary import summarise, workers_by_label
 from vllm_memprof.accounting.torch_owners import torch_owners
-from vllm_memprof.engines import row_of_run
 from vllm_memprof.engines.equation import Equation, Figures, Term
 from vllm_memprof.options import Option, read_options
 from vllm_memprof.record.loader import ProcessRecord, Run
-from vllm_memprof.record.spans import Edge, Span, first_of, last_of
-from vllm_memprof.text import Text, text
+from vllm_memprof.record.spans import Edge, Span, first_of
+from vllm_memprof.text import text
 from vllm_memprof.units import minus
 
 #: Phases inside kv_cache_alloc that allocate something else.
 _BESIDE_KV = ("kv_connector", "request_pool")
-
-
-@dataclass(frozen=True)
-class _Rank:
-    """What is known of one rank before its report is built."""
-
-    label: str
-    process: ProcessRecord
-    summary: RunSummary
-    equation: Equation | None
-    chosen_by: str | None  # how the equation was chosen
-    evidence: Evidence  # with the engine's figures
-    kv: Kv
-    tried: list[Tried]
-    replica: ReplicaEdges
 
 
 def build_report(run: Run) -> Report:
@@ -90,6 +82,7 @@ def build_report(run: Run) -> Report:
         ranks=ranks,
         findings=find(run, ranks),
         not_measured=not_measured(summary, workers, planned),
+        failure=run.failure,
         growth=host_growth(run),
         allocations=traced(run),
     )
@@ -99,44 +92,59 @@ def rank_reports(
     run: Run, summary: RunSummary, workers: list[tuple[str, ProcessRecord]]
 ) -> list[RankReport]:
     """Reconcile the workers of one run folder; what they share with other hosts is in its group."""
-    equation, chosen_by, tried = _equation(run, summary, [process for _, process in workers])
-    phases_by_replica: dict[int | None, list[list[Span]]] = {}
-    for process in run.whole.processes if run.group is not None else [each for _, each in workers]:
+    not_own = nothing_later = None
+    if summary.mode == "plan" and summary.until != "ready":
+        nothing_later = text("memprof plan stops after the KV plan")
+    if run.source == "log":
+        not_own = text("a log holds the engine's figures only")
+        nothing_later = text("the log does not say")
+    processes = [process for _, process in workers]
+    equation, chosen_by, tried = _equation(run, summary, processes, search=not_own is not None)
+    replicas: dict[int | None, list[StartupReadings]] = {}
+    for process in run.whole.processes:
         if process.is_worker:
-            phases_by_replica.setdefault(process.identity.dp_rank, []).append(process.phases)
-    replicas = {dp: ReplicaEdges(each, summary.simulated) for dp, each in phases_by_replica.items()}
+            readings = StartupReadings(process.phases, {}, summary.simulated)
+            replicas.setdefault(process.identity.dp_rank, []).append(readings)
     ranks = []
     for at, (label, process) in enumerate(workers):
-        figures = engine_figures(process, run.source, summary.eager, equation)
-        evidence = Evidence(figures, process.phases, summary.simulated)
-        kv = _kv(run, process, evidence, summary.engine, equation)
-        rank = _Rank(
-            label,
-            process,
-            summary,
+        readings = StartupReadings(
+            process.phases,
+            engine_figures(process, summary.eager, equation),
+            summary.simulated,
             equation,
-            chosen_by,
-            evidence,
-            kv,
-            tried[at] if tried else [],
             replicas[process.identity.dp_rank],
+            not_own,
+            nothing_later,
         )
-        ranks.append(_rank_report(run, rank))
+        kv = _kv(run, process, readings, summary.engine)
+        oom = failed_allocation(process, run.oom_counters)
+        budget = replace(
+            _equation_budget(readings, process, summary, kv),
+            chosen_by=chosen_by if equation is not None else None,
+            tried=tried[at] if tried else [],
+        )
+        budget = fit_device(
+            budget, readings, kv, process.figures_half_units, oom=oom, eager=summary.eager
+        )
+        rank = _rank_report(run, label, process, readings, kv, budget, oom)
+        ranks.append(
+            rank if oom is None else _with_remedies(run, summary, rank, oom, not_own is not None)
+        )
     return ranks
 
 
 def _equation(
-    run: Run, summary: RunSummary, workers: list[ProcessRecord]
+    run: Run, summary: RunSummary, workers: list[ProcessRecord], search: bool
 ) -> tuple[Equation | None, str | None, list[list[Tried]]]:
     """Return the equation of a run, how it was chosen, and per worker of a log what was tried."""
     known = {name for each in workers for name, value in each.figures.items() if value is not None}
     engine, release = summary.engine, summary.engine_version
     found, chosen_by = equations.select(engine, release, run.forms, summary.device, known)
-    if summary.source != "log":
+    if not search:
         return found, chosen_by, []
     printed = []
     for each in workers:
-        figures = engine_figures(each, run.source, summary.eager, found)
+        figures = engine_figures(each, summary.eager, found)
         if summary.eager:
             figures["graph_estimate_bytes"] = figures.get("graph_estimate_bytes") or 0
         printed.append(Printed(figures, each.figures_half_units))
@@ -145,62 +153,55 @@ def _equation(
         special = equations.of_device(by_total, release)
         if special is not None:
             found, chosen_by = special, text("its device total, which is that of an Ascend 310P")
-    result = search(engine, found, release, printed)
+    result = infer_equation.search(engine, found, release, printed)
     return result.equation, result.chosen_by or chosen_by, result.tried
 
 
-def _kv(
-    run: Run,
-    process: ProcessRecord,
-    evidence: Evidence,
-    engine: str | None,
-    equation: Equation | None,
-) -> Kv:
+def _kv(run: Run, process: ProcessRecord, of: StartupReadings, engine: str | None) -> Kv:
     """Return the KV cache of a rank by its own plan, else its replica's, else any."""
     planners = run.whole.planners
     dp_rank = process.identity.dp_rank
     same_replica = [other for other in planners if other.identity.dp_rank == dp_rank]
     own = [process] if process.kv_plan is not None else []
     plan = next((other.kv_plan for other in (*own, *same_replica, *planners)), None)
-    allocated = None
-    span = first_of(process.phases, "kv_cache_alloc")
-    if span is not None and span.before is not None and span.after is not None:
-        allocated = minus(span.after.allocated_bytes, span.before.allocated_bytes)
-        for inner in process.phases:
-            if inner.phase in _BESIDE_KV and inner.parent == span.order:
-                allocated = minus(allocated, grown_by(inner))
-    draft = last_of(process.phases, "draft_load")
+    span, draft = first_of(process.phases, "kv_cache_alloc"), of.last("draft_load")
+    allocated = growth(before(span), after(span), "allocated_bytes")
+    for inner in process.phases:
+        if span is not None and inner.phase in _BESIDE_KV and inner.parent == span.order:
+            allocated = minus(allocated, grown_by(inner))
     layers = None if draft is None else draft.detail.get("layers")
     printed = run.printed_kv.get(dp_rank, run.printed_kv.get(None, {}))
     printed = printed or run.whole.printed_kv.get(dp_rank, {})
-    said = printed if run.source != "log" else None
-    counted = equations.counted_per_byte(equation, evidence.figures)
+    counted = equations.counted_per_byte(of.equation, of.figures)
     drafter = {str(name) for name in layers} if isinstance(layers, list) else None
-    kv = build_kv(plan, process.identity.rank, allocated, said, counted, drafter)
-    if run.source != "log" or evidence.figure("kv_cache_bytes") is None:
+    kv = build_kv(plan, process.identity.rank, allocated, printed, counted, drafter)
+    if kv.recorded or of.figure("kv_cache_bytes") is None:
         return kv
     # the engine serves with the tokens of the rank that has the least
     peers = [each for each in run.processes if each.is_worker and each.identity.dp_rank == dp_rank]
     least = min(peers, key=lambda each: each.figures.get("kv_cache_bytes") or math.inf)
     if len({each.identity.pp_rank for each in peers}) > 1:
         return kv  # stages hold other layers
-    granted = engine_figures(least, run.source, False, None).get("kv_cache_bytes")
+    granted = engine_figures(least, False, None).get("kv_cache_bytes")
     half = least.figures_half_units.get("kv_cache_bytes", 0)
     return infer_layout(kv, None if granted is None else int(granted), half, engine)
 
 
-def _rank_report(run: Run, rank: _Rank) -> RankReport:
-    process, evidence = rank.process, rank.evidence
+def _rank_report(
+    run: Run,
+    label: str,
+    process: ProcessRecord,
+    of: StartupReadings,
+    kv: Kv,
+    budget: Budget,
+    oom: Oom | None,
+) -> RankReport:
     who = process.identity
-    total = evidence.figure("device_total_bytes")
-    if total is None:
-        total = first_device_total(process)
+    total = of.figure("device_total_bytes")
     calls = empty_cache_calls(run, process)
-    oom = failed_allocation(process, run.oom_counters)
-    budget = _budget(rank, oom)
-    report = RankReport(
+    return RankReport(
         rank=who.rank,
-        label=rank.label,
+        label=label,
         pid=who.pid,
         host=who.host,
         dp_rank=who.dp_rank,
@@ -208,17 +209,17 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         pp_rank=who.pp_rank,
         tp_rank=who.tp_rank,
         ep_rank=who.ep_rank,
-        device_total_bytes=total,
-        initial_free_bytes=evidence.figure("initial_free_bytes"),
-        phases=_phases_with_owners(process, rank.summary.simulated, rank.kv.draft_bytes),
+        device_total_bytes=first_device_total(process.phases) if total is None else total,
+        initial_free_bytes=of.figure("initial_free_bytes"),
+        phases=_phases_with_owners(process, of.simulated, kv.draft_bytes),
         budget=budget,
-        kv=rank.kv,
+        kv=kv,
         empty_cache=calls,
-        reclaim=summarise_calls(process, calls, rank.kv),
+        reclaim=summarise_calls(process, calls, kv),
         cycles=cycles(process),
         oom=oom,
         errors=process.errors,
-        figures=dict(evidence.figures),
+        figures=dict(of.figures),
         unread=process.unread,
         half_units=process.figures_half_units,
         lines=who.lines,
@@ -230,21 +231,24 @@ def _rank_report(run: Run, rank: _Rank) -> RankReport:
         thinned=process.served.thinned,
         dropped=process.served.dropped,
     )
-    if oom is None:
-        return report
+
+
+def _with_remedies(
+    run: Run, summary: RunSummary, rank: RankReport, oom: Oom, logged: bool
+) -> RankReport:
     oom = replace(oom, at_request=oom.at_request or _in_turn(run, oom))
     case = Case(
-        rank=report,
+        rank=rank,
         oom=oom,
         env=run.info.env,
-        logged=run.source == "log",
-        simulated=rank.summary.simulated,
-        eager=rank.summary.eager,
-        cuda=is_cuda(rank.summary.engine, rank.summary.device),
-        engine=rank.summary.engine,
+        logged=logged,
+        simulated=summary.simulated,
+        eager=summary.eager,
+        cuda=is_cuda(summary.engine, summary.device),
+        engine=summary.engine,
         max_batched_tokens=_batched_tokens(run),
     )
-    return replace(report, oom=replace(oom, remedies=remedies(case)))
+    return replace(rank, oom=replace(oom, remedies=remedies(case)))
 
 
 def _in_turn(run: Run, oom: Oom) -> int | None:
@@ -267,12 +271,6 @@ def _batched_tokens(run: Run) -> int | None:
         return planned
     given = read_options(run.info.command, [Option("max-num-batched-tokens", int)])
     return cast("int | None", given.get("max_num_batched_tokens"))
-
-
-def _asked_utilization(command: Sequence[str]) -> float | None:
-    """Return ``--gpu-memory-utilization`` of a command line; None where it was not given."""
-    given = read_options(command, [Option("gpu-memory-utilization", float)])
-    return cast("float | None", given.get("gpu_memory_utilization"))
 
 
 def _spare_at_start(budget: Budget) -> int | None:
@@ -298,53 +296,24 @@ def _phases_with_owners(
     return phases
 
 
-def _budget(rank: _Rank, oom: Oom | None) -> Budget:
-    """Return the engine's equation of a rank, and what fits the request and the device."""
-    why_unknown = _why_nothing_later(rank)
-    return fit_device(
-        _equation_budget(rank),
-        rank.equation,
-        rank.evidence,
-        rank.kv,
-        rank.process.figures_half_units,
-        oom=oom,
-        eager=rank.summary.eager,
-        why_unknown=why_unknown,
-    )
-
-
-def _why_nothing_later(rank: _Rank) -> Text | None:
-    """Return why nothing is recorded after the KV plan; None where that is not known."""
-    if rank.summary.source == "log":
-        return text("the log does not say")
-    if rank.summary.mode == "plan" and rank.summary.until != "ready":
-        return text("memprof plan stops after the KV plan")
-    return None
-
-
-def _equation_budget(rank: _Rank) -> Budget:
-    equation, evidence, kv = rank.equation, rank.evidence, rank.kv
-    figures, half_units = evidence.figures, rank.process.figures_half_units
+def _equation_budget(
+    of: StartupReadings, process: ProcessRecord, summary: RunSummary, kv: Kv
+) -> Budget:
+    """Return the engine's equation of a rank, and what fits the request."""
+    equation, figures, half_units = of.equation, of.figures, process.figures_half_units
     budget = Budget(
-        device_total_bytes=evidence.figure("device_total_bytes"),
+        device_total_bytes=of.figure("device_total_bytes"),
         gpu_memory_utilization=figures.get("gpu_memory_utilization"),
-        engine_kv_cache_bytes=evidence.figure("kv_cache_bytes"),
+        engine_kv_cache_bytes=of.figure("kv_cache_bytes"),
         requested=figures.get("requested_bytes"),
     )
     if equation is None:
-        return replace(budget, tried=rank.tried)
+        return budget
     result = equations.evaluate(equation, figures, half_units)
     counted = equations.counted_per_byte(equation, figures)
-    # what the equation of an engine without a profile does not subtract comes after the plan
-    from_log = rank.summary.source == "log"
-    unread = (
-        _why_nothing_later(rank)
-        if from_log or not row_of_run(rank.summary.engine).profiles
-        else None
-    )
     items = [
         replace(item, kv_tokens=worth_in_tokens(kv, _over(item.bytes, equation.divisor, counted)))
-        for item in items_not_subtracted(equation.not_subtracted, evidence, result.terms, unread)
+        for item in items_not_subtracted(equation.not_subtracted, of, result.terms)
     ]
     granted = result.kv_cache_bytes
     fitting = (
@@ -352,15 +321,15 @@ def _equation_budget(rank: _Rank) -> Budget:
         if result.override or not items
         else fits_request(granted, items, equation.divisor, counted)
     )
+    asked = read_options(summary.command, [Option("gpu-memory-utilization", float)])
     return replace(
         budget,
         equation=equation.id,
         cite=f"{equation.cite} ({equation.engine} {equation.read_in})",
-        chosen_by=rank.chosen_by,
         override=result.override,
         formula=_formula(equation, result) + "".join(f" x {name}" for name in result.stages),
         requested=result.requested,
-        terms=[_divided(term, evidence) for term in result.terms],
+        terms=[_divided(term, of) for term in result.terms],
         kv_cache_bytes=granted,
         tolerance_bytes=result.tolerance_bytes,
         takes_fixed_size=equation.override is not None,
@@ -369,17 +338,13 @@ def _equation_budget(rank: _Rank) -> Budget:
         fits_request_bytes=fitting,
         kv_tokens=None if granted is None else tokens_for_bytes(kv, granted),
         fits_request_tokens=None if fitting is None else tokens_for_bytes(kv, fitting),
-        corrections=corrections(equation, evidence, kv, items) if from_log else [],
+        corrections=[] if of.not_own is None else corrections(equation, of, kv, items),
         audit=audit(
             equation,
-            rank.process.figures,
-            rank.process.phases,
-            rank.summary.source,
-            rank.summary.simulated,
-            _asked_utilization(rank.summary.command),
-            rank.replica,
+            process.figures,
+            of,
+            cast("float | None", asked.get("gpu_memory_utilization")),
         ),
-        tried=rank.tried,
     )
 
 
@@ -392,11 +357,11 @@ def _formula(equation: Equation, result: equations.Evaluation) -> str:
     return equation.formula_of([*terms, Term("whole_pages")])
 
 
-def _divided(term: TermRow, evidence: Evidence) -> TermRow:
+def _divided(term: TermRow, of: StartupReadings) -> TermRow:
     """Return a term with its parts, where its figure is that of the quantity of its name."""
     if term.name != "weights" or term.bytes is None:
         return term
-    found = QUANTITIES[term.name].reading(evidence)
+    found = QUANTITIES[term.name].reading(of)
     return replace(term, parts=found.parts) if found.bytes == term.bytes else term
 
 

@@ -74,6 +74,7 @@ def build_deployment(found: Parts) -> Report:
         ranks=ranks,
         findings=in_order(findings),
         not_measured=_together(missing, [rank.label for rank in ranks]),
+        failure=next((part.run.failure for part in found.parts if part.run.failure), None),
         growth=growth,
         allocations=allocations,
         deployment=Deployment(found.name, rows, _cores(ranks), found.gaps),

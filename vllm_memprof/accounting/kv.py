@@ -34,8 +34,7 @@ def build_kv(
         plan: the ``kv_plan`` event of the rank's engine core, None where there was none.
         worker_index: position of the rank in the plan's per-worker lists.
         allocated_bytes: growth of allocated memory while the KV cache was allocated.
-        printed: the same figures as the engine printed them; None where they are the plan, as of a
-            log.
+        printed: the same figures as the engine printed them.
         counted: bytes that the engine counts per byte that the device holds of the KV cache.
             (``accounting.equations.counted_per_byte``)
         drafter: names of the layers that the rank's drafter has added; None: not known, or none.
@@ -88,7 +87,7 @@ def build_kv(
     if plan.get("kv_transfer"):
         spare += padding
     checks.append(_allocated(held, allocated_bytes, spare))
-    if printed is not None:
+    if printed is not None and kv.recorded:
         checks += _printed_checks(kv, printed)
     return replace(kv, checks=checks)
 

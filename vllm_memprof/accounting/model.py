@@ -24,6 +24,7 @@ from vllm_memprof.accounting.requests import RequestRow as RequestRow
 from vllm_memprof.accounting.requests import StageRow as StageRow
 from vllm_memprof.accounting.serving_growth import HostGrowth as HostGrowth
 from vllm_memprof.accounting.serving_growth import OwnerGrowth as OwnerGrowth
+from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import OPTIONAL, Allowed, computed
 from vllm_memprof.record.failures import StepReading as StepReading
 from vllm_memprof.record.failures import StepRequest as StepRequest
@@ -389,6 +390,11 @@ class Kv:
     draft_bytes: int | None = field(default=None, metadata={"json": OPTIONAL})
     draft_layers: int | None = field(default=None, metadata={"json": OPTIONAL})
 
+    @property
+    def recorded(self) -> bool:
+        """Whether it is the engine's plan; else what a log prints of it."""
+        return bool(self.groups) or self.planned_bytes is not None
+
 
 @dataclass(frozen=True)
 class Oom:
@@ -534,6 +540,8 @@ class Report:
     ranks: list[RankReport]
     findings: list[Finding] = field(default_factory=list)
     not_measured: list[NotMeasured] = field(default_factory=list)
+    #: What failed first, by the log; None: nothing, or the run has no log.
+    failure: NamedFailure | None = None
     #: Resident host memory of each process while it served, where the run was sampled.
     growth: list[HostGrowth] = field(default_factory=list, metadata={"json": OPTIONAL})
     #: With --trace-allocations: lines of code whose memory stayed.

@@ -6,9 +6,8 @@ of them. The evidence of one rank enters, bytes leave; what is unknown has a rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from vllm_memprof.accounting.counters import (
     HCCL,
@@ -25,11 +24,21 @@ from vllm_memprof.accounting.model import (
     ItemPart,
     RankReport,
 )
-from vllm_memprof.engines.equation import Figures
+from vllm_memprof.accounting.readings import (
+    LOAD_SLACK_BYTES,
+    Reading,
+    StartupReadings,
+    after,
+    before,
+    grown_by,
+    growth,
+    others_at_start,
+    value,
+)
 from vllm_memprof.record.schema import Snapshot
-from vllm_memprof.record.spans import Span, edges_of, is_within, last_of
+from vllm_memprof.record.spans import Span, edges_of, is_within
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import GIB, MIB, minus
+from vllm_memprof.units import GIB, minus, sum_or_none
 
 #: More than this in use before the engine allocates anything is not a runtime context alone: other
 #: processes are on the device. The largest context known from hardware is 0.36 GiB (Ascend A2).
@@ -46,10 +55,6 @@ NEVER_MODELLED_ROWS = (
     "draft_kv_cache",
     "kv_connector",
 )
-#: Tensors that ``load_model`` makes outside of what the engine measures as weights (tables of
-#: expert load balancing, buffers of a drafter) and garbage that the engine collects first: less
-#: than one small segment of the allocator.
-LOAD_SLACK_BYTES = 2 * MIB
 #: Phases inside weight_load that load something else than the model: phase -> its owner, the title.
 LOADED_BESIDE: dict[str, tuple[str, Text]] = {
     "draft_load": ("draft_weights", text("draft model")),
@@ -78,57 +83,15 @@ _BEFORE_LOADING = ("device_init", "hccl_init")
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What one rank recorded, as far as quantities are read from it."""
-
-    figures: Figures
-    spans: list[Span]
-    simulated: bool
-
-    def figure(self, name: str) -> int | None:
-        """Return a figure of the engine in whole bytes."""
-        value = self.figures.get(name)
-        return None if value is None else int(value)
-
-    def profile_end(self) -> tuple[Snapshot | None, Snapshot | None, Text]:
-        """Return the snapshots around the moment at which the engine reads its non-torch figure.
-
-        That is the last ``empty_cache`` of the profile run; without one, the run's end.
-        """
-        return self._profile_end
-
-    @cached_property
-    def _profile_end(self) -> tuple[Snapshot | None, Snapshot | None, Text]:
-        for span in reversed(self.spans):
-            if span.phase == "empty_cache" and is_within(self.spans, span, "profile_run"):
-                return span.before, span.after, text("the last empty_cache of the profile run")
-        last = last_of(self.spans, "profile_run")
-        return None, last.after if last else None, text("the end of the profile run")
-
-
-@dataclass(frozen=True)
-class QuantityReading:
-    """A quantity as one rank's evidence gives it; None where the row of the table says it all."""
-
-    bytes: int | None
-    how: str | None = None
-    formula: str | None = None
-    source: Text | None = None
-    reason: Text | None = None  # why bytes is None
-    parts: tuple[ItemPart, ...] = ()
-
-
-@dataclass(frozen=True)
 class Quantity:
     """A row of the table."""
 
     name: str
     title: Text
-    #: Read from the evidence of a rank; None: a term or a step of an equation, known from there.
-    read: Callable[[Evidence], QuantityReading] | None = None
+    #: Read from what a rank recorded; None: a term or a step of an equation, known from there.
+    read: Callable[[StartupReadings], Reading] | None = None
     device_wide: bool = False  # read from the device: a simulated device's profile has a part in it
     without_neighbours: bool = False  # what other processes hold on the device is taken off
-    how: str = MEASURED
     formula: str = ""  # in the names of figures and snapshots
     source: Text = _ENGINES_FIGURE  # the moment or the file it was read at
     unknown: Text = _NOT_RECORDED  # the reason where bytes is None
@@ -138,30 +101,16 @@ class Quantity:
     estimated_by: str | None = None
     estimated_within: str | None = None
 
-    def reading(self, evidence: Evidence) -> QuantityReading:
+    def reading(self, of: StartupReadings) -> Reading:
         """Read the quantity, every field filled in."""
-        found = QuantityReading(None) if self.read is None else self.read(evidence)
-        how = MODELLED if evidence.simulated and self.device_wide else found.how or self.how
-        reason = (found.reason or self.unknown) if found.bytes is None else None
-        formula, source = found.formula or self.formula, found.source or self.source
-        return QuantityReading(found.bytes, how, formula, source, reason, found.parts)
-
-
-def others_at_start(spans: list[Span], own: Collection[str] = ()) -> int | None:
-    """Return what other processes held when the driver was first asked, bytes; None: it was not.
-
-    Args:
-        spans: phases of a rank.
-        own: process numbers that do not count, e.g. of the run's other ranks.
-    """
-    each = (others_in(edge.snapshot, own) for _, edge in edges_of(spans))
-    return next((others for others in each if others is not None), None)
-
-
-def others_in(snapshot: Snapshot, own: Collection[str] = ()) -> int | None:
-    """Return what other processes held at one moment, those of ``own`` left out, bytes."""
-    total, by_process = snapshot.other_processes_bytes, snapshot.other_processes or {}
-    return minus(total, sum(size for pid, size in by_process.items() if pid in own))
+        found = Reading(None) if self.read is None else self.read(of)
+        return replace(
+            found,
+            how=MODELLED if of.simulated and self.device_wide else found.how,
+            formula=found.formula or self.formula,
+            source=found.source or self.source,
+            reason=(found.reason or self.unknown) if found.bytes is None else None,
+        )
 
 
 def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
@@ -169,9 +118,9 @@ def held_quantities(rank: RankReport, simulated: bool) -> dict[str, int | None]:
 
     A report that was written without its figures gives what its terms and items hold.
     """
-    evidence = Evidence(rank.figures, rank.phases, simulated)
+    readings = StartupReadings(rank.phases, rank.figures, simulated)
     found = {
-        name: row.reading(evidence).bytes
+        name: row.reading(readings).bytes
         for name, row in QUANTITIES.items()
         if row.read is not None
     }
@@ -194,185 +143,144 @@ def is_device_wide(name: str) -> bool:
     return name in QUANTITIES and QUANTITIES[name].device_wide
 
 
-def _weights(evidence: Evidence) -> QuantityReading:
-    """Where the engine keeps no figure: the growth of allocated memory while it loaded them."""
-    size = evidence.figure("weights_bytes")
-    span = last_of(evidence.spans, "weight_load")
-    end = None if span is None else end_of_loading(evidence.spans, span)
-    if size is None and span is not None and span.before is not None and end is not None:
-        grown = minus(end.allocated_bytes, span.before.allocated_bytes)
-        found = QuantityReading(grown, formula="growth of allocated in weight_load")
-        return replace(found, parts=_weight_parts(evidence.spans, grown))
-    return QuantityReading(size, parts=_weight_parts(evidence.spans, size))
+def _weights(of: StartupReadings) -> Reading:
+    """Where the engine keeps no figure: the growth of allocated memory while it loaded them.
 
-
-def _weight_parts(spans: list[Span], size: int | None) -> tuple[ItemPart, ...]:
-    """Divide the weights by what was loaded: the drafter and LoRA in phases of their own.
-
-    The target model is the rest. Nothing is divided where neither was loaded, or where the engine's
-    figure is not what the whole phase has allocated: then it is not known what of them is in it.
+    Parts are what was loaded: the drafter and LoRA in phases of their own, the target model is the
+    rest. Nothing is divided where neither was loaded, or where the engine's figure is not what the
+    whole phase has allocated: then it is not known what of them is in it.
     """
-    load = last_of(spans, "weight_load")
-    end = None if load is None else end_of_loading(spans, load)
-    if load is None or load.error or load.before is None or end is None:
-        return ()
-    grown = minus(end.allocated_bytes, load.before.allocated_bytes)
-    inner = [
-        span for span in spans if span.phase in LOADED_BESIDE and is_within(spans, span, load.order)
-    ]
-    added = [grown_by(span) for span in inner]
-    if size is None or grown is None or not inner or abs(size - grown) > LOAD_SLACK_BYTES:
-        return ()
+    grown, load = growth(*of.loaded, "allocated_bytes"), of.last("weight_load")
+    size = of.figure("weights_bytes")
+    size = grown if size is None else size
+    if size is None or grown is None or abs(size - grown) > LOAD_SLACK_BYTES:
+        return Reading(size)
     parts: dict[str, ItemPart] = {}
     rest = size
-    for span, more in zip(inner, added, strict=True):
-        if more is None:
-            return ()
-        name, title = LOADED_BESIDE[span.phase]
-        known = parts[name].bytes if name in parts else 0
-        parts[name] = ItemPart(name, title, known + more, MEASURED)
-        rest -= more
-    if rest < 0:
-        return ()
-    return (ItemPart("target_weights", text("target model"), rest, DERIVED), *parts.values())
+    for span in of.spans:
+        if span.phase in LOADED_BESIDE and load and is_within(of.spans, span, load.order):
+            more = grown_by(span)
+            if more is None:
+                return Reading(size)
+            name, title = LOADED_BESIDE[span.phase]
+            known = parts[name].bytes if name in parts else 0
+            parts[name] = ItemPart(name, title, known + more, MEASURED)
+            rest -= more
+    if not parts or rest < 0 or (load and load.error):
+        return Reading(size)
+    target = ItemPart("target_weights", text("target model"), rest, DERIVED)
+    return Reading(size, parts=(target, *parts.values()))
 
 
-def end_of_loading(spans: Sequence[Span], load: Span) -> Snapshot | None:
-    """Return the reading at which the weights are loaded: V2's model_state comes after them."""
-    state = last_of(spans, "model_state")
-    if state is not None and state.before is not None and is_within(spans, state, load.order):
-        return state.before
-    return load.after
-
-
-def grown_by(span: Span) -> int | None:
-    """Return what a phase that came to its end has left allocated, bytes."""
-    if span.error is not None or span.before is None or span.after is None:
-        return None
-    return minus(span.after.allocated_bytes, span.before.allocated_bytes)
-
-
-def _allocated_before(evidence: Evidence) -> int | None:
+def _allocated_before(of: StartupReadings) -> int | None:
     """Allocated right before the profile run; the engine's figure is a peak that it just reset."""
-    size = evidence.figure("profile_before_allocated_peak_bytes")
-    span = last_of(evidence.spans, "profile_run")
-    return span.before.allocated_bytes if size is None and span and span.before else size
+    size = of.figure("profile_before_allocated_peak_bytes")
+    return value(before(of.last("profile_run")), "allocated_bytes") if size is None else size
 
 
-def _persistent_torch(evidence: Evidence) -> QuantityReading:
-    return QuantityReading(minus(_allocated_before(evidence), _weights(evidence).bytes))
+def _persistent_torch(of: StartupReadings) -> Reading:
+    return Reading(minus(_allocated_before(of), _weights(of).bytes))
 
 
-def _peak_activation(evidence: Evidence) -> QuantityReading:
-    size = evidence.figure("peak_activation_bytes")
-    peak = evidence.figure("profile_after_allocated_peak_bytes")
-    return QuantityReading(minus(peak, _allocated_before(evidence)) if size is None else size)
+def _peak_activation(of: StartupReadings) -> Reading:
+    size = of.figure("peak_activation_bytes")
+    peak = of.figure("profile_after_allocated_peak_bytes")
+    return Reading(minus(peak, _allocated_before(of)) if size is None else size)
 
 
-def _kept_torch(evidence: Evidence) -> QuantityReading:
-    _, after, _ = evidence.profile_end()
-    left = None if after is None else after.allocated_bytes
-    return QuantityReading(minus(left, _allocated_before(evidence)))
+def _kept_torch(of: StartupReadings) -> Reading:
+    return Reading(minus(value(of.profile_end[1], "allocated_bytes"), _allocated_before(of)))
 
 
-def _reserved_not_allocated(evidence: Evidence) -> QuantityReading:
+def _reserved_not_allocated(of: StartupReadings) -> Reading:
     """Segments that stay reserved after empty_cache because a live tensor keeps a part of each."""
-    _, after, where = evidence.profile_end()
-    source = text("after {where}", where=where)
-    if after is None or after.allocated_bytes is not None:
-        size = None if after is None else minus(after.reserved_bytes, after.allocated_bytes)
-        return QuantityReading(size, source=source)
+    _, end, where = of.profile_end
+    source, reserved = text("after {where}", where=where), value(end, "reserved_bytes")
+    left = value(end, "allocated_bytes")
+    if end is None or left is not None:
+        return Reading(minus(reserved, left), source=source)
     # right after a peak reset the peak is what is allocated; a profile run leaves nothing behind
-    size = minus(after.reserved_bytes, _allocated_before(evidence))
+    size = minus(reserved, _allocated_before(of))
     if size is None:
-        return QuantityReading(None, source=source)
-    return QuantityReading(size, DERIVED, "reserved - profile_before_allocated_peak", source)
+        return Reading(None, source=source)
+    return Reading(size, DERIVED, source, formula="reserved - profile_before_allocated_peak")
 
 
-def _used_at_start(evidence: Evidence) -> QuantityReading:
+def _used_at_start(of: StartupReadings) -> Reading:
     """Non-torch memory of the whole device before anything is loaded, neighbours included."""
-    size = evidence.figure("initial_non_torch_bytes")
+    size = of.figure("initial_non_torch_bytes")
     if size is not None:
-        return QuantityReading(size, formula="initial_non_torch")
-    total, free = evidence.figure("device_total_bytes"), evidence.figure("initial_free_bytes")
-    if total is not None and free is not None:
-        return QuantityReading(
-            total - free, formula="device_total - initial_free"
-        )  # nothing reserved yet
-    first = next((span.order for span in evidence.spans if span.phase in _BEFORE_LOADING), None)
+        return Reading(size, DERIVED, formula="initial_non_torch")
+    size = minus(of.figure("device_total_bytes"), of.figure("initial_free_bytes"))
+    if size is not None:  # nothing reserved yet
+        return Reading(size, DERIVED, formula="device_total - initial_free")
+    first = next((span.order for span in of.spans if span.phase in _BEFORE_LOADING), None)
     read = [
         edge.snapshot
-        for span, edge in edges_of(evidence.spans)
+        for span, edge in edges_of(of.spans)
         if first is not None and first in (span.order, span.parent)
         if edge.snapshot.non_torch_bytes is not None
     ]
     if not read:
-        return QuantityReading(None)
+        return Reading(None, DERIVED)
     size = min(read, key=lambda snapshot: snapshot.t_ns or 0).non_torch_bytes
-    return QuantityReading(
-        size, formula="non_torch", source=text("the first reading of the device")
-    )
+    return Reading(size, DERIVED, text("the first reading of the device"), formula="non_torch")
 
 
-def _initial_non_torch(evidence: Evidence) -> QuantityReading:
+def _initial_non_torch(of: StartupReadings) -> Reading:
     """The runtime context of this process, before it loads anything."""
-    found, others = _used_at_start(evidence), others_at_start(evidence.spans)
+    found, others = _used_at_start(of), others_at_start(of.spans)
     if found.bytes is None:
         return found
     own = found.bytes - (others or 0)
-    formula = f"{found.formula} - other processes" if others else found.formula
-    if own > CONTEXT_CEILING_BYTES:
-        reason = text(
-            "{held:gib} GiB were in use at the start: other processes' memory cannot be told apart",
-            held=own,
-        )
-        return QuantityReading(None, formula=formula, source=found.source, reason=reason)
-    return QuantityReading(own, formula=formula, source=found.source)
+    if others:
+        found = replace(found, formula=f"{found.formula} - other processes")
+    if own <= CONTEXT_CEILING_BYTES:
+        return replace(found, bytes=own)
+    reason = text(
+        "{held:gib} GiB were in use at the start: other processes' memory cannot be told apart",
+        held=own,
+    )
+    return replace(found, bytes=None, reason=reason)
 
 
-def _other_processes_at_start(evidence: Evidence) -> QuantityReading:
+def _other_processes_at_start(of: StartupReadings) -> Reading:
     """What else is on the device; where the driver lists nobody, nothing that could be told."""
-    if _initial_non_torch(evidence).bytes is None:
-        return QuantityReading(None)
-    others = others_at_start(evidence.spans)
-    return QuantityReading(0, DERIVED) if others is None else QuantityReading(others)
+    if _initial_non_torch(of).bytes is None:
+        return Reading(None)
+    others = others_at_start(of.spans)
+    return Reading(0, DERIVED) if others is None else Reading(others)
 
 
-def _non_torch(evidence: Evidence) -> QuantityReading:
-    size = evidence.figure("non_torch_increase_bytes")
+def _non_torch(of: StartupReadings) -> Reading:
+    size = of.figure("non_torch_increase_bytes")
     if size is None:
-        size = evidence.figure("profile_after_non_torch_bytes")
-        _, after, _ = evidence.profile_end()
-        size = after.non_torch_bytes if size is None and after is not None else size
-        size = minus(size, _used_at_start(evidence).bytes)
-    return QuantityReading(size)
+        size = of.figure("profile_after_non_torch_bytes")
+        size = value(of.profile_end[1], "non_torch_bytes") if size is None else size
+        size = minus(size, _used_at_start(of).bytes)
+    return Reading(size)
 
 
-def _non_torch_cleared(evidence: Evidence) -> QuantityReading:
+def _non_torch_cleared(of: StartupReadings) -> Reading:
     """Operator workspace that empty_cache freed before the reading; serving takes it again."""
-    before, after, where = evidence.profile_end()
+    start, end, where = of.profile_end
+    size = growth(end, start, "non_torch_bytes")
     source = text("around {where}", where=where)
-    if before is None or after is None:
-        return QuantityReading(None, source=source)
-    size = minus(before.non_torch_bytes, after.non_torch_bytes)
-    return QuantityReading(None if size is None else max(0, size), source=source)
+    return Reading(None if size is None else max(0, size), source=source)
 
 
-def _graph(evidence: Evidence) -> QuantityReading:
+def _graph(of: StartupReadings) -> Reading:
     """Return the engine's figure, a growth of the whole device, less that of other processes."""
-    capture = last_of(evidence.spans, "graph_capture")
+    size, capture = of.figure("graph_bytes"), of.last("graph_capture")
     if capture is not None and capture.error:
-        return QuantityReading(evidence.figure("graph_bytes"), reason=text("graph_capture failed"))
-    size = evidence.figure("graph_bytes")
+        return Reading(size, reason=text("graph_capture failed"))
     if size is None or capture is None or capture.before is None or capture.after is None:
-        return QuantityReading(size)
-    before, after = capture.before, capture.after
-    others = minus(after.other_processes_bytes, before.other_processes_bytes) or 0
+        return Reading(size)
+    start, end = capture.before, capture.after
+    others = growth(start, end, "other_processes_bytes") or 0
     formula = "graph_bytes - growth of other processes" if others else None
     own = size - others
-    return QuantityReading(
-        own, formula=formula, parts=_graph_parts(before, after, own, evidence.simulated)
-    )
+    return Reading(own, formula=formula, parts=_graph_parts(start, end, own, of.simulated))
 
 
 #: Parts of the memory of captured graphs: name, title, reading of a snapshot.
@@ -386,7 +294,7 @@ _GRAPH_PARTS: tuple[tuple[str, Text, Callable[[Snapshot], int | None]], ...] = (
 
 
 def _graph_parts(
-    before: Snapshot, after: Snapshot, size: int, simulated: bool
+    start: Snapshot, end: Snapshot, size: int, simulated: bool
 ) -> tuple[ItemPart, ...]:
     """Divide the growth over graph_capture; the last part is the rest, with its sign.
 
@@ -395,7 +303,7 @@ def _graph_parts(
     """
     parts = []
     for name, title, read in _GRAPH_PARTS:
-        grown = minus(read(after), read(before))
+        grown = minus(read(end), read(start))
         if name == "torch" and grown is None:
             return ()
         if grown:
@@ -403,91 +311,76 @@ def _graph_parts(
             parts.append(ItemPart(name, title, grown, how))
     rest = size - sum(part.bytes for part in parts)
     if rest:
-        counted = before.components is not None and after.components is not None
+        counted = start.components is not None and end.components is not None
         title = text("not divided further") if counted else text("outside torch")
         parts.append(ItemPart("rest", title, rest, MODELLED if simulated else DERIVED))
     return tuple(parts) if len(parts) > 1 else ()
 
 
-def _late_non_torch(evidence: Evidence) -> QuantityReading:
+def _late_non_torch(of: StartupReadings) -> Reading:
     """ATB pools, communicators first used in warm-up; the graph figure holds its own growth."""
-    warm_up, capture = last_of(evidence.spans, "warm_up"), last_of(evidence.spans, "graph_capture")
-    before, after, _ = evidence.profile_end()
+    warm_up, capture = of.last("warm_up"), of.last("graph_capture")
     if warm_up is None or warm_up.error or warm_up.after is None:
-        return QuantityReading(None)
-    ends = [] if capture is None else [capture.before, capture.after]
-    edges = [edge for edge in (before, after, warm_up.after, *ends) if edge is not None]
-    told_apart = all(edge.other_processes_bytes is not None for edge in edges)
-
-    def own(edge: Snapshot | None) -> int | None:
-        others = edge.other_processes_bytes if edge is not None and told_apart else 0
-        return None if edge is None else minus(edge.non_torch_bytes, others)
-
-    known = [size for size in (own(before), own(after)) if size is not None]
-    in_graphs = 0 if capture is None else minus(own(capture.after), own(capture.before))
-    size = minus(minus(own(warm_up.after), max(known, default=None)), in_graphs)
+        return Reading(None)
+    moments = (*of.profile_end[:2], warm_up.after, before(capture), after(capture))
+    told_apart = all(
+        moment.other_processes_bytes is not None for moment in moments if moment is not None
+    )
+    started, ended, last, unto, since = (
+        minus(
+            value(moment, "non_torch_bytes"),
+            value(moment, "other_processes_bytes") if told_apart else 0,
+        )
+        for moment in moments
+    )
+    known = [size for size in (started, ended) if size is not None]
+    in_graphs = 0 if capture is None else minus(since, unto)
+    size = minus(minus(last, max(known, default=None)), in_graphs)
     source = None if told_apart else text("after warm_up; other processes are not told apart")
-    return QuantityReading(None if size is None else max(0, size), source=source)
+    return Reading(None if size is None else max(0, size), source=source)
 
 
-def _request_pools(evidence: Evidence) -> QuantityReading:
+def _request_pools(of: StartupReadings) -> Reading:
     """What SGLang's pools took of the device beside keys and values."""
-    span = last_of(evidence.spans, "kv_cache_alloc")
+    span = of.last("kv_cache_alloc")
     if span is not None:
-        taken, served = _taken(span.before, span.after), evidence.figure("kv_cache_bytes")
-        size = minus(taken, served)
-        return _of_snapshots(size, "used over kv_cache_alloc - KV cache")
-    before, after = (
-        evidence.figure(name) for name in ("free_after_load_bytes", "free_after_pools_bytes")
-    )
-    sizes = [evidence.figure(name) for name in ("k_pool_bytes", "v_pool_bytes")]
-    joint = evidence.figure("kv_pool_bytes")
-    pool = joint if joint is not None else None
-    if pool is None and None not in sizes:
-        pool = sum(size or 0 for size in sizes)
-    size = minus(minus(before, after), pool)
-    return QuantityReading(None if size is None else max(0, size))
+        size = minus(_taken(span), of.figure("kv_cache_bytes"))
+        return _derived(size, "used over kv_cache_alloc - KV cache")
+    pool = of.figure("kv_pool_bytes")
+    if pool is None:
+        pool = sum_or_none([of.figure("k_pool_bytes"), of.figure("v_pool_bytes")])
+    taken = minus(of.figure("free_after_load_bytes"), of.figure("free_after_pools_bytes"))
+    return _derived(minus(taken, pool))
 
 
-def _runner_buffers(evidence: Evidence) -> QuantityReading:
+def _runner_buffers(of: StartupReadings) -> Reading:
     """What SGLang took between its pools and its readiness, graphs left out."""
-    span = last_of(evidence.spans, "warm_up")
+    span, capture = of.last("warm_up"), of.last("graph_capture")
     if span is not None and not span.error:
-        size = _taken(span.before, span.after)
-        capture = last_of(evidence.spans, "graph_capture")
-        if capture is not None:
-            size = minus(size, _taken(capture.before, capture.after))
-        return _of_snapshots(size, "used over warm_up - used over graph_capture")
-    before = evidence.figure("free_before_capture_bytes")
-    size = minus(evidence.figure("free_after_pools_bytes"), before)
-    return QuantityReading(None if size is None else max(0, size))
+        size = minus(_taken(span), 0 if capture is None else _taken(capture))
+        return _derived(size, "used over warm_up - used over graph_capture")
+    start = of.figure("free_after_pools_bytes")
+    return _derived(minus(start, of.figure("free_before_capture_bytes")))
 
 
-def _first_steps(evidence: Evidence) -> QuantityReading:
+def _first_steps(of: StartupReadings) -> Reading:
     """What the first step took and kept; of a log, where a weight update prints what is free."""
-    span = last_of(evidence.spans, "request")
+    span = of.last("request")
     if span is not None and not span.error:
-        size = _taken(span.before, span.after)
-        return _of_snapshots(size, "used over the first batch")
-    size = minus(evidence.figure("free_ready_bytes"), evidence.figure("free_at_update_bytes"))
-    return QuantityReading(None if size is None else max(0, size))
+        return _derived(_taken(span), "used over the first batch")
+    return _derived(minus(of.figure("free_ready_bytes"), of.figure("free_at_update_bytes")))
 
 
-def _taken(before: Snapshot | None, after: Snapshot | None) -> int | None:
+def _taken(span: Span) -> int | None:
     """Return how much less of the device is free after a phase, other processes left out."""
-    if before is None or after is None:
-        return None
-    taken = minus(before.device_free_bytes, after.device_free_bytes)
-    others = minus(after.other_processes_bytes, before.other_processes_bytes) or 0
-    return minus(taken, others)
+    taken = growth(span.after, span.before, "device_free_bytes")
+    return minus(taken, growth(span.before, span.after, "other_processes_bytes") or 0)
 
 
-def _of_snapshots(size: int | None, formula: str) -> QuantityReading:
-    """Return what memprof's own readings give, where a log has what SGLang prints."""
-    source = text("memprof's readings at the edges of the phase")
-    return QuantityReading(
-        None if size is None else max(0, size), how=DERIVED, formula=formula, source=source
-    )
+def _derived(size: int | None, over: str | None = None) -> Reading:
+    """Return what memprof's own readings give over a phase, or what SGLang prints as free."""
+    source = text("memprof's readings at the edges of the phase") if over else None
+    return Reading(None if size is None else max(0, size), DERIVED, source, formula=over)
 
 
 _SGLANG_LINES = text("free memory as SGLang prints it")
@@ -531,7 +424,6 @@ _ROWS = (
         _initial_non_torch,
         device_wide=True,
         without_neighbours=True,
-        how=DERIVED,
         formula="initial_non_torch",
         source=text("the engine's first snapshot"),
         unknown=text("no start-up snapshot was recorded"),
@@ -598,7 +490,6 @@ _ROWS = (
         text("request-to-token pool and others"),
         _request_pools,
         device_wide=True,
-        how=DERIVED,
         formula="free_after_load - free_after_pools - KV pool",
         source=_SGLANG_LINES,
     ),
@@ -607,14 +498,13 @@ _ROWS = (
         text("buffers of the runner"),
         _runner_buffers,
         device_wide=True,
-        how=DERIVED,
         formula="free_after_pools - free_before_capture",
         source=_SGLANG_LINES,
     ),
     Quantity(
         "graph_prefill",
         text("captured graphs of prefill"),
-        lambda evidence: QuantityReading(evidence.figure("graph_prefill_bytes")),
+        lambda of: Reading(of.figure("graph_prefill_bytes")),
         device_wide=True,
         formula="graph_prefill",
         required=False,
@@ -624,7 +514,6 @@ _ROWS = (
         text("kept by the first steps: communicators, workspace"),
         _first_steps,
         device_wide=True,
-        how=DERIVED,
         formula="free_ready - free_at_update",
         source=_SGLANG_LINES,
     ),

@@ -8,10 +8,11 @@ later items exist, has them as unknown, and what follows from it is estimated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import Oom, PeakItem
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence
+from vllm_memprof.accounting.quantities import QUANTITIES
+from vllm_memprof.accounting.readings import StartupReadings, growth, value
 from vllm_memprof.accounting.suggestions import MARGIN_BYTES
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import (
@@ -23,7 +24,6 @@ from vllm_memprof.record.spans import (
     edges_of,
     first_of,
     is_within,
-    last_of,
     weakest,
 )
 from vllm_memprof.text import Text, text
@@ -56,87 +56,67 @@ class ServingPeak:
 
 
 def serving_peak(
-    evidence: Evidence,
-    kv_cache_bytes: int | None,
-    oom: Oom | None = None,
-    why_unknown: Text | None = None,
+    of: StartupReadings, kv_cache_bytes: int | None, oom: Oom | None = None
 ) -> ServingPeak:
     """Find what is held beside the KV cache at the serving peak.
 
     Args:
-        evidence: of one rank.
+        of: the readings of one rank.
         kv_cache_bytes: that the rank serves with, None where none was granted.
         oom: an allocation that failed; one that failed beside the KV cache counts as held.
-        why_unknown: why nothing is recorded after the profile run, where that is known.
     """
-    spans, simulated = evidence.spans, evidence.simulated
-    peak = _profile(spans)
+    nothing = ServingPeak([], None, None, DERIVED)
     if kv_cache_bytes is None:
-        return ServingPeak([], None, None, DERIVED)
-    if evidence.figure("profiled_bytes") is not None:
-        if why_unknown is not None:  # nothing was run once the KV cache stood
-            return ServingPeak([], None, None, DERIVED)
-        return _without_profile(evidence, kv_cache_bytes, oom)
-    least = _at_least(evidence, kv_cache_bytes)
-    allocated = evidence.figure("profile_after_allocated_peak_bytes")
+        return nothing
+    reached = [
+        size
+        for size in (_later(of, kv_cache_bytes), _failed(of, kv_cache_bytes, oom))
+        if size is not None
+    ]
+    later = max(reached, default=None)
+    if of.figure("profiled_bytes") is not None:  # an engine that runs no profile
+        if of.nothing_later is not None or later is None:  # nothing was run once the KV cache stood
+            return nothing
+        # a step larger than those that were run holds more: an estimate from below
+        where = text(
+            "the worst reading after kv_cache_alloc; this engine runs no step of full size"
+        )
+        return ServingPeak(
+            [_held("held_at_worst", later, ESTIMATED, where)], later, None, ESTIMATED
+        )
+    peak, least = _profile(of), _at_least(of, kv_cache_bytes)
+    allocated = of.figure("profile_after_allocated_peak_bytes")
     # a reading below what tensors held was not taken at the peak: what was reserved is not known
     if peak is None or (allocated is not None and peak.reserved < allocated):
-        return ServingPeak([], None, least, DERIVED)
-    late = _late(spans, peak, kv_cache_bytes)
-    non_torch = MODELLED if simulated else MEASURED
-    missing = why_unknown or text("the run did not get through its warm-up")
+        return replace(nothing, at_least_bytes=least)
+    non_torch, over = (MODELLED, MODELLED) if of.simulated else (MEASURED, DERIVED)
+    late_torch, late_device = _late(of, peak, kv_cache_bytes)
+    worst, most = text("the worst reading of profile_run"), text("most at a reading of profile_run")
     items = [
-        _held("reserved_peak", peak.reserved, MEASURED, text("the worst reading of profile_run")),
-        _held(
-            "non_torch_peak", peak.non_torch, non_torch, text("most at a reading of profile_run")
-        ),
+        _held("reserved_peak", peak.reserved, MEASURED, worst),
+        _held("non_torch_peak", peak.non_torch, non_torch, most),
     ]
+    missing = of.nothing_later or text("the run did not get through its warm-up")
     for name, size, how in (
-        ("late_torch", late.torch, DERIVED),
-        ("late_device", late.non_torch, MODELLED if simulated else DERIVED),
+        ("late_torch", late_torch, DERIVED),
+        ("late_device", late_device, over),
     ):
         reason = missing if size is None else None
         items.append(_held(name, size, how, text("after warm_up"), reason))
-    graph = evidence.figure("graph_bytes")
-    if late.torch is None and late.non_torch is None and graph is not None:
+    graph = of.figure("graph_bytes")
+    if late_torch is None and late_device is None and graph is not None:
         where = text("the engine's figure for its graph capture")
         items.append(_held("graph", max(0, graph), non_torch, where))
     held = sum(item.bytes for item in items if item.bytes is not None)
-    later = _later(spans, evidence.figure("device_total_bytes"), kv_cache_bytes)
-    failed = _failed(spans, kv_cache_bytes, oom)
-    later = max((size for size in (later, failed) if size is not None), default=None)
     if later is not None and later > held:
         where = text("the worst reading after kv_cache_alloc")
         items.append(_held("held_later", later - held, non_torch, where))
         held = later
-    hows = [item.how for item in items if item.bytes is not None]
-    hows += [ESTIMATED for item in items if item.bytes is None]
+    hows = [ESTIMATED if item.bytes is None else item.how for item in items]
     # the allocator has released all that it can before it fails
+    failed = _failed(of, kv_cache_bytes, oom)
     least = max((size for size in (least, failed) if size is not None), default=None)
     return ServingPeak(items, held, least, weakest(hows))
-
-
-def _without_profile(evidence: Evidence, kv_cache_bytes: int, oom: Oom | None) -> ServingPeak:
-    """Return the worst reading once the KV cache stood, of an engine that runs no profile.
-
-    A step larger than those that were run holds more: the figure is an estimate from below.
-    """
-    spans, total = evidence.spans, evidence.figure("device_total_bytes")
-    sizes = [_later(spans, total, kv_cache_bytes), _failed(spans, kv_cache_bytes, oom)]
-    held = max((size for size in sizes if size is not None), default=None)
-    if held is None:
-        return ServingPeak([], None, None, DERIVED)
-    where = text("the worst reading after kv_cache_alloc; this engine runs no step of full size")
-    item = PeakItem(
-        "held_at_worst", QUANTITIES["held_at_worst"].title, held, ESTIMATED, where, None
-    )
-    return ServingPeak([item], held, None, ESTIMATED)
-
-
-def profile_reserved_peak(spans: list[Span]) -> int | None:
-    """Return the most that the profile run had reserved, bytes; None where it is unknown."""
-    peak = _profile(spans)
-    return None if peak is None else peak.reserved
 
 
 def _held(
@@ -156,74 +136,68 @@ class _Profile:
     end: Snapshot | None  # the last reading of it
 
 
-def _profile(spans: list[Span]) -> _Profile | None:
-    runs = [span for span in spans if span.phase == "profile_run"]
-    inside = [*runs, *(span for span in spans if is_within(spans, span, "profile_run"))]
+def profile_reserved_peak(of: StartupReadings) -> int | None:
+    """Return the most that the profile run had reserved, bytes; None where it is unknown."""
+    peak = _profile(of)
+    return None if peak is None else peak.reserved
+
+
+def _profile(of: StartupReadings) -> _Profile | None:
+    runs = [span for span in of.spans if span.phase == "profile_run"]
+    inside = [*runs, *(span for span in of.spans if is_within(of.spans, span, "profile_run"))]
     snapshots = [edge.snapshot for _, edge in edges_of(inside)]
-    reserved = [size for each in snapshots if (size := each.reserved_bytes) is not None]
+    reserved, outside, workspaces = (
+        [size for each in snapshots if (size := value(each, field)) is not None]
+        for field in ("reserved_bytes", "non_torch_bytes", "npu_workspace_bytes")
+    )
     reserved += [size for span in inside if (size := _peak_between(span)) is not None]
-    outside = [size for each in snapshots if (size := each.non_torch_bytes) is not None]
     if not reserved or not outside or any(span.error for span in runs):
         return None
-    workspaces = [size for each in snapshots if (size := each.npu_workspace_bytes) is not None]
-    before, after, _ = Evidence({}, spans, simulated=False).profile_end()
-    freed = None
-    if before is not None and after is not None:
-        freed = minus(before.non_torch_bytes, after.non_torch_bytes)
-    return _Profile(
-        max(reserved),
-        max(outside),
-        max(workspaces, default=None),
-        max(0, freed or 0),
-        runs[-1].after,
-    )
+    start, end, _ = of.profile_end
+    freed = growth(end, start, "non_torch_bytes") or 0
+    workspace = max(workspaces, default=None)
+    return _Profile(max(reserved), max(outside), workspace, max(0, freed), runs[-1].after)
 
 
-@dataclass(frozen=True)
-class _Late:
-    """What came after the profile run and stays, bytes, over the peak of the profile run."""
-
-    torch: int | None
-    non_torch: int | None
-
-
-def _late(spans: list[Span], peak: _Profile, kv_cache_bytes: int) -> _Late:
-    warm_up, start = last_of(spans, "warm_up"), peak.end
+def _late(
+    of: StartupReadings, peak: _Profile, kv_cache_bytes: int
+) -> tuple[int | None, int | None]:
+    """Return what came after the profile run and stays, bytes, over its peak: torch, non-torch."""
+    warm_up, start = of.last("warm_up"), peak.end
     if start is None or warm_up is None or warm_up.error or warm_up.after is None:
-        return _Late(None, None)
+        return None, None
     end = warm_up.after
-    grown = minus(minus(end.reserved_bytes, start.reserved_bytes), kv_cache_bytes)
-    tensors = minus(minus(end.allocated_bytes, start.allocated_bytes), kv_cache_bytes)
+    grown = minus(growth(start, end, "reserved_bytes"), kv_cache_bytes)
+    tensors = minus(growth(start, end, "allocated_bytes"), kv_cache_bytes)
     pools = minus(end.graph_pool_bytes, start.graph_pool_bytes or 0)
     if grown is not None and tensors is not None and pools is not None:
         # blocks of the default pool without a tensor are used by the next peak, those of graphs not
         grown = max(tensors, min(grown, tensors + pools))
-    steady, workspace = end.non_torch_bytes, end.npu_workspace_bytes
-    if steady is None:
-        return _Late(None if grown is None else max(0, grown), None)
-    if workspace is not None and peak.workspace is not None:
-        steady += max(0, peak.workspace - workspace)
-    else:
-        steady += peak.cleared
-    return _Late(None if grown is None else max(0, grown), max(0, steady - peak.non_torch))
+    torch = None if grown is None else max(0, grown)
+    if end.non_torch_bytes is None:
+        return torch, None
+    # the next peak takes the operator workspace again
+    again = minus(peak.workspace, end.npu_workspace_bytes)
+    again = peak.cleared if again is None else max(0, again)
+    return torch, max(0, end.non_torch_bytes + again - peak.non_torch)
 
 
-def _failed(spans: list[Span], kv_cache_bytes: int, oom: Oom | None) -> int | None:
+def _failed(of: StartupReadings, kv_cache_bytes: int, oom: Oom | None) -> int | None:
     """Return what an allocation that failed beside the KV cache would have held with it, bytes."""
-    stands = first_of(spans, "kv_cache_alloc")
+    stands = first_of(of.spans, "kv_cache_alloc")
     if oom is None or oom.requested_bytes is None or stands is None or stands.after is None:
         return None
     used = minus(oom.device_total_bytes, oom.free_bytes)
     return None if used is None else used + oom.requested_bytes - kv_cache_bytes
 
 
-def _later(spans: list[Span], total: int | None, kv_cache_bytes: int) -> int | None:
+def _later(of: StartupReadings, kv_cache_bytes: int) -> int | None:
     """Return the most that was held beside the KV cache once it stood, bytes."""
-    stands = first_of(spans, "kv_cache_alloc")
+    stands, total = first_of(of.spans, "kv_cache_alloc"), of.figure("device_total_bytes")
     if stands is None or stands.after is None:
         return None
     sizes = [_in_use(stands.after, total)]
-    for span in spans:
+    for span in of.spans:
         if span.order > stands.order:
             sizes += [_in_use(edge.snapshot, total) for edge in span.edges]
             sizes.append(_in_use_between(span))
@@ -231,57 +205,48 @@ def _later(spans: list[Span], total: int | None, kv_cache_bytes: int) -> int | N
     return max(known) - kv_cache_bytes if known else None
 
 
-def _at_least(evidence: Evidence, kv_cache_bytes: int) -> int | None:
+def _at_least(of: StartupReadings, kv_cache_bytes: int) -> int | None:
     """Return what is held at the peak when the allocator has released all that it can, bytes."""
-    peak = evidence.figure("profile_after_allocated_peak_bytes")
-    _, after, _ = evidence.profile_end()
+    peak, after = of.figure("profile_after_allocated_peak_bytes"), of.profile_end[1]
     if peak is None or after is None or after.non_torch_bytes is None:
-        return _engines_figures(evidence)
+        # the engine's figures: in use at the start, and all that it then measured
+        weights = of.figure("weights_bytes")
+        used = minus(of.figure("device_total_bytes"), of.figure("initial_free_bytes"))
+        if weights is None or used is None:
+            return None
+        names = ("peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
+        return weights + used + sum(max(0, of.figure(name) or 0) for name in names)
     held = peak + after.non_torch_bytes - (after.npu_workspace_bytes or 0)
-    warm_up = last_of(evidence.spans, "warm_up")
+    warm_up = of.last("warm_up")
     end = None if warm_up is None or warm_up.error else warm_up.after
     if end is None:
         return held
     if end.non_torch_bytes is not None and end.npu_workspace_bytes is not None:
         held = peak + end.non_torch_bytes - end.npu_workspace_bytes
-    grown = minus(minus(end.allocated_bytes, after.allocated_bytes), kv_cache_bytes)
+    grown = minus(growth(after, end, "allocated_bytes"), kv_cache_bytes)
     return held + max(0, grown or 0)
-
-
-def _engines_figures(evidence: Evidence) -> int | None:
-    """Return the engine's figures added up: in use at the start, and all that it then measured."""
-    weights = evidence.figure("weights_bytes")
-    total, free = evidence.figure("device_total_bytes"), evidence.figure("initial_free_bytes")
-    if weights is None or total is None or free is None:
-        return None
-    names = ("peak_activation_bytes", "non_torch_increase_bytes", "graph_bytes")
-    return weights + total - free + sum(max(0, evidence.figure(name) or 0) for name in names)
 
 
 def _peak_between(span: Span) -> int | None:
     """Return the reserved peak that fell within a phase, bytes; None where none did."""
-    if span.before is None or span.after is None:
-        return None
-    low, high = span.before.reserved_run_peak_bytes, span.after.reserved_run_peak_bytes
-    return high if low is not None and high is not None and high > low else None
+    grown = growth(span.before, span.after, "reserved_run_peak_bytes")
+    return value(span.after, "reserved_run_peak_bytes") if grown and grown > 0 else None
 
 
 def _in_use_between(span: Span) -> int | None:
     """Return the reserved peak within a phase and the non-torch memory that was there, bytes."""
     high = _peak_between(span)
-    if high is None or span.before is None or span.after is None:
+    sizes = [edge.snapshot.non_torch_bytes for edge in span.edges]
+    if high is None or any(edge.snapshot.unmapped_bytes for edge in span.edges):
         return None
-    both = (span.before, span.after)
-    if any(each.non_torch_bytes is None or each.unmapped_bytes for each in both):
-        return None
+    known = [size for size in sizes if size is not None]
     # non-torch memory at that moment is not known; at least the lesser of both edges was there
-    return high + min(each.non_torch_bytes or 0 for each in both)
+    return high + min(known) if len(known) == len(sizes) else None
 
 
 def _in_use(snapshot: Snapshot, total: int | None) -> int | None:
     whole = snapshot.device_total_bytes if snapshot.device_total_bytes is not None else total
-    if whole is not None and snapshot.device_free_bytes is not None:
-        return whole - snapshot.device_free_bytes
-    if snapshot.reserved_bytes is not None and snapshot.non_torch_bytes is not None:
-        return snapshot.reserved_bytes + snapshot.non_torch_bytes
-    return None
+    used = minus(whole, snapshot.device_free_bytes)
+    if used is None and None not in (snapshot.reserved_bytes, snapshot.non_torch_bytes):
+        return (snapshot.reserved_bytes or 0) + (snapshot.non_torch_bytes or 0)
+    return used

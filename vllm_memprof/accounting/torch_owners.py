@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from vllm_memprof.accounting.model import DERIVED, MEASURED, ComponentRow
 from vllm_memprof.accounting.owners import EdgeTime, is_after
-from vllm_memprof.accounting.quantities import LOADED_BESIDE, end_of_loading
+from vllm_memprof.accounting.quantities import LOADED_BESIDE
+from vllm_memprof.accounting.readings import end_of_loading
 from vllm_memprof.record.spans import Span, is_within, last_of
 from vllm_memprof.units import minus
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
+from vllm_memprof.accounting.quantities import QUANTITIES, held_quantities
+from vllm_memprof.accounting.readings import StartupReadings
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import MIB
@@ -253,8 +254,8 @@ def _why_unknown(report: Report, rank: RankReport, figure: LimitFigure) -> Text:
     if rank.open_phases:
         return text("the rank did not finish {phase}", phase=rank.open_phases[-1])
     if figure.name in QUANTITIES:
-        evidence = Evidence(rank.figures, rank.phases, report.run.simulated)
-        unread = QUANTITIES[figure.name].reading(evidence).reason
+        readings = StartupReadings(rank.phases, rank.figures, report.run.simulated)
+        unread = QUANTITIES[figure.name].reading(readings).reason
         if unread is not None:
             return unread
     return text("no record of it, run {status}", status=report.run.status)

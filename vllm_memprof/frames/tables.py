@@ -22,6 +22,7 @@ from vllm_memprof.accounting.model import (
 )
 from vllm_memprof.record.schema import SNAPSHOT_FIELDS
 from vllm_memprof.record.spans import UNEXPLAINED, Edge
+from vllm_memprof.tables import PHASE_COLUMNS
 from vllm_memprof.units import minus
 
 if TYPE_CHECKING:
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 
 #: Columns that every table begins with: whose row it is.
 WHO = {"run": "string", "host": "string", "rank": "Int64", "label": "string"}
-#: Snapshot fields that the table of phases compares.
-PHASE_FIELDS = (
-    "reserved",
-    "reserved_peak",
-    "allocated",
-    "allocated_peak",
-    "non_torch",
-    "npu_workspace",
-    "device_free",
-)
 #: Readings of the device, in which the profile of a simulated one has a part.
 _DEVICE_WIDE = {
     "device_free_bytes": MEASURED,
@@ -105,7 +96,7 @@ def phases(ranks: Iterable[RankSource]) -> pd.DataFrame:
     Columns after ``WHO``: phase (string), order (Int64, by start within the rank, from 0), parent
     (Int64, order of the enclosing passage, <NA> at the top), depth (Int64), seconds (Float64), open
     (boolean, the rank never left the phase), error (string, the exception that left it); then for
-    each of ``PHASE_FIELDS``: before, after and change, e.g. allocated_before_bytes (Int64).
+    each of ``PHASE_COLUMNS``: before, after and change, e.g. allocated_before_bytes (Int64).
     """
     columns = {
         "phase": "string",
@@ -116,16 +107,17 @@ def phases(ranks: Iterable[RankSource]) -> pd.DataFrame:
         "open": "boolean",
         "error": "string",
     }
-    for name in PHASE_FIELDS:
-        columns |= {f"{name}_{edge}_bytes": "Int64" for edge in ("before", "after", "change")}
+    names = [str(column.value) for column in PHASE_COLUMNS]
+    for name in names:
+        of = name.removesuffix("_bytes")
+        columns |= {f"{of}_{edge}_bytes": "Int64" for edge in ("before", "after", "change")}
 
     def rows(source: RankSource) -> Iterator[Row]:
         for span in source.rank.phases:
             sizes: list[int | None] = []
-            for name in PHASE_FIELDS:
+            for name in names:
                 ends: list[int | None] = [
-                    None if snapshot is None else getattr(snapshot, f"{name}_bytes")
-                    for snapshot in (span.before, span.after)
+                    None if at is None else getattr(at, name) for at in (span.before, span.after)
                 ]
                 sizes += [*ends, minus(ends[1], ends[0])]
             head = (span.phase, span.order, span.parent, span.depth, span.seconds)

@@ -235,6 +235,11 @@ class StartSorter:
         #: Process -> (file:line, None in torch; function) of its last traceback, outermost first.
         self._frames: dict[str, list[tuple[str | None, str]]] = {}
 
+    @property
+    def config(self) -> Config:
+        """Return what is known of a start without figures."""
+        return self._pending or self._document
+
     def sort(self, lines: Iterable[ParsedLine]) -> StartSorter:
         """Read all lines of a log."""
         for line in lines:

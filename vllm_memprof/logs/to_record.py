@@ -6,24 +6,28 @@ developer), they become phases; else a run has none.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import BinaryIO
 
+from vllm_memprof.causes.reader import CauseReader
 from vllm_memprof.engines import SGLANG
 from vllm_memprof.engines.line_format import CAPTURE, GRANT, LOAD, PLAN, PROFILE, READY
 from vllm_memprof.engines.sglang.log_lines import FIGURES
 from vllm_memprof.engines.sglang.log_ranks import Rank, derive
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.logs.config import WITHIN_CORE, Config
-from vllm_memprof.logs.figures import Figure, parse_lines
+from vllm_memprof.logs.figures import Figure, ParsedLine, parse_lines
 from vllm_memprof.logs.lines import read_chunks, read_lines
 from vllm_memprof.logs.notes import LogNotes
 from vllm_memprof.logs.starts import EngineStart, StartSorter, Worker
+from vllm_memprof.record.cause import NamedFailure
 from vllm_memprof.record.codec import from_json, to_json
 from vllm_memprof.record.failures import stage_of
 from vllm_memprof.record.loader import Identity, ProcessRecord, Run
@@ -89,10 +93,10 @@ def read_log(path: str) -> list[Run]:
     name = "standard input" if path == STDIN else Path(path).name
     with _open(path) as stream:
         try:
-            sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(stream))))
+            sorter, failures = _sorted(stream)
         except OSError as exc:
             raise RunRecordError(f"cannot read {path}: {exc.strerror or exc}") from exc
-    runs = to_runs(sorter, name)
+    runs = to_runs(sorter, name, failures)
     if not runs:
         raise NoMemoryLines(
             f"no line about memory in {name}; looked for {LOOKED_FOR}"
@@ -104,11 +108,26 @@ def read_log(path: str) -> list[Run]:
     return runs
 
 
-def read_printed_kv(path: Path) -> dict[int | None, dict[str, int | float]]:
-    """Return the figures of the KV cache that an engine printed at its start.
+def _sorted(stream: BinaryIO) -> tuple[StartSorter, list[tuple[int, NamedFailure]]]:
+    """Return the starts of a log, and (line, failure) of those that failed."""
+    reader = CauseReader()
+
+    def watched() -> Iterator[ParsedLine]:
+        for line in parse_lines(read_lines(read_chunks(stream))):
+            reader.add(line.line, line.text)
+            yield line
+
+    return StartSorter().sort(watched()), reader.finish()
+
+
+def read_engine_log(
+    path: Path, failed: bool
+) -> tuple[dict[int | None, dict[str, int | float]], NamedFailure | None]:
+    """Return the figures of the KV cache that an engine printed at its start, and why it failed.
 
     Args:
-        path: of an ``engine.log``; its first ``START_UP_BYTES`` are read.
+        path: of an ``engine.log``.
+        failed: whether the run did: then all of it is read, else its first ``START_UP_BYTES``.
 
     Returns:
         Per data-parallel rank, None where the engine names none, the names of ``KV_PLAN`` that
@@ -117,16 +136,15 @@ def read_printed_kv(path: Path) -> dict[int | None, dict[str, int | float]]:
     """
     try:
         with path.open("rb") as stream:
-            head = BytesIO(stream.read(START_UP_BYTES))
-        sorter = StartSorter().sort(parse_lines(read_lines(read_chunks(head))))
+            sorter, failures = _sorted(stream if failed else BytesIO(stream.read(START_UP_BYTES)))
     except (OSError, RunRecordError):
-        return {}
+        return {}, None
     plans = [start.kv_plans for start in sorter.starts if start.kv_plans]
-    if not plans:
-        return {}
-    return {
-        dp: {name: figure.value for name, figure in plan.items()} for dp, plan in plans[-1].items()
+    figures = {
+        dp: {name: figure.value for name, figure in plan.items()}
+        for dp, plan in (plans[-1].items() if plans else ())
     }
+    return figures, failures[0][1] if failed and failures else None
 
 
 @contextmanager
@@ -152,16 +170,31 @@ def _open(path: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def to_runs(sorter: StartSorter, name: str) -> list[Run]:
-    """Return a ``Run`` per start that printed a figure; ``name`` is the log's."""
+def to_runs(
+    sorter: StartSorter, name: str, failures: Sequence[tuple[int, NamedFailure]] = ()
+) -> list[Run]:
+    """Return a ``Run`` per start that printed a figure or failed.
+
+    Args:
+        sorter: with all lines read.
+        name: of the log.
+        failures: (line, failure), in the order of the log.
+    """
     found = [start for start in sorter.starts if start.workers or start.kv_plans]
     if not found and sorter.smi.cards:
         found = [EngineStart(Config(engine="vllm-ascend"))]
+    if not found and failures:
+        found = [EngineStart(sorter.config)]
     runs = []
     for number, start in enumerate(found, start=1):
         run = _to_run(start, name, number, len(found))
+        until = found[number].first_line if number < len(found) else math.inf
+        since = start.first_line if number > 1 else 0
+        failure = next((each for line, each in failures if since <= line < until), None)
+        if failure is not None and run.info.status in ("ok", "truncated"):
+            run.info.status, run.info.exit_reason = "failed", failure.title
         run.info.env.update({variable: values[-1] for variable, values in sorter.exports.items()})
-        runs.append(run)
+        runs.append(replace(run, failure=failure))
     if runs:
         runs[-1].info.notes += _notes_of_the_log(sorter)
     if runs and sorter.left_out:

@@ -1,13 +1,12 @@
 """What a process wrote of the call stacks whose memory stayed: ``allocations`` events enter.
 
-Types only, with the function that reads one event; standard library.
+Types only; standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from vllm_memprof.record.codec import Allowed
 
@@ -37,20 +36,3 @@ class AllocationTrace:
     untraced_bytes: int | None = None  # alive, allocated before tracing began
     snapshot: str | None = None  # in the run folder, for PyTorch's memory viewer
     reason: str | None = None  # why nothing was traced
-
-
-def read_trace(event: Mapping[str, Any]) -> AllocationTrace:
-    """Return the trace of an event.
-
-    Raises:
-        TypeError, ValueError, KeyError: it is not memprof's.
-    """
-    known = {name: event[name] for name in AllocationTrace.__dataclass_fields__ if name in event}
-    stacks = [
-        AliveStack(**{name: stack[name] for name in AliveStack.__dataclass_fields__})
-        for stack in known.pop("stacks", [])
-    ]
-    numbers = [each for stack in stacks for each in (stack.bytes, stack.half_bytes)]
-    if not all(type(number) is int for number in (*numbers, known["requests"], known["asked"])):
-        raise TypeError("a trace of allocations has a figure that is not an integer")
-    return AllocationTrace(**known, stacks=stacks)

@@ -18,6 +18,7 @@ unions of these, and ``object`` for JSON that nobody has described. Standard lib
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -145,6 +146,20 @@ def from_json(cls: type[_T], data: object) -> _T:
     return made
 
 
+def from_event(cls: type[_T], event: Mapping[str, Any]) -> _T:
+    """Return the object that a line of a record tells of.
+
+    What is null or missing there has its default; None where the field has no default.
+
+    Raises:
+        ValueError: as ``from_json``.
+    """
+    kind: Any = cls
+    values = ((each.key, event.get(each.key), each.default) for each in keys_of(kind))
+    known = {key: value for key, value, own in values if value is not None or own is MISSING}
+    return from_json(cls, known)
+
+
 @cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
     """Return what makes a value of a type from JSON."""
@@ -194,7 +209,7 @@ def bare(hint: Any) -> tuple[Any, Allowed | None]:
 
 
 def _checked(kinds: set[type], wanted: str, data: Any) -> Any:
-    if type(data) not in kinds:
+    if type(data) not in kinds or (type(data) is float and not math.isfinite(data)):
         text = repr(data)
         shown = text if len(text) <= 60 else f"{text[:57]}..."
         raise ValueError(f"{wanted} is wanted, not {shown}")

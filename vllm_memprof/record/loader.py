@@ -6,7 +6,6 @@ the run marked truncated; anything that is not a run record is refused with the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_memprof.errors import RunRecordError
 from vllm_memprof.record import oom_files
-from vllm_memprof.record.allocations import AllocationTrace, read_trace
-from vllm_memprof.record.codec import from_json
+from vllm_memprof.record.allocations import AllocationTrace
+from vllm_memprof.record.cause import NamedFailure
+from vllm_memprof.record.codec import from_event, from_json
 from vllm_memprof.record.failures import Failure
 from vllm_memprof.record.lines import Event, parse_event, parse_events
 from vllm_memprof.record.samples import Served, dropped_of, load_samples
@@ -26,11 +26,10 @@ from vllm_memprof.record.schema import (
     RUN_SCHEMA,
     SAMPLES_DIR,
     SNAPSHOT_FIELDS,
-    SNAPSHOT_OBJECTS,
     RunInfo,
     Snapshot,
 )
-from vllm_memprof.record.spans import Edge, Span, edges, edges_of
+from vllm_memprof.record.spans import AFTER, BEFORE, Span, edges, edges_of
 from vllm_memprof.redact import redact_command, redact_data, redact_text
 
 if TYPE_CHECKING:
@@ -144,6 +143,8 @@ class Run:
     #: What the engine printed of its KV plan into engine.log: data-parallel rank, None where it
     #: named none -> name of ``schema.KV_PLAN`` -> value.
     printed_kv: dict[int | None, dict[str, int | float]] = field(default_factory=dict)
+    #: What its log says of its failure, where it has one.
+    failure: NamedFailure | None = None
     #: Of a deployment: the runs of all hosts of its group as one; None: this run is the whole.
     group: Run | None = field(default=None, repr=False)
     #: Of such a whole: the runs that it is made of.
@@ -328,26 +329,72 @@ def _load_served(run_dir: Path, process: str) -> Served:
         raise RunRecordError(f"cannot read {exc.filename}: {exc.strerror}") from exc
 
 
+@dataclass(frozen=True)
+class _Clocks:
+    """Both clocks, in the first line of a process."""
+
+    wall: object = None
+    t_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """A ``figures`` event."""
+
+    values: dict[str, float | int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _PlannedGroup:
+    """The figures of a group of layers in a ``kv_plan`` event."""
+
+    layers: int | None = None
+    block_size: int | None = None
+    page_size_bytes: int | None = None
+    bytes_per_token: float | None = None
+
+
+@dataclass(frozen=True)
+class _PlannedKv:
+    """The figures of a ``kv_plan`` event."""
+
+    blocks: int | None = None
+    block_size: int | None = None
+    tokens: int | None = None
+    max_model_len: int | None = None
+    bytes_per_token: float | None = None
+    max_concurrency: float | None = None
+    available_bytes: list[int | None] = field(default_factory=list)
+    planned_bytes: list[int | None] = field(default_factory=list)
+    groups: list[_PlannedGroup] = field(default_factory=list)
+
+
 def _build_process(file: str, head: Event, events: list[Event], dropped: int) -> ProcessRecord:
     by_kind: dict[str, list[Event]] = {}
     for event in events:
         by_kind.setdefault(str(event.get("kind")), []).append(event)
     figures: dict[str, int | float | None] = {}
     for event in by_kind.get("figures", []):
-        for name, value in (event.get("values") or {}).items():
+        for name, value in from_event(_Figures, event).values.items():
             if value is not None or name not in figures:
-                figures[name] = _number(name, value)
+                figures[name] = value
     plans = by_kind.get("kv_plan", [])
+    for plan in plans[-1:]:
+        from_event(_PlannedKv, plan)  # refuses what is no figure
+    clocks = from_event(_Clocks, head)
     return ProcessRecord(
         file=file,
-        identity=_build_identity(head, by_kind.get("identity", []), by_kind.get("kv_plan", [])),
+        identity=_build_identity([head, *by_kind.get("identity", [])], bool(plans)),
         versions=dict(head.get("versions") or {}),
         argv=redact_command([str(word) for word in head.get("argv") or []]),
         python=head.get("python"),
         phases=_pair_phases(by_kind.get("phase", [])),
         figures=figures,
-        kv_plan=_checked_plan(plans[-1]) if plans else None,
-        hooks={str(event.get("hook")): _hook_state(event) for event in by_kind.get("hook", [])},
+        kv_plan=plans[-1] if plans else None,
+        hooks={
+            str(event.get("hook")): from_event(HookState, _redacted(event, "detail"))
+            for event in by_kind.get("hook", [])
+        },
         errors=[
             redact_text(f"{event.get('where')}: {event.get('message')}")
             for event in by_kind.get("error", [])
@@ -365,39 +412,38 @@ def _build_process(file: str, head: Event, events: list[Event], dropped: int) ->
         unread={
             str(event.get("what")): str(event.get("reason")) for event in by_kind.get("unread", [])
         },
-        wall=_wall(head),
-        t_ns=_integer("t_ns", head.get("t_ns")),
-        failures=[_failure(event) for event in by_kind.get("failure", [])],
+        wall=float(clocks.wall) if isinstance(clocks.wall, (int, float)) else None,
+        t_ns=clocks.t_ns,
+        failures=[
+            from_event(Failure, {**_redacted(event, "message"), "snapshot": _reading(event)})
+            for event in by_kind.get("failure", [])
+        ],
         losses=_losses(by_kind.get("lost", [])),
-        allocations=[read_trace(event) for event in by_kind.get("allocations", [])],
+        allocations=[
+            from_event(AllocationTrace, event) for event in by_kind.get("allocations", [])
+        ],
     )
 
 
-def _wall(head: Event) -> float | None:
-    wall = head.get("wall")
-    return float(wall) if isinstance(wall, (int, float)) and not isinstance(wall, bool) else None
+def _redacted(event: Event, name: str) -> Event:
+    text = event.get(name)
+    return {**event, name: None if text is None else redact_text(str(text))}
 
 
 def _losses(events: list[Event]) -> list[Loss]:
     """Return each loss once: its end, where it was written, says more than its beginning."""
     by_start: dict[int, Loss] = {}
     for event in events:
-        since, until = event["since_t_ns"], event.get("until_t_ns")
-        _integer("since_t_ns", since)
-        if since not in by_start or until is not None:
-            by_start[since] = Loss(
-                since,
-                _integer("until_t_ns", until),
-                _integer("events", event.get("events")),
-                redact_text(str(event.get("reason"))),
-            )
+        loss = from_event(Loss, _redacted(event, "reason"))
+        if loss.since_t_ns not in by_start or loss.until_t_ns is not None:
+            by_start[loss.since_t_ns] = loss
     return [by_start[since] for since in sorted(by_start)]
 
 
-def _build_identity(head: Event, identities: list[Event], plans: list[Event]) -> Identity:
+def _build_identity(events: list[Event], plans_kv: bool) -> Identity:
     values: dict[str, Any] = {}
-    roles: set[str] = set()
-    for event in (head, *identities):
+    roles = {"engine_core"} if plans_kv else set()
+    for event in events:
         for name in Identity.__dataclass_fields__:
             if event.get(name) is not None:
                 values[name] = event[name]
@@ -407,157 +453,62 @@ def _build_identity(head: Event, identities: list[Event], plans: list[Event]) ->
             for role in (event.get("role"), *(claimed if isinstance(claimed, list) else []))
             if role
         )
-    roles.discard("unknown")
-    if plans:
-        roles.add("engine_core")
-    values["roles"] = frozenset(roles)
-    return Identity(**values)
-
-
-def _hook_state(event: Event) -> HookState:
-    detail = event.get("detail")
-    return HookState(
-        hook=str(event.get("hook")),
-        phase=event.get("phase"),
-        need=event.get("need"),
-        state=str(event.get("state")),
-        target=event.get("target"),
-        detail=None if detail is None else redact_text(str(detail)),
-    )
-
-
-def _failure(event: Event) -> Failure:
-    read = {name: event[name] for name in Failure.__dataclass_fields__ if name in event}
-    read["message"] = redact_text(str(event.get("message")))
-    read.pop("snapshot", None)
-    return replace(from_json(Failure, read), snapshot=_snapshot(event))
-
-
-@dataclass
-class _PhaseEdges:
-    """Edges of one phase while they are collected."""
-
-    before: Event | None = None
-    after: Event | None = None
-
-    @property
-    def either(self) -> Event:
-        event = self.before or self.after
-        assert event is not None
-        return event
+    return Identity(**{**values, "roles": frozenset(roles - {"unknown"})})
 
 
 def _pair_phases(events: list[Event]) -> list[Span]:
     """Pairs the edges by id, in the order in which the phases began."""
-    passages: list[_PhaseEdges] = []
-    by_id: dict[Any, _PhaseEdges] = {}
+    passages: list[dict[str, Event]] = []  # the event of each side
+    by_id: dict[Any, dict[str, Event]] = {}
     for event in events:
-        key = event.get("id")
-        passage = by_id.get(key) if key is not None else None
-        if event.get("edge") == "before" or passage is None or passage.after is not None:
-            passage = _PhaseEdges()
-            passages.append(passage)
+        key, side = event.get("id"), BEFORE if event.get("edge") == BEFORE else AFTER
+        passage = None if key is None else by_id.get(key)
+        if side == BEFORE or passage is None or AFTER in passage:
+            passages.append(passage := {})
             by_id[key] = passage
-        if event.get("edge") == "before":
-            passage.before = event
-        else:
-            passage.after = event
-    order_of = {passage.either.get("id"): order for order, passage in enumerate(passages)}
+        passage[side] = event
+    firsts = [passage.get(BEFORE) or passage[AFTER] for passage in passages]
+    order_of = {first.get("id"): order for order, first in enumerate(firsts)}
     spans: list[Span] = []
-    for order, passage in enumerate(passages):
-        parent = (
-            order_of.get(passage.either.get("parent"))
-            if passage.either.get("parent") is not None
-            else None
-        )
+    for order, (first, passage) in enumerate(zip(firsts, passages, strict=True)):
+        before, after = passage.get(BEFORE, {}), passage.get(AFTER, {})
+        parent = None if first.get("parent") is None else order_of.get(first["parent"])
         if parent is not None and parent >= order:
             parent = None  # an id that was reused; nesting is unknown
+        last = _snapshot(after)
         spans.append(
-            _build_span(
-                order, passage, parent, spans[parent].depth + 1 if parent is not None else 0
+            Span(
+                phase=str(first.get("phase")),
+                order=order,
+                id=first.get("id"),
+                parent=parent,
+                depth=0 if parent is None else spans[parent].depth + 1,
+                hook=first.get("hook"),
+                edges=edges(_snapshot(before), last),
+                start_t_ns=before.get("t_ns"),
+                # the phase was over when the reading of its last snapshot began
+                end_t_ns=after.get("t_ns") if last is None or last.t_ns is None else last.t_ns,
+                error=redact_data(after.get("error") or before.get("error")),
+                detail={
+                    name: value
+                    for event in (before, after)
+                    if isinstance(detail := event.get("detail"), dict)
+                    for name, value in detail.items()
+                },
             )
         )
     return spans
 
 
-def _build_span(order: int, passage: _PhaseEdges, parent: int | None, depth: int) -> Span:
-    before, after = passage.before or {}, passage.after or {}
-    last = _snapshot(after)
-    return Span(
-        phase=str(passage.either.get("phase")),
-        order=order,
-        id=passage.either.get("id"),
-        parent=parent,
-        depth=depth,
-        hook=passage.either.get("hook"),
-        edges=edges(_snapshot(before), last),
-        start_t_ns=before.get("t_ns"),
-        # the phase was over when the reading of its last snapshot began
-        end_t_ns=last.t_ns if last is not None and last.t_ns is not None else after.get("t_ns"),
-        error=redact_data(after.get("error") or before.get("error")),
-        detail={**_object(before.get("detail")), **_object(after.get("detail"))},
-    )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _reading(event: Event) -> Event | None:
+    """Return the snapshot of an event, with its time; None where it has none."""
+    data = event.get("snapshot")
+    return {"t_ns": event.get("t_ns"), **data} if isinstance(data, dict) else None
 
 
 def _snapshot(event: Event) -> Snapshot | None:
-    data = event.get("snapshot")
-    if not isinstance(data, dict):
-        return None
-    read: dict[str, Any] = {"t_ns": data.get("t_ns", event.get("t_ns"))}
-    for name in SNAPSHOT_FIELDS:
-        read[name] = data.get(name)
-    for name, value in read.items():
-        if type(value) is not int:
-            _integer(name, value)
-    for name in SNAPSHOT_OBJECTS:
-        read[name] = value = data.get(name)
-        if value is not None:
-            _check_sizes(name, value)
-    return Snapshot(**read)
-
-
-def _check_sizes(name: str, value: Any) -> None:
-    """Refuse what is not an object of integers, or of such objects."""
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is {value!r}, not an object")
-    for key, item in value.items():
-        if type(item) is not int:
-            if isinstance(item, dict):
-                _check_sizes(key, item)
-            else:
-                _integer(key, item)
-
-
-def _integer(name: str, value: Any) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise TypeError(f"{name} is {value!r}, not an integer")
-    return value
-
-
-def _number(name: str, value: Any) -> int | float | None:
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return _integer(name, value)
-
-
-def _checked_plan(event: Event) -> dict[str, Any]:
-    """A kv_plan event whose figures are figures."""
-    for name in ("blocks", "block_size", "tokens", "max_model_len"):
-        _integer(name, event.get(name))
-    for name in ("bytes_per_token", "max_concurrency"):
-        _number(name, event.get(name))
-    for name in ("available_bytes", "planned_bytes"):
-        for value in event.get(name) or []:
-            _integer(name, value)
-    for group in event.get("groups") or []:
-        for name in ("layers", "block_size", "page_size_bytes"):
-            _integer(name, group.get(name))
-        _number("bytes_per_token", group.get("bytes_per_token"))
-    return event
+    reading = _reading(event)
+    return None if reading is None else from_event(Snapshot, reading)
 
 
 def _process_order(process: ProcessRecord) -> tuple[bool, int, int, str]:
@@ -581,39 +532,24 @@ def snapshot_frame(run: Run) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = []
-    for process in run.processes:
-        rows += [_frame_row(process, span, edge) for span, edge in edges_of(process.phases)]
-    integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
-    columns = [
-        "file",
-        "label",
-        "host",
-        "pid",
-        "rank",
-        "order",
-        "phase",
-        "edge",
-        "t_ns",
-        *SNAPSHOT_FIELDS,
+    rows = [
+        (
+            process.file,
+            process.identity.label,
+            process.identity.host,
+            process.identity.pid,
+            process.identity.rank,
+            span.order,
+            span.phase,
+            edge.side,
+            *(getattr(edge.snapshot, name) for name in ("t_ns", *SNAPSHOT_FIELDS)),
+        )
+        for process in run.processes
+        for span, edge in edges_of(process.phases)
     ]
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=columns, dtype=object).astype(
-        dict.fromkeys(integers, "Int64")
-    )
+    columns = ["file", "label", "host", "pid", "rank", "order", "phase", "edge", "t_ns"]
+    integers = ("pid", "rank", "order", "t_ns", *SNAPSHOT_FIELDS)
+    frame: pd.DataFrame = pd.DataFrame(
+        rows, columns=[*columns, *SNAPSHOT_FIELDS], dtype=object
+    ).astype(dict.fromkeys(integers, "Int64"))
     return frame
-
-
-def _frame_row(process: ProcessRecord, span: Span, edge: Edge) -> dict[str, Any]:
-    who = process.identity
-    return {
-        "file": process.file,
-        "label": who.label,
-        "host": who.host,
-        "pid": who.pid,
-        "rank": who.rank,
-        "order": span.order,
-        "phase": span.phase,
-        "edge": edge.side,
-        "t_ns": edge.snapshot.t_ns,
-        **{name: getattr(edge.snapshot, name) for name in SNAPSHOT_FIELDS},
-    }

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from vllm_memprof.record.codec import from_event
 from vllm_memprof.record.lines import Event, parse_event
 from vllm_memprof.record.schema import (
     DEVICE_SAMPLE_FIGURES,
@@ -45,19 +45,19 @@ class Sample:
     high: Mapping[str, int | None]
     step: int | None = None  # of the last reading; None for a device sample
     steps: int = 0  # of the engine that it covers
-    requests: tuple[tuple[str, int, int | None], ...] = ()  # id, scheduled tokens, tokens so far
+    requests: tuple[list[object], ...] = ()  # id, scheduled tokens, tokens so far
 
 
 @dataclass(frozen=True)
 class Item:
     """A multimodal item, as the engine has it. Unknown is None."""
 
-    modality: str | None = None
-    tokens: int | None = None
+    modality: str | None = None  # image | video | audio ...
+    tokens: int | None = None  # of the language model that it stands for
     size: tuple[int, int] | None = None  # width, height: pixels after the engine's resizing
-    frames: int | None = None
-    bytes: int | None = None
-    request: str | None = None  # id
+    frames: int | None = None  # of a video
+    bytes: int | None = None  # of its output in the encoder cache
+    request: str | None = None  # id; of a stage alone
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,37 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class RequestMemory:
-    """A request as one worker knows it; fields as in schema.REQUEST_FIGURES."""
+    """A request as one worker knows it. Bytes unless the name says otherwise; unknown is None."""
 
     id: str
-    begin_ns: int | None = None
-    end_ns: int | None = None
+    begin_ns: int | None = None  # before the first step that had it
+    end_ns: int | None = None  # of the first reading without it
     first_step: int | None = None
     last_step: int | None = None
-    sampled_steps: int | None = None
-    others: int | None = None
+    sampled_steps: int | None = None  # steps that had it and were read
+    others: int | None = None  # most other requests that were in a step with it: 0 is alone
     allocated_before_bytes: int | None = None
     reserved_before_bytes: int | None = None
-    allocated_peak_bytes: int | None = None
+    allocated_peak_bytes: int | None = None  # highest that is known of the steps that had it
+    #: Whether the allocator's peak rose in them; else it is the highest reading.
     peak_exact: bool = False
-    allocated_run_peak_bytes: int | None = None
+    allocated_run_peak_bytes: int | None = None  # by the end: no step of it was above
+    #: Of STAGES, or "step" for the rest of a step; None where no reading was.
     peak_stage: str | None = None
     peak_step: int | None = None
+    #: Allocated after it less before it; of all that happened meanwhile.
     left_allocated_bytes: int | None = None
     left_reserved_bytes: int | None = None
-    finished: bool = True
-    prompt_tokens: int | None = None
+    finished: bool = True  # False: the process failed or ended with it
+    prompt_tokens: int | None = None  # as the worker got them, as are the items
     items: tuple[Item, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """Lines by kind that are in no file any more."""
+
+    kinds: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,39 +156,29 @@ def load_samples(run_dir: Path, process: str) -> Served:
         TypeError, ValueError: a line is none of memprof's.
         OSError: a file cannot be read.
     """
-    served = Served()
-    events: dict[int, list[Event]] = {}
+    found: dict[str, dict[int, list[Event]]] = {}  # kind -> level -> events
     broken = 0
     for level, path in sample_files(run_dir, process):
-        for line in path.read_bytes().split(b"\n"):
-            if not line.strip():
-                continue
+        for line in filter(bytes.strip, path.read_bytes().split(b"\n")):
             event = parse_event(line)
             if event is None:
                 broken += 1
             else:
-                events.setdefault(level, []).append(event)
-    if not events:
-        return served
-    by_kind: dict[str, list[Event]] = {}
-    for event in events.get(REQUESTS, []):
-        by_kind.setdefault(str(event.get("kind")), []).append(event)
-    levels = {
-        level: [event for event in found if event.get("kind") in _FIGURES]
-        for level, found in events.items()
-        if level != REQUESTS
-    }
-    samples = {kind: _finest(levels, kind) for kind in _FIGURES}
-    memory, kept = _memories(by_kind.get("request_memory", []))
-    dropped = dropped_of(by_kind.get("dropped", []))
+                found.setdefault(str(event.get("kind")), {}).setdefault(level, []).append(event)
+    others = {kind: levels.get(REQUESTS, []) for kind, levels in found.items()}
+    memory, kept = _memories(others.get("request_memory", []))
+    dropped = dropped_of(others.get("dropped", []))
     if "request_memory" in dropped:
         dropped["request_memory"] = max(dropped["request_memory"] - kept, 0)
     return Served(
-        samples=samples[SAMPLE],
-        kv_samples=samples[KV_SAMPLE],
-        device_samples=samples[DEVICE_SAMPLE],
-        stages=[_stage(event) for event in by_kind.get("stage", [])],
-        requests=_requests(by_kind.get("request", [])),
+        samples=_finest(found, SAMPLE),
+        kv_samples=_finest(found, KV_SAMPLE),
+        device_samples=_finest(found, DEVICE_SAMPLE),
+        stages=[
+            from_event(MediaStage, {**event, "figures": {n: event.get(n) for n in STAGE_FIGURES}})
+            for event in others.get("stage", [])
+        ],
+        requests=_requests(others.get("request", [])),
         request_memory=memory,
         dropped=dropped,
         dropped_lines=broken,
@@ -199,102 +199,45 @@ def sample_files(run_dir: Path, process: str) -> list[tuple[int, Path]]:
     return [(level, path) for level, _, path in sorted(found)]
 
 
-def _finest(levels: Mapping[int, Iterable[Event]], kind: str) -> list[Sample]:
+def _finest(events: Mapping[str, Mapping[int, Iterable[Event]]], kind: str) -> list[Sample]:
     """Return the samples of a kind: of each time those of the finest level that still has it.
 
     A line of a coarser level that reaches into the time of a finer one counts whole, and the finer
     lines of that time do not: otherwise there would be a gap.
     """
     found: list[Sample] = []
-    for level in sorted(levels):
-        begins = found[0].since_ns if found else None
-        coarser = [_sample(event) for event in levels[level] if event.get("kind") == kind]
-        older = [each for each in coarser if begins is None or each.since_ns < begins]
+    levels = events.get(kind, {})
+    for level in sorted(levels.keys() - {REQUESTS}):
+        coarser = [_sample(event, kind) for event in levels[level]]
+        older = [each for each in coarser if not found or each.since_ns < found[0].since_ns]
         if older:
             found = [*older, *(each for each in found if each.since_ns > older[-1].t_ns)]
     return found
 
 
-def _sample(event: Event) -> Sample:
-    kind = str(event["kind"])
+def _sample(event: Event, kind: str) -> Sample:
     names = [*_FIGURES[kind], *(name for name in event if name.startswith(RUNTIME))]
-    last = {name: _number(name, event.get(name)) for name in names}
-    low, high = event.get("low"), event.get("high")
-    return Sample(
-        kind=kind,
-        t_ns=_integer("t_ns", event.get("t_ns")),
-        since_ns=_integer("since_ns", event.get("since_ns", event.get("t_ns"))),
-        folded=_integer("folded", event.get("folded", 1)),
-        figures=last,
-        low=last if low is None else {n: _number(n, low.get(n)) for n in names},
-        high=last if high is None else {n: _number(n, high.get(n)) for n in names},
-        step=_number("step", event.get("step")),
-        steps=_integer("steps", event.get("steps", 0)),
-        requests=tuple(
-            (str(name), _integer("tokens", scheduled), _number("tokens", total))
-            for name, scheduled, total in event.get("requests") or ()
-        ),
-    )
-
-
-def _stage(event: Event) -> MediaStage:
-    return MediaStage(
-        stage=str(event.get("stage")),
-        begin_ns=_integer("begin_ns", event.get("begin_ns")),
-        t_ns=_integer("t_ns", event.get("t_ns")),
-        step=_number("step", event.get("step")),
-        requests=tuple(str(name) for name in event.get("requests") or ()),
-        items=tuple(_item(item) for item in event.get("items") or ()),
-        figures={name: _number(name, event.get(name)) for name in STAGE_FIGURES},
-        error=event.get("error"),
-    )
-
-
-def _item(data: Mapping[str, Any]) -> Item:
-    size = data.get("size")
-    return Item(
-        modality=data.get("modality"),
-        tokens=_number("tokens", data.get("tokens")),
-        size=None if size is None else (_integer("size", size[0]), _integer("size", size[1])),
-        frames=_number("frames", data.get("frames")),
-        bytes=_number("bytes", data.get("bytes")),
-        request=data.get("request"),
-    )
+    figures = {
+        key: {name: (event.get(key) or event).get(name) for name in names}
+        for key in ("figures", "low", "high")
+    }
+    single = {"since_ns": event.get("t_ns"), "folded": 1}
+    return from_event(Sample, {**single, **event, **figures})
 
 
 def _requests(events: Iterable[Event]) -> list[RequestRecord]:
     """Join both edges of each request; an id that comes again is another request."""
-    found: list[RequestRecord] = []
-    open_at: dict[str, int] = {}
+    found: list[Event] = []
+    open_at: dict[str, Event] = {}
     for event in events:
-        name = str(event.get("id"))
-        if event.get("edge") == "begin":
-            open_at[name] = len(found)
-            found.append(
-                RequestRecord(
-                    id=name,
-                    prompt_tokens=_number("prompt_tokens", event.get("prompt_tokens")),
-                    items=tuple(_item(item) for item in event.get("items") or ()),
-                    begin_ns=_integer("t_ns", event.get("t_ns")),
-                )
-            )
-            continue
-        place = open_at.pop(name, None)
-        began = RequestRecord(id=name) if place is None else found[place]
-        ended = RequestRecord(
-            id=name,
-            prompt_tokens=began.prompt_tokens,
-            output_tokens=_number("output_tokens", event.get("output_tokens")),
-            items=began.items,
-            begin_ns=began.begin_ns,
-            end_ns=_integer("t_ns", event.get("t_ns")),
-            reason=event.get("reason"),
-        )
-        if place is None:
-            found.append(ended)
-        else:
-            found[place] = ended
-    return found
+        name, edge = str(event.get("id")), "begin" if event.get("edge") == "begin" else "end"
+        known = None if edge == "begin" else open_at.pop(name, None)
+        if known is None:
+            found.append(known := {})
+        if edge == "begin":
+            open_at[name] = known
+        known.update({**event, f"{edge}_ns": event.get("t_ns")})
+    return [from_event(RequestRecord, each) for each in found]
 
 
 def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
@@ -305,7 +248,7 @@ def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
     once: list[RequestMemory] = []
     again: dict[tuple[str, int | None], RequestMemory] = {}
     for event in events:
-        record = _memory(event)
+        record = from_event(RequestMemory, event)
         if event.get("again"):
             again[record.id, record.end_ns] = record
         else:
@@ -316,29 +259,10 @@ def _memories(events: Iterable[Event]) -> tuple[list[RequestMemory], int]:
     return [*older, *once], len(older)
 
 
-def _memory(event: Event) -> RequestMemory:
-    known = {name: event[name] for name in RequestMemory.__dataclass_fields__ if name in event}
-    for name, value in known.items():
-        if name not in ("id", "peak_exact", "peak_stage", "finished", "items"):
-            _number(name, value)
-    known["items"] = tuple(_item(item) for item in event.get("items") or ())
-    return RequestMemory(**known)
-
-
 def dropped_of(events: Iterable[Event]) -> dict[str, int]:
     """Return the lines by kind that are in no file any more, by the events that say so."""
     total: dict[str, int] = {}
     for event in events:
-        for kind, lines in (event.get("kinds") or {}).items():
-            total[str(kind)] = max(total.get(str(kind), 0), _integer("lines", lines))
+        for kind, lines in from_event(_Dropped, event).kinds.items():
+            total[kind] = max(total.get(kind, 0), lines)
     return total
-
-
-def _integer(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}, not an integer")
-    return value
-
-
-def _number(name: str, value: Any) -> int | None:
-    return None if value is None else _integer(name, value)

@@ -51,11 +51,11 @@ sample                  a step of a worker, at its end: step (of this process, f
 kv_sample               a step of an engine core: step, steps, KV_SAMPLE_FIGURES
 device_sample           of a thread, not of a step; every process: DEVICE_SAMPLE_FIGURES, and
                         ``runtime.<module>``, the bytes of the runtime's counters
-stage                   a STAGES passage of a worker: stage, begin_ns, step, items (ITEM keys),
-                        requests [id], STAGE_FIGURES, error
-request                 engine core. edge begin: id, prompt_tokens, images [[w, h]], items (ITEM
-                        keys); edge end: id, output_tokens, reason
-request_memory          worker, when a request has ended: REQUEST_FIGURES
+stage                   a STAGES passage of a worker: stage, begin_ns, step, items
+                        (samples.Item), requests [id], STAGE_FIGURES, error
+request                 engine core. edge begin: id, prompt_tokens, images [[w, h]], items
+                        (samples.Item); edge end: id, output_tokens, reason
+request_memory          worker, when a request has ended: samples.RequestMemory
 dropped                 kinds {kind: lines}: no longer in any file, because of the bound
 ======================  ============================================================================
 
@@ -124,7 +124,6 @@ REPORT_JSON = "report.json"
 REPORT_MD = "report.md"
 
 ROLES = ("api", "engine_core", "worker", "detokenizer", "collector", "unknown")
-STATUSES = ("running", "ok", "failed", "oom", "truncated")
 
 #: Phase ids in the order of a start-up. (DESIGN: run record)
 PHASES = (
@@ -173,34 +172,6 @@ EMPTY_CACHE_AT = (
     "sleep",
     "wake_up",
     "weight_update",
-)
-
-#: Keys of a snapshot event besides ``t_ns``. Unknown is null.
-SNAPSHOT_FIELDS = (
-    "device_total_bytes",
-    "device_free_bytes",
-    "allocated_bytes",
-    "allocated_peak_bytes",
-    "allocated_run_peak_bytes",
-    "reserved_bytes",
-    "reserved_peak_bytes",
-    "reserved_run_peak_bytes",
-    "npu_workspace_bytes",
-    "graph_pool_bytes",
-    "non_torch_bytes",
-    "unmapped_bytes",
-    "process_bytes",
-    "other_processes_bytes",
-    "host_rss_bytes",
-    "alloc_retries",
-    "ooms",
-)
-
-#: Keys of a snapshot event that hold an object: a figure per name. Unknown is null.
-SNAPSHOT_OBJECTS = (
-    "components",  # runtime module -> {"bytes", "peak_bytes"}
-    "npu_workspace_streams",  # stream, as a number -> bytes
-    "other_processes",  # process, by its number on the host -> bytes
 )
 
 #: Names in a ``figures`` event: what the engine itself holds, in bytes unless the name says
@@ -335,39 +306,6 @@ STAGE_FIGURES = (
     "encoder_cache_bytes",  # after it
 )
 
-#: Keys of a multimodal item of a ``request`` or a ``stage``; null where unknown.
-ITEM = (
-    "request",  # id; of a stage alone
-    "modality",  # image | video | audio ...
-    "tokens",  # of the language model that it stands for
-    "size",  # [width, height] in pixels, as the encoder gets it, after the engine's resizing
-    "frames",  # of a video
-    "bytes",  # of its output in the encoder cache
-)
-
-#: Keys of a ``request_memory`` event. Bytes unless the name says otherwise; unknown is null.
-REQUEST_FIGURES = (
-    "id",
-    "begin_ns",  # before the first step that had it
-    "end_ns",  # of the first reading without it
-    "first_step",
-    "last_step",
-    "sampled_steps",  # steps that had it and were read
-    "others",  # most other requests that were in a step with it: 0 is alone
-    "allocated_before_bytes",
-    "reserved_before_bytes",
-    "allocated_peak_bytes",  # highest that is known of the steps that had it
-    "peak_exact",  # whether the allocator's peak rose in them; else it is the highest reading
-    "allocated_run_peak_bytes",  # by the end: no step of it was above
-    "peak_stage",  # of STAGES, or "step" for the rest of a step; null where no reading was
-    "peak_step",
-    "left_allocated_bytes",  # allocated after it less before it; of all that happened meanwhile
-    "left_reserved_bytes",
-    "finished",  # false: the process failed or ended with it
-    "prompt_tokens",  # as the worker got them, as are the items
-    "items",
-)
-
 
 @dataclass(frozen=True)
 class HoldsMore:
@@ -463,11 +401,19 @@ class Snapshot:
     host_rss_bytes: int | None = None  # resident set of this process
     alloc_retries: int | None = None  # num_alloc_retries (a count)
     ooms: int | None = None  # num_ooms (a count)
-    components: dict[str, dict[str, int]] | None = (
-        None  # aclrtGetMemUsageInfo, this process: SNAPSHOT_OBJECTS
-    )
-    npu_workspace_streams: dict[str, int] | None = None
-    other_processes: dict[str, int] | None = None  # what other_processes_bytes is the sum of
+    #: aclrtGetMemUsageInfo, this process: runtime module -> {"bytes", "peak_bytes"}.
+    components: dict[str, dict[str, int]] | None = None
+    npu_workspace_streams: dict[str, int] | None = None  # stream, as a number -> bytes
+    #: Process, by its number on the host -> bytes, of which other_processes_bytes is the sum.
+    other_processes: dict[str, int] | None = None
+
+
+#: Keys of a snapshot event that hold an object, a figure per name; and those that hold a figure,
+#: ``t_ns`` aside. Unknown is null.
+SNAPSHOT_OBJECTS = ("components", "npu_workspace_streams", "other_processes")
+SNAPSHOT_FIELDS = tuple(
+    key.name for key in fields(Snapshot)[1:] if key.name not in SNAPSHOT_OBJECTS
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from vllm_memprof.check.outcomes import CheckResult, Outcome
-from vllm_memprof.report.document import Line
+from vllm_memprof.document import Line
 from vllm_memprof.report.documents.check import head, sentences, verdict
 
 #: What XML 1.0 has no place for, not even escaped.

@@ -19,31 +19,30 @@ from typing import TYPE_CHECKING
 
 from vllm_memprof.accounting.model import DERIVED, MODELLED, Report
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.document import (
+    MUTED,
+    NOT_MEASURED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Head,
+    Row,
+    Section,
+)
 from vllm_memprof.errors import MemprofError
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.plans.share_rows import DeviceShare
 from vllm_memprof.report.curves import FIGURES, Curve, CurveFigure, curves
-from vllm_memprof.report.document import (
-    MUTED,
-    NOT_MEASURED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Document,
-    Row,
-    Section,
-)
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.documents.starts import Starts
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.plots import Plots, RankView, plots
-from vllm_memprof.report.sections.base import BYTES, GIB, modelled
+from vllm_memprof.report.plots import Plots, RankView, SkewRow, plots
 from vllm_memprof.report.sections.starts import starts_section
+from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, modelled, table
 from vllm_memprof.text import fill, join, text
 from vllm_memprof.units import GIB as GIB_BYTES
-from vllm_memprof.units import format_bytes, format_gib
 from vllm_memprof.version import __version__
 
 if TYPE_CHECKING:
@@ -331,18 +330,18 @@ def _timeline_table(view: RankView) -> Section:
     line = view.timeline
     assert line is not None
     columns = [
-        Column(text("s")),
-        Column(text("Phase"), right=False),
-        Column(text("Edge"), right=False),
-        Column(text("in use")),
-        *(Column(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
+        Head(text("s")),
+        Head(text("Phase"), right=False),
+        Head(text("Edge"), right=False),
+        Head(text("in use")),
+        *(Head(modelled(owner.title, owner.how == MODELLED)) for owner in line.owners),
     ]
     rows = []
     for i, moment in enumerate(line.moments):
         sizes = [line.in_use[i], *(owner.bytes[i] for owner in line.owners)]
         edge = text("before") if moment.edge == "before" else text("after")
         cells = [f"{moment.seconds:.3f}", moment.phase, edge]
-        rows.append(Row([*cells, *(format_gib(size, 4) for size in sizes)]))
+        rows.append(Row([*cells, *(GIB4(size) for size in sizes)]))
     notes: list[str] = [
         text("GiB; -: not read at that moment, so that its bytes are in another column")
     ]
@@ -367,35 +366,37 @@ def _waterfall_text(view: RankView) -> str:
 
 
 def _waterfall_table(view: RankView) -> Section:
-    rows = [
-        Row(
-            [step.title, format_gib(step.bytes, 4), format_bytes(step.bytes)],
-            style=TOTAL if step.kind == "level" else PLAIN,
-        )
-        for step in view.waterfall
-    ]
-    columns = [Column(text("Step"), right=False), Column(GIB), Column(BYTES)]
-    return Section(text("Steps of {labels}", labels=view.labels), columns, rows)
+    columns = (Column("Step", "title"), *SIZES[1:])
+    return table(
+        text("Steps of {labels}", labels=view.labels),
+        columns,
+        view.waterfall,
+        look=lambda step: TOTAL if step.kind == "level" else PLAIN,
+    )
 
 
 def _skew(drawn: Plots) -> Section | None:
     """Return the least, most and median of each figure; None for one rank."""
     if not drawn.skew:
         return None
-    rows = []
-    for row in drawn.skew:
-        ends = [format_gib(row.least, 4), row.least_label, format_gib(row.most, 4), row.most_label]
-        if not row.spread:
-            ends[1] = ends[3] = text("all") if None not in row.bytes else text("all that have it")
-        cells = [row.title, *ends, format_gib(row.median, 4), format_bytes(row.spread)]
-        rows.append(Row(cells, style=PLAIN if row.spread else MUTED))
-    columns = [
-        Column(text("Figure"), right=False),
-        Column(text("least, GiB")),
-        Column(text("on"), right=False),
-        Column(text("most, GiB")),
-        Column(text("on"), right=False),
-        Column(text("median, GiB")),
-        Column(text("most - least, bytes")),
-    ]
-    return Section(text("Figures by rank: least, most, median"), columns, rows)
+
+    def on(row: SkewRow, label: str) -> str:
+        if row.spread:
+            return label
+        return text("all") if None not in row.bytes else text("all that have it")
+
+    columns = (
+        Column("Figure", "title"),
+        Column("least, GiB", "least", GIB4),
+        Column("on", lambda row: on(row, row.least_label)),
+        Column("most, GiB", "most", GIB4),
+        Column("on", lambda row: on(row, row.most_label)),
+        Column("median, GiB", "median", GIB4),
+        Column("most - least, bytes", "spread", COUNT),
+    )
+    return table(
+        text("Figures by rank: least, most, median"),
+        columns,
+        drawn.skew,
+        look=lambda row: PLAIN if row.spread else MUTED,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     CODE,
     TOTAL,
@@ -20,8 +20,8 @@ from vllm_memprof.report.document import (
 )
 from vllm_memprof.report.documents import Found, document
 from vllm_memprof.report.language import ENGLISH, Language, language
-from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.sections.starts import starts_section
+from vllm_memprof.tables import fold
 from vllm_memprof.text import text
 
 #: Characters a line of the widest layout has: GitHub scrolls tables sideways.
@@ -64,11 +64,14 @@ def render_markdown(found: Found, lang: str = ENGLISH) -> str:
     page = say(document(found, _WIDE))
     name = "memprof" if page.kind == "report" else f"memprof {page.kind}"
     lines = [f"# {name}: {escape(_cut(page.title))}", ""]
+    opening = next((i for i, line in enumerate(page.head) if line.summary), 0)
+    if opening:
+        lines += [*_lines(page.head[:opening], page, say), ""]
     if summary := [escape(_cut(line.value)) for line in page.head if line.summary]:
         first, *rest, last = summary
         named = say(text(", ")).join([f"**{first}**", *rest])
         lines += [say(text("{named}: **{verdict}**", named=named, verdict=last)), ""]
-    lines += _lines([line for line in page.head if not line.summary], page, say)
+    lines += _lines([line for line in page.head[opening:] if not line.summary], page, say)
     if page.findings is not None:
         lines += ["", *_findings(page.findings, page, say)]
     left = MOST_BYTES - _RESERVE - _size(lines)

@@ -15,15 +15,10 @@ from vllm_memprof.accounting.equations import STARTUP_PLAN, divisor_of
 from vllm_memprof.accounting.model import MODELLED, RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
 from vllm_memprof.record.spans import edges_of
-from vllm_memprof.report.sections.base import (
-    group_ranks,
-    labels_of,
-    modelled,
-    printed_gib,
-)
 from vllm_memprof.report.sections.budget import term_title
 from vllm_memprof.report.serving import ServingMemory, serving_of
 from vllm_memprof.report.timeline import Timeline, timeline_of
+from vllm_memprof.tables import group_ranks, labels_of, modelled, printed_gib
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_gib
 

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text as RichText
 
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     CODE,
     GOOD,

@@ -15,8 +15,8 @@ from vllm_memprof.accounting.audit import (
 )
 from vllm_memprof.accounting.equations import EQUATIONS
 from vllm_memprof.accounting.model import AuditRow, Report
-from vllm_memprof.accounting.quantities import LOAD_SLACK_BYTES
-from vllm_memprof.engines.equation import Equation
+from vllm_memprof.accounting.readings import LOAD_SLACK_BYTES, StartupReadings
+from vllm_memprof.engines.equation import Equation, Figures
 from vllm_memprof.logs.to_record import read_log
 from vllm_memprof.record.codec import to_json
 from vllm_memprof.record.loader import Run
@@ -24,6 +24,12 @@ from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB, MIB
 
 ENGINE_RUNS = ("recorded_013_tp2", "recorded_023_tp2", "recorded_tiny_tp2", "recorded_tp1")
+
+
+def audited(
+    row: Equation, figures: Figures, spans: list[Span], simulated: bool = False
+) -> list[AuditRow]:
+    return audit(row, figures, StartupReadings(spans, figures, simulated, row))
 
 
 def rows_of(report: Report, rank: int = 0) -> dict[str, AuditRow]:
@@ -114,23 +120,15 @@ def start_up(moved: int = 0) -> list[Span]:
 def test_what_moves_between_two_readings_is_the_tolerance(moved: int, agrees: bool | None) -> None:
     """The engine reads between both: at 50 GiB free, or with what was taken."""
     figures = {"initial_free_bytes": 50 * GIB, "gpu_memory_utilization": 0.9}
-    rows = {
-        row.term: row
-        for row in audit(equation("E4", "0.23.0"), figures, start_up(moved), "hooks", False)
-    }
+    rows = {row.term: row for row in audited(equation("E4", "0.23.0"), figures, start_up(moved))}
     free = rows["initial_free"]
     assert (free.own_bytes, free.tolerance_bytes) == (50 * GIB - moved, moved)
     assert free.agrees is agrees
     assert free.undecided is (agrees is None)
     if free.undecided:
         assert "it moved by 0.06 GiB between the readings" in str(free.reason)
-    off = audit(
-        equation("E4", "0.23.0"),
-        {**figures, "initial_free_bytes": 50 * GIB + 1},
-        start_up(MIB),
-        "hooks",
-        False,
-    )
+    wrong = {**figures, "initial_free_bytes": 50 * GIB + 1}
+    off = audited(equation("E4", "0.23.0"), wrong, start_up(MIB))
     assert next(row for row in off if row.term == "initial_free").agrees is False
 
 
@@ -141,9 +139,7 @@ def test_vllm_reads_after_its_groups_are_made() -> None:
     figures = {"initial_free_bytes": 59 * GIB, "gpu_memory_utilization": 0.9}
     known, unknown = (
         next(
-            row
-            for row in audit(equation(*release), figures, spans, "hooks", False)
-            if row.term == "initial_free"
+            row for row in audited(equation(*release), figures, spans) if row.term == "initial_free"
         )
         for release in (("E6", "0.33.0"), ("E5", "0.23.0"))
     )
@@ -158,7 +154,7 @@ def test_an_estimate_is_not_read_and_hides_the_peak() -> None:
     first = workers(run)[0]
     row = equation("E5", "0.23.0")
     figures = {**first.figures, "graph_estimate_bytes": 100 * MIB}
-    found = {each.term: each for each in audit(row, figures, first.phases, "hooks", True)}
+    found = {each.term: each for each in audited(row, figures, first.phases, True)}
     assert found["graph_estimate"].own_bytes is None
     assert "an estimate of the engine" in str(found["graph_estimate"].reason)
     assert found["peak_activation"].own_bytes is None
@@ -171,7 +167,7 @@ def test_an_estimate_of_nothing_is_the_engines_in_the_equation() -> None:
     first = workers(run)[0]
     row = equation("E5", "0.23.0")
     figures = {**first.figures, "graph_estimate_bytes": 0}
-    found = {each.term: each for each in audit(row, figures, first.phases, "hooks", True)}
+    found = {each.term: each for each in audited(row, figures, first.phases, True)}
     assert found["kv_cache"].difference_bytes == 0
 
 
@@ -181,7 +177,7 @@ def test_a_fixed_size_is_not_the_equations() -> None:
         "kv_cache_bytes": GIB,
         "gpu_memory_utilization": 0.9,
     }
-    rows = audit(equation("E4", "0.23.0"), figures, start_up(), "hooks", False)
+    rows = audited(equation("E4", "0.23.0"), figures, start_up())
     assert rows[-1].own_bytes is None
     assert "a fixed size replaced the equation" in str(rows[-1].reason)
 
@@ -214,7 +210,7 @@ def rows_of_spans(spans: list[Span], figures: dict[str, int]) -> list[AuditRow]:
 def test_a_term_without_both_moments_has_no_reading() -> None:
     run = recorded("recorded_023_tp2")
     first = workers(run)[0]
-    rows = audit(equation("E6", "0.33.0"), first.figures, first.phases, "hooks", True)
+    rows = audited(equation("E6", "0.33.0"), first.figures, first.phases, True)
     found = {row.term: row for row in rows}
     assert found["transient_headroom"].own_bytes is None
     assert "from which allocated memory" in str(found["transient_headroom"].reason)

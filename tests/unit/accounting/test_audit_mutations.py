@@ -26,7 +26,7 @@ from vllm_memprof.accounting import build, build_report
 from vllm_memprof.accounting.engine_figures import engine_figures
 from vllm_memprof.accounting.equations import EQUATIONS, evaluate
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.logs.to_record import read_printed_kv
+from vllm_memprof.logs.to_record import read_engine_log
 from vllm_memprof.record.loader import Run
 
 if sys.version_info >= (3, 11):
@@ -78,7 +78,7 @@ def run_of_one(name: str) -> Run:
     others = [process for process in run.processes if not process.is_worker]
     printed = {}
     if name == "recorded_tp2":  # the log of another start with the same command
-        printed = read_printed_kv(DATA / "logs" / "recorded_tp2_0.23.0.log")
+        printed = read_engine_log(DATA / "logs" / "recorded_tp2_0.23.0.log", failed=False)[0]
         assert printed
     return replace(run, processes=[first, *others], printed_kv=printed)
 
@@ -166,6 +166,6 @@ def test_a_figure_that_the_grant_follows_is_seen_by_the_audit_alone(name: str) -
 def granted(run: Run) -> int:
     first = workers(run)[0]
     row = next(row for row in EQUATIONS if row.id == "E4" and "0.23.0" in row.read_in)
-    result = evaluate(row, engine_figures(first, "hooks", False, row)).kv_cache_bytes
+    result = evaluate(row, engine_figures(first, False, row)).kv_cache_bytes
     assert result is not None
     return result

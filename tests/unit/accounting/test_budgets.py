@@ -16,7 +16,7 @@ from vllm_memprof.accounting import build_report
 from vllm_memprof.accounting.budgets import fits_request, items_not_subtracted
 from vllm_memprof.accounting.equations import select
 from vllm_memprof.accounting.model import NotSubtracted
-from vllm_memprof.accounting.quantities import Evidence
+from vllm_memprof.accounting.readings import StartupReadings
 from vllm_memprof.record.spans import Span
 from vllm_memprof.units import GIB
 
@@ -64,8 +64,9 @@ def figures(**changes: Any) -> dict[str, Any]:
 def items(
     spans: list[Span] | None = None, simulated: bool = False, **changes: Any
 ) -> dict[str, NotSubtracted]:
-    evidence = Evidence(figures(**changes), profile_spans() if spans is None else spans, simulated)
-    return {item.name: item for item in items_not_subtracted(NAMES, evidence)}
+    phases = profile_spans() if spans is None else spans
+    readings = StartupReadings(phases, figures(**changes), simulated)
+    return {item.name: item for item in items_not_subtracted(NAMES, readings)}
 
 
 def test_the_decomposition_of_the_measured_cards() -> None:

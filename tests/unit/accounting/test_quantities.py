@@ -10,7 +10,8 @@ import pytest
 from tests.unit.accounting.builders import TOTAL, gib, process, run_of, snapshot, span
 from vllm_memprof.accounting import Report, build_report
 from vllm_memprof.accounting.equations import EQUATIONS, form_of
-from vllm_memprof.accounting.quantities import QUANTITIES, Evidence, held_quantities
+from vllm_memprof.accounting.quantities import QUANTITIES, held_quantities
+from vllm_memprof.accounting.readings import StartupReadings
 from vllm_memprof.check.limits import of_quantity, read_figure
 from vllm_memprof.compare.causes import Cause
 from vllm_memprof.compare.diff import diff_reports
@@ -168,7 +169,7 @@ def test_what_all_rows_of_an_id_have_in_common() -> None:
 
 def test_what_cannot_be_read_has_a_reason() -> None:
     for row in QUANTITIES.values():
-        found = row.reading(Evidence({}, [], simulated=False))
+        found = row.reading(StartupReadings([], {}))
         assert found.bytes is None
         assert found.reason
 

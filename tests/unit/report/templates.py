@@ -43,6 +43,12 @@ def in_source(source: str, where: str) -> Iterator[Template]:
         and node.func.id in ("text", "join")
         and node.args
     ]
+    for node in ast.walk(ast.parse(source)):  # titles of columns, declared without a call of text
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Column":
+            titles = [*node.args[:1], *(key.value for key in node.keywords if key.arg == "narrow")]
+            for title in titles:
+                if isinstance(title, ast.Constant) and title.value:
+                    yield Template(f"{where}:{node.lineno}", str(title.value), frozenset())
     tables = any(isinstance(call.args[0], ast.Subscript) for call in calls)
     for call in calls:
         place, first = f"{where}:{call.lineno}", call.args[0]
@@ -61,7 +67,7 @@ def every_template() -> list[Template]:
     found: list[Template] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        if path.name != "text.py" and "vllm_memprof.text import" in source:
+        if path.name != "text.py" and re.search(r"vllm_memprof\.(text|tables) import", source):
             found += in_source(source, str(path.relative_to(PACKAGE)))
     for path in sorted((PACKAGE / "report" / "templates").iterdir()):
         found += [

@@ -10,7 +10,7 @@ from tests.unit.accounting.builders import process, run_of
 from tests.unit.accounting.test_empty_cache import at, call, phase, report_of, sleeps
 from vllm_memprof.accounting.build import build_report
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import Section
+from vllm_memprof.document import Section
 from vllm_memprof.report.markdown import render_markdown
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.table import render_table

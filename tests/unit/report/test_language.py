@@ -27,6 +27,7 @@ PLAIN = (
     "per block|planned bytes",  # accounting.kv: names of checks
     "killed by|exited with|less was free|the KV cache is",  # exit reasons, recorded as English
     "npu-smi|is taken to be|is set",  # notes of logs
+    "rror: |out of memory|emory: |memory in use",  # lines of the log, as evidence of a failure
 )
 
 

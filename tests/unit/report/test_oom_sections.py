@@ -9,8 +9,8 @@ import pytest
 from tests.support.runs import reports_of
 from vllm_memprof.accounting.forensics import FreeBlocks, Remedy
 from vllm_memprof.accounting.model import Oom, Report
+from vllm_memprof.document import Section
 from vllm_memprof.record.failures import StepItem, StepRequest
-from vllm_memprof.report.document import Section
 from vllm_memprof.report.sections.oom import oom_sections
 
 

@@ -38,8 +38,8 @@ from vllm_memprof.report import (
 from vllm_memprof.report.documents.report import verdict
 from vllm_memprof.report.html import render_html
 from vllm_memprof.report.markdown import escape
-from vllm_memprof.report.sections.base import fold
 from vllm_memprof.report.trace import render_trace
+from vllm_memprof.tables import fold
 
 WIDTHS = (80, 120, 200)
 

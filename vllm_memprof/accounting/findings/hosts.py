@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vllm_memprof.accounting.engine_figures import first_device_total
 from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Context, Found, finding_of_run
+from vllm_memprof.accounting.readings import first_device_total
 from vllm_memprof.options import given_options
 from vllm_memprof.record.loader import Run
 from vllm_memprof.text import join, text
@@ -106,7 +106,7 @@ def _facts(run: Run) -> dict[str, str]:
         total
         for each in run.processes
         if each.is_worker
-        for total in [first_device_total(each)]
+        for total in [first_device_total(each.phases)]
         if total is not None
     ]
     if totals:

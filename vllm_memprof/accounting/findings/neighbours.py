@@ -10,7 +10,8 @@ from vllm_memprof.accounting.findings.needs import NOTHING
 from vllm_memprof.accounting.findings.registry import WARNING, Found, RankContext, finding
 from vllm_memprof.accounting.kv import worth_in_tokens
 from vllm_memprof.accounting.model import RankReport
-from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES, others_at_start, others_in
+from vllm_memprof.accounting.quantities import CONTEXT_CEILING_BYTES
+from vllm_memprof.accounting.readings import others_at_start, others_in
 from vllm_memprof.record.spans import edges_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, MIB
@@ -48,7 +49,7 @@ def co_tenant(context: RankContext) -> Iterator[Found]:
         - Of E2: what is used on the device beside torch's allocations, more than 16 GiB.
         - Later: the most that the driver's list showed in any phase, less what it showed first.
 
-        Sources: `vllm_memprof/accounting/quantities.py::others_in`,
+        Sources: `vllm_memprof/accounting/readings.py::others_in`,
         `vllm_ascend/worker/worker.py::NPUWorker.determine_available_memory` (vllm-ascend#7308).
 
     To do:

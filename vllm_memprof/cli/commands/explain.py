@@ -42,7 +42,11 @@ def explain(
     stays below 60 kB and names the starts that it leaves out. There is no --format trace, because a
     log has no times.
 
-    Exit status 0: at least one log holds a figure. 3: none does, or one cannot be read.
+    A log of a start or server that failed is answered with the cause, also where it has no figure:
+    what failed first, the line that tells, and what to change.
+
+    Exit status 0: at least one log holds a figure or a failure. 3: none does, or one cannot be
+    read.
     """
     if format_name == "trace":
         raise UsageError(
@@ -82,7 +86,7 @@ app = command_app(explain)
 
 
 def read_reports(logs: list[str]) -> list[Report]:
-    """Return one report per engine start, log by log; name logs without figures on stderr.
+    """Return one report per engine start, log by log; name those without either on stderr.
 
     Raises:
         RunRecordError: none of the logs holds a line about memory, one cannot be read, or has no

@@ -5,11 +5,11 @@ from __future__ import annotations
 from vllm_memprof.accounting.model import Report
 from vllm_memprof.check.outcomes import CheckResult
 from vllm_memprof.compare.diff import Diff
+from vllm_memprof.document import Document
 from vllm_memprof.holders.rows import Who
 from vllm_memprof.plans.calibrated_rows import Calibrated
 from vllm_memprof.plans.rows import Fit, Sweep
 from vllm_memprof.plans.share_rows import DeviceShare
-from vllm_memprof.report.document import Document
 from vllm_memprof.report.documents.calibrated import calibrated_document
 from vllm_memprof.report.documents.check import check_document
 from vllm_memprof.report.documents.diff import diff_document

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from vllm_memprof.document import (
+    BAD,
+    CODE,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Head,
+    Line,
+    Row,
+    Section,
+)
 from vllm_memprof.plans.calibrated_rows import (
     ATB,
     COMMUNICATORS,
@@ -15,20 +28,7 @@ from vllm_memprof.plans.calibrated_rows import (
 )
 from vllm_memprof.plans.rows import PlanRow
 from vllm_memprof.record.spans import MODELLED
-from vllm_memprof.report.document import (
-    BAD,
-    CODE,
-    GOOD,
-    MUTED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Document,
-    Line,
-    Row,
-    Section,
-)
-from vllm_memprof.report.sections.base import UNKNOWN, modelled
+from vllm_memprof.tables import UNKNOWN, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib, minus
 
@@ -82,12 +82,12 @@ def calibrated_document(found: Calibrated, width: int) -> Document:
 
 def _corrections(found: Calibrated, wide: bool) -> Section:
     columns = [
-        Column(text("Owner"), right=False),
-        Column(text("Hardware")),
-        Column(text("Simulated")),
-        Column(text("Difference")),
-        Column(text("Corrected by")),
-        *([Column(text("Hardware's figure"), right=False)] if wide else []),
+        Head(text("Owner"), right=False),
+        Head(text("Hardware")),
+        Head(text("Simulated")),
+        Head(text("Difference")),
+        Head(text("Corrected by")),
+        *([Head(text("Hardware's figure"), right=False)] if wide else []),
     ]
     rows: list[Row] = []
     notes: list[str] = []
@@ -150,10 +150,10 @@ def _signed(size: int | None) -> str:
 
 def _answer(found: Calibrated) -> Section:
     columns = [
-        Column(text("Answer"), right=False),
-        Column(text("Without")),
-        Column(text("With, estimated")),
-        Column(text("Change")),
+        Head(text("Answer"), right=False),
+        Head(text("Without")),
+        Head(text("With, estimated")),
+        Head(text("Change")),
     ]
     sides = (found.without, found.corrected)
     rows = []

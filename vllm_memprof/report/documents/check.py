@@ -7,25 +7,19 @@ from collections.abc import Sequence
 from vllm_memprof.accounting.model import MODELLED, RunSummary
 from vllm_memprof.check.limits import AT_LEAST, BYTES, FINDING, REGRESSION, STATUS
 from vllm_memprof.check.outcomes import CheckResult, Judged, Outcome
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     GOOD,
     NOT_MEASURED,
     PLAIN,
-    Column,
     Document,
+    Head,
     Line,
     Row,
     Section,
 )
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
-    WIDE,
-    device_text,
-    engine_text,
-    fold,
-    modelled,
-)
+from vllm_memprof.report.sections.base import device_text, engine_text
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib
 
@@ -137,12 +131,12 @@ def _exact(outcome: Outcome, value: int) -> Text:
 def _limits(result: CheckResult, wide: bool) -> Section:
     """Return every limit: the groups of ranks that fail, else the one with the least margin."""
     columns = [
-        Column("", right=False),
-        Column(text("Measured")),
-        Column(text("Limit")),
-        Column(text("Margin")),
-        *([Column(text("As written")), Column(text("Baseline"))] if wide else []),
-        Column(text("Ranks"), right=False),
+        Head("", right=False),
+        Head(text("Measured")),
+        Head(text("Limit")),
+        Head(text("Margin")),
+        *([Head(text("As written")), Head(text("Baseline"))] if wide else []),
+        Head(text("Ranks"), right=False),
     ]
     rows = []
     for outcome in result.outcomes:

@@ -26,29 +26,21 @@ from vllm_memprof.compare.causes import (
     CausePart,
 )
 from vllm_memprof.compare.diff import Diff, RankDiff, TermDiff
-from vllm_memprof.record.spans import UNEXPLAINED
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     GOOD,
     MUTED,
     PLAIN,
     TOTAL,
-    Column,
     Document,
+    Head,
     Line,
     Row,
     Section,
 )
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
-    WIDE,
-    device_text,
-    engine_text,
-    fold,
-    modelled,
-    more_groups,
-    number,
-)
+from vllm_memprof.record.spans import UNEXPLAINED
+from vllm_memprof.report.sections.base import device_text, engine_text
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, fold, modelled, more_groups, number
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import GIB, format_bytes, format_gib
 
@@ -138,7 +130,7 @@ def diff_document(diff: Diff, width: int) -> Document:
     only = [Row([name, text("A only")]) for name in diff.a_findings]
     only += [Row([name, text("B only")]) for name in diff.b_findings]
     if only:
-        columns = [Column("", right=False)] * 2
+        columns = [Head("", right=False)] * 2
         found.append(Section(text("Findings of one run only"), columns, only))
     return Document("diff", result, head, found, result, whole=text("the JSON"))
 
@@ -241,13 +233,13 @@ def _cause_section(
 ) -> Section:
     priced = any(cause.kv_tokens is not None for cause in rank.causes)
     columns = [
-        Column("", right=False),
-        Column(text("A holds")),
-        Column(text("B holds")),
-        *([Column(text("KV cache, GiB"))] if wide else []),
-        Column(text("KV cache, bytes")),
-        *([Column(text("tokens"))] if priced else []),
-        *([Column(text("Why"), right=False)] if wide else []),
+        Head("", right=False),
+        Head(text("A holds")),
+        Head(text("B holds")),
+        *([Head(text("KV cache, GiB"))] if wide else []),
+        Head(text("KV cache, bytes")),
+        *([Head(text("tokens"))] if priced else []),
+        *([Head(text("Why"), right=False)] if wide else []),
     ]
 
     def row(title: str, held: Sequence[str], gib: str, size: str, tokens: str, why: str = "",
@@ -391,7 +383,7 @@ def _why(rank: RankDiff, cause: Cause) -> str:
 def _changed_section(diff: Diff) -> Section:
     if not diff.changed:
         return Section(text("Inputs that differ: none that the records hold"), [], [])
-    columns = [Column("", right=False), Column("A", right=False), Column("B", right=False)]
+    columns = [Head("", right=False), Head("A", right=False), Head("B", right=False)]
     rows: list[Row] = []
     kinds: set[str] = set()
     for change in diff.changed:
@@ -424,10 +416,10 @@ def _term_section(diff: Diff, rank: RankDiff) -> Section:
         cells = [_level(term.a), _level(term.b), _signed(_less(term.b, term.a))]
         rows.append(Row([title, *cells], style=style, mark=mark))
     columns = [
-        Column("", right=False),
-        Column(text("A, GiB")),
-        Column(text("B, GiB")),
-        Column(_DIFFERENCE),
+        Head("", right=False),
+        Head(text("A, GiB")),
+        Head(text("B, GiB")),
+        Head(_DIFFERENCE),
     ]
     formulas = [("A", rank.a_equation, rank.a_formula), ("B", rank.b_equation, rank.b_formula)]
     notes = [f"{run}, {equation}: {formula}" for run, equation, formula in formulas if formula]
@@ -457,12 +449,9 @@ def _phase_section(diff: Diff, rank: RankDiff, width: int) -> list[Section]:
     ]
     simulated = diff.a.simulated or diff.b.simulated
     columns = [
-        Column(text("Phase"), right=False),
-        *([Column(text("s"))] if wide else []),
-        *(
-            Column(modelled(title, simulated and name == "non_torch_bytes"))
-            for title, name in fields
-        ),
+        Head(text("Phase"), right=False),
+        *([Head(text("s"))] if wide else []),
+        *(Head(modelled(title, simulated and name == "non_torch_bytes")) for title, name in fields),
     ]
     rows = []
     for row in shown:
@@ -493,10 +482,10 @@ def _after(a: int | None, b: int | None, wide: bool) -> str:
 
 def _owner_sections(rank: RankDiff) -> list[Section]:
     columns = [
-        Column(text("Owner"), right=False),
-        Column(text("A, GiB")),
-        Column(text("B, GiB")),
-        Column(_DIFFERENCE),
+        Head(text("Owner"), right=False),
+        Head(text("A, GiB")),
+        Head(text("B, GiB")),
+        Head(_DIFFERENCE),
     ]
     found = []
     for phase, edge in dict.fromkeys((owner.phase, owner.edge) for owner in rank.owners):
@@ -530,7 +519,7 @@ def _kv_section(diff: Diff) -> list[Section]:
             cells = ["-" if value is None else f"{value:.2f}x" for value in (row.a, row.b)]
         style = TOTAL if row.name == "tokens" else PLAIN
         rows.append(Row([KV_TITLES[row.name], *cells, change], style=style))
-    columns = [Column("", right=False), Column("A"), Column("B"), Column(text("B - A"))]
+    columns = [Head("", right=False), Head("A"), Head("B"), Head(text("B - A"))]
     return [Section(text("KV cache"), columns, rows)] if rows else []
 
 

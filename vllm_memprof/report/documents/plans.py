@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vllm_memprof.plans.rows import READY, Fit, PlanRow, Sweep, Try
-from vllm_memprof.record.spans import MODELLED
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     CODE,
     GOOD,
     MUTED,
     PLAIN,
     TOTAL,
-    Column,
     Document,
+    Head,
     Line,
     Row,
     Section,
 )
-from vllm_memprof.report.sections.base import modelled, number
+from vllm_memprof.plans.rows import READY, Fit, PlanRow, Sweep, Try
+from vllm_memprof.record.spans import MODELLED
+from vllm_memprof.tables import modelled, number
 from vllm_memprof.text import join, text
 from vllm_memprof.units import GIB, format_bytes, format_gib, one_line
 
@@ -38,9 +38,9 @@ def sweep_document(sweep: Sweep, width: int) -> Document:
     """Return a row per plan; the reasons of those that failed below it."""
     wide = width >= _WIDE
     columns = [
-        *(Column(knob.name if width >= _PAGE else _broken(knob.name)) for knob in sweep.knobs),
+        *(Head(knob.name if width >= _PAGE else _broken(knob.name)) for knob in sweep.knobs),
         *_columns(wide),
-        Column(text("Status"), right=False),
+        Head(text("Status"), right=False),
     ]
     rows = [
         Row(
@@ -93,10 +93,10 @@ def fit_document(fit: Fit, width: int) -> Document:
     """Return a row per plan, in the order in which they were tried; the answer below them."""
     wide = width >= _WIDE
     columns = [
-        Column(text("Try")),
-        Column(fit.knob if width >= _PAGE else _broken(fit.knob)),
+        Head(text("Try")),
+        Head(fit.knob if width >= _PAGE else _broken(fit.knob)),
         *_columns(wide),
-        Column(text("Passes"), right=False),
+        Head(text("Passes"), right=False),
     ]
     rows = []
     for i, each in enumerate(fit.tries, start=1):
@@ -182,14 +182,14 @@ def _beyond(fit: Fit) -> list[Line]:
     return lines
 
 
-def _columns(wide: bool) -> list[Column]:
+def _columns(wide: bool) -> list[Head]:
     return [
-        Column(text("KV, GiB")),
-        Column(text("Tokens")),
-        Column(text("Requests")),
-        *([Column(text("Fits request,\nGiB"))] if wide else []),
-        *([Column(text("Fits device,\nGiB"))] if wide else []),
-        Column(text("Spare,\nGiB")),
+        Head(text("KV, GiB")),
+        Head(text("Tokens")),
+        Head(text("Requests")),
+        *([Head(text("Fits request,\nGiB"))] if wide else []),
+        *([Head(text("Fits device,\nGiB"))] if wide else []),
+        Head(text("Spare,\nGiB")),
     ]
 
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 from vllm_memprof.accounting.equations import STARTUP_PLAN
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accuracy.spread import spread_of
+from vllm_memprof.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.record.spans import MODELLED, last_of
-from vllm_memprof.report.document import BAD, CODE, GOOD, PLAIN, TOTAL, Document, Line
 from vllm_memprof.report.sections import sections
 from vllm_memprof.report.sections.audit import audited
-from vllm_memprof.report.sections.base import STATUS_WORDS, UNKNOWN, fold, labels_of, least_grant
+from vllm_memprof.report.sections.base import least_grant
 from vllm_memprof.report.sections.deployment import gap_text, summary_of
+from vllm_memprof.report.sections.failure import failure_lines
 from vllm_memprof.report.sections.findings import finding_views
+from vllm_memprof.tables import STATUS_WORDS, UNKNOWN, fold, labels_of
 from vllm_memprof.text import Text, join, text
 
 #: Verdicts on a device, the gravest last.
@@ -51,6 +53,7 @@ def head(report: Report) -> list[Line]:
     if run.source == "log" and not any(rank.phases for rank in report.ranks):
         notes.append(text("no phase was measured: the log holds no snapshot of memory"))
     return [
+        *failure_lines(report.failure),
         Line(text("model"), run.model, TOTAL, summary=True),
         *_deployment(report),
         Line(text("engine"), engine or text("engine unknown"), summary=True),

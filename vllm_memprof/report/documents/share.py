@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from vllm_memprof.plans.share_rows import DeviceShare, Flags, InstanceStart, SharingPlan
-from vllm_memprof.record.schema import READY
-from vllm_memprof.report.document import (
+from vllm_memprof.document import (
     BAD,
     CODE,
     GOOD,
     PLAIN,
     TOTAL,
-    Column,
     Document,
+    Head,
     Line,
     Row,
     Section,
 )
-from vllm_memprof.report.sections.base import modelled
+from vllm_memprof.plans.share_rows import DeviceShare, Flags, InstanceStart, SharingPlan
+from vllm_memprof.record.schema import READY
+from vllm_memprof.tables import modelled
 from vllm_memprof.text import Text, join, text
 from vllm_memprof.units import format_bytes, format_gib, one_line
 
@@ -77,13 +77,13 @@ def share_document(share: DeviceShare, width: int) -> Document:
 
 def _alone(share: DeviceShare, wide: bool) -> Section:
     columns = [
-        Column(text("Instance")),
-        *([Column(text("Model"), right=False)] if wide else []),
-        Column(text("Subtracted,\nGiB")),
-        Column(text("Held when\nready, GiB")),
-        Column(text("Held at the\npeak, GiB")),
-        Column(text("Needs,\nGiB")),
-        Column(text("Status"), right=False),
+        Head(text("Instance")),
+        *([Head(text("Model"), right=False)] if wide else []),
+        Head(text("Subtracted,\nGiB")),
+        Head(text("Held when\nready, GiB")),
+        Head(text("Held at the\npeak, GiB")),
+        Head(text("Needs,\nGiB")),
+        Head(text("Status"), right=False),
     ]
     rows, notes = [], list[str]()
     for each in share.instances:
@@ -138,12 +138,12 @@ def _way(way: SharingPlan, wide: bool) -> Section:
         return Section(_title(way), [], [], [reason])
     blocks = way.name == "blocks"
     columns = [
-        Column(text("Instance")),
-        Column("gpu-memory-\nutilization"),
-        *([Column("num-gpu-blocks-\noverride")] if blocks else []),
-        Column(text("KV, GiB")),
-        Column(text("Tokens")),
-        Column(text("0.02 more"), right=False),
+        Head(text("Instance")),
+        Head("gpu-memory-\nutilization"),
+        *([Head("num-gpu-blocks-\noverride")] if blocks else []),
+        Head(text("KV, GiB")),
+        Head(text("Tokens")),
+        Head(text("0.02 more"), right=False),
     ]
     more = {each.name: each for each in way.more}
     rows, notes = [], list[str]()
@@ -182,13 +182,13 @@ def _flags(each: Flags, blocks: bool) -> list[str]:
 
 def _starts(starts: list[InstanceStart], wide: bool) -> Section:
     columns = [
-        Column(text("Order"), right=False),
-        Column(text("Those before"), right=False),
-        Column(text("Instance")),
-        Column(text("Status"), right=False),
-        Column(text("KV, GiB")),
-        Column(text("Tokens")),
-        Column(text("Least free,\nGiB")),
+        Head(text("Order"), right=False),
+        Head(text("Those before"), right=False),
+        Head(text("Instance")),
+        Head(text("Status"), right=False),
+        Head(text("KV, GiB")),
+        Head(text("Tokens")),
+        Head(text("Least free,\nGiB")),
     ]
     rows, notes = [], list[str]()
     for start in starts:

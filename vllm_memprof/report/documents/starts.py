@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import Document
+from vllm_memprof.document import Document
 from vllm_memprof.report.sections.starts import starts_section
 
 

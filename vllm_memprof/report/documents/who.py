@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vllm_memprof.document import (
+    BAD,
+    GOOD,
+    MUTED,
+    PLAIN,
+    TOTAL,
+    Document,
+    Head,
+    Line,
+    Row,
+    Section,
+)
 from vllm_memprof.holders.rows import (
     ELSEWHERE,
     ENDED,
     HolderRow,
     Who,
 )
-from vllm_memprof.report.document import (
-    BAD,
-    GOOD,
-    MUTED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Document,
-    Line,
-    Row,
-    Section,
-)
-from vllm_memprof.report.sections.base import modelled
+from vllm_memprof.tables import modelled
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_gib, one_line, sum_or_none
 
@@ -76,13 +76,13 @@ def waiting_lines(who: Who, free_bytes: int) -> list[str]:
 
 def _devices(who: Who) -> Section:
     columns = [
-        Column(text("Device")),
-        Column(text("Total, GiB")),
-        Column(modelled(text("Used, GiB"), who.simulated)),
-        Column(modelled(text("Free, GiB"), who.simulated)),
-        Column(text("Processes")),
-        Column(modelled(text("Held by\nthem, GiB"), who.simulated)),
-        Column(text("No process,\nGiB")),
+        Head(text("Device")),
+        Head(text("Total, GiB")),
+        Head(modelled(text("Used, GiB"), who.simulated)),
+        Head(modelled(text("Free, GiB"), who.simulated)),
+        Head(text("Processes")),
+        Head(modelled(text("Held by\nthem, GiB"), who.simulated)),
+        Head(text("No process,\nGiB")),
     ]
     groups: list[tuple[list[int], list[str], bool]] = []
     for row in who.devices:
@@ -132,13 +132,13 @@ def _device_notes(who: Who) -> Iterator[str]:
 
 def _processes(listed: Sequence[tuple[int, HolderRow]], wide: bool, simulated: bool) -> Section:
     columns = [
-        Column(text("Device")),
-        Column(text("PID")),
-        Column(modelled(text("GiB"), simulated)),
-        *([Column(text("User"), right=False)] if wide else []),
-        *([Column(text("Started, UTC"), right=False)] if wide else []),
-        Column(text("Process"), right=False),
-        Column(text("State"), right=False),
+        Head(text("Device")),
+        Head(text("PID")),
+        Head(modelled(text("GiB"), simulated)),
+        *([Head(text("User"), right=False)] if wide else []),
+        *([Head(text("Started, UTC"), right=False)] if wide else []),
+        Head(text("Process"), right=False),
+        Head(text("State"), right=False),
     ]
     rows = []
     for device, each in listed:
@@ -168,10 +168,10 @@ def _processes(listed: Sequence[tuple[int, HolderRow]], wide: bool, simulated: b
 def _left_behind(who: Who) -> Section:
     rows = who.left_behind
     columns = [
-        Column(text("PID")),
-        Column(modelled(text("GiB"), who.simulated)),
-        Column(text("Process"), right=False),
-        Column(text("Why"), right=False),
+        Head(text("PID")),
+        Head(modelled(text("GiB"), who.simulated)),
+        Head(text("Process"), right=False),
+        Head(text("Why"), right=False),
     ]
     shown = [
         Row([str(row.pid), format_gib(row.bytes), _command(row, _COMMAND), row.why or "-"], 0, BAD)

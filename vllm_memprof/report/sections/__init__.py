@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import Section
+from vllm_memprof.document import Section
 from vllm_memprof.report.sections.allocations import allocation_sections
 from vllm_memprof.report.sections.audit import audit_sections
-from vllm_memprof.report.sections.base import WIDE
 from vllm_memprof.report.sections.budget import budget_sections
 from vllm_memprof.report.sections.communicators import communicator_sections
 from vllm_memprof.report.sections.cycles import cycle_sections
@@ -20,6 +19,7 @@ from vllm_memprof.report.sections.phases import phase_section
 from vllm_memprof.report.sections.printed import printed_sections
 from vllm_memprof.report.sections.requests import request_sections
 from vllm_memprof.report.sections.serving_growth import serving_growth_sections
+from vllm_memprof.tables import WIDE
 
 
 def sections(report: Report, width: int) -> list[Section]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import Report, TracedProcess
 from vllm_memprof.accounting.serving_growth import process_name
-from vllm_memprof.report.document import Column, Row, Section
+from vllm_memprof.document import Section
+from vllm_memprof.tables import COUNT, RATE, Column, table
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import MIB, format_rate
+from vllm_memprof.units import MIB
 
 #: Lines of code that a table has; a site that holds and grew by less is in report.json alone.
 _SHOWN = 8
 _LEAST_BYTES = MIB // 16
+
+
+_SITES = (
+    Column("Grown,\nMiB", "grown_bytes", lambda size: RATE(size, 2)),
+    Column("Alive,\nMiB", "bytes", lambda size: RATE(size, 2).removeprefix("+")),
+    Column("Blocks", "blocks", COUNT),
+    Column("Allocated at", lambda site: f"{site.site} {site.function}".strip()),
+)
 
 
 def allocation_sections(report: Report) -> list[Section]:
@@ -35,24 +44,7 @@ def _section(traced: TracedProcess) -> Section:
     large = [
         site for site in traced.sites if max(site.grown_bytes or 0, site.bytes) >= _LEAST_BYTES
     ]
-    rows = [
-        Row(
-            [
-                format_rate(site.grown_bytes, 2),
-                format_rate(site.bytes, 2).removeprefix("+"),
-                f"{site.blocks:,}",
-                f"{site.site} {site.function}".strip(),
-            ]
-        )
-        for site in large[:_SHOWN]
-    ]
-    columns = [
-        Column(text("Grown,\nMiB")),
-        Column(text("Alive,\nMiB")),
-        Column(text("Blocks")),
-        Column(text("Allocated at"), right=False),
-    ]
-    return Section(title, columns, rows, _notes(traced, len(large)))
+    return table(title, _SITES, large[:_SHOWN], _notes(traced, len(large)))
 
 
 def _notes(traced: TracedProcess, large: int) -> list[str]:

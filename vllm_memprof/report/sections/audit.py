@@ -5,27 +5,55 @@ from __future__ import annotations
 from vllm_memprof.accounting.audit import audit_title
 from vllm_memprof.accounting.model import MODELLED, AuditRow, RankReport, Report
 from vllm_memprof.accounting.quantities import QUANTITIES
-from vllm_memprof.report.document import BAD, MUTED, PLAIN, TOTAL, Column, Row, Section
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
+from vllm_memprof.document import BAD, MUTED, PLAIN, TOTAL, Section
+from vllm_memprof.tables import (
+    COUNT,
+    GIB4,
+    Column,
+    Look,
+    alike,
     fold,
-    group_ranks,
-    labels_of,
     modelled,
+    signed,
+    table,
+    wide_only,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_bytes, format_gib
+
+_AUDIT = (
+    Column("", lambda row: modelled(audit_title(row), row.how == MODELLED)),
+    Column("Engine, GiB", "engine_bytes", GIB4),
+    Column("Read, GiB", "own_bytes", GIB4),
+    Column("Difference", "difference_bytes", signed),
+    Column("Tolerance", "tolerance_bytes", COUNT),
+    Column("Read from", "source", when=wide_only),
+)
 
 
 def audit_sections(report: Report, wide: bool) -> list[Section]:
     """Return a table per group of ranks; none where nothing is compared, as of a log."""
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        rows = rank.budget.audit
+        title = text("Audit: the engine's figures and memprof's readings, {labels}", labels=labels)
+        known = [row for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
+        return [table(title, _AUDIT, known, _notes(rows), wide, look=_look)]
+
     known = [
         rank
         for rank in report.ranks
         if any(row.difference_bytes is not None for row in rank.budget.audit)
     ]
-    groups = group_ranks(known, lambda rank: repr(rank.budget.audit))
-    return [_section(members, wide) for members in groups[:SHOWN_GROUPS]]
+    return alike(known, draw, lambda rank: repr(rank.budget.audit))
+
+
+def _look(row: AuditRow) -> Look:
+    mark = "?" if row.undecided else "✗" if row.agrees is False else ""
+    if row.agrees is None:
+        return Look(MUTED, mark)
+    if not row.agrees:
+        return Look(BAD, mark)
+    return Look(TOTAL if row.term == "kv_cache" else PLAIN, mark)
 
 
 def recomputed_from(report: Report, rank: RankReport) -> list[str]:
@@ -70,51 +98,6 @@ def audited(report: Report) -> Text | None:
         "audit: {agree} of {count} figures agree",
         agree=len(agree),
         count=len(compared),
-    )
-
-
-def _section(members: list[RankReport], wide: bool) -> Section:
-    rows = members[0].budget.audit
-    columns = [
-        Column("", right=False),
-        Column(text("Engine, GiB")),
-        Column(text("Read, GiB")),
-        Column(text("Difference")),
-        Column(text("Tolerance")),
-        *([Column(text("Read from"), right=False)] if wide else []),
-    ]
-    cells = [_row(row) for row in rows if row.own_bytes is not None or row.engine_bytes is not None]
-    for row in cells:
-        del row.cells[len(columns) :]
-    title = text(
-        "Audit: the engine's figures and memprof's readings, {labels}", labels=labels_of(members)
-    )
-    return Section(title, columns, cells, _notes(rows))
-
-
-def _row(row: AuditRow) -> Row:
-    difference = "-" if row.difference_bytes is None else f"{row.difference_bytes:+,}"
-    difference = "0" if row.difference_bytes == 0 else difference
-    style, mark = PLAIN, ""
-    if row.agrees is False:
-        style, mark = BAD, "✗"
-    elif row.agrees is None:
-        style = MUTED
-    elif row.term == "kv_cache":
-        style = TOTAL
-    if row.undecided:
-        mark = "?"
-    return Row(
-        [
-            modelled(audit_title(row), row.how == MODELLED),
-            format_gib(row.engine_bytes, 4),
-            format_gib(row.own_bytes, 4),
-            difference,
-            format_bytes(row.tolerance_bytes),
-            row.source or "-",
-        ],
-        style=style,
-        mark=mark,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from packaging.version import Version
 
 from vllm_memprof.accounting.equations import (
@@ -25,33 +23,25 @@ from vllm_memprof.accounting.model import (
     TermRow,
 )
 from vllm_memprof.accounting.quantities import is_device_wide, title_of
-from vllm_memprof.report.document import (
-    BAD,
-    GOOD,
-    MUTED,
-    NOT_MEASURED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Row,
-    Section,
-)
+from vllm_memprof.document import BAD, GOOD, MUTED, NOT_MEASURED, PLAIN, TOTAL, Row, Section
 from vllm_memprof.report.sections.audit import recomputed_from
-from vllm_memprof.report.sections.base import (
-    BYTES,
+from vllm_memprof.tables import (
+    COUNT,
     GIB,
-    SHOWN_GROUPS,
+    GIB4,
+    SIZES,
     UNKNOWN,
-    amount,
+    Column,
+    Size,
+    alike,
     failed,
-    group_ranks,
-    labels_of,
     modelled,
-    more_groups,
     number,
+    signed,
+    table,
 )
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_bytes, format_gib
+from vllm_memprof.units import minus
 
 
 def budget_sections(report: Report) -> list[Section]:
@@ -64,21 +54,26 @@ def budget_sections(report: Report) -> list[Section]:
         or any(term.bytes is not None for term in rank.budget.terms)
         or (log and rank.budget.requested is not None)
     ]
-    groups = group_ranks(known, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
-    groups.sort(key=lambda members: _granted(members[0]))
-    found = []
-    for members in groups[:SHOWN_GROUPS]:
-        budget = members[0].budget
-        found.append(_equation_section(report, members))
+    known.sort(
+        key=lambda rank: (
+            rank.budget.engine_kv_cache_bytes is None,
+            rank.budget.engine_kv_cache_bytes,
+        )
+    )
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        budget = rank.budget
+        found = [_equation_section(report, rank, labels)]
         if budget.kv_cache_bytes is not None and _anything_not_subtracted(report, budget):
-            found.append(_fits_request_section(report, members))
+            found.append(_fits_request_section(report, budget, labels))
         if budget.held_at_peak:
-            found.append(_fits_device_section(members))
-        if budget.engine_kv_cache_bytes is not None and _any_other(budget):
-            found.append(_budgets_section(members))
-    if found:
-        found[-1].notes.extend(more_groups(groups, "report.json"))
-    return found
+            found.append(_fits_device_section(rank, labels))
+        others = (budget.fits_request_bytes, budget.fits_device_bytes, *budget.suggested_bytes)
+        if budget.engine_kv_cache_bytes is not None and any(size is not None for size in others):
+            found.append(_budgets_section(rank, labels))
+        return found
+
+    return alike(known, draw, lambda rank: repr((rank.budget, rank.kv.bytes_per_block)))
 
 
 def term_title(report: Report, term: TermRow) -> str:
@@ -98,88 +93,66 @@ def _anything_not_subtracted(report: Report, budget: Budget) -> bool:
     )
 
 
-def _granted(rank: RankReport) -> int:
-    granted = rank.budget.engine_kv_cache_bytes
-    return 1 << 62 if granted is None else granted
-
-
-def _device_total(rank: RankReport) -> Row:
+def _device_total(rank: RankReport) -> Row | Size:
     if rank.device_total_bytes is None and (derived := device_total(rank)) is not None:
-        return Row([text("device total, derived"), format_gib(derived), "-"])
-    return amount(text("device total"), rank.device_total_bytes)
+        return Row([text("device total, derived"), GIB(derived), "-"])
+    return Size(text("device total"), rank.device_total_bytes)
 
 
-def _request(rank: RankReport) -> list[Row]:
+def _requested(rank: RankReport) -> list[Row | Size]:
     """Return what the request is a share of, and the share."""
-    row = form_of(rank.budget.equation)
-    if row is None or row.base == "device_total_bytes":
-        utilization = rank.budget.gpu_memory_utilization
-        return [
-            _device_total(rank),
-            Row(["gpu_memory_utilization", number(utilization), ""], mark="×"),
-        ]
-    base = rank.figures.get(row.base)
+    form = form_of(rank.budget.equation)
+    if form is None or form.base == "device_total_bytes":
+        utilization = number(rank.budget.gpu_memory_utilization)
+        return [_device_total(rank), Row(["gpu_memory_utilization", utilization, ""], mark="×")]
+    base = rank.figures.get(form.base)
     title = text("free before the weights are loaded, least of all ranks")
     return [
-        amount(title, None if base is None else int(base)),
-        Row([row.share, number(rank.figures.get(row.share)), ""], mark="×"),
+        Size(title, None if base is None else int(base)),
+        Row([form.share, number(rank.figures.get(form.share)), ""], mark="×"),
     ]
 
 
-def _equation_section(report: Report, members: list[RankReport]) -> Section:
-    rank, budget = members[0], members[0].budget
-    rows = [
-        *_request(rank),
-        amount(text("requested"), budget.requested_bytes, TOTAL, "="),
-    ]
-    if not budget.override:
-        for term in budget.terms:
-            if term.subtracted:
-                rows.append(amount(term_title(report, term), term.bytes, mark="-"))
-                for part in term.parts:
-                    title = text("of which {name}", name=part.title)
-                    rows.append(replace(amount(title, part.bytes, MUTED), indent=1))
+def _equation_section(report: Report, rank: RankReport, labels: str) -> Section:
+    budget = rank.budget
+    rows = [*_requested(rank), Size(text("requested"), budget.requested_bytes, TOTAL, "=")]
+    for term in [] if budget.override else budget.terms:
+        if term.subtracted:
+            rows.append(Size(term_title(report, term), term.bytes, mark="-"))
+            rows += [
+                Size(text("of which {name}", name=part.title), part.bytes, MUTED, indent=1)
+                for part in term.parts
+            ]
+    recomputed = _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes")
+    granted = _marked(text("KV cache granted by the engine"), budget, "engine_kv_cache_bytes")
     rows += [
-        amount(
-            _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes"),
-            budget.kv_cache_bytes,
-            TOTAL,
-            "=",
-        ),
-        amount(
-            _marked(text("KV cache granted by the engine"), budget, "engine_kv_cache_bytes"),
-            budget.engine_kv_cache_bytes,
-        ),
+        Size(recomputed, budget.kv_cache_bytes, TOTAL, "="),
+        Size(granted, budget.engine_kv_cache_bytes),
     ]
+    size = signed(budget.residual_bytes)
+    size += f" ±{budget.tolerance_bytes:,}" if budget.tolerance_bytes else ""
     if budget.residual_bytes is None:
         rows.append(Row([text("granted - recomputed"), "-", "-"], style=MUTED))
+    elif budget.balanced:
+        rows.append(Row([text("granted - recomputed: equal"), "", size], style=GOOD, mark="✓"))
     else:
-        size = f"{budget.residual_bytes:+,}" if budget.residual_bytes else "0"
-        size += f" ±{budget.tolerance_bytes:,}" if budget.tolerance_bytes else ""
-        rows.append(
-            Row([text("granted - recomputed: equal"), "", size], style=GOOD, mark="✓")
-            if budget.balanced
-            else Row([text("granted - recomputed: differs"), "", size], style=BAD, mark="✗")
-        )
+        rows.append(Row([text("granted - recomputed: differs"), "", size], style=BAD, mark="✗"))
     estimated = any(term.name == "graph_estimate" and term.subtracted for term in budget.terms)
     for term in budget.terms:
-        if term.subtracted or term.bytes is None:
-            continue
-        name = term_title(report, term)
-        title = (
-            text("{term}, estimated above", term=name)
-            if term.name == "graph" and estimated
-            else text("{term}, not subtracted", term=name)
-        )
-        rows.append(amount(title, term.bytes, MUTED))
+        if not term.subtracted and term.bytes is not None:
+            title = (
+                text("{term}, estimated above", term=term_title(report, term))
+                if term.name == "graph" and estimated
+                else text("{term}, not subtracted", term=term_title(report, term))
+            )
+            rows.append(Size(title, term.bytes, MUTED))
     heading = text(
         "KV cache budget, equation {equation}, {labels}",
         equation=budget.equation or UNKNOWN,
-        labels=labels_of(members),
+        labels=labels,
     )
-    columns = [Column("", right=False), Column(GIB), Column(BYTES)]
     notes = _equation_notes(report, rank) + recomputed_from(report, rank)
-    return Section(heading, columns, rows, notes)
+    return table(heading, SIZES, rows, notes)
 
 
 def _releases(equation_id: str) -> dict[str, str]:
@@ -312,84 +285,72 @@ def _not_measured(item: PeakItem | NotSubtracted) -> Text:
     )
 
 
-def _any_other(budget: Budget) -> bool:
-    sizes = (budget.fits_request_bytes, budget.fits_device_bytes, *budget.suggested_bytes)
-    return any(size is not None for size in sizes)
-
-
-def _fits_device_section(members: list[RankReport]) -> Section:
+def _fits_device_section(rank: RankReport, labels: str) -> Section:
     """Return the table from the device to the KV cache that fits it."""
-    rank, budget = members[0], members[0].budget
-    rows = [_device_total(rank)]
-    notes: list[str] = []
-    for item in budget.held_at_peak:
-        if item.bytes is None:
-            notes.append(_not_measured(item))
-        else:
-            rows.append(amount(modelled(item.title, item.how == MODELLED), item.bytes, mark="-"))
-    fits = _marked(text("KV cache that fits the device"), budget, "fits_device_bytes")
-    rows.append(amount(fits, budget.fits_device_bytes, TOTAL, "="))
+    budget = rank.budget
+    notes: list[str] = [_not_measured(each) for each in budget.held_at_peak if each.bytes is None]
     if notes:
         notes.append(text("estimated: what was not measured is not subtracted"))
+    rows = [
+        _device_total(rank),
+        *(
+            Size(modelled(each.title, each.how == MODELLED), each.bytes, mark="-")
+            for each in budget.held_at_peak
+            if each.bytes is not None
+        ),
+        Size(
+            _marked(text("KV cache that fits the device"), budget, "fits_device_bytes"),
+            budget.fits_device_bytes,
+            TOTAL,
+            "=",
+        ),
+    ]
     title = text(
-        "KV cache that fits the device: held memory at the serving peak, {labels}",
-        labels=labels_of(members),
+        "KV cache that fits the device: held memory at the serving peak, {labels}", labels=labels
     )
-    return Section(title, [Column("", right=False), Column(GIB), Column(BYTES)], rows, notes)
+    return table(title, SIZES, rows, notes)
 
 
 _SUGGESTED = {
     "request": text("the engine's suggestion for the request"),
     "device": text("the engine's suggestion for the device"),
 }
+_TOKENS = Column("KV tokens", "tokens", COUNT)
 
 
-def _budgets_section(members: list[RankReport]) -> Section:
+def _budgets_section(rank: RankReport, labels: str) -> Section:
     """Return the KV caches beside each other: granted, fitting, suggested; and what is spare."""
-    rank, budget = members[0], members[0].budget
+    budget = rank.budget
     fits = budget.fits_device_bytes
 
-    def row(title: str, name: str, size: int | None, tokens: int | None, style: str = PLAIN) -> Row:
-        cells = [
-            _marked(title, budget, name),
-            format_gib(size, 4),
-            format_bytes(size),
-            format_bytes(tokens),
-            "" if fits is None or size is None or size == fits else format_gib(fits - size, 4),
-        ]
-        return Row(cells, style=style)
+    def sized(title: str, name: str, tokens: int | None) -> Size:
+        return Size(_marked(title, budget, name), getattr(budget, name), tokens=tokens)
 
-    granted = budget.engine_kv_cache_bytes
-    tokens = rank.kv.tokens
-    rows = [
-        row(text("KV cache granted by the engine"), "engine_kv_cache_bytes", granted, tokens),
-        row(
-            text("KV cache that fits the request"),
-            "fits_request_bytes",
-            budget.fits_request_bytes,
-            budget.fits_request_tokens,
-        ),
-        row(
-            text("KV cache that fits the device"),
-            "fits_device_bytes",
-            fits,
-            budget.fits_device_tokens,
-        ),
-        *(
-            row(_SUGGESTED[each.limit], "suggested_bytes", each.bytes, each.kv_tokens)
-            for each in budget.suggestions
-        ),
-    ]
+    def leaves(row: Size) -> str:
+        return (
+            "" if None in (fits, row.bytes) or row.bytes == fits else GIB4(minus(fits, row.bytes))
+        )
+
     spare = budget.spare_bytes
     title = _marked(text("spare at the serving peak"), budget, "spare_bytes")
     style = {"fits": GOOD, "exceeds": BAD}.get(budget.device_verdict or "", PLAIN)
-    rows.append(Row([title, format_gib(spare, 4), format_bytes(spare), "", ""], style=style))
-    columns = [
-        Column("", right=False),
-        Column(GIB),
-        Column(BYTES),
-        Column(text("KV tokens")),
-        Column(text("Leaves, GiB")),
+    rows = [
+        sized(text("KV cache granted by the engine"), "engine_kv_cache_bytes", rank.kv.tokens),
+        sized(
+            text("KV cache that fits the request"), "fits_request_bytes", budget.fits_request_tokens
+        ),
+        sized(
+            text("KV cache that fits the device"), "fits_device_bytes", budget.fits_device_tokens
+        ),
+        *(
+            Size(
+                _marked(_SUGGESTED[each.limit], budget, "suggested_bytes"),
+                each.bytes,
+                tokens=each.kv_tokens,
+            )
+            for each in budget.suggestions
+        ),
+        Row([title, GIB4(spare), COUNT(spare), "", ""], style=style),
     ]
     notes: list[str] = []
     if fits is not None:
@@ -403,65 +364,46 @@ def _budgets_section(members: list[RankReport]) -> Section:
                 size=-(budget.released_spare_bytes or 0),
             )
         )
-    return Section(
-        text("KV cache budgets, {labels}", labels=labels_of(members)), columns, rows, notes
-    )
+    columns = (*SIZES, _TOKENS, Column("Leaves, GiB", leaves, right=True))
+    return table(text("KV cache budgets, {labels}", labels=labels), columns, rows, notes)
 
 
-def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
+def _fits_request_section(report: Report, budget: Budget, labels: str) -> Section:
     """Return the table from the KV cache of the equation to the one that fits the request."""
-    budget = members[0].budget
-
-    def row(
-        title: str, size: int | None, tokens: int | None, style: str = PLAIN, mark: str = ""
-    ) -> Row:
-        cells = [title, format_gib(size, 4), format_bytes(size), format_bytes(tokens)]
-        return Row(cells, style=style, mark=mark)
-
     recomputed = _marked(text("KV cache, recomputed"), budget, "kv_cache_bytes")
-    rows = [row(recomputed, budget.kv_cache_bytes, budget.kv_tokens)]
+    rows: list[Row | Size] = [Size(recomputed, budget.kv_cache_bytes, tokens=budget.kv_tokens)]
     notes: list[str] = []
     missing = [item for item in budget.not_subtracted if item.bytes is None]
-    if report.run.source == "log" and missing:
+    if report.run.source == "log":
         for reason in dict.fromkeys(item.reason for item in missing):
             titles = join("; ", [item.title for item in missing if item.reason == reason])
             notes.append(text("NOT MEASURED: {what} ({reason})", what=titles, reason=reason))
-    for item in budget.not_subtracted:
-        if item.bytes is None and report.run.source == "log":
-            continue
-        if item.bytes is None:
-            notes.append(_not_measured(item))
-        else:
-            title = modelled(item.title, item.how == MODELLED)
-            rows.append(row(title, item.bytes, item.kv_tokens, mark="-"))
-            for part in item.parts:
-                title = text("of which {name}", name=part.title)
-                cells = [modelled(title, part.how == MODELLED)]
-                cells += [format_gib(part.bytes, 4), format_bytes(part.bytes), ""]
-                rows.append(Row(cells, 1, MUTED))
+    else:
+        notes += map(_not_measured, missing)
+    known = [item for item in budget.not_subtracted if item.bytes is not None]
+    for item in known:
+        title = modelled(item.title, item.how == MODELLED)
+        rows.append(Size(title, item.bytes, mark="-", tokens=item.kv_tokens))
+        for part in item.parts:
+            name = modelled(text("of which {name}", name=part.title), part.how == MODELLED)
+            rows.append(Row([name, GIB4(part.bytes), COUNT(part.bytes), ""], 1, MUTED))
     fits, tokens = budget.fits_request_bytes, budget.fits_request_tokens
-    left_out = sum(item.bytes or 0 for item in budget.not_subtracted)
+    left_out = sum(item.bytes or 0 for item in known)
     half = left_out - left_out // divisor_of(budget.equation)
     if half:  # of what it would subtract, too
-        rows.append(row(title_of("halved"), half, None, mark="+"))
+        rows.append(Size(title_of("halved"), half, mark="+"))
     title = _marked(text("KV cache that fits the request"), budget, "fits_request_bytes")
-    rows.append(row(title, fits, tokens, TOTAL, "="))
+    rows.append(Size(title, fits, TOTAL, "=", tokens))
     if fits is not None and budget.kv_cache_bytes is not None:
-        fewer = (
-            None if None in (tokens, budget.kv_tokens) else (tokens or 0) - (budget.kv_tokens or 0)
-        )
-        rows.append(row(text("difference"), fits - budget.kv_cache_bytes, fewer))
+        fewer = minus(tokens, budget.kv_tokens)
+        rows.append(Size(text("difference"), fits - budget.kv_cache_bytes, tokens=fewer))
     for other in budget.corrections:
-        rows.append(row(other.title, other.bytes, other.kv_tokens, MUTED))
+        rows.append(Size(other.title, other.bytes, MUTED, tokens=other.kv_tokens))
         notes.append(text("{title}: {formula}", title=other.title, formula=other.formula))
-        items = [
-            item
-            for item in budget.not_subtracted
-            if item.name in other.parts and item.bytes is not None
-        ]
+        items = [item for item in known if item.name in other.parts]
         if budget.kv_cache_bytes is not None and items:
             less = budget.kv_cache_bytes - other.bytes
-            total = sum(item.bytes for item in items if item.bytes is not None)
+            total = sum(item.bytes or 0 for item in items)
             if abs(less - total) <= budget.tolerance_bytes:
                 parts = join(
                     " + ",
@@ -477,12 +419,7 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
                         parts=parts,
                     )
                 )
-    derived = [
-        item.title
-        for item in budget.not_subtracted
-        if item.how == DERIVED and item.bytes is not None
-    ]
-    if derived:
+    if derived := [item.title for item in known if item.how == DERIVED]:
         notes.append(text("derived: {titles}", titles=join("; ", derived)))
     least = [rank.budget.fits_request_bytes for rank in report.ranks]
     if (
@@ -493,9 +430,8 @@ def _fits_request_section(report: Report, members: list[RankReport]) -> Section:
         and all(other is not None and other >= fits for other in least)
     ):
         notes.append(text("--kv-cache-memory-bytes {size} grants exactly this", size=fits))
-    columns = [Column("", right=False), Column(GIB), Column(BYTES), Column(text("KV tokens"))]
     title = text(
         "KV cache that fits the request: held memory that the equation does not subtract, {labels}",
-        labels=labels_of(members),
+        labels=labels,
     )
-    return Section(title, columns, rows, notes)
+    return table(title, (*SIZES, _TOKENS), rows, notes)

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.communicators import CommunicatorUse, communicators_of
-from vllm_memprof.accounting.model import Report
-from vllm_memprof.report.document import Column, Row, Section
-from vllm_memprof.report.sections.base import SHOWN_GROUPS, group_ranks, labels_of, modelled
+from vllm_memprof.accounting.model import RankReport, Report
+from vllm_memprof.document import Section
+from vllm_memprof.tables import Column, alike, grown_mib, table
 from vllm_memprof.text import text
-from vllm_memprof.units import MIB, format_mib
+from vllm_memprof.units import MIB
 
 #: Ranks of a communicator that are listed one by one.
 _LISTED_RANKS = 4
+
+
+def _ranks(ranks: list[int] | None) -> str:
+    if ranks is None:
+        return "-"
+    if len(ranks) <= _LISTED_RANKS:
+        return ",".join(map(str, ranks))
+    return f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
+
+
+def _source(each: CommunicatorUse) -> str | None:
+    return text("HCCL's default") if each.buffer_source == "default" else each.buffer_source or None
+
+
+def _buffers(size: int | None) -> str:
+    return "-" if size is None else f"2 x {size // 2 // MIB} MiB"
+
+
+_COMMUNICATORS = (
+    Column("Group", lambda each: " ".join(each.names) or "-"),
+    Column("Ranks", "ranks", _ranks, right=False),
+    Column("Buffers", "buffer_bytes", _buffers, right=False),
+    Column("Size set by", _source),
+    Column("First used in", lambda each: ", ".join(filter(None, (each.phase or "-", each.op)))),
+    Column("Growth at first use, MiB", "seen_bytes", grown_mib, marked=True),
+)
 
 
 def communicator_sections(report: Report) -> list[Section]:
@@ -18,36 +44,11 @@ def communicator_sections(report: Report) -> list[Section]:
 
     Ranks that have the same share a table.
     """
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        title = text("Communicators, {labels}", labels=labels)
+        rows = communicators_of(rank)
+        return [table(title, _COMMUNICATORS, rows, simulated=report.run.simulated)]
+
     known = [rank for rank in report.ranks if communicators_of(rank)]
-    columns = [
-        Column(text("Group"), right=False),
-        Column(text("Ranks"), right=False),
-        Column(text("Buffers"), right=False),
-        Column(text("Size set by"), right=False),
-        Column(text("First used in"), right=False),
-        Column(modelled(text("Growth at first use, MiB"), report.run.simulated)),
-    ]
-    return [
-        Section(
-            text("Communicators, {labels}", labels=labels_of(members)),
-            columns,
-            [_row(each) for each in communicators_of(members[0])],
-        )
-        for members in group_ranks(known, lambda rank: repr(communicators_of(rank)))[:SHOWN_GROUPS]
-    ]
-
-
-def _row(each: CommunicatorUse) -> Row:
-    ranks = each.ranks
-    if ranks is None:
-        listed = "-"
-    elif len(ranks) <= _LISTED_RANKS:
-        listed = ",".join(map(str, ranks))
-    else:
-        listed = f"{ranks[0]}..{ranks[-1]} ({len(ranks)})"
-    buffers = "-" if each.buffer_bytes is None else f"2 x {each.buffer_bytes // 2 // MIB} MiB"
-    source = text("HCCL's default") if each.buffer_source == "default" else each.buffer_source
-    place = each.phase or "-"
-    used = f"{place}, {each.op}" if each.op else place
-    names = " ".join(each.names) or "-"
-    return Row([names, listed, buffers, source or "-", used, format_mib(each.seen_bytes) or "0"])
+    return alike(known, draw, lambda rank: repr(communicators_of(rank)))

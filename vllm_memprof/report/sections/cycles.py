@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from vllm_memprof.accounting.model import Cycle, RankReport, Report
-from vllm_memprof.report.document import Column, Row, Section
-from vllm_memprof.report.sections.base import SHOWN_GROUPS, group_ranks, labels_of, modelled
+from collections.abc import Sequence
+
+from vllm_memprof.accounting.model import Cycle, Report
+from vllm_memprof.document import Section
+from vllm_memprof.tables import GIB4, SECONDS, Column, alike, number, signed_mib, table
 from vllm_memprof.text import text
-from vllm_memprof.units import MIB, format_gib
 
 #: Cycles that are listed from the first on; of the rest the last alone.
 _LISTED = 8
-_YES, _NO = text("yes"), text("no")
+_CYCLES = (
+    Column("Cycle", "number", number),
+    Column("s", "seconds", SECONDS),
+    Column("Asleep,\nGiB", "asleep_used_bytes", GIB4, lambda shown: _asleep(shown.rows)),
+    Column("After,\nGiB", "used_bytes", GIB4),
+    Column("Left,\nMiB", "residue_bytes", signed_mib),
+    Column("Allocated", "allocated_residue_bytes", signed_mib),
+    Column("Reserved, not\nallocated", "cached_residue_bytes", signed_mib),
+    Column("Non-torch", "non_torch_residue_bytes", signed_mib, marked=True),
+    Column("empty_cache", lambda cycle: text("yes") if cycle.emptied else text("no")),
+)
+#: Columns that ranks have to have in common.
+_COMPARED = _CYCLES[2:]
+
+
+def _asleep(cycles: Sequence[Cycle]) -> bool:
+    return any(cycle.asleep_used_bytes is not None for cycle in cycles)
 
 
 def cycle_sections(report: Report) -> list[Section]:
@@ -21,36 +38,18 @@ def cycle_sections(report: Report) -> list[Section]:
             rank.label: [cycle for cycle in rank.cycles if cycle.kind == kind]
             for rank in report.ranks
         }
-        groups = group_ranks(
+        found += alike(
             [rank for rank in report.ranks if cycles[rank.label]],
-            lambda rank: repr([_cells(cycle) for cycle in cycles[rank.label]]),  # noqa: B023
+            lambda rank, labels: [_section(kind, labels, cycles[rank.label], report)],  # noqa: B023
+            lambda rank: repr(
+                [[column.cell(each) for column in _COMPARED] for each in cycles[rank.label]]  # noqa: B023
+            ),
         )
-        found += [
-            _section(kind, members, cycles[members[0].label], report.run.simulated)
-            for members in groups[:SHOWN_GROUPS]
-        ]
     return found
 
 
-def _section(kind: str, members: list[RankReport], cycles: list[Cycle], simulated: bool) -> Section:
-    asleep = any(cycle.asleep_used_bytes is not None for cycle in cycles)
-    columns = [
-        Column(text("Cycle")),
-        Column(text("s")),
-        *([Column(text("Asleep,\nGiB"))] if asleep else []),
-        Column(text("After,\nGiB")),
-        Column(text("Left,\nMiB")),
-        Column(text("Allocated")),
-        Column(text("Reserved, not\nallocated")),
-        Column(modelled(text("Non-torch"), simulated)),
-        Column(text("empty_cache"), right=False),
-    ]
+def _section(kind: str, labels: str, cycles: list[Cycle], report: Report) -> Section:
     shown = cycles if len(cycles) <= _LISTED + 1 else [*cycles[:_LISTED], cycles[-1]]
-    rows = []
-    for cycle in shown:
-        seconds = "-" if cycle.seconds is None else f"{cycle.seconds:.2f}"
-        cells = _cells(cycle)
-        rows.append(Row([str(cycle.number), seconds, *(cells if asleep else cells[1:])]))
     notes: list[str] = [
         text(
             "left: device memory in use after the cycle less that after the cycle before, by owner "
@@ -59,25 +58,9 @@ def _section(kind: str, members: list[RankReport], cycles: list[Cycle], simulate
     ]
     if len(shown) < len(cycles):
         notes.append(text("{count} more in report.json", count=len(cycles) - len(shown)))
-    labels = labels_of(members)
     titles = {
         "sleep": text("Sleep and wake-up cycles, {labels}: device memory in use", labels=labels),
         "pause": text("Pauses with a weight update, {labels}: device memory in use", labels=labels),
         "weight_update": text("Weight updates, {labels}: device memory in use", labels=labels),
     }
-    return Section(titles[kind], columns, rows, notes)
-
-
-def _cells(cycle: Cycle) -> list[str]:
-    residues = (
-        cycle.residue_bytes,
-        cycle.allocated_residue_bytes,
-        cycle.cached_residue_bytes,
-        cycle.non_torch_residue_bytes,
-    )
-    return [
-        format_gib(cycle.asleep_used_bytes, 4),
-        format_gib(cycle.used_bytes, 4),
-        *("-" if size is None else f"{size / MIB:+.1f}" if size else "0" for size in residues),
-        _YES if cycle.emptied else _NO,
-    ]
+    return table(titles[kind], _CYCLES, shown, notes, simulated=report.run.simulated)

@@ -13,10 +13,10 @@ from vllm_memprof.accounting.hosts import COLLECTIVES, FIRST, WALL, Deployment, 
 from vllm_memprof.accounting.hosts import UNKNOWN as UNKNOWN_CLOCK
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.skew import OwnerSkew, skew_by_owner
+from vllm_memprof.document import BAD, MUTED, PLAIN, Head, Row, Section
 from vllm_memprof.record.deployment import Gap
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.document import BAD, MUTED, PLAIN, Column, Row, Section
-from vllm_memprof.report.sections.base import STATUS_WORDS, fold, modelled
+from vllm_memprof.tables import STATUS_WORDS, fold, modelled
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import format_gib
 
@@ -89,12 +89,12 @@ def _hosts(report: Report, deployment: Deployment) -> Section:
         ]
         rows.append(Row(cells, style=PLAIN if ok else BAD))
     columns = [
-        Column(text("Host"), right=False),
-        *([Column(text("Engine group"), right=False)] if several else []),
-        Column(text("Ranks on it"), right=False),
-        Column(text("Status"), right=False),
-        Column(modelled(text("Least spare, GiB"), report.run.simulated)),
-        Column(text("Clock, s"), right=False),
+        Head(text("Host"), right=False),
+        *([Head(text("Engine group"), right=False)] if several else []),
+        Head(text("Ranks on it"), right=False),
+        Head(text("Status"), right=False),
+        Head(modelled(text("Least spare, GiB"), report.run.simulated)),
+        Head(text("Clock, s"), right=False),
     ]
     notes: list[str] = [*_clock_notes(deployment)]
     if len(spares) > len(shown):
@@ -208,12 +208,12 @@ def _cores(deployment: Deployment) -> Section:
             )
         )
     columns = [
-        *([Column(text("Engine group"), right=False)] if several else []),
-        Column(text("Engine core"), right=False),
-        Column(text("Hosts"), right=False),
-        Column(text("Granted, GiB")),
-        Column(text("Tokens")),
-        Column(text("Rank with the least"), right=False),
+        *([Head(text("Engine group"), right=False)] if several else []),
+        Head(text("Engine core"), right=False),
+        Head(text("Hosts"), right=False),
+        Head(text("Granted, GiB")),
+        Head(text("Tokens")),
+        Head(text("Rank with the least"), right=False),
     ]
     notes: list[str] = []
     for group, size in least.items():
@@ -249,11 +249,11 @@ def _ranks(report: Report, deployment: Deployment) -> list[Section]:
         for rank in ranked[:_LISTED_RANKS]
     ]
     columns = [
-        Column(text("Rank"), right=False),
-        Column(text("Host"), right=False),
-        Column(modelled(text("Spare"), report.run.simulated)),
-        Column(text("Granted")),
-        Column(modelled(text("Fits the device"), report.run.simulated)),
+        Head(text("Rank"), right=False),
+        Head(text("Host"), right=False),
+        Head(modelled(text("Spare"), report.run.simulated)),
+        Head(text("Granted")),
+        Head(modelled(text("Fits the device"), report.run.simulated)),
     ]
     notes: list[str] = []
     if len(ranked) > _LISTED_RANKS:
@@ -282,11 +282,11 @@ def _skew(report: Report) -> list[Section]:
         return []
     rows = [_skew_row(row, report) for row in found[:_LISTED_OWNERS]]
     columns = [
-        Column(text("Owner"), right=False),
-        Column(text("Between\nranks")),
-        Column(text("Least on"), right=False),
-        Column(text("Most on"), right=False),
-        Column(text("Between\nhosts")),
+        Head(text("Owner"), right=False),
+        Head(text("Between\nranks")),
+        Head(text("Least on"), right=False),
+        Head(text("Most on"), right=False),
+        Head(text("Between\nhosts")),
     ]
     notes: list[str] = [
         text("of the last reading before the shutdown that all ranks have; the largest first"),
@@ -377,9 +377,9 @@ def _matrix(report: Report, deployment: Deployment, width: int) -> list[Section]
         )
     )
     columns = [
-        Column(text("Rank") if by_rank else text("Host"), right=False),
-        *([Column(text("Host"), right=False)] if by_rank else []),
-        *(Column(phase) for phase in shown),
+        Head(text("Rank") if by_rank else text("Host"), right=False),
+        *([Head(text("Host"), right=False)] if by_rank else []),
+        *(Head(phase) for phase in shown),
     ]
     notes: list[str] = [text("{mark}: the slowest rank of the phase", mark=_SLOWEST)]
     if not by_rank:

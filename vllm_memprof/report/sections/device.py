@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import HOW_TITLES
+from vllm_memprof.document import MUTED, NOT_MEASURED, TOTAL, Row, Section
 from vllm_memprof.record.spans import ComponentRow, DeviceMemory, device_after
-from vllm_memprof.report.document import (
-    MUTED,
-    NOT_MEASURED,
-    PLAIN,
-    TOTAL,
-    Column,
-    Row,
-    Section,
-)
-from vllm_memprof.report.sections.base import (
-    BYTES,
-    GIB,
-    SHOWN_GROUPS,
-    group_ranks,
-    labels_of,
-)
+from vllm_memprof.tables import COUNT, GIB4, SIZES, Column, Look, alike, table, wide_only
 from vllm_memprof.text import text
-from vllm_memprof.units import format_bytes, format_gib
 
 #: Moments at which a reader wants the whole device: the latest of them that a rank reached.
 _DEVICE_MOMENTS = ("warm_up", "kv_cache_alloc", "profile_run", "weight_load", "device_init")
@@ -34,6 +17,18 @@ _READINGS = {
     "components": text("the runtime's counters"),
     "processes": text("the driver's list of processes"),
 }
+
+
+_DEVICE = (
+    Column("Owner", lambda row: _named(row)),
+    *SIZES[1:],
+    Column("How", lambda row: HOW_TITLES.get(row.how, row.how)),
+    Column("Read from", "source", when=wide_only),
+)
+
+
+def _named(row: ComponentRow) -> str:
+    return text("of which {name}", name=row.component) if row.part_of else row.component
 
 
 def device_sections(report: Report, wide: bool) -> list[Section]:
@@ -47,70 +42,52 @@ def device_sections(report: Report, wide: bool) -> list[Section]:
             if (memory := device_after(rank.phases, phase)) is not None:
                 moments[rank.label] = phase, memory
                 break
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        phase, memory = moments[rank.label]
+        title = text("Device memory after {phase}, {labels}", phase=phase, labels=labels)
+        rows, notes = _rows(memory, wide), _notes(memory, rank)
+        return [table(title, _DEVICE, rows, notes, wide, look=_look)]
+
     known = [rank for rank in report.ranks if rank.label in moments]
-    columns = [
-        Column(text("Owner"), right=False),
-        Column(GIB),
-        Column(BYTES),
-        Column(text("How"), right=False),
-        *([Column(text("Read from"), right=False)] if wide else []),
-    ]
-    found = []
-    for members in group_ranks(known, lambda rank: repr(moments[rank.label]))[:SHOWN_GROUPS]:
-        phase, memory = moments[members[0].label]
-        title = text(
-            "Device memory after {phase}, {labels}", phase=phase, labels=labels_of(members)
-        )
-        rows = [replace(row, cells=row.cells[: len(columns)]) for row in _rows(memory)]
-        found.append(Section(title, columns, rows, _notes(memory, members)))
-    return found
+    return alike(known, draw, lambda rank: repr(moments[rank.label]))
 
 
-def _rows(memory: DeviceMemory) -> list[Row]:
+def _look(row: ComponentRow) -> Look:
+    return Look() if row.part_of is None else Look(MUTED, indent=1)
+
+
+def _rows(memory: DeviceMemory, wide: bool) -> list[ComponentRow | Row]:
     """Return the owners that hold something, with their parts; all but the parts add up."""
-    rows = []
+    rows: list[ComponentRow | Row] = []
     for row in memory.rows:
         if row.bytes:
-            rows.append(_row(row))
-        parts = [part for part in memory.parts if part.bytes and part.part_of == row.component]
-        rows += [_row(part) for part in parts if part.bytes != row.bytes]
+            rows.append(row)
+        parts = [part for part in memory.parts if part.bytes]
+        rows += [
+            each for each in parts if each.part_of == row.component and each.bytes != row.bytes
+        ]
         if row.component == "reserved_not_allocated":
-            rows += [
-                _row(part) for part in memory.parts if part.bytes and part.part_of == _SEGMENTS
-            ]
+            rows += [part for part in parts if part.part_of == _SEGMENTS]
     rest = memory.unexplained_bytes
     total = None
     if rest is not None:
         total = sum(row.bytes for row in memory.rows if row.bytes is not None) + rest
     how = HOW_TITLES.get(memory.unexplained_how, memory.unexplained_how) if rest is not None else ""
-    source = text("every remainder together")
-    cells = [text("unexplained"), format_gib(rest, 4), format_bytes(rest), how, source]
+    source = [text("every remainder together")] if wide else []
     return [
         *rows,
-        Row(cells, style=MUTED),
-        *(_row(part) for part in memory.remainders() if part.bytes),
+        Row([text("unexplained"), GIB4(rest), COUNT(rest), how, *source], style=MUTED),
+        *(part for part in memory.remainders() if part.bytes),
         Row(
-            [text("device total"), format_gib(total, 4), format_bytes(total), "", ""],
+            [text("device total"), GIB4(total), COUNT(total), "", *[""] * wide],
             style=TOTAL,
             mark="=",
         ),
     ]
 
 
-def _row(row: ComponentRow) -> Row:
-    is_part = row.part_of is not None
-    title = text("of which {name}", name=row.component) if is_part else row.component
-    cells = [
-        title,
-        format_gib(row.bytes, 4),
-        format_bytes(row.bytes),
-        HOW_TITLES.get(row.how, row.how),
-        row.source,
-    ]
-    return Row(cells, int(is_part), MUTED if is_part else PLAIN)
-
-
-def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
+def _notes(memory: DeviceMemory, rank: RankReport) -> list[str]:
     listed = [*memory.rows, *(part for part in memory.parts if part.part_of == "allocated")]
     empty = [row.component for row in listed if row.bytes == 0]
     unknown = [row.component for row in listed if row.bytes is None]
@@ -128,6 +105,6 @@ def _notes(memory: DeviceMemory, members: list[RankReport]) -> list[str]:
             not_measured=NOT_MEASURED,
             reason=why,
         )
-        for what, why in members[0].unread.items()
+        for what, why in rank.unread.items()
     ]
     return notes

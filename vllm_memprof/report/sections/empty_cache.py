@@ -2,86 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 from vllm_memprof.accounting.counters import APP
 from vllm_memprof.accounting.model import EmptyCacheCall, RankReport, ReclaimSummary, Report
 from vllm_memprof.accounting.reclaim import MEMPROF
-from vllm_memprof.report.document import MUTED, PLAIN, Column, Row, Section
-from vllm_memprof.report.sections.base import (
+from vllm_memprof.document import MUTED, PLAIN, Head, Row, Section
+from vllm_memprof.tables import (
+    GIB,
+    GIB4,
+    LABELS,
     SHOWN_GROUPS,
     UNKNOWN,
+    Column,
+    Folded,
     fold,
+    fold_rows,
     group_ranks,
     labels_of,
+    ms,
+    narrow_only,
     number,
-    printed_gib,
+    table,
+    wide_only,
 )
 from vllm_memprof.text import join, text
-from vllm_memprof.units import format_gib, sum_or_none
+from vllm_memprof.units import sum_or_none
+
+
+class _Calls(NamedTuple):
+    """Calls of one place in one phase of one rank, in the order of the first."""
+
+    phase: str
+    site: str
+    function: str | None
+    thread: str | None
+    own: bool  # of memprof, not of the engine
+    calls: list[EmptyCacheCall]
+
+
+def _sum(name: str) -> Callable[[_Calls], float | None]:
+    """Return what adds a figure of calls up; None where one of them lacks it."""
+    return lambda row: sum_or_none([getattr(call, name) for call in row.calls])
+
+
+def _requests(row: _Calls) -> int | None:
+    return max((call.requests for call in row.calls if call.requests is not None), default=None)
+
+
+_CALLS = (
+    Column("In phase,\n  called at", lambda row: join("\n  ", row[:2]), when=narrow_only),
+    Column("In phase", "phase", when=wide_only),
+    Column("Called at", "site", when=wide_only),
+    Column("Function", "function", when=wide_only),
+    Column("Thread", "thread", when=lambda shown: shown.wide and _threads(shown.rows)),
+    Column("Calls", lambda row: len(row.calls), number),
+    Column("Requests", _requests, number, when=lambda shown: _served(shown.rows)),
+    Column("ms", _sum("seconds"), ms, compared=False),
+    Column("Reserved", _sum("freed_cached_bytes"), GIB, narrow="Re-\nserved"),
+    Column("Workspace", _sum("freed_npu_workspace_bytes"), GIB, narrow="Work-\nspace"),
+    Column("Other", _sum("freed_other_bytes"), GIB),
+    Column("Reallocated", _sum("refilled_bytes"), GIB, narrow="Reallo-\ncated"),
+)
 
 
 def empty_cache_sections(report: Report, wide: bool = False) -> list[Section]:
     """Return the table of calls, memprof's own calls if there are any, and their effect."""
-    table = _call_table(report, wide)
-    if table is None:
+    folded = fold_rows(_CALLS, {rank.label: _by_site(rank.empty_cache) for rank in report.ranks})
+    if not folded:
         return []
-    if report.run.source == "log":  # it does not tell what came after a call
-        return [table]
-    return [table, *_experiments(report), *_answers(report)]
-
-
-def _call_table(report: Report, wide: bool) -> Section | None:
-    """Return the calls by caller; several from one place in one phase are added up."""
-    tables = {rank.label: _calls_by_site(rank.empty_cache) for rank in report.ranks}
-    groups: dict[tuple[str, ...], list[str]] = {}
-    slowest: dict[tuple[str, ...], float | None] = {}
-    for label, table in tables.items():
-        for cells, seconds in table:
-            groups.setdefault(cells, []).append(label)
-            known = [value for value in (slowest.get(cells), seconds) if value is not None]
-            slowest[cells] = max(known, default=None)
-    if not groups:
-        return None
-    calls = [call for rank in report.ranks for call in rank.empty_cache]
-    everyone = fold(list(tables))
-    threads = wide and {call.thread for call in calls} - {None, "MainThread"}
-    served = any(call.after_ready for call in calls)
-    rows = []
-    for cells, labels in groups.items():
-        phase, site, function, thread, count, requests, own, *sizes = cells
+    everyone = fold([rank.label for rank in report.ranks])
+    for labels, rows in folded:
         if fold(labels) != everyone:
-            phase = text("{phase} ({labels})", phase=phase, labels=fold(labels))
-        shown = [
-            *([phase, site, function] if wide else [join("\n  ", [phase, site])]),
-            *([thread] if threads else []),
-            count,
-            *([requests] if served else []),
-            number(None if (each := slowest[cells]) is None else each * 1000, ".2f"),
-            *sizes,
-        ]
-        rows.append(Row(shown, style=MUTED if own else PLAIN))
-    if wide:
-        names = [text("In phase"), text("Called at"), text("Function")]
-        sizes_of = [text("Reserved"), text("Workspace"), text("Other"), text("Reallocated")]
-    else:  # in two lines, so that a row fits 80 characters
-        names = [text("In phase,\n  called at")]
-        sizes_of = [
-            text("Re-\nserved"),
-            text("Work-\nspace"),
-            text("Other"),
-            text("Reallo-\ncated"),
-        ]
-    names += [text("Thread")] if threads else []
-    counts = [text("Calls"), *([text("Requests")] if served else []), text("ms")]
-    columns = [Column(name, right=False) for name in names]
-    columns += [Column(name) for name in (*counts, *sizes_of)]
+            phase = text("{phase} ({labels})", phase=rows[0].phase, labels=fold(labels))
+            rows[0] = rows[0]._replace(phase=phase)
+    log = report.run.source == "log"  # it does not tell what came after a call
+    calls = [call for rank in report.ranks for call in rank.empty_cache]
     title = text("Calls of empty_cache, GiB released and reallocated")
-    notes = [] if report.run.source == "log" else _table_notes(report, calls, served)
-    return Section(title, columns, rows, notes)
+    notes = [] if log else _table_notes(report, calls)
+    section = table(
+        title, _CALLS, folded, notes, wide, look=lambda row: MUTED if row.own else PLAIN
+    )
+    return [section] if log else [section, *_experiments(report), *_answers(report)]
 
 
-def _table_notes(report: Report, calls: list[EmptyCacheCall], served: bool) -> list[str]:
+def _threads(folded: Sequence[Folded]) -> bool:
+    return any(row.rows[0].thread not in (None, "MainThread") for row in folded)
+
+
+def _served(folded: Sequence[Folded]) -> bool:
+    return any(call.after_ready for row in folded for each in row.rows for call in each.calls)
+
+
+def _table_notes(report: Report, calls: list[EmptyCacheCall]) -> list[str]:
     notes: list[str] = [
         text(
             "ms: with the wait for the device that each call contains; reserved, workspace, other: "
@@ -91,7 +105,7 @@ def _table_notes(report: Report, calls: list[EmptyCacheCall], served: bool) -> l
     ]
     if report.run.simulated:
         notes.append(text("workspace and other are set by the profile of the simulated device (m)"))
-    if served:
+    if any(call.after_ready for call in calls):
         notes.append(text("requests: most that the model runner held at a call"))
     if any(
         call.freed_npu_workspace_bytes is None and call.freed_other_bytes is not None
@@ -121,33 +135,14 @@ def _table_notes(report: Report, calls: list[EmptyCacheCall], served: bool) -> l
     return notes
 
 
-def _calls_by_site(calls: list[EmptyCacheCall]) -> list[tuple[tuple[str, ...], float | None]]:
-    """Return (cells, seconds) per phase and caller, in the order of the first call."""
-    groups: dict[tuple[str, str, str, str, str], list[EmptyCacheCall]] = {}
+def _by_site(calls: list[EmptyCacheCall]) -> list[_Calls]:
+    groups: dict[Hashable, _Calls] = {}
     for call in calls:
-        site = "memprof" if call.by == MEMPROF else call.site or UNKNOWN
-        key = (_place(call), site, call.function or "-", call.thread or "-", call.by)
-        groups.setdefault(key, []).append(call)
-    found: list[tuple[tuple[str, ...], float | None]] = []
-    for (phase, site, function, thread, by), members in groups.items():
-        held = [call.requests for call in members if call.requests is not None]
-        cells = (
-            phase,
-            site,
-            function,
-            thread,
-            str(len(members)),
-            str(max(held)) if held else "-",
-            "own" if by == MEMPROF else "",
-            printed_gib(sum_or_none([call.freed_cached_bytes for call in members])),
-            printed_gib(sum_or_none([call.freed_npu_workspace_bytes for call in members])),
-            printed_gib(sum_or_none([call.freed_other_bytes for call in members])),
-            printed_gib(sum_or_none([call.refilled_bytes for call in members])),
-        )
-        known = [call.seconds for call in members]  # None: never left, or from a log
-        seconds = None if None in known else sum(value for value in known if value is not None)
-        found.append((cells, seconds))
-    return found
+        own = call.by == MEMPROF
+        site = "memprof" if own else call.site or UNKNOWN
+        row = _Calls(_place(call), site, call.function, call.thread, own, [])
+        groups.setdefault(row[:-1], row).calls.append(call)
+    return list(groups.values())
 
 
 def _place(call: EmptyCacheCall) -> str:
@@ -161,46 +156,34 @@ def _place(call: EmptyCacheCall) -> str:
     return text("{phase}, serving", phase=call.phase) if call.while_serving else call.phase
 
 
+_EXPERIMENTS = (
+    Column("At the end of", "at"),
+    Column("Rank", LABELS),
+    Column("ms", "seconds", ms, compared=False),
+    Column("Released, GiB", "freed_bytes", GIB4),
+    Column("Not reallocated, GiB", "kept_bytes", GIB4),
+    Column("Until", "kept_until"),
+)
+
+
 def _experiments(report: Report) -> list[Section]:
     """Return what memprof's own calls released and cost; nothing where it made none."""
-    own = {rank.label: rank.reclaim.own for rank in report.ranks if rank.reclaim is not None}
-    ranks = [rank for rank in report.ranks if own.get(rank.label)]
-    if not ranks:
+    own = {
+        rank.label: rank.reclaim.own
+        for rank in report.ranks
+        if rank.reclaim is not None and rank.reclaim.own
+    }
+    if not own:
         return []
-
-    def sizes(rank: RankReport) -> Hashable:
-        return repr(
-            [
-                (call.at, call.freed_bytes, call.kept_bytes, call.kept_until)
-                for call in own[rank.label]
-            ]
-        )
-
-    rows = []
-    for members in group_ranks(ranks, sizes):
-        for i, call in enumerate(own[members[0].label]):
-            slowest = max((own[rank.label][i].seconds or 0.0 for rank in members), default=0.0)
-            freed, kept = (format_gib(size, 4) for size in (call.freed_bytes, call.kept_bytes))
-            until = str(call.kept_until or "-")
-            cells = [str(call.at), labels_of(members), f"{slowest * 1000:.2f}"]
-            rows.append(Row([*cells, freed, kept, until]))
-    reached = {call.at for rank in ranks for call in own[rank.label]}
+    reached = {call.at for calls in own.values() for call in calls}
     missed = [phase for phase in report.run.empty_cache_at if phase not in reached]
     notes: list[str] = [
         text("the experiment changed this run: its figures are not those of the engine alone")
     ]
     if missed:
         notes.append(text("never reached: {phases}", phases=", ".join(missed)))
-    columns = [
-        Column(text("At the end of"), right=False),
-        Column(text("Rank"), right=False),
-        Column(text("ms")),
-        Column(text("Released, GiB")),
-        Column(text("Not reallocated, GiB")),
-        Column(text("Until"), right=False),
-    ]
     title = text("Experiment: empty_cache called by memprof (--empty-cache-at)")
-    return [Section(title, columns, rows, notes)]
+    return [table(title, _EXPERIMENTS, fold_rows(_EXPERIMENTS, own), notes)]
 
 
 def _answers(report: Report) -> list[Section]:
@@ -222,7 +205,7 @@ def _answers(report: Report) -> list[Section]:
             Row([text("Cost"), _cost(rank, rank.reclaim)]),
         ]
         title = text("Effect of empty_cache, {labels}", labels=labels_of(members))
-        found.append(Section(title, [Column("", right=False), Column("", right=False)], rows))
+        found.append(Section(title, [Head("", right=False)] * 2, rows))
     return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vllm_memprof.accounting.model import Finding, Report
-from vllm_memprof.report.document import FindingView
-from vllm_memprof.report.sections.base import fold
+from vllm_memprof.document import FindingView
+from vllm_memprof.tables import fold
 from vllm_memprof.text import Text, join, text
 
 _SEVERITIES = {"error": text("error"), "warning": text("warning"), "info": text("info")}

@@ -7,9 +7,9 @@ from dataclasses import replace
 from vllm_memprof.accounting.growth import Growth, growth_by_owner
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import TORCH_ROWS
+from vllm_memprof.document import Head, Row, Section
 from vllm_memprof.record.spans import UNEXPLAINED
-from vllm_memprof.report.document import Column, Row, Section
-from vllm_memprof.report.sections.base import SHOWN_GROUPS, WIDE, group_ranks, labels_of
+from vllm_memprof.tables import SHOWN_GROUPS, WIDE, group_ranks, labels_of
 from vllm_memprof.text import join, text
 from vllm_memprof.units import format_mib, sum_or_none
 
@@ -85,9 +85,9 @@ def _section(
         cells += [format_mib(sum_or_none([owners.get(name) for name in folded]))] if folded else []
         rows.append(Row([_place(row), *cells], row.depth))
     columns = [
-        Column(text("Phase"), right=False),
-        *(Column(_title(name)) for name in shown),
-        *([Column(_OTHERS)] if folded else []),
+        Head(text("Phase"), right=False),
+        *(Head(_title(name)) for name in shown),
+        *([Head(_OTHERS)] if folded else []),
     ]
     notes: list[str] = []
     if folded:

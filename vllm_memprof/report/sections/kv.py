@@ -7,18 +7,26 @@ from collections.abc import Hashable
 from vllm_memprof.accounting.kv import is_overridden_by_an_unknown
 from vllm_memprof.accounting.model import Kv, RankReport, Report
 from vllm_memprof.accounting.quantities import KV_TITLES
-from vllm_memprof.report.document import MUTED, PLAIN, TOTAL, Column, Row, Section
-from vllm_memprof.report.sections.base import (
-    SHOWN_GROUPS,
-    failed,
-    group_ranks,
-    labels_of,
-    number,
-)
+from vllm_memprof.document import MUTED, PLAIN, TOTAL, Head, Row, Section
+from vllm_memprof.tables import COMMAS, COUNT, GIB4, Column, Unit, alike, failed, table
 from vllm_memprof.text import join, text
-from vllm_memprof.units import format_bytes, format_gib
 
 _FIRST = ("tokens", "max_concurrency")
+
+
+_GROUPS = (
+    Column("Type", "type"),
+    Column("Layers", "layers", COUNT),
+    Column("Block, tokens", "block_size", COUNT),
+    Column("Page, bytes", "page_size_bytes", COUNT),
+    Column("Bytes/token", "bytes_per_token", COMMAS),
+    Column("dtype", "dtype", right=True),
+)
+#: How the figures of ``KV_TITLES`` are printed.
+_UNITS: dict[str, Unit] = {
+    "max_concurrency": lambda value: "-" if value is None else f"{value:.2f}x",
+    "bytes_per_token": COMMAS,
+}
 
 
 def kv_sections(report: Report) -> list[Section]:
@@ -29,38 +37,29 @@ def kv_sections(report: Report) -> list[Section]:
         checks = [(check.name, check.ok) for check in kv.checks]
         return repr((kv.tokens, kv.blocks, kv.planned_bytes, kv.groups, checks))
 
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        kv = rank.kv
+        rows = [
+            Row(
+                [title, _UNITS.get(name, COUNT)(getattr(kv, name))],
+                style=TOTAL if name in _FIRST else PLAIN,
+            )
+            for name, title in KV_TITLES.items()
+        ]
+        rows.append(Row([text("planned, GiB"), GIB4(kv.planned_bytes)]))
+        if kv.draft_layers:
+            title = text("of which layers of the drafter, GiB")
+            rows.append(Row([title, GIB4(kv.draft_bytes)], 1, MUTED))
+        heads = [Head("", right=False), Head("")]
+        found = [Section(text("KV cache, {labels}", labels=labels), heads, rows, _notes(kv))]
+        if kv.groups:
+            found.append(table(text("KV layers by type"), _GROUPS, kv.groups))
+        return found
+
     known = [
         rank for rank in report.ranks if rank.kv.blocks is not None or rank.kv.tokens is not None
     ]
-    found = []
-    for members in group_ranks(known, shown)[:SHOWN_GROUPS]:
-        kv = members[0].kv
-        concurrency = "-" if kv.max_concurrency is None else f"{kv.max_concurrency:.2f}x"
-        figures = {name: format_bytes(getattr(kv, name)) for name in KV_TITLES}
-        figures["max_concurrency"] = concurrency
-        figures["bytes_per_token"] = number(kv.bytes_per_token, ",")
-        rows = [
-            *(
-                Row([title, figures[name]], style=TOTAL if name in _FIRST else PLAIN)
-                for name, title in KV_TITLES.items()
-            ),
-            Row([text("planned, GiB"), format_gib(kv.planned_bytes, 4)]),
-            *_of_drafter(kv),
-        ]
-        title = text("KV cache, {labels}", labels=labels_of(members))
-        columns = [Column("", right=False), Column("")]
-        found.append(Section(title, columns, rows, _notes(kv)))
-        if kv.groups:
-            found.append(_kv_groups(kv))
-    return found
-
-
-def _of_drafter(kv: Kv) -> list[Row]:
-    """Return the drafter's share of the plan, where it has layers of its own."""
-    if not kv.draft_layers:
-        return []
-    title = text("of which layers of the drafter, GiB")
-    return [Row([title, format_gib(kv.draft_bytes, 4)], indent=1, style=MUTED)]
+    return alike(known, draw, shown)
 
 
 def _notes(kv: Kv) -> list[str]:
@@ -114,28 +113,3 @@ def _bytes_per_token(kv: Kv) -> list[str]:
         return [between]
     single = text("{value:,} is the only multiple of 64 among them", value=int(kv.bytes_per_token))
     return [join("; ", [between, single])]
-
-
-def _kv_groups(kv: Kv) -> Section:
-    columns = [
-        Column(text("Type"), right=False),
-        Column(text("Layers")),
-        Column(text("Block, tokens")),
-        Column(text("Page, bytes")),
-        Column(text("Bytes/token")),
-        Column(text("dtype")),
-    ]
-    rows = [
-        Row(
-            [
-                group.type,
-                format_bytes(group.layers),
-                format_bytes(group.block_size),
-                format_bytes(group.page_size_bytes),
-                number(group.bytes_per_token, ","),
-                group.dtype or "-",
-            ]
-        )
-        for group in kv.groups
-    ]
-    return Section(text("KV layers by type"), columns, rows)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vllm_memprof.accounting.findings.oom_words import gib_of, merge_not_profiled
 from vllm_memprof.accounting.forensics import AT_LEAST, AT_MOST, STAGE_TITLES
 from vllm_memprof.accounting.model import ESTIMATED, MODELLED, Oom, RankReport, Remedy, Report
+from vllm_memprof.document import BAD, GOOD, PLAIN, TOTAL, Head, Row, Section
 from vllm_memprof.record.failures import PROFILE, StepRequest
-from vllm_memprof.report.document import BAD, GOOD, PLAIN, TOTAL, Column, Row, Section
-from vllm_memprof.report.sections.base import (
-    BYTES,
-    GIB,
-    SHOWN_GROUPS,
-    group_ranks,
-    labels_of,
-    modelled,
-)
+from vllm_memprof.tables import COUNT, GIB3, GIB4, SIZES, Column, Size, alike, modelled, table
 from vllm_memprof.text import Text, join, text
-from vllm_memprof.units import format_bytes, format_gib
 
 _ASKED_BY = {
     "npu_workspace": text("an operator's workspace, outside the caching allocator"),
@@ -47,17 +41,20 @@ _SHOWN_REQUESTS = 4
 
 def oom_sections(report: Report) -> list[Section]:
     """Return what is known of the first failed allocation of each rank, and what would help."""
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        oom = rank.oom
+        assert oom is not None
+        return [
+            _failure(rank, oom, labels),
+            *_owners(rank, oom, labels, report.run.simulated),
+            *_free_blocks(oom, labels),
+            *_readings(oom, labels),
+            *_remedies(rank, oom, labels),
+        ]
+
     failed = [rank for rank in report.ranks if rank.oom is not None]
-    found: list[Section] = []
-    for members in group_ranks(failed, lambda rank: repr(rank.oom))[:SHOWN_GROUPS]:
-        rank, labels = members[0], labels_of(members)
-        assert rank.oom is not None
-        found.append(_failure(rank, rank.oom, labels))
-        found += _owners(rank, rank.oom, labels, report.run.simulated)
-        found += _free_blocks(rank.oom, labels)
-        found += _readings(rank.oom, labels)
-        found += _remedies(rank, rank.oom, labels)
-    return found + _counters(report)
+    return [*alike(failed, draw, lambda rank: repr(rank.oom)), *_counters(report)]
 
 
 def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
@@ -103,7 +100,7 @@ def _failure(rank: RankReport, oom: Oom, labels: str) -> Section:
     if oom.phase is None:
         notes.append(text("the phase is not known"))
     title = text("The allocation that failed, {labels}", labels=labels)
-    return Section(title, [Column("", right=False), Column("", right=False)], rows, notes)
+    return Section(title, [Head("", right=False), Head("", right=False)], rows, notes)
 
 
 def _request(request: StepRequest) -> Text:
@@ -136,25 +133,23 @@ def _owners(rank: RankReport, oom: Oom, labels: str, simulated: bool) -> list[Se
             continue
         mark = simulated and owner.component in _OF_THE_PROFILE
         title = modelled(_OWNERS[owner.component], mark)
-        inner = owner.part_of is not None
-        if inner:
+        if owner.part_of is not None:
             title = text("of which {name}", name=title)
-        cells = [title, gib_of(rank, owner.bytes)]
-        rows.append(
-            Row(cells if logged else [*cells, format_bytes(owner.bytes)], indent=1 if inner else 0)
-        )
-    total = oom.device_total_bytes
-    if total is not None:
-        cells = [text("device total"), gib_of(rank, total)]
-        last = cells if logged else [*cells, format_bytes(total)]
-        rows.append(Row(last, style=TOTAL, mark="="))
+        rows.append(Size(title, owner.bytes, indent=int(owner.part_of is not None)))
+    if (total := oom.device_total_bytes) is not None:
+        rows.append(Size(text("device total"), total, TOTAL, "="))
     notes: list[str] = []
     if any(owner.component == "allocated_peak" and owner.bytes for owner in oom.owners):
         notes.append(
             text("allocated is known at its peak only: at least this much was not allocated")
         )
     title = text("The device when the allocation failed, {labels}", labels=labels)
-    return [Section(title, _sizes(logged), rows, notes)]
+    columns = (
+        Column("Owner", "title"),
+        Column("GiB", "bytes", lambda size: gib_of(rank, size)),
+        Column("bytes", "bytes", COUNT, not logged),
+    )
+    return [table(title, columns, rows, notes)]
 
 
 def _free_blocks(oom: Oom, labels: str) -> list[Section]:
@@ -176,18 +171,10 @@ def _free_blocks(oom: Oom, labels: str) -> list[Section]:
         (text("freed, awaited by a stream"), blocks.pending_bytes),
     ]
     rows = [
-        Row([title, format_gib(size, 4), format_bytes(size)])
-        for title, size in parts
-        if size or size is None or title == parts[0][0]
+        Size(title, size) for title, size in parts if size or size is None or title == parts[0][0]
     ]
     total = sum(size or 0 for _, size in parts)
-    rows.append(
-        Row(
-            [text("reserved, not allocated"), format_gib(total, 4), format_bytes(total)],
-            style=TOTAL,
-            mark="=",
-        )
-    )
+    rows.append(Size(text("reserved, not allocated"), total, TOTAL, "="))
     notes: list[str] = []
     if blocks.exact:
         notes.append(text("read after the failure; nothing was allocated or freed between both"))
@@ -210,33 +197,24 @@ def _free_blocks(oom: Oom, labels: str) -> list[Section]:
     if blocks.expandable:
         notes.append(text("segments of the pool are expandable"))
     title = text("Reserved memory without a tensor, {labels}", labels=labels)
-    return [Section(title, _sizes(logged=False), rows, notes)]
+    return [table(title, (Column("Owner", "title"), *SIZES[1:]), rows, notes)]
+
+
+_READINGS = (
+    Column("When", lambda row: text("profile") if row.moment == PROFILE else row.moment),
+    Column("Part of the step", lambda row: STAGE_TITLES[row.stage]),
+    Column("Took, GiB", "bytes", GIB3),
+    Column("Allocated then, GiB", "allocated_bytes", GIB3),
+)
 
 
 def _readings(oom: Oom, labels: str) -> list[Section]:
     """Return what the parts of a step took, where a log notes it."""
     if not oom.readings:
         return []
-    rows = [
-        Row(
-            [
-                text("profile") if each.moment == PROFILE else each.moment,
-                STAGE_TITLES[each.stage],
-                format_gib(each.bytes, 3),
-                format_gib(each.allocated_bytes, 3),
-            ]
-        )
-        for each in oom.readings
-    ]
-    columns = [
-        Column(text("When"), right=False),
-        Column(text("Part of the step"), right=False),
-        Column(text("Took, GiB")),
-        Column(text("Allocated then, GiB")),
-    ]
     merge = merge_not_profiled(oom)
     title = text("Parts of a step, as the log notes them, {labels}", labels=labels)
-    return [Section(title, columns, rows, [] if merge is None else [merge])]
+    return [table(title, _READINGS, oom.readings, [] if merge is None else [merge])]
 
 
 def _remedies(rank: RankReport, oom: Oom, labels: str) -> list[Section]:
@@ -245,24 +223,16 @@ def _remedies(rank: RankReport, oom: Oom, labels: str) -> list[Section]:
         return []
     words = {True: text("yes"), False: text("no"), None: text("not known")}
     styles = {True: GOOD, False: BAD, None: PLAIN}
-    rows = [
-        Row(
-            [
-                row.argument,
-                _given(rank, row),
-                text("yes, if so") if row.enough and row.how == ESTIMATED else words[row.enough],
-                row.grounds,
-            ],
-            style=styles[row.enough],
-        )
-        for row in oom.remedies
-    ]
-    columns = [
-        Column(text("Argument"), right=False),
-        Column(text("Gives, GiB")),
-        Column(text("Enough alone"), right=False),
-        Column(text("On what grounds"), right=False),
-    ]
+
+    def enough(row: Remedy) -> str:
+        return text("yes, if so") if row.enough and row.how == ESTIMATED else words[row.enough]
+
+    columns = (
+        Column("Argument", "argument"),
+        Column("Gives, GiB", lambda row: _given(rank, row), right=True),
+        Column("Enough alone", enough),
+        Column("On what grounds", "grounds"),
+    )
     notes: list[str] = []
     if oom.requested_bytes is not None:
         notes.append(
@@ -289,7 +259,7 @@ def _remedies(rank: RankReport, oom: Oom, labels: str) -> list[Section]:
                 )
             )
     title = text("What would have let it pass, {labels}", labels=labels)
-    return [Section(title, columns, rows, notes)]
+    return [table(title, columns, oom.remedies, notes, look=lambda row: styles[row.enough])]
 
 
 #: Remedies that the engine's own profile run answers to.
@@ -302,55 +272,43 @@ def _given(rank: RankReport, row: Remedy) -> str:
     size = gib_of(rank, row.bytes)
     if row.how == MODELLED:
         size = text("{title} (m)", title=size)
-    match row.bound:
-        case bound if bound == AT_MOST:
-            return text("at most {size}", size=size)
-        case bound if bound == AT_LEAST:
-            return text("at least {size}", size=size)
-        case _:
-            return size
+    if row.bound == AT_MOST:
+        return text("at most {size}", size=size)
+    return text("at least {size}", size=size) if row.bound == AT_LEAST else size
 
 
-def _sizes(logged: bool) -> list[Column]:
-    return [Column(text("Owner"), right=False), Column(GIB), *([] if logged else [Column(BYTES)])]
+_COUNTERS = (
+    Column("Module", "name"),
+    Column("GiB", "bytes", GIB4),
+    Column("bytes", "bytes", COUNT),
+    Column("peak, GiB", "peak_bytes", GIB4),
+)
+
+
+class _Counter(NamedTuple):
+    name: str
+    bytes: int
+    peak_bytes: int
 
 
 def _counters(report: Report) -> list[Section]:
     """Return the runtime's counters of each rank that ran out of memory, where they were read."""
     counters = {
-        rank.label: rank.oom.components
+        rank.label: [_Counter(name, **row) for name, row in rank.oom.components.items()]
         for rank in report.ranks
         if rank.oom is not None and rank.oom.components
     }
-    ranks = [rank for rank in report.ranks if rank.label in counters]
-    columns = [
-        Column(text("Module"), right=False),
-        Column(GIB),
-        Column(BYTES),
-        Column(text("peak, GiB")),
-    ]
     note = text(
         "APP: torch, operator workspace, ATB and all else that this process asked ACL for; "
         "HCCL: communicators"
     )
-    found = []
-    for members in group_ranks(ranks, lambda rank: repr(counters[rank.label]))[:SHOWN_GROUPS]:
-        rows = [
-            Row(
-                [
-                    name,
-                    format_gib(row["bytes"], 4),
-                    format_bytes(row["bytes"]),
-                    format_gib(row["peak_bytes"], 4),
-                ]
-            )
-            for name, row in sorted(
-                counters[members[0].label].items(), key=lambda entry: -entry[1]["bytes"]
-            )
-        ]
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
         title = text(
             "Device memory when an allocation failed, by the runtime's counters, {labels}",
-            labels=labels_of(members),
+            labels=labels,
         )
-        found.append(Section(title, columns, rows, [note]))
-    return found
+        rows = sorted(counters[rank.label], key=lambda row: -row.bytes)
+        return [table(title, _COUNTERS, rows, [note])]
+
+    return alike([rank for rank in report.ranks if rank.label in counters], draw)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 
 from vllm_memprof.accounting.model import NotMeasured, RankReport, Report
+from vllm_memprof.document import BAD, MUTED, NOT_MEASURED, PLAIN, Row, Section
 from vllm_memprof.record.schema import Snapshot
 from vllm_memprof.record.spans import Span
-from vllm_memprof.report.document import (
-    BAD,
-    MUTED,
-    NOT_MEASURED,
-    PLAIN,
-    Column,
-    Row,
-    Section,
-)
-from vllm_memprof.report.sections.base import (
+from vllm_memprof.tables import (
+    LABELS,
+    PHASE_COLUMNS,
+    SECONDS,
     SHOWN_GROUPS,
+    Column,
+    Folded,
     fold,
+    fold_rows,
     group_ranks,
     labels_of,
-    modelled,
     printed_gib,
+    table,
 )
 from vllm_memprof.text import Text, text
 from vllm_memprof.units import GIB
@@ -32,21 +32,24 @@ from vllm_memprof.units import GIB
 _LISTED_PASSAGES = 8
 #: Ranks, or ranges of them, that a row names.
 _LISTED_RANKS = 4
-_SECONDS = text("s")
 
 _PhaseKey = tuple[str, ...]  # names from the outermost phase inwards, each with its count
 
 
 @dataclass(frozen=True)
-class _PhasePassage:
+class _Passage:
     """One or several passages of one rank through a phase, as one row shows them."""
 
     name: str
-    depth: int
+    indent: int
     seconds: float | None
     before: Snapshot | None
     after: Snapshot | None
     open: bool
+
+    def edges(self, name: str) -> list[int | None]:
+        """Return a reading before and after."""
+        return [None if at is None else getattr(at, name) for at in (self.before, self.after)]
 
 
 def phase_section(report: Report, wide: bool) -> Section:
@@ -54,75 +57,55 @@ def phase_section(report: Report, wide: bool) -> Section:
 
     Ranks that print alike share a row.
     """
+    log = report.run.source == "log"
     digits = _digits(report)
-    fields: list[tuple[str, str]] = [
-        (text("Reserved"), "reserved_bytes"),
-        (text("Allocated peak"), "allocated_peak_bytes"),
-        *([(text("Allocated"), "allocated_bytes")] if wide else []),
-        (modelled(text("Non-torch"), report.run.simulated), "non_torch_bytes"),
-        *([(modelled(text("Free"), report.run.simulated), "device_free_bytes")] if wide else []),
-    ]
-    names = [name for _, name in fields]
-
     per_rank = {rank.label: _passages(rank) for rank in report.ranks}
-    rows: list[tuple[str, Row]] = []
+    everyone = fold(list(per_rank))
+    fields = [column for column in PHASE_COLUMNS if column.shown([], wide)]
+
+    def columns(ranks: bool) -> list[Column]:
+        arrow = "→" if ranks and not wide else " → "  # with the ranks no room is left for blanks
+
+        def edges(sizes: list[int | None]) -> str:
+            if sizes == [None, None]:
+                return "-"
+            return arrow.join(printed_gib(size, digits) for size in sizes)
+
+        return [
+            Column("Phase", "name"),
+            Column("Rank", LABELS, _short, when=ranks, right=False),
+            # a log tells of moments, not of time
+            Column("s", _seconds, _shown_seconds, when=not log, compared=False),
+            Column("", "open", when=False),
+            *(
+                replace(each, value=partial(_Passage.edges, name=str(each.value)), unit=edges)
+                for each in fields
+            ),
+        ]
+
+    rows: list[Folded] = []
     hidden = False
     for key in _merged_order(list(per_rank.values())):
-        groups: dict[tuple[str, ...], _Group] = {}
-        for label, passages in per_rank.items():
-            if key in passages:
-                cells = tuple(_edges(passages[key], name, digits) for name in names)
-                groups.setdefault((*cells, str(passages[key].open)), []).append(
-                    (label, passages[key])
-                )
-        shown = _extremes(groups, names)
+        passages = {label: [own[key]] for label, own in per_rank.items() if key in own}
+        groups = fold_rows(columns(False), passages)
+        shown = _extremes(groups, [str(column.value) for column in fields])
         hidden |= len(shown) < len(groups)
-        for cells in shown:
-            members = groups[cells]
-            first = members[0][1]
-            known = [passage.seconds for _, passage in members if passage.seconds is not None]
-            seconds = text("open") if first.open else f"{max(known):.2f}" if known else "-"
-            style = BAD if first.open else PLAIN
-            row = Row([first.name, seconds, *cells[:-1]], first.depth, style)
-            rows.append((fold([label for label, _ in members]), row))
-    log = report.run.source == "log"
-    everyone = fold(list(per_rank))
-    if not log:  # few logs print a moment: a note names the others
-        gaps: dict[str, list[str]] = {}
-        for gap in report.not_measured:
-            labels = list(per_rank) if gap.labels is None else gap.labels
-            gaps.setdefault(gap.phase, []).extend(labels)
-        for phase, lacking in gaps.items():
-            cells = ("", NOT_MEASURED, *[""] * (len(fields) - 1))
-            ranks = fold([label for label in per_rank if label in lacking])
-            rows.append((ranks, Row([phase, *cells], 0, MUTED)))
-    columns = [
-        Column(text("Phase"), right=False),
-        Column(_SECONDS),
-        *(Column(title) for title, _ in fields),
-    ]
-    if any(ranks != everyone for ranks, _ in rows):
-        title = text("Phases, GiB before → after")
-        columns.insert(1, Column(text("Rank"), right=False))
-        plain = [
-            replace(row, cells=[row.cells[0], _short(ranks), *row.cells[1:]]) for ranks, row in rows
-        ]
-        if not wide:  # a column for the ranks leaves no room for blanks
-            plain = [
-                replace(row, cells=[cell.replace(" → ", "→") for cell in row.cells])
-                for row in plain
-            ]
-    else:
-        title = text("Phases, GiB before → after")
-        if len(report.ranks) == 1:
-            title = text("Phases, GiB before → after, {labels}", labels=labels_of(report.ranks))
-        elif everyone:
-            title = text("Phases, GiB before → after, {labels} alike", labels=everyone)
-        plain = [row for _, row in rows]
-    if log:  # a log tells of moments, not of time
-        at = next(i for i, column in enumerate(columns) if column.title is _SECONDS)
-        del columns[at]
-        plain = [replace(row, cells=[*row.cells[:at], *row.cells[at + 1 :]]) for row in plain]
+        rows += shown
+    gaps: dict[str, list[str]] = {}
+    for gap in [] if log else report.not_measured:  # few logs print a moment: a note has the others
+        labels = list(per_rank) if gap.labels is None else gap.labels
+        gaps.setdefault(gap.phase, []).extend(labels)
+    unread = {
+        phase: fold([label for label in per_rank if label in lacking])
+        for phase, lacking in gaps.items()
+    }
+    told = {*(fold(row.labels) for row in rows), *unread.values()}
+    several = bool(told - {everyone})
+    title = text("Phases, GiB before → after")
+    if not several and len(report.ranks) == 1:
+        title = text("Phases, GiB before → after, {labels}", labels=labels_of(report.ranks))
+    elif not several and everyone:
+        title = text("Phases, GiB before → after, {labels} alike", labels=everyone)
     notes = _phase_notes(report)
     if hidden:
         notes.append(
@@ -132,45 +115,58 @@ def phase_section(report: Report, wide: bool) -> Section:
                 count=SHOWN_GROUPS,
             )
         )
-    return Section(title, columns, plain, notes)
+    blank = [""] * (len(fields) - 1)
+    lines = [
+        Row([phase, *([_short(ranks)] if several else []), "", NOT_MEASURED, *blank], 0, MUTED)
+        for phase, ranks in unread.items()
+    ]
+    return table(
+        title,
+        columns(several),
+        [*rows, *lines],
+        notes,
+        wide,
+        report.run.simulated,
+        look=lambda row: BAD if row.open else PLAIN,
+    )
 
 
-_Group = list[tuple[str, _PhasePassage]]
+def _seconds(passage: _Passage) -> float | None:
+    return inf if passage.open else passage.seconds
 
 
-def _extremes(groups: dict[tuple[str, ...], _Group], names: list[str]) -> list[tuple[str, ...]]:
-    """Return the keys of the groups that are shown: the largest, those farthest from the median."""
+def _shown_seconds(seconds: float | None) -> str:
+    return text("open") if seconds == inf else SECONDS(seconds)
+
+
+def _extremes(groups: list[Folded], names: list[str]) -> list[Folded]:
+    """Return the groups that are shown: the largest, and those farthest from the median."""
     if len(groups) <= SHOWN_GROUPS:
-        return list(groups)
-    readings = {key: _readings(members[0][1], names) for key, members in groups.items()}
-    everyone = [readings[key] for key, members in groups.items() for _ in members]
+        return groups
+    readings = [
+        [*(group.rows[0].edges(name)[side] for side in (0, 1) for name in names)]
+        for group in groups
+    ]
+    everyone = [own for own, group in zip(readings, groups, strict=True) for _ in group.labels]
     middle: list[int | None] = []
     for column in zip(*everyone, strict=True):
         known = sorted(size for size in column if size is not None)
         middle.append(known[len(known) // 2] if known else None)
 
-    def distance(key: tuple[str, ...]) -> float:
+    def distance(at: int) -> float:
         """Return the bytes by which a figure differs most; inf for an open or a missing one."""
-        pairs = list(zip(readings[key], middle, strict=True))
-        if groups[key][0][1].open or any(
+        pairs = list(zip(readings[at], middle, strict=True))
+        if groups[at].rows[0].open or any(
             (size is None) != (usual is None) for size, usual in pairs
         ):
-            return float("inf")
-        return max(abs((size or 0) - (usual or 0)) for size, usual in pairs)
+            return inf
+        return float(max(abs((size or 0) - (usual or 0)) for size, usual in pairs))
 
-    largest = max(groups, key=lambda key: len(groups[key]))
-    others = sorted((key for key in groups if key != largest), key=distance, reverse=True)
+    places = range(len(groups))
+    largest = max(places, key=lambda at: len(groups[at].labels))
+    others = sorted((at for at in places if at != largest), key=distance, reverse=True)
     kept = {largest, *others[: SHOWN_GROUPS - 1]}
-    return [key for key in groups if key in kept]
-
-
-def _readings(passage: _PhasePassage, names: list[str]) -> list[int | None]:
-    edges = (passage.before, passage.after)
-    return [
-        None if snapshot is None else getattr(snapshot, name)
-        for snapshot in edges
-        for name in names
-    ]
+    return [groups[at] for at in places if at in kept]
 
 
 def _short(labels: str) -> str:
@@ -247,20 +243,10 @@ def _digits(report: Report) -> int:
     return 4 if 0 < max(peaks, default=0) < GIB else 2
 
 
-def _edges(passage: _PhasePassage, name: str, digits: int) -> str:
-    before, after = (
-        None if snapshot is None else getattr(snapshot, name)
-        for snapshot in (passage.before, passage.after)
-    )
-    if before is None and after is None:
-        return "-"
-    return f"{printed_gib(before, digits)} → {printed_gib(after, digits)}"
-
-
-def _passages(rank: RankReport) -> dict[_PhaseKey, _PhasePassage]:
+def _passages(rank: RankReport) -> dict[_PhaseKey, _Passage]:
     """Return a rank's phases by name, by start; many of a kind within one parent become one."""
     keys: dict[int | None, _PhaseKey] = {None: ()}
-    found: list[tuple[int, _PhaseKey, _PhasePassage]] = []
+    found: list[tuple[int, _PhaseKey, _Passage]] = []
     for depth in range(max((row.depth for row in rank.phases), default=-1) + 1):
         groups: dict[tuple[_PhaseKey, str], list[Span]] = {}
         for row in rank.phases:
@@ -283,11 +269,11 @@ def _bundles(rows: list[Span]) -> list[list[Span]]:
     return [ended, *([row] for row in rows if row.open)]
 
 
-def _bundle(name: str, rows: list[Span]) -> _PhasePassage:
+def _bundle(name: str, rows: list[Span]) -> _Passage:
     seconds = [row.seconds for row in rows if row.seconds is not None]
-    return _PhasePassage(
+    return _Passage(
         name=name,
-        depth=rows[0].depth,
+        indent=rows[0].depth,
         seconds=sum(seconds) if seconds else None,
         before=rows[0].before,
         after=rows[-1].after,
@@ -295,7 +281,7 @@ def _bundle(name: str, rows: list[Span]) -> _PhasePassage:
     )
 
 
-def _merged_order(per_rank: list[dict[_PhaseKey, _PhasePassage]]) -> list[_PhaseKey]:
+def _merged_order(per_rank: list[dict[_PhaseKey, _Passage]]) -> list[_PhaseKey]:
     """Return one order for all ranks: a phase of one rank alone comes after its previous one."""
     order: list[_PhaseKey] = []
     known: set[_PhaseKey] = set()

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report
 from vllm_memprof.accounting.quantities import title_of
-from vllm_memprof.report.document import Column, Row, Section
-from vllm_memprof.report.sections.base import (
-    BYTES,
-    GIB,
-    SHOWN_GROUPS,
-    group_ranks,
-    labels_of,
-    more_groups,
-)
+from vllm_memprof.document import Row, Section
+from vllm_memprof.tables import COUNT, GIB4, SIZES, Size, alike, table
 from vllm_memprof.text import Text, text
-from vllm_memprof.units import format_bytes, format_gib
 
 #: Figure -> the term of an equation that shows it where the equation is known.
 _SHOWN_BY = {
@@ -71,31 +63,23 @@ def printed_sections(report: Report) -> list[Section]:
     if report.run.source != "log":
         return []
     tables = {rank.label: _table(rank) for rank in report.ranks}
-    known = [rank for rank in report.ranks if any(tables[rank.label])]
-    groups = group_ranks(known, lambda rank: repr(tables[rank.label]))
-    columns = [Column("", right=False), Column(GIB), Column(BYTES)]
-    found = []
-    for members in groups[:SHOWN_GROUPS]:
-        rows, notes = tables[members[0].label]
-        title = text("Other figures of the log, {labels}", labels=labels_of(members))
-        found.append(Section(title, columns if rows else [], rows, notes))
-    if found:
-        found[-1].notes.extend(more_groups(groups, "report.json"))
-    return found
+
+    def draw(rank: RankReport, labels: str) -> list[Section]:
+        rows, notes = tables[rank.label]
+        title = text("Other figures of the log, {labels}", labels=labels)
+        return [table(title, SIZES if rows else (), rows, notes)]
+
+    return alike([rank for rank in report.ranks if any(tables[rank.label])], draw)
 
 
-def _table(rank: RankReport) -> tuple[list[Row], list[str]]:
+def _table(rank: RankReport) -> tuple[list[Row | Size], list[str]]:
     """Return the rows and the notes of one rank."""
     terms = {term.name: term.bytes for term in rank.budget.terms if term.bytes is not None}
-    rows: list[Row] = []
+    rows: list[Row | Size] = []
     shown = set(terms)
     if rank.budget.override:  # the equation shows none then
         shown = set(terms) - set(_SHOWN_BY.values())
-        rows += [
-            Row([title_of(name), format_gib(terms[name], 4), format_bytes(terms[name])])
-            for name in terms
-            if name in shown
-        ]
+        rows += [Size(title_of(name), terms[name]) for name in terms if name in shown]
     for name in (*_SHOWN_BY, *_TITLES):
         value = rank.figures.get(name)
         if value is None and name in _ROUNDED:
@@ -106,14 +90,14 @@ def _table(rank: RankReport) -> tuple[list[Row], list[str]]:
         title = _TITLES[name] if term is None else title_of(term)
         if name.endswith("_bytes"):
             half = rank.half_units.get(name if name in rank.figures else _ROUNDED[name], 0)
-            size = format_bytes(int(value)) + (f" ±{half:,}" if half else "")
-            rows.append(Row([title, format_gib(int(value), 4), size]))
+            size = COUNT(int(value)) + (f" ±{half:,}" if half else "")
+            rows.append(Row([title, GIB4(value), size]))
         elif name.endswith(("_utilization", "_fraction")):
             rows.append(Row([title, f"{value:.4f}", ""]))
         elif name.endswith("_requests"):
-            rows.append(Row([title, "", format_bytes(int(value))]))
+            rows.append(Row([title, "", COUNT(int(value))]))
         else:
-            rows.append(Row([title, "", text("{tokens} tokens", tokens=format_bytes(int(value)))]))
+            rows.append(Row([title, "", text("{tokens} tokens", tokens=COUNT(int(value)))]))
     return rows, _notes(rank)
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from vllm_memprof.accounting.model import RankReport, Report, RequestRow, StageRow
 from vllm_memprof.accounting.requests import largest
-from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
-from vllm_memprof.report.sections.base import group_ranks, labels_of, number
+from vllm_memprof.document import BAD, PLAIN, Head, Row, Section
+from vllm_memprof.tables import (
+    COUNT,
+    GIB,
+    GIB3,
+    SECONDS,
+    Column,
+    alike,
+    narrow_only,
+    number,
+    table,
+    wide_only,
+)
 from vllm_memprof.text import text
-from vllm_memprof.units import format_gib, format_mib, minus
+from vllm_memprof.units import format_mib, minus
 
 #: Up to so many requests, all are shown; of more, the largest by each figure.
 SHOWN_REQUESTS = 12
@@ -35,70 +46,15 @@ SHORT_TITLES = {
 
 def request_sections(report: Report, wide: bool = False) -> list[Section]:
     """Return the stages and the requests of the ranks, those that agree in one table."""
-    found = []
     served = [rank for rank in report.ranks if rank.requests or rank.stages]
-    for members in group_ranks(served, lambda rank: repr(_stage_rows(rank.stages, wide))):
-        found += _stage_section(members, served, wide)
-    for members in group_ranks(served, lambda rank: repr(rank.mm_profile)):
-        found += _profile_section(members, served)
-    for members in group_ranks(served, lambda rank: repr(_request_rows(rank, wide))):
-        found += _request_section(members, served, wide)
+    found = []
+    for draw in (_stage_section, _profile_section, _request_section):
+        found += alike(served, lambda rank, labels: draw(rank, labels, wide), every="")  # noqa: B023
     return found
 
 
-def _titled(title: str, members: list[RankReport], served: list[RankReport]) -> str:
-    if len(members) == len(served):
-        return title
-    return text("{title}: {labels}", title=title, labels=labels_of(members))
-
-
-def _stage_section(
-    members: list[RankReport], served: list[RankReport], wide: bool
-) -> list[Section]:
-    rows = _stage_rows(members[0].stages, wide)
-    if not rows:
-        return []
-    columns = [
-        Column(text("Stage"), right=False),
-        Column(text("Passages")),
-        Column(text("Items")),
-        Column(text("Handed out")),
-        Column(text("Held")),
-        Column(text("Peak")),
-        *([Column(text("Cache"))] if wide else []),
-        Column(text("Largest image")),
-    ]
-    notes: list[str] = [
-        text(
-            "handed out: by the allocator during the passage with most of it, whether or not it "
-            "was freed again; held: allocated after that passage less before it"
-        ),
-        text(
-            "peak: most that was allocated in any passage, known only where the allocator's own "
-            "peak rose in it; memprof resets no peak"
-        ),
-    ]
-    title = text("Multimodal stages while serving, GiB")
-    return [Section(_titled(title, members, served), columns, rows, notes)]
-
-
-def _stage_rows(stages: list[StageRow], wide: bool) -> list[Row]:
-    return [
-        Row(
-            [
-                STAGE_TITLES.get(stage.stage, stage.stage),
-                _passages(stage),
-                str(stage.items),
-                format_gib(stage.allocated_total_bytes, 3),
-                format_gib(stage.held_bytes, 3),
-                format_gib(stage.allocated_peak_bytes),
-                *([format_gib(stage.cache_bytes, 3)] if wide else []),
-                _size(stage.image),
-            ],
-            style=BAD if stage.failed else PLAIN,
-        )
-        for stage in stages
-    ]
+def _titled(title: str, labels: str) -> str:
+    return text("{title}: {labels}", title=title, labels=labels) if labels else title
 
 
 def _passages(stage: StageRow) -> str:
@@ -111,41 +67,73 @@ def _size(size: list[int] | None) -> str:
     return "-" if size is None else f"{size[0]}x{size[1]}"
 
 
-def _profile_section(members: list[RankReport], served: list[RankReport]) -> list[Section]:
+_STAGES = (
+    Column("Stage", lambda row: STAGE_TITLES.get(row.stage, row.stage)),
+    Column("Passages", _passages, right=True),
+    Column("Items", "items", number),
+    Column("Handed out", "allocated_total_bytes", GIB3),
+    Column("Held", "held_bytes", GIB3),
+    Column("Peak", "allocated_peak_bytes", GIB),
+    Column("Cache", "cache_bytes", GIB3, wide_only),
+    Column("Largest image", "image", _size),
+)
+
+
+def _stage_section(rank: RankReport, labels: str, wide: bool) -> list[Section]:
+    if not rank.stages:
+        return []
+    notes: list[str] = [
+        text(
+            "handed out: by the allocator during the passage with most of it, whether or not it "
+            "was freed again; held: allocated after that passage less before it"
+        ),
+        text(
+            "peak: most that was allocated in any passage, known only where the allocator's own "
+            "peak rose in it; memprof resets no peak"
+        ),
+    ]
+    title = _titled(text("Multimodal stages while serving, GiB"), labels)
+    failed = {True: BAD, False: PLAIN}
+    return [
+        table(title, _STAGES, rank.stages, notes, wide, look=lambda row: failed[bool(row.failed)])
+    ]
+
+
+def _profile_section(rank: RankReport, labels: str, wide: bool) -> list[Section]:
     """Return what profiling assumed of multimodal items beside what came."""
-    profile = members[0].mm_profile
+    profile = rank.mm_profile
     if profile is None:
         return []
     titles = (text("Items"), text("Tokens"), text("Largest image"), text("GiB"))
-    columns = [Column(text("Multimodal"), right=False), *map(Column, titles)]
+    columns = [Head(text("Multimodal"), right=False), *map(Head, titles)]
     rows = [
         Row(
             [
                 text("profiled")
                 if profile.modality is None
                 else text("profiled: {modality}", modality=profile.modality),
-                number(profile.items, ","),
-                number(profile.tokens, ","),
+                COUNT(profile.items),
+                COUNT(profile.tokens),
                 _size(profile.size) + (f" x {profile.frames}" if profile.frames else ""),
-                format_gib(profile.bytes, 3),
+                GIB3(profile.bytes),
             ]
         ),
         Row(
             [
                 text("encoder, largest step"),
-                number(profile.came_items, ","),
-                number(profile.came_tokens, ","),
+                COUNT(profile.came_items),
+                COUNT(profile.came_tokens),
                 _size(profile.came_size),
-                format_gib(profile.came_bytes, 3),
+                GIB3(profile.came_bytes),
             ]
         ),
         Row(
             [
                 text("merge, largest step"),
                 "-",
-                number(profile.merge_tokens, ","),
+                COUNT(profile.merge_tokens),
                 _size(profile.merge_size),
-                format_gib(profile.merge_peak_bytes, 3),
+                GIB3(profile.merge_peak_bytes),
             ]
         ),
     ]
@@ -162,30 +150,67 @@ def _profile_section(members: list[RankReport], served: list[RankReport]) -> lis
     notes: list[str] = [note, merged[profile.merged]]
     if profile.frames:
         notes.append(text("x {frames}: frames of the profiled video", frames=profile.frames))
-    return [Section(_titled(title, members, served), columns, rows, notes)]
+    return [Section(_titled(title, labels), columns, rows, notes)]
 
 
-def _request_section(
-    members: list[RankReport], served: list[RankReport], wide: bool
-) -> list[Section]:
-    rank = members[0]
-    rows = _request_rows(rank, wide)
+def _least(row: RequestRow) -> str:
+    return "" if row.peak_exact or row.allocated_peak_bytes is None else "≥ "
+
+
+def _above(row: RequestRow) -> str:
+    return _least(row) + GIB3(minus(row.allocated_peak_bytes, row.allocated_before_bytes))
+
+
+def _seconds(row: RequestRow) -> float | None:
+    if row.begin_seconds is None or row.end_seconds is None:
+        return None
+    return row.end_seconds - row.begin_seconds
+
+
+def _images(request: RequestRow) -> str:
+    if not request.images:
+        return "-"
+    one = len(request.images) == 1 and request.images[0]
+    return _size(one) if one else str(len(request.images))
+
+
+def _mib(size: int | None) -> str:
+    """Return a signed size; unlike in tables of growth, nothing left is a figure."""
+    return "0.0" if size == 0 else format_mib(size)
+
+
+_REQUESTS = (
+    Column("Request", "id", lambda name: _short(name, _WIDE_ID), wide_only, right=False),
+    Column("Request", "id", lambda name: _short(name, _ID), narrow_only, right=False),
+    Column("Prompt", "prompt_tokens", COUNT),
+    Column("Output", "output_tokens", COUNT),
+    Column("Images", _images, right=True),
+    Column("Peak", lambda row: _least(row) + GIB(row.allocated_peak_bytes), right=True),
+    Column("Above before", _above, when=wide_only, right=True),
+    Column("Left\nalloc.", "left_allocated_bytes", _mib),
+    Column("Left\nres.", "left_reserved_bytes", _mib),
+    Column("Stage of\npeak", lambda row: SHORT_TITLES.get(row.peak_stage, row.peak_stage)),
+    Column("Others", "others", number, wide_only),
+    Column("s", _seconds, SECONDS, wide_only),
+)
+
+
+def _request_section(rank: RankReport, labels: str, wide: bool) -> list[Section]:
+    rows = _shown(rank)
     if not rows:
         return []
-    columns = [
-        Column(text("Request"), right=False),
-        Column(text("Prompt")),
-        Column(text("Output")),
-        Column(text("Images")),
-        Column(text("Peak")),
-        *([Column(text("Above before"))] if wide else []),
-        Column(text("Left\nalloc.")),
-        Column(text("Left\nres.")),
-        Column(text("Stage of\npeak"), right=False),
-        *([Column(text("Others")), Column(text("s"))] if wide else []),
+    title = _titled(text("Requests: peak in GiB, left in MiB"), labels)
+    ended = {False: BAD}
+    return [
+        table(
+            title,
+            _REQUESTS,
+            rows,
+            _notes(rank),
+            wide,
+            look=lambda row: ended.get(row.finished, PLAIN),
+        )
     ]
-    title = _titled(text("Requests: peak in GiB, left in MiB"), members, served)
-    return [Section(title, columns, rows, _notes(rank))]
 
 
 def _shown(rank: RankReport) -> list[RequestRow]:
@@ -196,60 +221,8 @@ def _shown(rank: RankReport) -> list[RequestRow]:
     return [row for row in rank.requests if id(row) in chosen]
 
 
-def _request_rows(rank: RankReport, wide: bool) -> list[Row]:
-    rows = []
-    for request in _shown(rank):
-        least = "" if request.peak_exact or request.allocated_peak_bytes is None else "≥ "
-        stage = request.peak_stage
-        seconds = None
-        if request.begin_seconds is not None and request.end_seconds is not None:
-            seconds = request.end_seconds - request.begin_seconds
-        rows.append(
-            Row(
-                [
-                    _short(request.id, _WIDE_ID if wide else _ID),
-                    number(request.prompt_tokens, ","),
-                    number(request.output_tokens, ","),
-                    _images(request),
-                    least + format_gib(request.allocated_peak_bytes),
-                    *(
-                        [
-                            least
-                            + format_gib(
-                                minus(request.allocated_peak_bytes, request.allocated_before_bytes),
-                                3,
-                            )
-                        ]
-                        if wide
-                        else []
-                    ),
-                    _mib(request.left_allocated_bytes),
-                    _mib(request.left_reserved_bytes),
-                    "-" if stage is None else SHORT_TITLES.get(stage, stage),
-                    *([number(request.others), number(seconds, ".2f")] if wide else []),
-                ],
-                style=BAD if request.finished is False else PLAIN,
-            )
-        )
-    return rows
-
-
-def _mib(size: int | None) -> str:
-    """Return a signed size; unlike in tables of growth, nothing left is a figure."""
-    return "0.0" if size == 0 else format_mib(size)
-
-
 def _short(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
-def _images(request: RequestRow) -> str:
-    known = [size for size in request.images if size is not None]
-    if not request.images:
-        return "-"
-    if len(known) == len(request.images) == 1:
-        return _size(known[0])
-    return str(len(request.images))
 
 
 def _notes(rank: RankReport) -> list[str]:

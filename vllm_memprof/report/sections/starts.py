@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vllm_memprof.accounting.model import RankReport, Report
-from vllm_memprof.report.document import BAD, PLAIN, Column, Row, Section
-from vllm_memprof.report.sections.base import least_grant, number
+from vllm_memprof.document import BAD, PLAIN, Section
+from vllm_memprof.report.sections.base import least_grant
+from vllm_memprof.tables import COUNT, GIB, Column, number, table, wide_only
 from vllm_memprof.text import text
-from vllm_memprof.units import format_bytes, format_gib
 
 #: Starts that have a row.
 LISTED_STARTS = 60
@@ -23,48 +23,32 @@ def starts_section(reports: Sequence[Report], width: int) -> Section:
         reports: of the starts, in their order.
         width: characters that a line has; narrow tables leave out the terms.
     """
-    wide = width >= _WIDE
     files = {report.run.id.rpartition("#")[0] or report.run.id for report in reports}
-    rows = [_row(report, len(files) == 1, wide) for report in reports[:LISTED_STARTS]]
-    columns = [
-        Column(text("Start"), right=False),
-        Column(text("Utilization")),
-        *([Column(text("Requested")), Column(text("Weights"))] if wide else []),
-        *([Column(text("Graphs"))] if wide else []),
-        Column(text("KV cache")),
-        Column(text("KV tokens")),
-        Column(text("Equation"), right=False),
-        Column(text("Result"), right=False),
-    ]
+
+    def name(report: Report) -> str:
+        return f"#{report.run.id.rpartition('#')[2]}" if len(files) == 1 else report.run.id
+
     notes: list[str] = [text("GiB; of several ranks, the one with the least KV cache")]
     if (more := len(reports) - LISTED_STARTS) > 0:
         notes.append(text("{count} more engine starts", count=more))
-    return Section(text("{count} engine starts", count=len(reports)), columns, rows, notes)
+    title = text("{count} engine starts", count=len(reports))
+    columns = (Column("Start", name), *_STARTS)
+    return table(title, columns, reports[:LISTED_STARTS], notes, width >= _WIDE, look=_style)
 
 
-def _row(report: Report, one_file: bool, wide: bool) -> Row:
-    rank = least_grant(report.ranks) or next(iter(report.ranks), None)
-    name = f"#{report.run.id.rpartition('#')[2]}" if one_file else report.run.id
-    if rank is None:
-        return Row([name, "-", *(["-", "-", "-"] if wide else []), "-", "-", "-", _result(report)])
-    budget = rank.budget
-    terms = (budget.requested_bytes, _figure(rank, "weights"), _figure(rank, "graph"))
-    failed = report.run.status not in ("ok", "truncated")
-    cells = [
-        name,
-        number(budget.gpu_memory_utilization),
-        *([format_gib(size) for size in terms] if wide else []),
-        format_gib(budget.engine_kv_cache_bytes),
-        format_bytes(rank.kv.tokens),
-        budget.equation or "-",
-        _result(report),
-    ]
-    return Row(cells, style=BAD if failed else PLAIN)
+def _style(report: Report) -> str:
+    well = report.run.status in ("ok", "truncated") or not report.ranks
+    return PLAIN if well else BAD
 
 
-def _figure(rank: RankReport, name: str) -> int | None:
-    value = rank.figures.get(f"{name}_bytes")
-    return None if value is None else int(value)
+def _of_rank(read: Callable[[RankReport], object]) -> Callable[[Report], object]:
+    """Return what reads the rank with the least KV cache."""
+
+    def value(report: Report) -> object:
+        rank = least_grant(report.ranks) or next(iter(report.ranks), None)
+        return None if rank is None else read(rank)
+
+    return value
 
 
 def _result(report: Report) -> str:
@@ -79,3 +63,15 @@ def _result(report: Report) -> str:
     if results == {True}:
         return text("equation equal")
     return text("not recomputed")
+
+
+_STARTS = (
+    Column("Utilization", _of_rank(lambda rank: rank.budget.gpu_memory_utilization), number),
+    Column("Requested", _of_rank(lambda rank: rank.budget.requested_bytes), GIB, wide_only),
+    Column("Weights", _of_rank(lambda rank: rank.figures.get("weights_bytes")), GIB, wide_only),
+    Column("Graphs", _of_rank(lambda rank: rank.figures.get("graph_bytes")), GIB, wide_only),
+    Column("KV cache", _of_rank(lambda rank: rank.budget.engine_kv_cache_bytes), GIB),
+    Column("KV tokens", _of_rank(lambda rank: rank.kv.tokens), COUNT),
+    Column("Equation", _of_rank(lambda rank: rank.budget.equation)),
+    Column("Result", _result),
+)

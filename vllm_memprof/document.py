@@ -1,8 +1,8 @@
 """The one form that every report has before a renderer draws it: head, findings, tables, verdict.
 
-A builder in ``documents/`` makes a ``Document`` of a report, a comparison, a check, a sweep or a
-search; ``table``, ``markdown`` and ``html`` draw any of them. Words are ``Text``, names and figures
-plain str, so that ``language`` can put the whole document into another language.
+Whoever has a result makes a ``Document`` of it; ``table``, ``markdown`` and ``html`` draw any of
+them. Words are ``Text``, names and figures plain str, so that ``language`` can put the whole
+document into another language.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MODELLED_MARK = "(m)"
 
 
 @dataclass(frozen=True)
-class Column:
+class Head:
+    """The head of a column as a renderer draws it."""
+
     title: str
     right: bool = True  # aligned to the right
 
@@ -45,7 +47,7 @@ class Section:
     """A table with its title and the notes below it."""
 
     title: str
-    columns: list[Column]
+    columns: list[Head]
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
 

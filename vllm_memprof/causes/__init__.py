@@ -1,0 +1,1 @@
+"""Names why an engine failed, from the lines of its log."""

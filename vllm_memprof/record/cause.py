@@ -1,0 +1,72 @@
+"""Why a start or a server failed, as its log tells: made by ``causes``, carried by ``Run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from vllm_memprof.record.codec import Allowed
+
+#: What a failure may be, and whether memory of any sort was short.
+KINDS = {
+    "negative-kv": True,
+    "kv-too-small": True,
+    "weights-too-large": True,
+    "static-share": True,
+    "graph-capture-oom": True,
+    "graph-streams": False,
+    "host-memory": True,
+    "communicator-resources": True,
+    "neighbour": True,
+    "not-returned-after-kill": True,
+    "profile-too-small": True,
+    "growth-while-serving": True,
+    "fragmentation": True,
+    "sleep-wake": True,
+    "connector": False,
+    "operator-workspace": True,
+    "sampler-warm-up": True,
+    "prompt-logprobs": True,
+    "multimodal": True,
+    "format-conversion": True,
+    "engine-bug": False,
+    "not-memory-at-all": False,
+    "other": True,
+}
+#: How a cure is known to suffice.
+ENOUGH = ("checked", "computed", "at least", "unknown")
+
+
+@dataclass(frozen=True)
+class EvidenceLine:
+    """A line of the log, secrets replaced."""
+
+    line: int  # from 1
+    text: str
+
+
+@dataclass(frozen=True)
+class Cure:
+    """One change that answers a failure: an argument, a variable, or something to do."""
+
+    why: str
+    argument: str | None = None
+    environment: str | None = None
+    action: str | None = None
+    value: str | None = None  # where it can be computed
+    enough: Annotated[str, Allowed(ENOUGH)] = "unknown"
+    engine: str | None = None  # vllm (vllm-ascend as well), sglang, torch, torch_npu; None: any
+    release: str | None = None  # from which on, where that matters
+
+
+@dataclass(frozen=True)
+class NamedFailure:
+    """What went wrong first, why memprof thinks so, and what to change."""
+
+    kind: Annotated[str, Allowed(tuple(KINDS))]
+    is_memory: bool
+    title: str
+    confidence: Annotated[str, Allowed(("certain", "likely", "unrecognised"))]
+    evidence: list[EvidenceLine] = field(default_factory=list)
+    cures: list[Cure] = field(default_factory=list)
+    source: str = ""  # a thread or documentation; "" for none
